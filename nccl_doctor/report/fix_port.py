@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
-from nccl_doctor.model.ports import GpuUse, Holder, HolderJob, PortReport, Socket, age_words
+from nccl_doctor.model.ports import HolderJob, PortReport, Socket, age_words
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.text import WIDTH, cut, wrap
@@ -37,15 +38,18 @@ def render(report: PortReport, options: RenderOptions) -> str:
 
 
 def screen(report: PortReport, *, asking: bool = False) -> str:
-    """The whole screen; its last lines are what to do, unless a question comes behind it (``asking``)."""
-    blocks = [[_title(report)]]
+    """The whole screen, and in the end what to do, unless we are ``asking``."""
+    place = f"on this machine ({report.host})" if report.here else f"on {report.host}"
+    if report.port is None:
+        state = "is running" if not report.free else "has been ended" if report.ended else "is not there"
+        blocks = [[f"pid {report.pid} {place} {state}"]]
+    else:
+        blocks = [[f"port {report.port} {place} {'is free' if report.free else _CAUSES[report.cause or 'unknown']}"]]
     if report.ended:
         blocks += [[f"  ended     {_pids(report.ended)}"]]
     if report.left:
         blocks += [[f"  left      {_pids(report.left)}: SIGKILL does not end what waits in the kernel (a driver, NFS)"]]
-    blocks += [list(_job(job, report)) for job in report.jobs]
-    if not report.jobs:
-        blocks += [list(_sockets(report.sockets))]
+    blocks += [list(_job(job, report)) for job in report.jobs] or [list(_sockets(report.sockets))]
     blocks += [list(_notes(report))]
     if report.refused:
         blocks += [wrap(f"{'Not all' if report.ended else 'Nothing'} was ended: {report.refused}.")]
@@ -61,16 +65,11 @@ def confirmation(jobs: tuple[HolderJob, ...]) -> str:
     return clean(f"End {what} ({_pids(pids)})? [y/N] ")
 
 
-def _title(report: PortReport) -> str:
-    place = f"on this machine ({report.host})" if report.here else f"on {report.host}"
-    if report.port is None:
-        state = "is running" if not report.free else "has been ended" if report.ended else "is not there"
-        return f"pid {report.pid} {place} {state}"
-    return f"port {report.port} {place} {'is free' if report.free else _CAUSES[report.cause or 'unknown']}"
-
-
 def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
-    yield from map(_holder_line, job.holders[:_HOLDERS])
+    for holder in job.holders[:_HOLDERS]:
+        owner = clean(f"{holder.user}, started {age_words(holder.age_s)} ago")
+        room = max(WIDTH - cell_len(owner) - 2, _OWNER)
+        yield f"{set_cell_size(cut(f'  pid {holder.pid:<7} {clean(holder.command)}', room), room)}  {owner}"
     if len(job.holders) > _HOLDERS:
         yield f"  and {len(job.holders) - _HOLDERS} more, which inherited it"
     first = job.holders[0]
@@ -82,24 +81,25 @@ def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
     if job.unit:
         yield f"    in        {job.unit}"
     if job.gpus:
-        yield cut(f"    GPU       {', '.join(map(_gpu, job.gpus))}")
+        memory = (
+            "memory in use" if m is None else f"{m * 2**20 / 1e9:.1f} GB" for m in (g.memory_mib for g in job.gpus)
+        )
+        each = (f"{'?' if use.gpu is None else use.gpu}: {words}" for use, words in zip(job.gpus, memory, strict=True))
+        yield cut(f"    GPU       {', '.join(each)}")
     pids = {member.pid for member in job.members}
     yield from _sockets(sock for sock in report.sockets if sock.pid in pids)
 
 
 def _sockets(sockets: Iterable[Socket]) -> Iterator[str]:
     """Each once, however many processes have it."""
-    shown = list(dict.fromkeys(map(_socket, sockets)))
-    yield from (f"    socket    {text}" for text in shown[:_SOCKETS])
+    shown: dict[str, None] = {}
+    for sock in sockets:
+        to = sock.remote_address and sock.remote_port and f" to {endpoint(sock.remote_address, sock.remote_port)}"
+        state = _STATES.get(sock.state, sock.state)
+        shown[f"    socket    {endpoint(sock.local_address, sock.local_port)}{to or ''}, {state}"] = None
+    yield from islice(shown, _SOCKETS)
     if len(shown) > _SOCKETS:
         yield f"              and {len(shown) - _SOCKETS} more"
-
-
-def _holder_line(holder: Holder) -> str:
-    owner = clean(f"{holder.user}, started {age_words(holder.age_s)} ago")
-    left = f"  pid {holder.pid:<7} {clean(holder.command)}"
-    room = max(WIDTH - cell_len(owner) - 2, _OWNER)
-    return f"{cut(left, room) if cell_len(left) > room else left + ' ' * (room - cell_len(left))}  {owner}"
 
 
 def _format_job(job: HolderJob) -> str:
@@ -128,29 +128,29 @@ def _notes(report: PortReport) -> Iterator[str]:
         yield _command(line("{sudo} nsenter -t {pid} -n {sockets}", sudo=sudo, pid=one.pid, sockets=sockets))
 
 
-def _socket(sock: Socket) -> str:
-    peer = sock.remote_address and sock.remote_port and endpoint(sock.remote_address, sock.remote_port)
-    remote = f" to {peer}" if peer else ""
-    state = _STATES.get(sock.state, sock.state)
-    return f"{endpoint(sock.local_address, sock.local_port)}{remote}, {state}"
-
-
 def _pids(pids: list[int] | tuple[int, ...]) -> str:
     shown = " ".join(map(str, pids[:_PIDS]))
     return f"{shown} …" if len(pids) > _PIDS else shown
 
 
-def _gpu(use: GpuUse) -> str:
-    memory = "memory in use" if use.memory_mib is None else f"{use.memory_mib * 2**20 / 1e9:.1f} GB"
-    return f"{'?' if use.gpu is None else use.gpu}: {memory}"
-
-
 def _remedies(report: PortReport) -> Iterator[list[str]]:
-    """A block of lines for each remedy: end what holds the port, look, wait, keep it free, another port."""
+    """A block for each: end what holds it, look, wait, keep it, move."""
     if report.free or (report.port is None and report.ended):
         return
     call = words(["nccl-doctor", "fix-port", *report.arguments], {})
-    yield from _end_it(report, call)
+    # a line for each job, where all are shown to be leftovers; else why not, and no line
+    refusal = next((job.refusal for job in report.jobs if job.refusal), None)
+    if refusal is None and report.jobs:
+        yield ["It is your own and nothing watches over it. End it:"]
+        ends = []
+        for job in report.jobs:
+            # with its start, so that no other process that has got its PID since is ended
+            started = next(member.started for member in job.members if member.pid == job.root)
+            ends.append(script("{call} --pid {pid}@{started} --kill", call=call, pid=job.root, started=started))
+        yield list(map(_command, ends))
+    elif refusal is not None and report.refused is None:
+        lifted = "" if any(job.final for job in report.jobs) else " (--force ends it all the same.)"
+        yield wrap(f"It will not be ended: {refusal}.{lifted}")
     if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
         yield ["To see who it is, as root:"]
         yield [_command(_list_sockets(report.port))]
@@ -167,23 +167,6 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
 def _list_sockets(port: int | None) -> Line | None:
     """The line that shows a port's sockets and their processes."""
     return None if port is None else line("ss -tanp 'sport = :{port}'", port=port)
-
-
-def _end_it(report: PortReport, call: list[Line]) -> Iterator[list[str]]:
-    """A line to paste for each job, where all are shown to be leftovers; else why not, and no line."""
-    refusal = next((job.refusal for job in report.jobs if job.refusal), None)
-    if refusal is None and report.jobs:
-        yield ["It is your own and nothing watches over it. End it:"]
-        yield [_command(script("{call} --pid {job} --kill", call=call, job=_identity(job))) for job in report.jobs]
-    elif refusal is not None and report.refused is None:
-        lifted = "" if any(job.final for job in report.jobs) else " (--force ends it all the same.)"
-        yield wrap(f"It will not be ended: {refusal}.{lifted}")
-
-
-def _identity(job: HolderJob) -> Line:
-    """The job's root as the command takes it, so that no other process that has got its PID since is ended."""
-    started = next(member.started for member in job.members if member.pid == job.root)
-    return script("{pid}@{started}", pid=job.root, started=started)
 
 
 def _move_away(report: PortReport) -> Iterator[list[str]]:
@@ -203,7 +186,7 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
 
 
 def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
-    """The reservation that the port to move to needs, where no other is let in; nothing for most."""
+    """The reservation of the port to move to, where no other is let in."""
     found = report.suggestion
     if found is not None and found.reserve is not None:
         yield wrap(

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
@@ -15,7 +14,6 @@ from nccl_doctor.model.report import (
     CheckResult,
     Consequence,
     Diagnosis,
-    FailedDial,
     Gap,
     HostSummary,
     MeshReport,
@@ -27,7 +25,7 @@ from nccl_doctor.model.report import (
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.smoke import smoke
-from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, cut, painter, table, wrap
+from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, cut, joined, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
 _OUTCOMES: dict[PhaseOutcome, tuple[str, str]] = {
@@ -44,8 +42,8 @@ _PHASE_NAME = 13
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Blocks of lines with an empty line between them; of a quiet one only what was found or could not be judged."""
-    screen = Screen(painter(options.color), max(options.width, 50), options.verbose)
+    """Blocks of lines; quietly only what was found or could not be judged."""
+    screen = Screen.of(options)
     ordered = sorted(report.diagnoses, key=lambda found: -found.severity.rank)[::-1]
     blocks = [list(unjudged(report.checks, screen)), *(list(diagnosis(found, screen)) for found in ordered)]
     if not options.quiet:
@@ -57,11 +55,11 @@ def render(report: Report, options: RenderOptions) -> str:
         if report.smoke and (screen.verbose or report.command == "smoke"):
             opening += smoke(report.smoke, screen)
         blocks = [*opening, *blocks, list(summary(report, ordered[-1] if ordered else None, screen))]
-    return "\n".join("\n".join([*block, ""]) for block in blocks if any(block))
+    return joined(blocks)
 
 
 def row(phase: Phase) -> str:
-    """A row of the checklist on one line, without colour, as long as it is."""
+    """A row of the checklist, uncoloured and uncut."""
     return clean(f"  {phase.name:<{_PHASE_NAME}}{_OUTCOMES[phase.outcome][0]:>4}    {phase.text}").rstrip()
 
 
@@ -83,7 +81,7 @@ LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
 
 
 def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
-    """The lines of a diagnosis; its commands, which are to be pasted, come last and stand alone."""
+    """The lines of a diagnosis, its commands last and alone."""
     title = clean(f"{found.severity.value}  {found.code} {found.name}")
     head, *more = apart(title, where(found), screen.prose)
     yield head.replace(title, screen.paint(title, SEVERITY_STYLES[found.severity]))
@@ -93,7 +91,13 @@ def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
     if screen.verbose and found.facts:
         for name, value in found.facts.items():
             yield from wrap(f"{name}: {plain(value)}", screen.prose, "    ", "      ")
-    yield from _consequences(found.explains, screen)
+    follows = by_consequence(found.explains)
+    most = len(follows) if screen.verbose else _CONSEQUENCES
+    for (code, name, message), hosts in islice(follows.items(), most):
+        on = f" on {hosts}" if hosts else ""
+        yield from wrap(f"What follows: {message} ({code} {name}{on})", screen.prose, "  ", "    ")
+    if most < len(follows):
+        yield f"  … and {len(follows) - most} more; -v shows them"
     yield from _fix(found.fix, screen)
 
 
@@ -109,13 +113,12 @@ def plain(value: object) -> str:
 
 
 def where(found: Diagnosis) -> str:
-    """The hosts at fault; where a log names ranks, those, with the hosts behind them."""
+    """The hosts at fault, behind the ranks that a log names."""
     hosts = fold(found.hosts)
     ranks = (found.entities or {}).get("rank")
     if ranks is None:
         return hosts
-    each = ranks if isinstance(ranks, (list, tuple)) else [ranks]
-    folded = fold_numbers(each)
+    folded = fold_numbers(ranks if isinstance(ranks, (list, tuple)) else [ranks])
     return f"rank {folded} ({hosts})" if hosts else f"rank {folded}"
 
 
@@ -139,19 +142,12 @@ def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str], str]:
-    """Each consequence once, by code, name and message, with the hosts it shows on, folded."""
+    """Consequences by code, name and message, with their hosts folded."""
     hosts = grouped(((one.code, one.name, one.message), one.hosts) for one in explained)
     return {consequence: fold(chain.from_iterable(each)) for consequence, each in hosts.items()}
 
 
-def _consequences(explained: tuple[Consequence, ...], screen: Screen) -> Iterator[str]:
-    found = by_consequence(explained)
-    shown = len(found) if screen.verbose else _CONSEQUENCES
-    for (code, name, message), hosts in islice(found.items(), shown):
-        where = f" on {hosts}" if hosts else ""
-        yield from wrap(f"What follows: {message} ({code} {name}{where})", screen.prose, "  ", "    ")
-    if shown < len(found):
-        yield f"  … and {len(found) - shown} more; -v shows them"
+_HIDDEN = "What to run holds characters that a terminal hides or obeys, so it is not shown here; -o json has it."
 
 
 def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
@@ -164,25 +160,18 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
         place = place_of(hosts, side, root=fix.needs_root, several=len(groups) > 1)
         if place:
             yield from wrap(place, screen.prose, "  ")
-        if all(map(pasteable, commands)):
-            yield from ("", *commands)
-        else:
-            yield from wrap(
-                "What to run holds characters that a terminal hides or obeys, so it is not shown here; -o json has it.",
-                screen.prose,
-                "  ",
-            )
+        yield from ("", *commands) if all(map(pasteable, commands)) else wrap(_HIDDEN, screen.prose, "  ")
 
 
 def by_host(commands: tuple[Command, ...]) -> list[tuple[list[str | None], str | None, tuple[str, ...]]]:
-    """Commands per host in their order, hosts with the same ones together; between them the side of a container."""
+    """Hosts with the same commands, these, and between them a container's side."""
     per_host = grouped(((one.host, one.place), one.command) for one in commands)
     alike = grouped(((place, tuple(lines)), host) for (host, place), lines in per_host.items())
     return [(hosts, place, same) for (place, same), hosts in alike.items()]
 
 
 def place_of(hosts: list[str | None], side: str | None, *, root: bool, several: bool) -> str:
-    """``On each of node[2-3], as root:``; nothing where all that there is runs on this machine without root."""
+    """``On each of node[2-3], as root:``; empty for this machine alone without root."""
     names = [host for host in hosts if host is not None]
     there = f"on {'each of ' if len(names) > 1 else ''}{fold(names)}" if names else ""
     here = "on this machine" if None in hosts and (root or several or names) else ""
@@ -197,19 +186,18 @@ _MATRIX = 32
 def details(report: Report, screen: Screen) -> Iterator[list[str]]:
     """The tables, each a block of lines."""
     if report.hosts:
-        header = ("rank", "host", "address", "NCCL uses")
-        yield table(
-            header, [(str(host.node_rank), host.name, host.address, _uses(host)) for host in report.hosts], screen.prose
-        )
+        hosts = [(str(host.node_rank), host.name, host.address, _uses(host)) for host in report.hosts]
+        yield table(("rank", "host", "address", "NCCL uses"), hosts, screen.prose)
     if report.checks:
         yield from _facts(report.hosts, screen)
         rows = [(c.code, c.name, c.outcome.value, c.reason or c.looked_at or "") for c in report.checks]
         yield table(("code", "check", "outcome", "why"), rows, screen.prose)
     if report.mesh:
         yield from matrix(report.mesh, report.hosts, screen)
-    failed = report.mesh.failed if report.mesh else ()
-    if failed:
-        yield table(("dial", "port", "to", "from"), _dials(failed), screen.prose)
+        dials = (((one.outcome, str(one.port), f"{one.dst} ({one.address})"), one.src) for one in report.mesh.failed)
+        failed = [(*target, fold(sources)) for target, sources in grouped(dials).items()]
+        if failed:
+            yield table(("dial", "port", "to", "from"), failed, screen.prose)
     ranks = report.smoke.ranks if report.smoke else ()
     if not all(rank.ok for rank in ranks):
         rows = [(str(rank.rank), rank.host, rank.stage, rank.error or "") for rank in ranks]
@@ -242,7 +230,7 @@ def _facts(hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
 
 
 def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
-    """The mesh: a row for each host that dialled and a column for each that was dialled, both by rank."""
+    """The mesh by rank: rows of hosts that dial, columns of dialled ones."""
     reached = [host for host in hosts if host.reached]
     if mesh.tested < mesh.pairs or not 1 < len(reached) <= _MATRIX:
         return
@@ -259,18 +247,12 @@ def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> It
     yield [f"{head}   {legend}", *rows] if fits else [head, *rows, legend]
 
 
-def _dials(failed: Iterable[FailedDial]) -> list[tuple[str, str, str, str]]:
-    """Failed dials, folded over the hosts that dialled."""
-    sources = grouped(((one.outcome, str(one.port), f"{one.dst} ({one.address})"), one.src) for one in failed)
-    return [(*target, fold(names)) for target, names in sources.items()]
-
-
 _NAMES = 6
 _NO_REASON = "no reason given"
 
 
 def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
-    """The checks without a verdict, each reason once with the hosts it holds on; then those that crashed."""
+    """Checks without a verdict by their reasons, and those that crashed."""
     gaps = [
         (gap, check.name)
         for check in checks
@@ -292,7 +274,7 @@ def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
 
 
 def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]], limit: int) -> str:
-    """The checks behind one reason, those first that it keeps from all its hosts; at most ``limit`` by name."""
+    """Checks behind a reason, those first that it keeps from all its hosts."""
     sets = [(frozenset(hosts), name) for hosts, name in each]
     sets.sort(key=lambda pair: pair[0] != frozenset(everywhere))
     groups = [
@@ -303,16 +285,11 @@ def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]],
     return "; ".join(f"{where}{', '.join(names)}" for where, names in groups) + more
 
 
-class Verdict(NamedTuple):
-    """The outcome: a job can be started or not, what was found and judged, each a phrase, and all as a sentence."""
+def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], str]:
+    """True where a job can start, the counts, and both as a sentence.
 
-    ready: bool
-    counts: list[str]
-    line: str
-
-
-def verdict(report: Report, cause: Diagnosis | None) -> Verdict:
-    """The outcome of a report; ``cause`` is the gravest diagnosis."""
+    ``cause`` is the gravest diagnosis.
+    """
     outcomes = Counter(check.outcome for check in report.checks)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     grave = cause is not None and cause.severity is not Severity.INFO
@@ -325,11 +302,11 @@ def verdict(report: Report, cause: Diagnosis | None) -> Verdict:
     line = ("Ready. " if ready else "") + ", ".join(counts) + took + "."
     if not report.complete and not gaps:
         line += " Not everything could be looked at."
-    return Verdict(ready, counts, line)
+    return ready, counts, line
 
 
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
-    """The line that counts and names the pages of the gravest diagnoses, the cause first; then the next step."""
+    """The line that counts and names pages, the cause's first; then the next step."""
     ready, counts, line = verdict(report, cause)
     alike = [each.code for each in report.diagnoses if cause and each.severity is cause.severity]
     codes = ", ".join(dict.fromkeys([*([cause.code] if cause else []), *alike]))
@@ -348,7 +325,7 @@ def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator
 
 
 def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> list[str]:
-    """``1 error``, ``0 warnings``, ``56 checks passed``, and so on; most of what is none is left out."""
+    """``1 error``, ``0 warnings``, ``56 checks passed``; most of what is none is left out."""
     found = Counter(each.severity for each in diagnoses)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     warnings, passed = found[Severity.WARNING], outcomes[Outcome.PASS]

@@ -21,7 +21,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(report: Report, _options: RenderOptions) -> str:
-    """The report's XML; what only logs show, and so has no check, stands in a suite named after the command."""
+    """The report's XML; what has no check stands in a suite named after the command."""
     suites = grouped((check.category, _case(check, report)) for check in report.checks)
     checked = {check.code for check in report.checks}
     seen = {found.code: found for found in report.diagnoses if found.code not in checked}

@@ -11,7 +11,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 
-Sample = tuple[dict[str, str], float]
+Samples = list[tuple[dict[str, str], float]]
 
 
 def render(report: Report, options: RenderOptions) -> str:
@@ -31,8 +31,8 @@ def render(report: Report, options: RenderOptions) -> str:
     ]
     sizes = report.smoke.sizes if report.smoke else ()
     bandwidths = [({"bytes": str(size.bytes)}, size.busbw * 1e9) for size in sizes]
-    ended: list[Sample] = [] if options.observed_at is None else [({}, options.observed_at)]
-    families: tuple[tuple[str, str, list[Sample]], ...] = (
+    ended: Samples = [] if options.observed_at is None else [({}, options.observed_at)]
+    families: tuple[tuple[str, str, Samples], ...] = (
         ("info", "What ran; always 1.", [({"version": report.version, "command": report.command}, 1.0)]),
         ("up", "Whether the host was reached.", [({"host": each.name}, float(each.reached)) for each in report.hosts]),
         ("complete", "Whether everything could be judged.", [({}, float(report.complete))]),
@@ -46,20 +46,13 @@ def render(report: Report, options: RenderOptions) -> str:
     return "".join(_family(f"nccl_doctor_{name}", text, samples) for name, text, samples in families)
 
 
-def _family(name: str, text: str, samples: list[Sample]) -> str:
+def _family(name: str, text: str, samples: Samples) -> str:
     """The lines of a metric with its samples; nothing where it has none."""
-    series = {_labels(labels): value for labels, value in samples}
-    if not series:
-        return ""
-    lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge"]
-    lines += [f"{name}{labels} {value!r}" for labels, value in series.items()]
-    return "\n".join(lines) + "\n"
-
-
-def _labels(labels: dict[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels.items()) + "}" if labels else ""
-
-
-def _escape(value: str) -> str:
-    """Backslashes and quotes as the format wants them; line breaks are gone after cleaning."""
-    return clean(value).replace("\\", "\\\\").replace('"', '\\"')
+    series: dict[str, float] = {}
+    for labels, value in samples:
+        # backslashes and quotes as the format wants them; line breaks are gone after cleaning
+        escaped = ((label, clean(word).replace("\\", "\\\\").replace('"', '\\"')) for label, word in labels.items())
+        shown = ",".join(f'{label}="{word}"' for label, word in escaped)
+        series[f"{name}{{{shown}}}" if labels else name] = value
+    lines = [f"# HELP {name} {text}", f"# TYPE {name} gauge", *(f"{key} {value!r}" for key, value in series.items())]
+    return "\n".join(lines) + "\n" if series else ""

@@ -5,10 +5,14 @@ A new form is a module of this room and a line here; so is a new command's scree
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from nccl_doctor.model.base import Document
 
 
 class RenderOptions(NamedTuple):
@@ -38,41 +42,49 @@ class RenderOptions(NamedTuple):
 Renderer = Callable[[Any, RenderOptions], str]
 """A command's document to text that ends with a line break; empty where a quiet one has nothing to say."""
 
-REPORT = {
+_JSON = {"json": "render:render_json"}
+_REPORT = {
     "human": "human:render",
-    "json": "json:render",
+    **_JSON,
     "junit": "junit:render",
     "prometheus": "prometheus:render",
     "html": "html.report:render",
 }
+_LINES = "screens:render_launch"
 
 FORMS: dict[str, dict[str, str]] = {
-    "check": REPORT,
-    "smoke": REPORT,
-    "logs": REPORT,
-    "fix-port": {"human": "fix_port:render", "json": "json:render"},
-    "ifname": {"human": "screens:render_ifname", "json": "json:render"},
-    "hosts": {"human": "screens:render_hosts", "json": "json:render"},
-    "launch": {
-        "shell": "screens:render_launch",
-        "json": "json:render",
-        "ssh": "screens:render_launch",
-        "slurm": "screens:render_script",
-    },
-    "hang": {"human": "hang:render", "json": "json:render", "html": "html.report:render_hang"},
-    "diff": {"human": "screens:render_diff", "json": "json:render", "html": "html.report:render_diff"},
-    "codes": {"human": "screens:render_codes", "json": "json:render"},
-    "explain": {"human": "screens:render_page", "json": "json:render"},
+    **dict.fromkeys(("check", "smoke", "logs"), _REPORT),
+    "fix-port": {"human": "fix_port:render", **_JSON},
+    "ifname": {"human": "screens:render_ifname", **_JSON},
+    "hosts": {"human": "screens:render_hosts", **_JSON},
+    "launch": {"shell": _LINES, **_JSON, "ssh": _LINES, "slurm": "screens:render_script"},
+    "hang": {"human": "hang:render", **_JSON, "html": "html.report:render_hang"},
+    "diff": {"human": "screens:render_diff", **_JSON, "html": "html.report:render_diff"},
+    "codes": {"human": "screens:render_codes", **_JSON},
+    "explain": {"human": "screens:render_page", **_JSON},
 }
 """By command: the names of its forms, the default one first, each with the module and function that make it."""
 
 
-def renderer(command: str, form: str) -> Renderer:
-    """The function that makes this form, imported only now: most of what forms need is slow to import."""
-    module, function = FORMS[command][form].split(":")
-    return cast("Renderer", getattr(import_module(f"nccl_doctor.report.{module}"), function))
-
-
 def render(command: str, form: str, document: Any, options: RenderOptions = RenderOptions()) -> str:  # noqa: ANN401, B008 - each renderer knows its own; a NamedTuple can't change
-    """The document of a command in one of its forms."""
-    return renderer(command, form)(document, options)
+    """The document of a command in a form, whose maker is imported only now."""
+    module, function = FORMS[command][form].split(":")
+    make = cast("Renderer", getattr(import_module(f"nccl_doctor.report.{module}"), function))
+    return make(document, options)
+
+
+def render_json(document: Document, _options: RenderOptions) -> str:
+    """The document's JSON: every field, but ``entities`` only where a log named some.
+
+    ASCII only, so that whatever a host name or a log holds can neither upset a terminal nor an encoding. Numbers that
+    JSON doesn't know (infinities, not-a-number) become null.
+    """
+    tree = _without_entities(json.loads(document.model_dump_json(by_alias=True)))
+    return json.dumps(tree, indent=2, allow_nan=False) + "\n"
+
+
+def _without_entities(tree: Any) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(tree, dict):
+        kept = (item for item in tree.items() if item != ("entities", None))
+        return {name: _without_entities(value) for name, value in kept}
+    return [_without_entities(one) for one in tree] if isinstance(tree, list) else tree

@@ -20,36 +20,28 @@ from nccl_doctor.model.documents import (
     Topic,
     TopicList,
 )
-from nccl_doctor.model.report import Diagnosis, NcclInterface
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean, pasteable
-from nccl_doctor.report.text import WIDTH, apart, painter, table, wrap
+from nccl_doctor.report.text import WIDTH, apart, joined, painter, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, nouns, plural
 
 
 def render_hosts(cluster: HostList, _options: RenderOptions) -> str:
-    """The hosts with their ranks, then every setting with the place that it came from; hosts alike are folded."""
+    """The hosts with their ranks, then every setting with its origin, hosts folded."""
     count = plural(len(cluster.nodes), "host")
     title = wrap(f"{cluster.source}: {count}, master {cluster.master_addr}:{cluster.master_port}", WIDTH)
-    nodes = table(("node", "host", "address", "ranks", "python"), _node_rows(cluster), WIDTH)
-    settings = table(("setting", "value", "hosts", "from"), _settings(cluster), WIDTH)
-    return "\n\n".join("\n".join(lines) for lines in (title, nodes, settings)) + "\n"
-
-
-def _node_rows(cluster: Cluster) -> Iterator[tuple[str, str, str, str, str]]:
-    first: int | None = 0
+    rows, first = [], 0
     for node in cluster.nodes:
-        yield str(node.node_rank), node.name, node.address, _ranks(first, node.nproc_per_node), node.python
-        first = None if first is None or node.nproc_per_node is None else first + node.nproc_per_node
-
-
-def _ranks(first: int | None, count: int | None) -> str:
-    """``0-7``; where the count of an earlier host is not known, only how many."""
-    if count is None:
-        return "one per GPU"
-    if first is None:
-        return plural(count, "rank")
-    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+        ranks = "one per GPU"
+        if node.nproc_per_node is not None:
+            numbers = f"{first}-{first + node.nproc_per_node - 1}" if node.nproc_per_node > 1 else str(first)
+            ranks = plural(node.nproc_per_node, "rank") if first < 0 else numbers
+        rows.append((str(node.node_rank), node.name, node.address, ranks, node.python))
+        # below 0 from the first host on whose count is not known
+        first = -1 if first < 0 or node.nproc_per_node is None else first + node.nproc_per_node
+    nodes = table(("node", "host", "address", "ranks", "python"), rows, WIDTH)
+    settings = table(("setting", "value", "hosts", "from"), _settings(cluster), WIDTH)
+    return joined((title, nodes, settings))
 
 
 def _settings(cluster: Cluster) -> Iterator[tuple[str, str, str, str]]:
@@ -58,16 +50,14 @@ def _settings(cluster: Cluster) -> Iterator[tuple[str, str, str, str]]:
         yield name, value, "", cluster.origins.get(name, "")
     if cluster.same:
         yield "same", ", ".join(cluster.same), "", cluster.origins.get("same", "")
-    places: dict[str, dict[str, dict[str, str]]] = {}
-    for node in cluster.nodes:
-        for name, value in _values(node):
-            origin = cluster.origins.get(f"{node.name}.{name}")
+    given = [(name, value, node.name) for node in cluster.nodes for name, value in _values(node)]
+    for name, its in grouped((name, (value, host)) for name, value, host in given).items():
+        origins = ((cluster.origins.get(f"{host}.{name}"), (value, host)) for value, host in its)
+        for origin, pairs in grouped(origins).items():
+            values = {value for value, _ in pairs}
             if origin is not None:
-                places.setdefault(name, {}).setdefault(origin, {})[node.name] = value
-    for name, origins in places.items():
-        for origin, values in origins.items():
-            distinct = set(values.values())
-            yield name, distinct.pop() if len(distinct) == 1 else "each its own", fold(values), origin
+                value = values.pop() if len(values) == 1 else "each its own"
+                yield name, value, fold(host for _, host in pairs), origin
 
 
 def _values(node: Node) -> Iterator[tuple[str, str]]:
@@ -77,15 +67,13 @@ def _values(node: Node) -> Iterator[tuple[str, str]]:
     yield "python", node.python
     yield "cuda_visible_devices", node.cuda_visible_devices or ""
     for engine, options in node.access.items():
-        for name, option in options.items():
-            yield f"{engine}.{name}", str(option)
-    for name, value in node.env.items():
-        yield f"env.{name}", value
+        yield from ((f"{engine}.{name}", str(option)) for name, option in options.items())
+    yield from ((f"env.{name}", value) for name, value in node.env.items())
     yield "local", "without SSH"
 
 
 def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
-    """The table, hosts alike folded, then what to set, each command alone on its line, bold where there is colour."""
+    """The table, hosts alike folded, then what to set, a bold line each."""
     paint, width = painter(options.color), options.width
     if answers.asked is None:
         text = table(("host", "NCCL uses", "why"), _interface_rows(answers.hosts), width)
@@ -103,13 +91,16 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
     return "\n".join(text) + "\n"
 
 
+_SAYS = {"libnccl": "asked libnccl", "model": "by our model of NCCL"}
+
+
 def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str]]:
     def chosen(answer: InterfaceAnswer) -> str:
         return answer.nccl_interface.name if answer.nccl_interface else "nothing" if answer.known else "not known"
 
     for (name, reason), alike in grouped(((chosen(one), one.reason), one) for one in answers).items():
         interfaces = [one.nccl_interface for one in alike if one.nccl_interface is not None]
-        sources = sorted(set(map(_source, interfaces)))
+        sources = sorted({" ".join(filter(None, (_SAYS[one.source], one.nccl_version))) for one in interfaces})
         uses = f"{name}  {_shared([interface.address for interface in interfaces])}" if interfaces else name
         yield fold(one.name for one in alike), uses, reason + (f" ({', '.join(sources)})" if sources else "")
 
@@ -121,14 +112,8 @@ def _asked_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, 
         yield fold(one.name for one in alike), f"{name}  {_shared(addresses)}" if addresses else name, reason
 
 
-def _source(interface: NcclInterface) -> str:
-    """The source of the choice: the host's own libnccl, or our model where it could not be asked."""
-    version = f" {interface.nccl_version}" if interface.nccl_version else ""
-    return f"asked libnccl{version}" if interface.source == "libnccl" else f"by our model of NCCL{version}"
-
-
 def _shared(addresses: Sequence[str]) -> str:
-    """A single address as it is; several by the part they share: ``10.0.0.x``, ``2001:db8::/64``."""
+    """A single address, or the part that several share: ``10.0.0.x``, ``2001:db8::/64``."""
     if len(set(addresses)) == 1:
         return addresses[0]
     parsed = {ipaddress.ip_address(text.partition("%")[0]) for text in addresses}
@@ -160,7 +145,7 @@ def render_launch(plan: Launch, _options: RenderOptions) -> str:
             numbers = f"{nouns(len(its), 'rank')} {fold_numbers(place.rank for place in its)}"
             where = ", ".join(filter(None, (f"on {clean(one.host)}", one.place, numbers)))
         blocks.append([f"# {where}:", one.command])
-    return "\n".join("\n".join([*block, ""]) for block in blocks)
+    return joined(blocks)
 
 
 def render_script(plan: Launch, _options: RenderOptions) -> str:
@@ -168,23 +153,18 @@ def render_script(plan: Launch, _options: RenderOptions) -> str:
     return plan.commands[0].command
 
 
-def _ends(places: list[RankPlace], name: str) -> str:
-    """The first and the last of a node's numbers."""
-    first, last = (getattr(place, name) for place in (places[0], places[-1]))
-    return "-" if first is None else str(first) if len(places) == 1 else f"{first} to {last}"
-
-
 def _draw_ranks(places: tuple[RankPlace, ...]) -> Iterator[str]:
-    """A row a rank, its node named once."""
-    nodes = grouped((place.node_rank, place) for place in places)
+    """A row a rank, its node named once; of many ranks a row a node."""
     rows: list[tuple[str, ...]] = []
-    for node, its in nodes.items():
+    for node, its in grouped((place.node_rank, place) for place in places).items():
+        numbers = [[str(place.local_rank), str(place.rank), place.gpu or "-"] for place in its]
         if len(places) > _RANK_ROWS:
-            rows.append((str(node), its[0].host, *(_ends(its, name) for name in ("local_rank", "rank", "gpu"))))
+            ends = zip(numbers[0], numbers[-1], strict=True)
+            both = (first if len(its) == 1 or first == "-" else f"{first} to {last}" for first, last in ends)
+            rows.append((str(node), its[0].host, *both))
             continue
-        for place in its:
-            head = ("", "") if place.local_rank else (str(node), place.host)
-            rows.append((*head, str(place.local_rank), str(place.rank), "-" if place.gpu is None else place.gpu))
+        for place, its_numbers in zip(its, numbers, strict=True):
+            rows.append((*(("", "") if place.local_rank else (str(node), place.host)), *its_numbers))
     for line in table(("node", "host", "local rank", "global rank", "GPU"), rows, _LAUNCH_WIDTH):
         yield f"#   {line}".rstrip()
 
@@ -217,62 +197,51 @@ _FACT_NAMES = {
 
 
 def render_diff(found: Difference, options: RenderOptions) -> str:
-    """The diagnoses that went and came, then each fact that is not what it was, by hosts."""
-    blocks = [
-        [line for one in found.diagnoses.gone for line in wrap(_diagnosis_line(one), WIDTH, "gone  ")],
-        [line for one in found.diagnoses.new for line in wrap(_diagnosis_line(one), WIDTH, "new   ")],
-    ]
+    """The diagnoses that went and came, then the facts that changed, by hosts."""
+    blocks = []
+    for turn, diagnoses in (("gone  ", found.diagnoses.gone), ("new   ", found.diagnoses.new)):
+        block: list[str] = []
+        for one in diagnoses:
+            on = f" on {fold(one.hosts)}" if one.hosts else ""
+            block += wrap(f"{one.severity.value} {one.code} {one.name}{on}: {one.message}", WIDTH, turn)
+        blocks.append(block)
     lines = 0
     known = found.changes if options.verbose else _without_rules(found.changes)
     for hosts, changes in grouped((one.hosts, one) for one in known).items():
-        shown = [*(_every_change if options.verbose else _changed_facts)(changes)]
+        every = (f"{one.what}: {_short(one.before)} -> {_short(one.after)}" for one in changes)
+        shown = list(every if options.verbose else _changed_facts(changes))
         lines += len(shown)
         if shown:
             blocks.append([fold(hosts) or "the cluster", *(line for text in shown for line in wrap(text, WIDTH, "  "))])
-    screen = "\n".join("\n".join([*block, ""]) for block in blocks if block)
+    screen = joined(blocks)
     more = "; -v shows each" if lines < len(found.changes) else ""
     end = f"{plural(len(found.changes), 'fact')} changed{more}." if found.changes else ""
     end = end or "Nothing changed in what is compared."
     return f"{screen}\n{end}\n" if screen else f"{end}\n"
 
 
-def _diagnosis_line(found: Diagnosis) -> str:
-    on = f" on {fold(found.hosts)}" if found.hosts else ""
-    return f"{found.severity.value} {found.code} {found.name}{on}: {found.message}"
-
-
-def _every_change(changes: Sequence[Change]) -> Iterator[str]:
-    for one in changes:
-        yield f"{one.what}: {_short(one.before)} -> {_short(one.after)}"
-
-
-def _without_rules(changes: Sequence[Change]) -> tuple[Change, ...]:
-    """The same with the firewall of each host as one change, whose values are long and say little."""
-    hosts = dict.fromkeys(host for one in changes if _is_of(one, "firewall") for host in one.hosts)
-    rules = (Change(what="firewall", before="rules", after="other rules", hosts=tuple(hosts)),) if hosts else ()
-    return (*rules, *(one for one in changes if not _is_of(one, "firewall", *_INTERNAL)))
-
-
-def _is_of(change: Change, *facts: str) -> bool:
-    return re.split(r"[.\[]", change.what, maxsplit=1)[0] in facts
+def _without_rules(changes: Sequence[Change]) -> list[Change]:
+    """The same with a firewall as one change: its values are long and say little."""
+    facts = [(re.split(r"[.\[]", one.what, maxsplit=1)[0], one) for one in changes]
+    hosts = dict.fromkeys(host for fact, one in facts if fact == "firewall" for host in one.hosts)
+    rules = [Change(what="firewall", before="rules", after="other rules", hosts=tuple(hosts))] if hosts else []
+    return rules + [one for fact, one in facts if fact not in ("firewall", *_INTERNAL)]
 
 
 def _changed_facts(changes: Sequence[Change]) -> Iterator[str]:
     """A line a fact, and one for an entry of a list that came or went."""
     known = [one for one in changes if not (one.before in _NOTHING and one.after in _NOTHING)]
-    for place, its in grouped((_place(one.what), one) for one in known).items():
-        if len(its) > 1 and all(one.before == "nothing" for one in its):
-            yield f"{_fact_name(place)}: none -> {_all_of(one.after for one in its)}"
-        elif len(its) > 1 and all(one.after == "nothing" for one in its):
-            yield f"{_fact_name(place)}: {_all_of(one.before for one in its)} -> none"
+    # by the entry of a list that a fact belongs to
+    entries = (("".join(one.what.partition("]")[:2]), one) for one in known)
+    for place, its in grouped(entries).items():
+        before, after = ([getattr(one, name) for one in its] for name in ("before", "after"))
+        if len(its) > 1 and set(before) == {"nothing"}:
+            yield f"{_fact_name(place)}: none -> {_all_of(after)}"
+        elif len(its) > 1 and set(after) == {"nothing"}:
+            yield f"{_fact_name(place)}: {_all_of(before)} -> none"
         else:
             for one in its:
                 yield f"{_fact_name(one.what)}: {_short(one.before)} -> {_short(one.after)}"
-
-
-def _place(what: str) -> str:
-    """The entry of a list that a fact belongs to; else the fact itself."""
-    return f"{what.partition(']')[0]}]" if "]" in what else what
 
 
 def _fact_name(what: str) -> str:
@@ -297,11 +266,7 @@ _ITEM = re.compile(r"\s*(?:[-*]|\d+[.)])\s+")
 
 
 def render_page(page: Page | Topic | TopicList, _options: RenderOptions) -> str:
-    """A page as ``explain`` prints it: its text, which is written for editors, flowed anew to 80 columns.
-
-    Paragraphs and list items are flowed; blocks that are indented by four spaces stand as they are, since they hold
-    commands or output.
-    """
+    """A page as ``explain`` prints it, its paragraphs and list items flowed anew."""
     if isinstance(page, TopicList):
         rows = [(each.name, each.title) for each in page.topics]
         more = "nccl-doctor explain TOPIC prints one; nccl-doctor codes lists the diagnoses."
@@ -310,8 +275,7 @@ def render_page(page: Page | Topic | TopicList, _options: RenderOptions) -> str:
         head = apart(page.name, page.title, WIDTH - 2)
     else:
         head = apart(f"{page.code} {page.name}", f"{page.severity.value}, {page.category}", WIDTH - 2)
-    blocks = [list(_flow(block)) for block in re.split(r"\n(?:[ \t]*\n)+", page.text.strip("\n"))]
-    return "\n\n".join("\n".join(lines) for lines in (head, *blocks)) + "\n"
+    return joined((head, *(list(_flow(block)) for block in re.split(r"\n(?:[ \t]*\n)+", page.text.strip("\n")))))
 
 
 def render_codes(document: Codes, _options: RenderOptions) -> str:
@@ -322,7 +286,7 @@ def render_codes(document: Codes, _options: RenderOptions) -> str:
 
 def _flow(block: str) -> Iterator[str]:
     lines = block.split("\n")
-    if all(line.startswith("    ") for line in lines):
+    if all(line.startswith("    ") for line in lines):  # commands or output
         yield from (clean(line.rstrip()) for line in lines)
         return
     pieces: list[tuple[str, list[str]]] = []

@@ -7,8 +7,8 @@ Widths are in terminal cells, not characters: an ideograph takes two. Whatever g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from io import StringIO
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 from rich.color import ColorSystem
@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nccl_doctor.model.finding import Severity
+from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean
 
 SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold"}
@@ -30,7 +31,7 @@ Paint = Callable[[str, str], str]
 
 
 def painter(color: bool) -> Paint:
-    """Colours with the terminal's own sixteen colours, which its user chose to be readable; or not at all."""
+    """Paints with the terminal's own sixteen colours, or not at all."""
 
     def paint(text: str, style: str) -> str:
         return Style.parse(style).render(text, color_system=ColorSystem.STANDARD) if color else text
@@ -39,10 +40,7 @@ def painter(color: bool) -> Paint:
 
 
 def wrap(text: str, width: int = WIDTH, first: str = "", rest: str | None = None) -> list[str]:
-    """Breaks text into lines of at most ``width`` cells, and a word that is longer than a line.
-
-    ``first`` stands before the first line, ``rest`` before the others: by default as many spaces as it has cells.
-    """
+    """Lines of at most ``width`` cells: ``first`` before the first, ``rest``, by default spaces, before others."""
     first = clean(first)
     rest = " " * cell_len(first) if rest is None else rest
     room = max(width - max(cell_len(first), cell_len(rest)), 2)
@@ -58,7 +56,7 @@ def cut(line: str, width: int = WIDTH) -> str:
 
 
 def apart(left: str, right: str, width: int) -> list[str]:
-    """``left`` and ``right`` at the two ends of a line; on lines of their own where they don't fit on one."""
+    """Two texts at the ends of a line, or on lines of their own."""
     left, right = clean(left), clean(right)
     gap = width - cell_len(left) - cell_len(right)
     if gap >= 2:
@@ -67,11 +65,10 @@ def apart(left: str, right: str, width: int) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
-    """Columns two spaces apart; a cell that is too long goes on in its column, but the first, a name, stays whole."""
+    """Columns two spaces apart; cells go on in theirs, but the first, a name, stays whole."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
     for number, title in enumerate(header):
-        named = number == 0
-        grid.add_column(Text(clean(title)), no_wrap=named, overflow="ellipsis" if named else "fold")
+        grid.add_column(Text(clean(title)), no_wrap=number == 0, overflow="fold" if number else "ellipsis")
     for row in rows:
         grid.add_row(*(Text(clean(cell)) for cell in row))
     console = _console(width)
@@ -84,19 +81,22 @@ def _console(width: int) -> Console:
     return Console(file=StringIO(), width=width, color_system=None, force_jupyter=False, legacy_windows=False)
 
 
-@dataclass(frozen=True)
-class Screen:
-    """Where a report is shown.
+def joined(blocks: Iterable[Sequence[str]]) -> str:
+    """Blocks of lines with an empty line between them; empty ones are left out."""
+    return "\n".join("\n".join([*block, ""]) for block in blocks if any(block))
 
-    Attributes:
-        paint: colours, or leaves as it is.
-        width: of the terminal, in cells; no line but a command is wider.
-        verbose: whether details are wanted.
-    """
+
+class Screen(NamedTuple):
+    """Where a report is shown; no line but a command is wider than its ``width`` in cells."""
 
     paint: Paint
     width: int = 80
     verbose: bool = False
+
+    @classmethod
+    def of(cls, options: RenderOptions) -> Screen:
+        """The screen that the options describe."""
+        return cls(painter(options.color), max(options.width, 50), options.verbose)
 
     @property
     def prose(self) -> int:

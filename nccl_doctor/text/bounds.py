@@ -16,11 +16,7 @@ from typing import cast
 
 
 def safe_regex(pattern: str) -> re.Pattern[str]:
-    """The pattern, with the interface of :mod:`re`; its classes of characters know ASCII alone.
-
-    Raises:
-        re2.error: it looks around, refers back, or is no pattern.
-    """
+    """The pattern with the interface of :mod:`re`, ASCII alone; else ``re2.error``."""
     import re2  # ten milliseconds that most commands need not spend
 
     return cast("re.Pattern[str]", re2.compile(pattern))
@@ -37,17 +33,9 @@ class CrowdedError(ValueError):
 
 
 def refuse_crowded(data: bytes, *, values: int, containers: int, depth: int) -> None:
-    """Looks through JSON once, a block at a time, and builds nothing.
+    """Refuses JSON beyond bounds (:class:`CrowdedError`) and several documents (ValueError); builds nothing.
 
-    Args:
-        data: JSON, or what calls itself so: what is wrong with it, its parser says.
-        values: numbers, texts, lists and objects that it may hold.
-        containers: lists and objects among them.
-        depth: how many of these may stand within one another.
-
-    Raises:
-        CrowdedError: it holds more.
-        ValueError: it is several documents, as a log of JSON lines is.
+    ``containers`` are the lists and objects among the ``values``; what else is wrong with the data, its parser says.
     """
     commas = opened = deep = 0
     whole = False

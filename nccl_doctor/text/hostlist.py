@@ -51,18 +51,18 @@ def capital(text: str) -> str:
 
 
 def has_control(text: str) -> bool:
-    """True where it holds control characters, line breaks, half a surrogate pair, or marks that turn text around."""
+    """True for control characters, line breaks, lone surrogates, marks that turn text."""
     return _CONTROL.search(text) is not None
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """``text`` in double quotes for a sentence: what is not printable becomes "?", and a long one is cut."""
+    """``text`` in double quotes for a sentence, printable and cut."""
     shown = text if len(text) <= limit else text[: limit - 1] + "…"
     return '"' + "".join(char if char.isprintable() else "?" for char in shown) + '"'
 
 
 class _Range(NamedTuple):
-    """The numbers from ``low`` to ``high``, both included, each padded with zeros to ``width``."""
+    """The numbers from ``low`` to ``high``, padded with zeros to ``width``."""
 
     low: int
     high: int
@@ -76,16 +76,10 @@ _Part = str | list[_Range]
 
 
 def expand(pattern: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """The names that ``pattern`` stands for, in its order; the last of several brackets runs fastest, as in pdsh.
+    """The names that ``pattern`` stands for, in its order; else ValueError with a sentence.
 
-    Padding is kept: ``[08-10]`` gives 08, 09, 10. A name that stands twice comes twice.
-
-    Args:
-        pattern: names and brackets, joined by commas; spaces around a comma don't count.
-        limit: at most so many names; counted before any name is made.
-
-    Raises:
-        ValueError: with a sentence that says what is wrong and what is allowed.
+    The last of several brackets runs fastest, as in pdsh. Padding is kept: ``[08-10]`` gives 08, 09, 10. A name that
+    stands twice comes twice. Names are counted (``limit``) before one is made.
     """
     items = list(_items(",".join(piece.strip() for piece in pattern.split(","))))
     count = sum(math.prod(_size(part) for part in item) for item in items)
@@ -137,59 +131,42 @@ def _texts(part: _Part) -> Iterable[str]:
     return (part,) if isinstance(part, str) else itertools.chain.from_iterable(r.texts() for r in part)
 
 
-class _Spot(NamedTuple):
-    """A number in a name: what stands before and after it, and the number as written."""
-
-    prefix: str
-    suffix: str
-    number: str
-
-
 def fold_numbers(numbers: Iterable[object]) -> str:
     """Numbers in their folded form: ``0-2,7``."""
     return fold(map(str, numbers)).strip("[]")
 
 
 def fold(names: Iterable[str]) -> str:
-    """The inverse of :func:`expand`: ``node[1-3,7],big``.
-
-    Names that differ in one number (and are padded alike) share a bracket, which stands where the first of them stood
-    and counts upwards. A name that stands twice is written once.
-    """
+    """The inverse of :func:`expand`, each name once: ``node[1-3,7],big``."""
     return _folded(tuple(dict.fromkeys(names)))
 
 
-@lru_cache(256)
+@lru_cache(256)  # most verdicts of a run rest on all hosts
 def _folded(names: tuple[str, ...]) -> str:
-    """Most verdicts of a run rest on all hosts: their names are folded once."""
+    """Names that differ in one number, padded alike, share a bracket where the first stood."""
     spots = {name: _spots(name) for name in names}
-    members = Counter(spot[:2] for found in spots.values() for spot in found)
-    chosen = {
-        name: max(reversed(found), key=lambda spot: members[spot[:2]]) if found else None
-        for name, found in spots.items()
-    }
-    padded: dict[tuple[str, str], set[int]] = {}
-    for spot in chosen.values():
-        if spot and spot.number[0] == "0" and len(spot.number) > 1:
-            padded.setdefault(spot[:2], set()).add(len(spot.number))
+    members = Counter(around for found in spots.values() for around, _ in found)
+    chosen = {name: max(reversed(found), key=lambda spot: members[spot[0]]) for name, found in spots.items() if found}
+    padded = grouped(
+        (around, len(number)) for around, number in chosen.values() if number[0] == "0" and len(number) > 1
+    )
     groups: dict[tuple[str, str, int], list[str]] = {}
-    for name, spot in chosen.items():
-        if spot is None:
+    for name in names:
+        if name not in chosen:
             groups[name, "", -1] = []
             continue
-        width = max((w for w in padded.get(spot[:2], ()) if w <= len(spot.number)), default=0)
-        groups.setdefault((*spot[:2], width), []).append(spot.number)
+        around, number = chosen[name]
+        width = max((w for w in padded.get(around, ()) if w <= len(number)), default=0)
+        groups.setdefault((*around, width), []).append(number)
     return ",".join(prefix + _bracket(numbers) + suffix for (prefix, suffix, _), numbers in groups.items())
 
 
-def _spots(name: str) -> list[_Spot]:
+def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
+    """Each number of a name behind the texts on both sides of it."""
     if len(name) > _MAX_NAME or any(char in "[]," or char.isspace() for char in name):
         return []
-    return [
-        _Spot(name[: match.start()], name[match.end() :], match[0])
-        for match in _NUMBER.finditer(name)
-        if len(match[0]) <= _MAX_DIGITS
-    ]
+    found = (match for match in _NUMBER.finditer(name) if len(match[0]) <= _MAX_DIGITS)
+    return [((name[: match.start()], name[match.end() :]), match[0]) for match in found]
 
 
 def _bracket(numbers: list[str]) -> str:

@@ -13,11 +13,7 @@ _KEPT = 1 << 16
 
 @lru_cache(_KEPT)
 def address_of(text: str) -> Address:
-    """The address; a zone ("fe80::1%eth0") is no part of it.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """The address without its zone ("fe80::1%eth0"); ValueError where it is none."""
     return ipaddress.ip_address(text.partition("%")[0])
 
 
@@ -37,11 +33,7 @@ def is_loopback(text: str) -> bool:
 
 @lru_cache(_KEPT)
 def network_of(text: str) -> Network:
-    """The network of "10.0.1.7/24", whose host part is passed over.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """The network of "10.0.1.7/24", its host part passed over; else ValueError."""
     return ipaddress.ip_network(text, strict=False)
 
 

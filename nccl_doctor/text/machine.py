@@ -25,20 +25,12 @@ _LINKS = 40
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Writes a draft of a name nobody can guess beside the file, and renames it: a reader never sees half of it.
+    """Writes a draft beside the file and renames it: nobody reads half; else OSError.
 
-    The draft is its owner's alone, and gone where anything fails. The file then has the mode and owner of the one that
-    it replaces, or of a new one. A link is followed as Linux does with ``fs.protected_symlinks``: not one that another
-    user planted in a folder that all may write to. What is there and no plain file (/dev/null, a named pipe) is written
-    to as it is, and what is open already (/dev/stdout, /dev/fd/3) through its descriptor.
-
-    Args:
-        path: the file.
-        data: all of it.
-        private: a new file is its owner's alone.
-
-    Raises:
-        OSError: it can't be written.
+    The file keeps its mode and owner; a new one is its owner's alone where it is ``private``. A link is followed as
+    Linux does with ``fs.protected_symlinks``: not one that another user planted in a folder that all may write to. What
+    is no plain file (/dev/null, a named pipe) is written to as it is, and what is open already (/dev/stdout, /dev/fd/3)
+    through its descriptor.
     """
     number = _descriptor(path)
     if number is not None:
@@ -64,11 +56,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def try_file(path: Path) -> None:
-    """Looks whether :func:`write_atomically` could write the file; makes, opens and changes nothing.
-
-    Raises:
-        OSError: it could not.
-    """
+    """Raises the OSError that would keep :func:`write_atomically` from the file; changes nothing."""
     number = _descriptor(path)
     if number is not None:
         if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
@@ -90,11 +78,7 @@ def try_file(path: Path) -> None:
 
 
 def try_folder(folder: Path) -> None:
-    """Looks whether a folder could be made, with those above it that are missing, and files in it.
-
-    Raises:
-        OSError: it could not.
-    """
+    """Raises the OSError that would keep us from making the folder, or files in it."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -102,7 +86,7 @@ def try_folder(folder: Path) -> None:
 
 
 def _refuse_place(folder: Path) -> None:
-    """No file can be made or replaced in the folder: it is none, is missing, or may not be written to."""
+    """Raises the OSError that forbids to make or replace a file there."""
     if not stat.S_ISDIR(folder.stat().st_mode):
         raise _error(errno.ENOTDIR)
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
@@ -114,7 +98,7 @@ def _error(number: int) -> OSError:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of a stream of ours that the path names: to open it anew would cut off what stands there."""
+    """The stream of ours that the path names; opened anew it would be cut."""
     name = os.fspath(path)
     found = _OPEN.fullmatch(name)
     number = _STREAMS.get(name) if found is None else int(found[1])
@@ -124,7 +108,6 @@ def _descriptor(path: Path) -> int | None:
 
 
 def _followed(path: Path) -> Path:
-    """Where a chain of links leads; folders on the way are the kernel's to judge."""
     for _ in range(_LINKS):
         if not path.is_symlink():
             return path
@@ -135,7 +118,7 @@ def _followed(path: Path) -> Path:
 
 
 def _as_before(place: Path, descriptor: int, *, private: bool) -> None:
-    """Gives the draft the mode and owner of the file that it replaces, or a new file's mode."""
+    """Gives the draft the mode and owner of the file that it replaces."""
     try:
         before = place.lstat()
     except FileNotFoundError:
@@ -149,7 +132,7 @@ def _as_before(place: Path, descriptor: int, *, private: bool) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """The rename, too, is on the disk; folders that can't be opened or synced (some network filesystems) do without."""
+    """Puts the rename on the disk, where a filesystem lets us sync folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
@@ -168,10 +151,7 @@ T = TypeVar("T")
 
 
 def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
-    """As :func:`functools.cache`, whose threads would each make one of their own; an error is raised to each anew.
-
-    What is given by name says how long it may take, not what is wanted: it makes no other one.
-    """
+    """As :func:`functools.cache`, made once for all threads; what is given by name makes no other one."""
     kept: dict[Hashable, T] = {}
     locks: dict[Hashable, threading.Lock] = {}
 
@@ -190,10 +170,7 @@ _NO_THREAD = "can't start new thread"
 
 
 def out_of_threads(error: BaseException | None) -> bool:
-    """True where it says that this machine starts no further thread, or program (fork(2), EAGAIN).
-
-    That is no fault of a host's, and none of the program's.
-    """
+    """True where this machine starts no further thread, or program (fork(2), EAGAIN)."""
     thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
     return thread or (isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN)
 
@@ -209,11 +186,7 @@ def describe_thread_limit() -> str:
 
 
 def require_linux(named: str) -> None:
-    """For what looks at this machine as at a host of the job.
-
-    Raises:
-        UsageError: it runs something else, such as macOS, from which only other hosts can be looked at.
-    """
+    """Raises UsageError where this machine, to be looked at as a host, runs macOS."""
     if sys.platform != "linux":
         what = "" if named == "this machine" else f"{named} is this machine, and "
         raise UsageError(

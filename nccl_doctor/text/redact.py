@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -83,7 +84,7 @@ def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
 
 
 def _users(tree: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
-    """Every user name in the tree: fields named so, and owners of home directories in paths."""
+    """User names: fields called so, and owners of home directories in paths."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             if key == "user" and isinstance(value, str):
@@ -122,14 +123,10 @@ def _field(name: str, value: Any, done: Redacted, whole: dict[str, Any]) -> Any:
     return _walk(value, replace(done, users={}) if name in RULES else done, name)
 
 
-def _allowed(variable: str) -> bool:
-    return (variable in NAMES or variable.startswith(PREFIXES)) and not SECRET.search(variable)
-
-
 def _variable(name: str, value: Any, done: Redacted) -> Any:  # noqa: ANN401 - JSON
     if not isinstance(value, str):
         return value
-    if _allowed(name):
+    if (name in NAMES or name.startswith(PREFIXES)) and not SECRET.search(name):
         return _text(value, done)
     done.variables.add(name)
     return LEFT_OUT
@@ -147,7 +144,8 @@ def _command(line: str, done: Redacted) -> str:
     told: list[str] = []
     for number, word in enumerate(words):
         option = words[number - 1].lstrip("-").replace("-", "_") if number and words[number - 1].startswith("-") else ""
-        if number == 0 or (option in OPTIONS and not word.startswith("-")) or _is_script(word):
+        script = word.endswith(".py") and "=" not in word and "://" not in word
+        if number == 0 or (option in OPTIONS and not word.startswith("-")) or script:
             told.append(_text(word, done))
         elif word.startswith("-"):
             told.append(_option(word, done))
@@ -156,10 +154,6 @@ def _command(line: str, done: Redacted) -> str:
     if "…" in " ".join(told):
         done.command_lines += 1
     return " ".join(told)
-
-
-def _is_script(word: str) -> bool:
-    return word.endswith(".py") and "=" not in word and "://" not in word
 
 
 def _option(word: str, done: Redacted) -> str:
@@ -173,7 +167,7 @@ def _option(word: str, done: Redacted) -> str:
 
 
 def _text(text: str, done: Redacted) -> str:
-    """Any other text, without users' names where they can be told from words, and without what looks like a secret."""
+    """Any other text, without users' names and what looks like a secret."""
     found = _without_users(text, done.users)
     clean = without_secrets(found)
     if clean != found:
@@ -182,8 +176,11 @@ def _text(text: str, done: Redacted) -> str:
 
 
 def _without_users(text: str, users: dict[str, str]) -> str:
-    """Known users by what stands for them, wherever a word of a text or a path is, or begins or ends as, their name."""
-    if not PROSE.search(text) or _is_network(text):
+    """Known users by what stands for them, where a word or its part names them."""
+    if not PROSE.search(text):
+        return text
+    with suppress(ValueError):
+        ipaddress.ip_network(text, strict=False)
         return text
 
     def other(word: re.Match[str]) -> str:
@@ -193,11 +190,3 @@ def _without_users(text: str, users: dict[str, str]) -> str:
 
     elsewhere = OTHER_HOME.sub(lambda match: f"{match[1]}{users.get(match[2], 'user')}", text)
     return WORD.sub(other, elsewhere)
-
-
-def _is_network(text: str) -> bool:
-    try:
-        ipaddress.ip_network(text, strict=False)
-    except ValueError:
-        return False
-    return True

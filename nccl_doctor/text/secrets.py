@@ -17,7 +17,8 @@ SHORTEST = 16
 CUT = "…"
 """What ends a text of which the rest was clipped away: a secret before it need not be whole."""
 
-_COLOUR = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
+CONTROL_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
+"""ECMA-48, section 5.4: introducer, parameters, intermediates, final byte."""
 
 _TOKENS = {
     "hf_": r"[A-Za-z0-9]{16,500}",  # Hugging Face
@@ -185,7 +186,7 @@ def _shape(pattern: str) -> re.Pattern[str]:
 
 @cache
 def _token(start: str) -> re.Pattern[str]:
-    """The whole token; of one that was clipped what is left of it, where it can be told by that."""
+    """The whole token; of one that was clipped, its rest where that tells."""
     left = rf"|[\w.+/=-]{{1,4000}}{CUT}" if len(start) > 2 else ""
     return re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))(){re.escape(start)}(?:{_TOKENS[start]}{left})")
 
@@ -200,26 +201,23 @@ def _patterns(text: str) -> Iterator[re.Pattern[str]]:
 
 
 def without_secrets(text: str) -> str:
-    """The text with :data:`LEFT_OUT` in place of whatever looks like a secret, be it coloured or not."""
-    plain = text if text.isprintable() else _printed(text)
+    """The text, coloured or not, with :data:`LEFT_OUT` for each secret."""
+    plain = text
+    if not text.isprintable():  # as a terminal shows it: without what no screen of ours lets through
+        plain = "".join(letter for letter in CONTROL_SEQUENCE.sub("", text) if letter.isprintable() or letter.isspace())
     found = plain
     for pattern in _patterns(plain):
         found = pattern.sub(rf"\g<1>{LEFT_OUT}", found)
     return text if found == plain else found
 
 
-def _printed(text: str) -> str:
-    """The text as a terminal shows it: without what no screen of ours lets through."""
-    return "".join(letter for letter in _COLOUR.sub("", text) if letter.isprintable() or letter.isspace())
-
-
 def names_secret(name: str) -> bool:
-    """True for the name of a variable or field whose value is one: ``HF_TOKEN``, ``db_password``."""
+    """True for the name of a secret variable or field: ``HF_TOKEN``, ``db_password``."""
     return without_secrets(f"{name}=x1") != f"{name}=x1"
 
 
 def part(text: str, start: int, end: int) -> str:
-    """The text from ``start`` to ``end``, less the half of a secret at either end, which nothing would tell as one."""
+    """The text from ``start`` to ``end``, less half a secret at either end."""
     first, last = start, end
     if start > 0 or end < len(text):
         for found in (match for pattern in _patterns(text) for match in pattern.finditer(text)):
@@ -233,9 +231,7 @@ def part(text: str, start: int, end: int) -> str:
 def is_key_line(text: str, *, within: bool = False) -> bool:
     """True for a line of a private key's body, behind whatever ranks and times a launcher puts before it.
 
-    Args:
-        text: the line.
-        within: a line before it began a private key, so that it need not be of full length.
+    ``within`` a key that began before, it need not be of full length.
     """
     *before, last = text.split() or [""]
     if len(before) > 4 or not all(word[-1] in ":>|]" or word.isdigit() for word in before):
@@ -261,11 +257,10 @@ class _Walk:
     """A way through a document; each text is looked at once."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, str] = {}
-        self._names: dict[str, bool] = {}
+        self._text, self._is_secret = cache(without_secrets), cache(names_secret)
 
     def value(self, value: Any) -> Any:  # noqa: ANN401 - any part of a document
-        """The value hidden; itself where nothing in it is. A class may say how: its method ``without_secrets``."""
+        """The value hidden, as its own method ``without_secrets`` says; itself where nothing is."""
         kind = type(value)
         if kind is str:
             return self._text(value)
@@ -273,13 +268,12 @@ class _Walk:
             return value.without_secrets(self.value)
         if isinstance(value, dict):
             return self._mapping(value)
-        return self._sequence(value) if isinstance(value, (list, tuple)) else self._fields(value)
-
-    def _sequence(self, value: Any) -> Any:  # noqa: ANN401 - as above
-        items = list(self._items(value))
-        if all(new is old for new, old in zip(items, value, strict=True)):
-            return value
-        return value._make(items) if hasattr(value, "_make") else type(value)(items)
+        if isinstance(value, (list, tuple)):
+            items = list(self._items(value))
+            if all(new is old for new, old in zip(items, value, strict=True)):
+                return value
+            return value._make(items) if hasattr(value, "_make") else kind(items)
+        return self._fields(value)
 
     def _fields(self, value: Any) -> Any:  # noqa: ANN401 - as above
         """A model or dataclass with each field hidden; anything else as it is."""
@@ -292,29 +286,15 @@ class _Walk:
             return value
         return value.model_copy(update=changed) if hasattr(value, "model_copy") else replace(value, **changed)
 
-    def _text(self, text: str) -> str:
-        if text not in self._texts:
-            found = without_secrets(text)
-            self._texts[text] = text if found == text else found
-        return self._texts[text]
-
     def _mapping(self, tree: dict[Any, Any]) -> dict[Any, Any]:
-        """Values whose names call them a secret go whole."""
-        found = {
-            self.value(name): _left_out(value) if self._is_secret(name) else self.value(value)
-            for name, value in tree.items()
-        }
+        """Values whose names call them a secret go whole; hosts and paths may be called anything."""
+        found = {}
+        for name, value in tree.items():
+            secret = type(name) is str and name.isidentifier() and self._is_secret(name)
+            found[self.value(name)] = _left_out(value) if secret else self.value(value)
         pairs = zip(found.items(), tree.items(), strict=False)
         same = len(found) == len(tree) and all(a is c and b is d for (a, b), (c, d) in pairs)
         return tree if same else found
-
-    def _is_secret(self, name: Any) -> bool:  # noqa: ANN401 - any key
-        """True for a variable or field that holds one; hosts and paths may be called anything."""
-        if type(name) is not str or not name.isidentifier():
-            return False
-        if name not in self._names:
-            self._names[name] = names_secret(name)
-        return self._names[name]
 
     def _items(self, items: Iterable[Any]) -> Iterator[Any]:
         """Each item; of log lines those that are a private key's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
@@ -34,9 +34,9 @@ class Line:
 
 
 def word(text: str) -> str:
-    """The text as one word, in single quotes where it needs any; of ``NAME=value`` the value alone is quoted.
+    """The text as one word, quoted where it needs it; of ``NAME=value`` the value alone.
 
-    A word that begins with "=" needs them, for zsh looks up a command behind it, which :func:`shlex.quote` lets pass.
+    A word that begins with "=" needs it, for zsh looks up a command behind it, which :func:`shlex.quote` lets pass.
     """
     name, sign, value = text.partition("=")
     if sign and _NAME.fullmatch(name):
@@ -51,14 +51,9 @@ def _quoted(text: str) -> str:
 def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | None:
     """A line of one command or a few, each hole one word or a part of one.
 
-    Args:
-        template: words as a shell splits them, ``{name}`` for a hole, ``{*name}`` for as many words as are given;
-            ``|``, ``||``, ``>>`` and ``2>/dev/null`` as words of their own are the shell's.
-        holes: the values by name; a line fills a hole that is a word of its own, as it is.
-
-    Returns:
-        The line; None where a text can't be pasted as it is: it holds a character that does not print (a line break,
-        an escape sequence), or would be taken for an option.
+    The template has words as a shell splits them, ``{name}`` for a hole, ``{*name}`` for as many words as are given;
+    operators as words of their own are the shell's. A line fills a hole that is a word of its own, as it is. None where
+    a text can't be pasted: it holds what does not print (a line break, an escape), or would be taken for an option.
     """
     words: list[str] = []
     for part in shlex.split(template):
@@ -68,22 +63,15 @@ def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | 
         if part in _OPERATORS or isinstance(own, Line):
             words += [part] if part in _OPERATORS else filter(None, [str(own)])
             continue
-        filled = list(_filled(part, holes))
+        spread = _SPREAD.fullmatch(part)
+        values = holes[spread[1]] if spread else (part.format(**holes),)
+        assert isinstance(values, (list, tuple)), "a spread takes a sequence"
+        filled = list(map(str, values))
         is_hole = part.startswith("{") and not part.startswith("{{")
         if any(not text.isprintable() or (is_hole and text.startswith("-")) for text in filled):
             return None
         words += map(word, filled)
     return Line(" ".join(words))
-
-
-def _filled(part: str, holes: Mapping[str, Hole | Sequence[Hole] | Line | None]) -> Iterator[str]:
-    spread = _SPREAD.fullmatch(part)
-    if spread is None:
-        yield part.format(**holes)
-        return
-    values = holes[spread[1]]
-    assert isinstance(values, (list, tuple)), "a spread takes a sequence"
-    yield from map(str, values)
 
 
 def script(template: str, **parts: int | Line | Sequence[Line]) -> Line:
@@ -105,18 +93,14 @@ def nested(command: Line | str) -> Line:
 
 
 def host_names(pattern: str) -> Line:
-    """A list of hosts as :func:`~nccl_doctor.text.hostlist.fold` writes it, for a place where nothing is quoted.
-
-    Raises:
-        ValueError: it holds what no list of hosts does.
-    """
+    """A folded list of hosts, for a place where nothing is quoted; else ValueError."""
     if not _HOSTS.fullmatch(pattern):
         raise ValueError(f"{pattern!r} is no list of host names")
     return Line(pattern)
 
 
 def program(path: str) -> Line:
-    """An interpreter's path; ``~/`` stays outside the quotes, so that the shell puts the home directory there."""
+    """An interpreter's path; ``~/`` stays outside the quotes, for the shell to fill."""
     return Line("~/" + _quoted(path[2:]) if path.startswith("~/") and len(path) > 2 else _quoted(path))
 
 
@@ -126,16 +110,13 @@ def assignments(variables: Mapping[str, str]) -> list[Line]:
 
 
 def words(texts: Sequence[str], replaced: Mapping[str, Line]) -> list[Line]:
-    """The user's texts as words; ``{name}`` in them gives way to what ``replaced`` has for it."""
-    return [Line(_replace(text, replaced)) for text in texts]
-
-
-def _replace(text: str, replaced: Mapping[str, Line]) -> str:
-    pieces = re.split(r"(\{\w+\})", text)
-    if not any(piece[1:-1] in replaced for piece in pieces[1::2]):
-        return word(text)
-    return "".join(_value(replaced[p[1:-1]].text) if p[1:-1] in replaced else word(p) for p in pieces if p)
-
-
-def _value(expression: str) -> str:
-    return expression if _PLAIN.fullmatch(expression) else f'"{expression}"'
+    """The user's texts as words; ``{name}`` gives way to its line in ``replaced``."""
+    made = []
+    for text in texts:
+        pieces = [piece for piece in re.split(r"(\{\w+\})", text) if piece]
+        values = {
+            f"{{{name}}}": it.text if _PLAIN.fullmatch(it.text) else f'"{it.text}"' for name, it in replaced.items()
+        }
+        whole = values.keys().isdisjoint(pieces)
+        made.append(Line(word(text) if whole else "".join(values.get(piece) or word(piece) for piece in pieces)))
+    return made

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 import typer
 
 from nccl_doctor.cli.main import app
 from nccl_doctor.cli.output import Out, exit_code_of
-from nccl_doctor.report.render import FORMS, renderer
+from nccl_doctor.report.render import FORMS
 
 
 def test_every_command_has_its_forms_and_no_form_is_without_a_command() -> None:
@@ -14,7 +16,8 @@ def test_every_command_has_its_forms_and_no_form_is_without_a_command() -> None:
 
 @pytest.mark.parametrize(("command", "form"), [(command, form) for command, forms in FORMS.items() for form in forms])
 def test_every_form_is_there(command: str, form: str) -> None:
-    assert callable(renderer(command, form))
+    module, function = FORMS[command][form].split(":")
+    assert callable(getattr(import_module(f"nccl_doctor.report.{module}"), function))
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,7 @@ class PortOptions:
         return replace(self, port=port, file=None, hosts=file)
 
     def process(self) -> Identity | None:
-        """The process that ``--pid`` means.
-
-        Raises:
-            UsageError: it means none.
-        """
+        """The process that ``--pid`` means; UsageError where it means none."""
         process = None if self.pid is None else as_identity(self.pid)
         if process is None and self.pid is not None:
             raise UsageError(f'--pid: "{self.pid}" is no process: it takes a PID, or PID@START as fix-port prints it')
@@ -92,15 +88,11 @@ class PortOptions:
         """The words that name the port and the host again."""
         words = [] if port is None else [str(port)]
         words += written(self.engine)
-        for option, value in {"--hosts": self.hosts, "--host": self.host, "--inside": self.inside}.items():
-            words += [] if value is None else [option, value]
-        return tuple(words)
+        named = {"--hosts": self.hosts, "--host": self.host, "--inside": self.inside}
+        return (*words, *(word for option, value in named.items() if value is not None for word in (option, value)))
 
     def job(self) -> HostSource | None:
-        """The hosts of an engine that are meant.
-
-        Inside an allocation those of its job, where a host is named; else this machine is meant.
-        """
+        """The hosts of an engine that are meant, in an allocation its job's."""
         if self.host is None and not self.engine:
             return None
         from nccl_doctor.inventory.load import requested
@@ -123,10 +115,7 @@ def fix_port(
 
 
 class Countdown:
-    """Shows on stderr what is waited for.
-
-    One live line on a terminal; elsewhere a line for each new thing that is waited for; nothing for ``-q``.
-    """
+    """Shows on stderr what is waited for: a live line on a terminal, elsewhere a line for each new thing."""
 
     def __init__(self, out: Out) -> None:
         self._out = out

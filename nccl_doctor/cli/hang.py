@@ -11,10 +11,7 @@ from nccl_doctor.cli.options import HostOptions, KeepOptions, LoginOptions, Reac
 from nccl_doctor.cli.output import failures, finish, try_files
 
 if TYPE_CHECKING:
-    from nccl_doctor.collect.hang.hang import HangOptions
-    from nccl_doctor.model.cluster import Cluster
     from nccl_doctor.model.documents import HangReport
-    from nccl_doctor.snapshot.hang import HangSnapshot
 
 
 @flattened
@@ -53,11 +50,13 @@ def hang(
         import threading
         from importlib import import_module
 
+        from nccl_doctor.cli.progress import progress
         from nccl_doctor.cli.run import refuse_other_hosts
         from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot
-        from nccl_doctor.collect.hang.hang import HangOptions
+        from nccl_doctor.collect.hang.hang import HangOptions, take
         from nccl_doctor.errors import UnwrittenError
         from nccl_doctor.snapshot.hang import HangSnapshot
+        from nccl_doctor.transport import make_transport
 
         try_files(("--save", kept.save))
         # while hosts are waited for: what judges takes as long to import as a host to answer
@@ -72,11 +71,15 @@ def hang(
             connect_s=reached.connect_timeout,
         )
         if load_from is not None:
-            refuse_other_hosts(which, login.overrides(), "--from")
+            refuse_other_hosts(which, login.overrides())
             seen = read_snapshot(load_from, HangSnapshot)
         else:
             cluster = which.cluster(login.overrides(), transport=reached.transport)
-            seen = _look(cluster, looks, reached, quiet=shown.quiet)
+            lines = progress(quiet=shown.quiet)
+            try:
+                seen = take(cluster, make_transport(reached.transport, cluster), looks, lines)
+            finally:
+                lines.close()
         unwritten = failures(lambda: keep(seen, kept))
         from nccl_doctor.judge.hang_report import report
 
@@ -95,18 +98,4 @@ def exit_code(report: HangReport) -> int:
     """1 where the job stands still, 0 where it moves, 3 where nobody can tell."""
     from nccl_doctor.model.documents import STANDS_STILL
 
-    if report.verdict in STANDS_STILL:
-        return 1
-    return 3 if report.verdict == "unknown" else 0
-
-
-def _look(cluster: Cluster, looks: HangOptions, reached: ReachOptions, *, quiet: bool) -> HangSnapshot:
-    from nccl_doctor.cli.progress import progress
-    from nccl_doctor.collect.hang.hang import take
-    from nccl_doctor.transport import make_transport
-
-    lines = progress(quiet=quiet)
-    try:
-        return take(cluster, make_transport(reached.transport, cluster), looks, lines)
-    finally:
-        lines.close()
+    return 1 if report.verdict in STANDS_STILL else 3 if report.verdict == "unknown" else 0

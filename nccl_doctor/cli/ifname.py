@@ -54,7 +54,7 @@ def ifname(
             raise UsageError(f"--address {address!r}: an address that other hosts can reach, as in 192.168.1.3")
         request = Request(which, timeout_s=timeout, reached=reached, overrides=job.overrides(), smoke=False)
         if load_from is not None:
-            refuse_other_hosts(which, request.overrides, "--from")
+            refuse_other_hosts(which, request.overrides)
         snapshot = look(request, {"NCD207", "NCD303"}, out) if load_from is None else read_snapshot(load_from)
         found = answers(snapshot, version) if asked is None else answers_for(snapshot, asked, version)
         if load_from is not None:

@@ -75,38 +75,29 @@ class Out(NamedTuple):
         return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
 
     def hidden(self, document: Shown) -> Shown:
-        """The document, or a text for stderr, as it may be shown: without secrets, unless they were asked for."""
+        """The document, or text, without secrets, unless they were asked for."""
         return document if self.show_secrets else hide_secrets(document)
 
     def write(self, text: str) -> None:
-        """Prints the text, or writes it to the file.
-
-        Raises:
-            DoctorError: it can't be written.
-        """
-        if self.file is None:
-            if isinstance(sys.stdout, io.TextIOWrapper):
-                # a locale without our characters costs these, not the report; what machines read is UTF-8 everywhere
-                encoding = None if self.form == "human" else "utf-8"
-                sys.stdout.reconfigure(encoding=encoding, errors="replace")
-            try:
-                sys.stdout.write(text)
-                sys.stdout.flush()
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                discard_stdout()
-                raise DoctorError(unwritten(error)) from error
-        else:
+        """Prints the text, or writes it to the file; else raises DoctorError."""
+        if self.file is not None:
             # its owner's alone, but where another user's service reads it (node_exporter, a CI's agent)
             write_file(self.file, text, private=self.show_secrets or self.form not in ("prometheus", "junit"))
+            return
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            # a locale without our characters costs these, not the report; what machines read is UTF-8 everywhere
+            sys.stdout.reconfigure(encoding=None if self.form == "human" else "utf-8", errors="replace")
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            discard_stdout()
+            raise DoctorError(unwritten(error)) from error
 
     def show(self, document: Any, observed_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
-        """Prints the command's document in the form that was asked for, without secrets.
-
-        Raises:
-            UnwrittenError: its file could not be written, so that it stands on stdout.
-        """
+        """Prints the document without secrets; UnwrittenError where stdout took a file's place."""
         document = self.hidden(document)
         options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, observed_at)
         if self.form == "html":
@@ -120,7 +111,10 @@ class Out(NamedTuple):
             self._replace(file=None, form=form).write(render(self.command, form, document, options))
             raise UnwrittenError(str(error)) from error
         if self.open_it and self.file is not None:
-            _open_in_browser(self.file)
+            import webbrowser
+
+            if not webbrowser.open(self.file.resolve().as_uri()):
+                sys.stderr.write(clean(f"{self.file}: written, but no browser was found to open it with") + "\n")
 
     def report(self, report: Report, observed_at: float | None = None) -> int:
         """Shows a report and returns the exit code."""
@@ -139,7 +133,7 @@ def supports_ansi(environ: Mapping[str, str]) -> bool:
 
 
 def exit_code(report: Report, fail_on: FailOn) -> int:
-    """1 with a diagnosis at or above ``fail_on``, else 3 where something could not be judged, else 0."""
+    """1 with a diagnosis from ``fail_on`` on, else 3 where gaps are, else 0."""
     if fail_on is not FailOn.NEVER:
         from nccl_doctor.model.finding import Severity
 
@@ -155,8 +149,8 @@ def finish(out: Out, work: Callable[[], int]) -> NoReturn:
 
 
 def exit_code_of(out: Out, work: Callable[[], int]) -> int:
-    """The exit code of a command's work: its own, 2 with one sentence for a fault of ours, 130 for Ctrl-C."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    """The work's own exit code, 2 with a sentence for a fault, 130 for Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _refuse_form(out)
         try_files(("--output-file", out.file))
@@ -185,11 +179,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
 
 
 def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> None:
-    """Tries files, each with the option that names it, before any host is contacted; makes and changes none.
-
-    Raises:
-        UsageError: one, or the folder of ``--save-logs``, can't be written.
-    """
+    """Raises UsageError where a file, behind its option, or ``--save-logs`` can't be written."""
     for option, path, look in (*((*named, try_file) for named in files), ("--save-logs", folder, try_folder)):
         try:
             if path is not None:
@@ -199,7 +189,7 @@ def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> No
 
 
 def failures(*writes: Callable[[], None]) -> list[str]:
-    """The sentences of those that did not write their files; the others are made all the same."""
+    """The sentences of those that failed; the others are made all the same."""
     sentences = []
     for write in writes:
         try:
@@ -226,7 +216,7 @@ def _refuse_form(out: Out) -> None:
 
 
 def _interrupted(interrupt: BaseException | None) -> str:
-    """The sentence for Ctrl-C; a second one during the end of the first tells of no host by itself."""
+    """The sentence for Ctrl-C, with the hosts that the first of several tells of."""
     while interrupt is not None and not isinstance(interrupt, InterruptedLogin):
         interrupt = interrupt.__context__
     words = "interrupted; nothing of nccl-doctor is left running on any host"
@@ -236,10 +226,6 @@ def _interrupted(interrupt: BaseException | None) -> str:
         f"{words}, but {fold(interrupt.hosts)} had not let us in yet: a login shell that hangs there in its start-up "
         "files (.bashrc) may stay until these end, and does nothing then"
     )
-
-
-def _interrupt(_number: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _fail(out: Out, message: str, code: int) -> int:
@@ -252,18 +238,8 @@ def _fail(out: Out, message: str, code: int) -> int:
 
 def error_document(command: str, message: str) -> None:
     """The one document on stdout, whatever happened."""
-    document = {
-        "schema": 1,
-        "version": __version__,
-        "command": command,
-        "status": "error",
-        "complete": False,
-        "error": message,
-        "hosts": [],
-        "diagnoses": [],
-        "checks": [],
-        "timings": {},
-    }
+    head = {"schema": 1, "version": __version__, "command": command, "status": "error", "complete": False}
+    document = head | {"error": message, "hosts": [], "diagnoses": [], "checks": [], "timings": {}}
     try:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         sys.stdout.flush()
@@ -277,7 +253,7 @@ def discard_stdout() -> None:
 
 
 def for_html(options: RenderOptions) -> RenderOptions:
-    """The options of a report that others read, elsewhere and later: with pages, and who asked for it and when."""
+    """The options of a report for others: with pages, who asked, and when."""
     import getpass
     import socket
     import time
@@ -290,11 +266,3 @@ def for_html(options: RenderOptions) -> RenderOptions:
         user = f"user {os.getuid()}"
     pages = {check.code: check.page for check in all_checks()}
     return options._replace(pages=pages, made_at=time.time(), asked_by=f"{user} on {socket.gethostname()}")
-
-
-def _open_in_browser(path: Path) -> None:
-    """Opens the file in the user's browser; where there is none, says so."""
-    import webbrowser
-
-    if not webbrowser.open(path.resolve().as_uri()):
-        sys.stderr.write(clean(f"{path}: written, but no browser was found to open it with") + "\n")

@@ -105,11 +105,7 @@ class Lines(Silent):
 
 
 class Checklist(Lines):
-    """The rows as they are decided and, below, what is waited for; gone when the report comes.
-
-    rich redraws it in place, cut to the width that the terminal has at that moment: a COLUMNS in the environment, which
-    GNU readline sets in whatever program loads it, is what it once had.
-    """
+    """The rows as they are decided and, below, what is waited for; gone when the report comes."""
 
     every_s = float("inf")
     frames_per_s = 4.0
@@ -137,8 +133,7 @@ class Checklist(Lines):
             from rich.console import Console
             from rich.live import Live
 
-            self._console = Console(stderr=True, highlight=False)
-            rate = self.frames_per_s
+            self._console, rate = Console(stderr=True, highlight=False), self.frames_per_s
             self._live = Live(
                 console=self._console, get_renderable=self._drawn, transient=True, refresh_per_second=rate
             )
@@ -150,6 +145,7 @@ class Checklist(Lines):
 
         from nccl_doctor.report.human import row
 
+        # as wide as the terminal is now: a COLUMNS in the environment, which GNU readline sets, is what it once was
         size = os.get_terminal_size(sys.stderr.fileno())
         if self._console is not None and size.columns:  # none: a terminal that was never told
             self._console.size = ConsoleDimensions(size.columns, size.lines)
@@ -164,16 +160,16 @@ def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
     return Checklist(decided) if sys.stderr.isatty() and supports_ansi(os.environ) else Lines()
 
 
-_DOES: dict[str, str] = dict(
-    zip(
-        STAGES,
-        (
-            *("starting torchrun", "importing torch", "looking for the master", "joining the group"),
-            *("in the first all-reduce", "measuring", "measuring", "ending"),
-        ),
-        strict=True,
-    )
-)
+_DOES: dict[str, str] = {
+    "none": "starting torchrun",
+    "started": "importing torch",
+    "torch": "looking for the master",
+    "store": "joining the group",
+    "group": "in the first all-reduce",
+    "allreduce": "measuring",
+    "sizes": "measuring",
+    "done": "ending",
+}
 """What a rank does that has reached a stage."""
 _SHOW_AFTER_S = 1.0
 
@@ -208,7 +204,12 @@ class Wait:
         parts.append(f"{count} of {plural(len(self.hosts), 'host')}{does}")
         if seconds >= _SHOW_AFTER_S:
             bound = f" of {self.limit_s:.0f}" if self.limit_s is not None and seconds <= self.limit_s else ""
-            parts += [*self._laggards(), f"{seconds:.0f}{bound} s"]
+            if self.stages:
+                still = grouped((_DOES[self.stages.get(name, "none")], name) for name in self._behind())
+                parts += [f"{fold(names)} still {what}" for what, names in still.items()]
+            elif behind := self._behind():
+                parts += [f"waiting for {fold(behind)}"]
+            parts += [f"{seconds:.0f}{bound} s"]
         return f"{self.name}  {', '.join(parts)}"
 
     @property
@@ -223,10 +224,3 @@ class Wait:
             return waiting
         most = STAGES.index(self._front)
         return [name for name in waiting if STAGES.index(self.stages.get(name, "none")) < most]
-
-    def _laggards(self) -> list[str]:
-        behind = self._behind()
-        if not self.stages:
-            return [f"waiting for {fold(behind)}"] if behind else []
-        does = grouped((_DOES[self.stages.get(name, "none")], name) for name in behind)
-        return [f"{fold(names)} still {what}" for what, names in does.items()]

@@ -66,8 +66,11 @@ def check_cluster(request: Request, out: Out) -> int:
     selected = request.chosen.codes()
     files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
     try_files(*files, folder=request.save_logs)
-    kept = load_snapshot(request)
-    refuse_nothing_to_judge(selected, _phases_left_out(request, kept))
+    kept = None
+    if request.load_from is not None:
+        refuse_other_hosts(request.which, request.overrides)
+        kept = read_snapshot(request.load_from)
+    _refuse_nothing_to_judge(selected, _phases_left_out(request, kept))
     output: dict[str, Sequence[str]] = {}
     if kept is not None:
         snapshot = kept
@@ -90,26 +93,14 @@ def check_cluster(request: Request, out: Out) -> int:
     return code
 
 
-def load_snapshot(request: Request) -> Snapshot | None:
-    """The snapshot that is judged again, where no host is to be contacted."""
-    if request.load_from is None:
-        return None
-    refuse_other_hosts(request.which, request.overrides, "--from")
-    return read_snapshot(request.load_from)
-
-
-def refuse_other_hosts(which: HostOptions, overrides: Overrides, option: str) -> None:
-    """Refuses hosts and settings beside a snapshot, which would be passed over without a word.
-
-    Raises:
-        UsageError: some are said.
-    """
+def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:
+    """Raises UsageError for hosts and settings beside a snapshot, which would be passed over."""
     hosts = {"-w": which.where, "-x": which.exclude}
     settings = {f"--{name.replace('_', '-')}": value for name, value in vars(overrides).items()}
     flags = [name for name, value in (hosts | settings).items() if value not in (None, ())]
     named = [*filter(None, (which.hosts,)), *flags, *(word for word in written(which.engine) if word.startswith("-"))]
     if which != HostOptions() or overrides != Overrides():
-        raise UsageError(f"{option} judges the hosts and settings of its snapshot: leave out {', '.join(named)}")
+        raise UsageError(f"--from judges the hosts and settings of its snapshot: leave out {', '.join(named)}")
 
 
 def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
@@ -131,11 +122,11 @@ def look(request: Request, selected: Codes, out: Out) -> Snapshot:
 
 
 def _look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapshot, Report]:
-    """As :func:`look`, judged; where nothing tells why the all-reduce failed, parts of the cluster are tried."""
+    """As :func:`look`, judged; where nothing explains the all-reduce's failure, parts are tried."""
     with _opened(request, selected, out) as run:
         snapshot = run.snapshot()
         report = judge(snapshot, out.command, among(selected), run.dials)
-        if not (request.isolate and unexplained(report)):
+        if not (request.isolate and any(found.facts.get("unexplained") for found in report.diagnoses)):
             return snapshot, report
         run.bisect()
         snapshot = run.snapshot()
@@ -172,24 +163,12 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
 
 
 def total_s(asked: float | None, smoke: SmokeLimits) -> float:
-    """Seconds for the whole run: what was asked for, else enough for an all-reduce that takes all of its own.
-
-    Only who gives ``--timeout`` himself may learn that it leaves no time for something.
-    """
+    """Seconds for the run: those asked for, else enough for a whole all-reduce."""
     return max(LEAST_TOTAL_S, BESIDE_SMOKE_S + smoke.deadline_s) if asked is None else asked
 
 
-def unexplained(report: Report) -> bool:
-    """True where the all-reduce failed and nothing tells whose fault it is."""
-    return any(diagnosis.facts.get("unexplained") for diagnosis in report.diagnoses)
-
-
-def refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str]) -> None:
-    """Refuses a run in which nothing is looked at: nothing found would look like a clean bill.
-
-    Raises:
-        UsageError: no check that looks at hosts is selected, or all of them need phases that are left out, and why.
-    """
+def _refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str]) -> None:
+    """Raises UsageError where nothing is looked at, which would look like a clean bill."""
     if selected is None:
         return
     some = [check for check in all_checks() if check.function and check.code in selected]

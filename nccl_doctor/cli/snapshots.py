@@ -43,28 +43,25 @@ AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 
 
 def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot:  # type: ignore[assignment]  # mypy: python/mypy#3737
-    """A snapshot of this kind that ``--save`` wrote.
+    """A snapshot of this kind that ``--save`` wrote; else SnapshotError.
 
     It takes 64 MiB and at most 32 times the bytes of its file: the values are counted before one is made, and the first
     that does not fit ends the reading.
-
-    Raises:
-        DoctorError: it can't be read, or is none.
     """
     try:
         return kind.model_validate(_parsed(read_bytes(str(path), "a snapshot", MOST_BYTES, PATIENCE_S)))
     except OSError as error:
         raise SnapshotError(f"{path}: can't be read: {error.strerror}") from error
     except ValueError as error:
-        raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {_first(error)}") from error
+        fault = str(error)
+        if isinstance(error, ValidationError):  # the first of its faults, behind its place
+            found = error.errors(include_url=False, include_input=False, include_context=False)[0]
+            fault = ": ".join(filter(None, (".".join(map(str, found["loc"])), found["msg"])))
+        raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {fault}") from error
 
 
 def _parsed(data: bytes) -> object:
-    """The value of JSON that is no larger than a snapshot, and no denser.
-
-    Raises:
-        ValueError: it is.
-    """
+    """The value of JSON no larger and no denser than a snapshot; else ValueError."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"bigger than {MOST_BYTES >> 20} MiB")
     values = min(MOST_VALUES, FREE + len(data) // VALUE_BYTES)
@@ -76,17 +73,8 @@ def _parsed(data: bytes) -> object:
         raise ValueError(f"Invalid JSON: {error}") from error
 
 
-def _first(error: ValueError) -> str:
-    """The first fault and its place; of a file that is no JSON where that ends, else the field."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    found = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    place = ".".join(map(str, found["loc"]))
-    return f"{place}: {found['msg']}" if place else str(found["msg"])
-
-
 def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
-    """The document of a snapshot that was read from a file: without commands for this machine."""
+    """The document of a snapshot from a file: without commands for this machine."""
     from nccl_doctor.judge.from_file import judged_from_file
 
     here = this_machine()
@@ -95,10 +83,7 @@ def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
 
 
 def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
-    """Where ``--save`` was given, writes a snapshot for ``--from``; a new file is its owner's alone.
-
-    Says what was left out of it, which is nothing with ``--save-whole``.
-    """
+    """Where ``--save`` was given, writes a snapshot for ``--from``, and says what it lacks."""
     if kept.save is None:
         return
     from nccl_doctor.text.redact import redact
@@ -110,13 +95,7 @@ def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
 
 
 def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
-    """Writes what the ranks printed: a file a host, readable by its owner only.
-
-    It is named after the host; a name that is no file name is changed into one.
-
-    Raises:
-        DoctorError: one can't be written.
-    """
+    """Writes what the ranks printed: a file a host, its owner's alone; else DoctorError."""
     if folder is None:
         return
     try:
@@ -124,15 +103,13 @@ def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
     except OSError as error:
         raise DoctorError(f"{folder}: the logs can't be written: {error.strerror}") from error
     for host, lines in output.items():
+        # a host's name that is no file name is changed into one
         name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in host).lstrip(".")
         write_file(folder / f"{name}.log", _lines(lines), private=True)
 
 
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
-    """Writes hosts that passed and those that failed, one name per line, as Slurm, mpirun and ``HOSTS`` read.
-
-    Passed have those that were reached and are at fault in no diagnosis from ``least`` on; None: in whatever diagnosis.
-    """
+    """Writes hosts without and with a diagnosis from ``least`` on, a name a line; None: reached or not."""
     at_fault = {host.name for host in report.hosts if not host.reached}
     for diagnosis in report.diagnoses:
         if least is not None and diagnosis.severity.rank >= least.rank:

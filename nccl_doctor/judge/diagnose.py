@@ -1,31 +1,36 @@
-"""Judges a snapshot by all checks, and makes the report; describes each host in phrases, as ``-v`` shows them."""
+"""Judges a snapshot by all checks, and makes the report; describes each host in phrases, as ``-v`` shows them.
+
+A check finds something, or tells why it could not judge. What merely follows from a finding stands under it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from nccl_doctor.checks.allreduce.culprits import causes_from_output
-from nccl_doctor.checks.view import Derived, FailedDials, UnnamedDials
+from nccl_doctor.checks.view import PHASES, Derived, FailedDials, UnnamedDials, View
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.judge import summary
-from nccl_doctor.judge.run_check import CheckRun, attach_consequences, run_check
 from nccl_doctor.judge.summary import NOT_SELECTED
-from nccl_doctor.model.base import Skipped, Unknown
+from nccl_doctor.model.base import Skipped, Unknown, unknown
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.engine import placed
-from nccl_doctor.model.finding import Severity
-from nccl_doctor.model.register import Check, all_checks, entry
-from nccl_doctor.model.report import CheckResult, Diagnosis, HostSummary, Outcome, Report
+from nccl_doctor.model.engine import engines, engines_of, placed
+from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.register import Check, Unjudged, all_checks, entry
+from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, Gap, HostSummary, Outcome, Report
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Shown, Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Interfaces
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import PodFacts
+from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import network_of, prefix_length
 
 Selection = Callable[[Check], bool]
+_Row = tuple[Check, Finding]
 
 SETTLED = ("interfaces", "environment", "software")
 """Categories of what does not change between the look at a host and the all-reduce: their checks know better than a
@@ -38,14 +43,7 @@ def judge(
     selected: Selection = lambda _check: True,
     dials: FailedDials | None = None,
 ) -> Report:
-    """The report of a snapshot.
-
-    Args:
-        snapshot: all that was seen.
-        command: the report is of.
-        selected: which checks run.
-        dials: why dials of its mesh failed, where that is known already.
-    """
+    """The report of a snapshot; ``dials`` tell why its mesh failed, where that is known."""
     derived = Derived(snapshot, dials)
     judged = [
         run_check(check, derived) if selected(check) else CheckRun(check, Outcome.SKIP, NOT_SELECTED)
@@ -73,7 +71,7 @@ def judge(
 
 
 def _with_failed_dials_named(judged: list[CheckRun], snapshot: Snapshot) -> list[CheckRun]:
-    """The same, where dials failed and what explains them could not be judged, with a finding about these."""
+    """The same with a finding about failed dials that nothing judged explains."""
     mesh = snapshot.mesh
     grave = any((one.severity or j.check.severity) is Severity.ERROR for j in judged for one in j.findings)
     if grave or not (isinstance(mesh, Mesh) and mesh.failed):
@@ -88,7 +86,7 @@ def _with_failed_dials_named(judged: list[CheckRun], snapshot: Snapshot) -> list
 def _with_spared_allreduce(
     judged: list[CheckRun], snapshot: Snapshot, diagnoses: Iterable[Diagnosis]
 ) -> list[CheckRun]:
-    """An all-reduce that a fault spared is unknown where no diagnosis tells the fault: its check was left out."""
+    """A spared all-reduce is unknown where no diagnosis tells the fault that spared it."""
     smoke = snapshot.smoke
     explained = any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses)
     if explained or not (isinstance(smoke, Skipped) and smoke.hindered):
@@ -98,17 +96,14 @@ def _with_spared_allreduce(
 
 
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
-    """Says for each command whether it is for a host's container; what needs root changes the machine around it."""
+    """Says where each command runs; what needs root changes the machine around a container."""
     fix = diagnosis.fix
     commands = placed(fix.commands, cluster, inside=not (fix.needs_root or entry(diagnosis.name).outside))
     return diagnosis.model_copy(update={"fix": fix.model_copy(update={"commands": commands})})
 
 
 def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[CheckRun]:
-    """The same with what the output of a failed all-reduce shows as its cause.
-
-    A cause that a live check has found takes that as its consequence, as it takes the all-reduce's failure.
-    """
+    """The same with what the output of a failed all-reduce shows as its cause."""
     failed = {j.check.name for j in judged if j.check.in_output and j.findings}
     smoke = derived.snapshot.smoke
     if not failed or not isinstance(smoke, Smoke):
@@ -120,6 +115,7 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
         if live is not None and (live.findings or (settled and run_check(check, derived).outcome is Outcome.PASS)):
             continue
         cause = replace(check, explains=(*check.explains, *failed))
+        # a cause that a live check has found takes that as its consequence, as it takes the all-reduce's failure
         for run in by_name.values():
             if failed & set(run.check.explains):
                 run.check = replace(run.check, explains=(*run.check.explains, name))
@@ -145,13 +141,9 @@ def _host(host: Host, derived: Derived) -> HostSummary:
 def _network(host: Host, address: str) -> str | None:
     """The net of one of the host's addresses; None where it doesn't tell its mask."""
     interfaces = host.facts.interfaces if host.facts else None
-    if not isinstance(interfaces, Interfaces):
-        return None
-    masks = (one.netmask for one in interfaces.addresses if one.address == address and one.netmask)
-    mask = next(masks, None)
-    if mask is None:
-        return None
-    return str(network_of(f"{address.partition('%')[0]}/{prefix_length(mask)}"))
+    addresses = interfaces.addresses if isinstance(interfaces, Interfaces) else ()
+    mask = next((one.netmask for one in addresses if one.address == address and one.netmask), None)
+    return mask and str(network_of(f"{address.partition('%')[0]}/{prefix_length(mask)}"))
 
 
 _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed_by(it) or "none"}
@@ -159,10 +151,10 @@ _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed
 
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
-    """The words of each fact that is shown, by its label; what is not known says why; first what a pod is."""
+    """The words of each fact that is shown, by its label, behind a pod's."""
     found = {} if pod is None else {"pod": _pod(pod)}
-    for name, field in HostFacts.model_fields.items():
-        for shown in (part for part in field.metadata if isinstance(part, Shown)):
+    for name, declared in HostFacts.model_fields.items():
+        for shown in (part for part in declared.metadata if isinstance(part, Shown)):
             fact, words = getattr(facts, name), shown.words or _WORDS[name]
             text = f"unknown: {fact.reason}" if isinstance(fact, Unknown) else words(fact)
             found |= {} if text is None else {shown.label: text}
@@ -183,3 +175,166 @@ def _pod(pod: PodFacts) -> str:
         f"capabilities {added}" if added else "",
     )
     return "; ".join(part for part in parts if part)
+
+
+UNREACHED = "no host was reached"
+
+SUBJECTS = {
+    "gpus": "no GPU on any host",
+    "gpu_health": "no GPU on any host",
+    "rdma": "no RDMA device on any host",
+    "step": "no host is looked at from within a Slurm job",
+    "same": "no file was named that has to be the same",
+    "surroundings": "no container on any host",
+}
+"""Facts that are lists of what a check is about, and what is said where they are empty on every host."""
+
+
+@dataclass
+class CheckRun:
+    """A check's outcome, why, and its findings."""
+
+    check: Check
+    outcome: Outcome
+    reason: str | None = None
+    findings: list[Finding] = field(default_factory=list)
+    looked_at: str | None = None
+    gaps: tuple[Gap, ...] = ()
+
+
+def run_check(check: Check, derived: Derived) -> CheckRun:
+    """Runs a check over all hosts; a crash is its outcome and nobody else's."""
+    snapshot = derived.snapshot
+    phases = [getattr(snapshot, need) for need in check.needs if need in PHASES]
+    away = next((phase for phase in phases if isinstance(phase, (Skipped, Unknown))), None)
+    if away is None and not snapshot.reached and check.category != "access":
+        away = unknown(UNREACHED)
+    if away is not None:
+        return CheckRun(check, Outcome.SKIP if isinstance(away, Skipped) else Outcome.UNKNOWN, away.reason)
+    hosts: list[Host] = []
+    gaps: list[Unjudged] = []
+    findings: list[Finding] = []
+    try:
+        hosts, gaps = _known(check, derived)
+        assert check.function is not None
+        for result in check.function(View(derived, tuple(hosts))):
+            if isinstance(result, Unjudged):
+                gaps.append(result)
+            else:
+                findings.append(result)
+    except Exception as error:  # noqa: BLE001 - a fault of one check must not silence the others
+        return CheckRun(check, Outcome.CRASH, f"{type(error).__name__}: {error}", findings)
+    if findings:
+        return CheckRun(check, Outcome.FOUND, None, findings)
+    absent = _nothing_to_judge(check, snapshot, hosts)
+    if gaps or (absent is None and not snapshot.reached):  # whom one fault of access keeps away shows no other
+        by_reason = grouped((gap.reason, gap.hosts) for gap in gaps)
+        merged = tuple(Gap(hosts=tuple(chain(*hosts)), reason=reason) for reason, hosts in by_reason.items())
+        reasons = "; ".join(f"{fold(gap.hosts)}: {gap.reason}" if gap.hosts else gap.reason for gap in merged)
+        return CheckRun(check, Outcome.UNKNOWN, reasons or UNREACHED, gaps=merged)
+    if absent is not None:
+        return CheckRun(check, Outcome.NOT_APPLICABLE, absent)
+    what = ", ".join(need.replace("_", " ") for need in check.needs) or "what was seen"
+    return CheckRun(check, Outcome.PASS, looked_at=f"{what} of {fold(h.name for h in hosts)}" if hosts else what)
+
+
+def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> str | None:
+    """Why a check that found nothing had nothing to look at; None where it had."""
+    engine = next((engine for engine in engines() if engine.name == check.scope), None)
+    if engine is not None and not _in_scope(check, snapshot):
+        return engine.absent
+    facts = [host.facts for host in hosts if host.facts is not None]
+    for need in check.needs:
+        if need in SUBJECTS and facts and not any(getattr(one, need) for one in facts):
+            return SUBJECTS[need]
+    return None
+
+
+def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
+    """The hosts that a check judges, reached or not."""
+    if check.scope in ("all", "master"):
+        return snapshot.hosts[:1] if check.scope == "master" else snapshot.hosts
+    return tuple(host for host in snapshot.hosts if check.scope in {engine.name for engine in engines_of(host.node)})
+
+
+def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
+    """The hosts whose needed facts are known, and why the others can't be judged."""
+    snapshot = derived.snapshot
+    untold = derived.nccl.unknown if check.needs_nccl else {}
+    hosts: list[Host] = []
+    gaps: list[Unjudged] = []
+    for host in _in_scope(check, snapshot):
+        if host.facts is None:
+            # Its absence is a diagnosis already; a gap only where the check is about this host alone.
+            if check.scope == "master" and check.needs:
+                gaps.append(Unjudged((host.name,), "not reached"))
+            continue
+        missing = [getattr(host.facts, need) for need in check.needs if need not in PHASES]
+        reasons = [value.reason for value in missing if isinstance(value, Unknown)]
+        reasons += [untold[host.name]] if host.name in untold else []
+        if reasons:
+            gaps.append(Unjudged((host.name,), reasons[0]))
+        else:
+            hosts.append(host)
+    return hosts, gaps
+
+
+def attach_consequences(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnosis, ...]:
+    """Diagnoses, gravest first; a finding that another one explains stands under it.
+
+    A finding follows from another where that one's check names it in ``explains`` and they share a host (of failed
+    dials: one end of each is the cause's; where it names hosts ``because_of`` which it is, one of those), or where it
+    is the all-reduce's or a log's: those suffer from every host's faults.
+    """
+    rows = list(found)
+    order = sorted(range(len(rows)), key=lambda number: (-_severity(*rows[number]).rank, rows[number][0].code))
+    cause_of: dict[int, int] = {}
+    for number, row in enumerate(rows):
+        causes = (each for each in order if each != number and each not in cause_of and _explains(rows[each], row))
+        if (cause := next(causes, None)) is not None:
+            cause_of[number] = cause
+    effects: dict[int, list[_Row]] = {number: [] for number in order if number not in cause_of}
+    for number, row in enumerate(rows):
+        root = number
+        while root in cause_of:
+            root = cause_of[root]
+        if root != number:
+            effects[root].append(row)
+    return tuple(_diagnosis(rows[number], its) for number, its in effects.items())
+
+
+def _explains(cause: _Row, effect: _Row) -> bool:
+    (check, finding), (follower, symptom) = cause, effect
+    if follower.name not in check.explains or (finding.explains is not None and follower.name not in finding.explains):
+        return False
+    if follower.job_wide:
+        return True
+    hosts, mine = set(finding.hosts), finding.facts.get("failed")
+    theirs = symptom.facts.get("failed") if follower.category == "ports" else None  # others tell what follows of them
+    if theirs is not None:
+        # Both name the dials that failed. The effect blames the host that was not reached, and the cause may be the
+        # other end: one that looked up a wrong address, say.
+        return all(pair in mine if mine is not None else hosts & {pair["src"], pair["dst"]} for pair in theirs)
+    # a host has many processes, and each finding may name its own
+    pids, others = finding.facts.get("pids"), symptom.facts.get("pids")
+    apart = pids is not None and others is not None and set(pids).isdisjoint(others)
+    return not apart and not hosts.isdisjoint(symptom.facts.get("because_of", symptom.hosts))
+
+
+def _severity(check: Check, finding: Finding) -> Severity:
+    return finding.severity or check.severity
+
+
+def _diagnosis(row: _Row, effects: list[_Row]) -> Diagnosis:
+    check, finding = row
+    gravest = max((row, *effects), key=lambda r: _severity(*r).rank)
+    consequences = tuple(
+        Consequence(code=c.code, name=c.name, hosts=effect.hosts, message=effect.message) for c, effect in effects
+    )
+    return Diagnosis(
+        code=check.code,
+        name=check.name,
+        severity=_severity(*gravest),
+        explains=consequences,
+        **{name: getattr(finding, name) for name in ("hosts", "message", "evidence", "facts", "fix", "entities")},
+    )

@@ -7,12 +7,12 @@ certificate authority to be trusted, a system's file to be opened, a policy of t
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Container, Iterator
 from typing import Any, TypeVar
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, Exports, HangReport, InterfaceAnswers
-from nccl_doctor.model.finding import Command, Fix
+from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangReport, InterfaceAnswers
 from nccl_doctor.model.report import Diagnosis, Report
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.network import Names
@@ -24,23 +24,19 @@ Judged = TypeVar("Judged", Report, HangReport, Difference, InterfaceAnswers)
 
 
 def judged_from_file(document: Judged, own: Container[str]) -> Judged:
-    """The document without commands for this machine.
-
-    Args:
-        document: made of a snapshot's words alone.
-        own: names of hosts that are this machine, or were that of whoever took the snapshot.
-    """
+    """The document of a snapshot without commands for this machine, the hosts ``own``."""
     if isinstance(document, Difference):
-        gone, new = (
-            tuple(_diagnosis(one, own) for one in side) for side in (document.diagnoses.gone, document.diagnoses.new)
-        )
-        return document.model_copy(
-            update={"diagnoses": document.diagnoses.model_copy(update={"gone": gone, "new": new})}
-        )
+        both = document.diagnoses
+        gone, new = (tuple(_diagnosis(one, own) for one in side) for side in (both.gone, both.new))
+        return document.model_copy(update={"diagnoses": both.model_copy(update={"gone": gone, "new": new})})
     if isinstance(document, InterfaceAnswers):
         names = tuple(one.name for one in document.hosts)
-        exports = tuple(made for one in document.exports if (made := _exports(one, names, own)).hosts != ())
-        return document.model_copy(update={"exports": exports})
+        exports = []
+        for block in document.exports:
+            others = tuple(name for name in block.hosts or names if name not in own)
+            if others:
+                exports.append(block.model_copy(update={"hosts": others, "place": FROM}))
+        return document.model_copy(update={"exports": tuple(exports)})
     changed: dict[str, object] = {"diagnoses": tuple(_diagnosis(one, own) for one in document.diagnoses)}
     if isinstance(document, Report):
         changed["next_step"] = None
@@ -48,26 +44,15 @@ def judged_from_file(document: Judged, own: Container[str]) -> Judged:
 
 
 def _diagnosis(found: Diagnosis, own: Container[str]) -> Diagnosis:
-    return found.model_copy(update={"fix": _fix(found.fix, own)}) if found.fix.commands else found
-
-
-def _fix(fix: Fix, own: Container[str]) -> Fix:
-    """Its commands for other hosts; prose alone where there are none."""
-    commands = tuple(_marked(one) for one in fix.commands if one.host is not None and one.host not in own)
-    if commands:
-        return fix.model_copy(update={"commands": commands})
+    """The same with its commands for other hosts; prose alone where there are none."""
+    fix = found.fix
+    if not fix.commands:
+        return found
+    others = (one for one in fix.commands if one.host is not None and one.host not in own)
+    kept = tuple(one.model_copy(update={"place": f"{one.place}, {FROM}" if one.place else FROM}) for one in others)
     prose = f"{fix.summary[:-1]}." if fix.summary.endswith(":") else fix.summary
-    return fix.model_copy(update={"summary": prose, "risk": "manual", "commands": ()})
-
-
-def _marked(command: Command) -> Command:
-    return command.model_copy(update={"place": f"{command.place}, {FROM}" if command.place else FROM})
-
-
-def _exports(block: Exports, names: tuple[str, ...], own: Container[str]) -> Exports:
-    """The variables for those of its hosts that are not this machine."""
-    others = tuple(name for name in block.hosts or names if name not in own)
-    return block.model_copy(update={"hosts": others, "place": FROM})
+    change = {"commands": kept} if kept else {"summary": prose, "risk": "manual", "commands": ()}
+    return found.model_copy(update={"fix": fix.model_copy(update=change)})
 
 
 FLEETING = frozenset(
@@ -92,10 +77,9 @@ def difference(before: Snapshot, after: Snapshot) -> Difference:
 
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
-    """All changes, those of the cluster first; the same change on several hosts once."""
+    """All changes, the cluster's first; the same on several hosts once."""
     cluster = [(change, ()) for change in _differences(_cluster(before), _cluster(after))]
-    old = {host.name: host for host in before.hosts}
-    new = {host.name: host for host in after.hosts}
+    old, new = ({host.name: host for host in snapshot.hosts} for snapshot in (before, after))
     hosts: dict[tuple[str, str, str], list[str]] = {}
     for name in dict.fromkeys([*old, *new]):
         both = old.get(name), new.get(name)
@@ -148,7 +132,7 @@ def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
-    """Every value with its place; a fact that is unknown is one value, and so is an empty collection."""
+    """Every value with its place; unknown facts and empty collections are one each."""
     if isinstance(tree, dict) and "$unknown" in tree:
         yield path, f"unknown: {tree['$unknown']}"
     elif isinstance(tree, dict) and "$skipped" in tree:
@@ -158,16 +142,10 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 
             if name not in FLEETING:
                 yield from _leaves(value, f"{path}.{name}" if path else name)
     elif isinstance(tree, list) and any(isinstance(value, dict) for value in tree):
-        for name, value in _named(tree):
-            yield from _leaves(value, f"{path}[{name}]")
+        seen: Counter[str] = Counter()
+        for entry in tree:  # by the name that it goes by, and a number where that comes again
+            own = next((str(entry[key]) for key in KEYS if isinstance(entry, dict) and key in entry), "")
+            seen[own] += 1
+            yield from _leaves(entry, f"{path}[{own if seen[own] == 1 and own else f'{own}#{seen[own]}'}]")
     else:
         yield path, tree if isinstance(tree, str) else json.dumps(tree, ensure_ascii=False)
-
-
-def _named(entries: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Entries of a list by the name that they go by; one that comes again gets a number."""
-    seen: dict[str, int] = {}
-    for entry in entries:
-        own = next((str(entry[key]) for key in KEYS if isinstance(entry, dict) and key in entry), "")
-        seen[own] = seen.get(own, 0) + 1
-        yield (own if seen[own] == 1 and own else f"{own}#{seen[own]}"), entry

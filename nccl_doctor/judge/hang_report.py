@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from nccl_doctor.hang.evidence import HangEvidence
 from nccl_doctor.hang.findings import NEXT_TIME, findings, gaps, sentence
 from nccl_doctor.hang.observed_rank import ObservedRank, doing, folded
 from nccl_doctor.hang.verdict import Judgement, judge_hang
-from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.judge.run_check import attach_consequences
+from nccl_doctor.judge.diagnose import attach_consequences, judge
 from nccl_doctor.model.base import skipped
 from nccl_doctor.model.documents import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.model.register import entry
@@ -24,36 +22,33 @@ MOST_PLACES = 12
 def report(snapshot: HangSnapshot) -> HangReport:
     """The document of ``hang`` from what was seen of a job."""
     judged = judge_hang(snapshot)
-    missing = gaps(snapshot, judged.evidence)
+    evidence = judged.evidence
+    own = next((one.job_rank for one in evidence.ranks.values()), None)
     sure = judged.verdict in STANDS_STILL or judged.verdict in ("slow", "not-hanging")
+    diagnoses = attach_consequences((entry(name), finding) for name, finding in findings(judged))
+    places = [f"{ranks_of(numbers)} {words}" for words, numbers in folded(evidence.ranks.values()).items()]
+    more = [f"and {len(places) - MOST_PLACES} more places"] if len(places) > MOST_PLACES else []
+    # by the first host's clock: hosts were asked at once
+    looks = next((host.looks for host in snapshot.hosts if host.looks), ())
+    began = datetime.fromisoformat(snapshot.taken_at)
+    times = (began + timedelta(seconds=look.at_s - looks[0].at_s) for look in looks)
     return HangReport(
         verdict=judged.verdict,
         complete=sure and not any(host.failure for host in snapshot.hosts),
         message=sentence(judged),
-        job=_job(judged.evidence),
+        job=own and HangJob(**{name: getattr(own, name) for name in HangJob.model_fields}),
         ranks=tuple(_ranks(judged)),
-        looks=_looks(snapshot),
-        diagnoses=(
-            *attach_consequences((entry(name), finding) for name, finding in findings(judged)),
-            *_access(snapshot),
-        ),
-        places=_places(judged.evidence),
-        not_seen=missing,
+        looks=tuple(HangLook(at=time.isoformat(timespec="seconds")) for time in times),
+        diagnoses=(*diagnoses, *_access(snapshot)),
+        places=(*places[:MOST_PLACES], *more),
+        not_seen=gaps(snapshot, evidence),
         other_jobs=snapshot.other_jobs,
         hosts=sum(1 for host in snapshot.hosts if host.job is not None and host.job.ranks),
         interval_s=snapshot.interval_s,
         stacks=snapshot.stacks,
-        next_time=NEXT_TIME if judged.verdict == "unknown" and judged.evidence.ranks else None,
+        next_time=NEXT_TIME if judged.verdict == "unknown" and evidence.ranks else None,
         timings=snapshot.timings,
     )
-
-
-def _job(evidence: HangEvidence) -> HangJob | None:
-    first = next(iter(evidence.ranks.values()), None)
-    if first is None:
-        return None
-    told = first.job_rank
-    return HangJob(master_addr=told.master_addr, master_port=told.master_port, world_size=told.world_size)
 
 
 def _ranks(judged: Judgement) -> list[HangRank]:
@@ -85,22 +80,6 @@ def _rank(rank: ObservedRank, *, behind: bool) -> HangRank:
         called=(rank.place.called or None) if rank.place else None,
         doing=doing(rank),
         behind=behind,
-    )
-
-
-def _places(evidence: HangEvidence) -> tuple[str, ...]:
-    found = [f"{ranks_of(numbers)} {words}" for words, numbers in folded(evidence.ranks.values()).items()]
-    more = (f"and {len(found) - MOST_PLACES} more places",) if len(found) > MOST_PLACES else ()
-    return (*found[:MOST_PLACES], *more)
-
-
-def _looks(snapshot: HangSnapshot) -> tuple[HangLook, ...]:
-    """The times by the first host's clock: hosts were asked at once."""
-    looks = next((host.looks for host in snapshot.hosts if host.looks), ())
-    began = datetime.fromisoformat(snapshot.taken_at)
-    return tuple(
-        HangLook(at=(began + timedelta(seconds=look.at_s - looks[0].at_s)).isoformat(timespec="seconds"))
-        for look in looks
     )
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import Literal
 
 from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.model.base import PENDING, Unknown
-from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import Check, entry
@@ -71,33 +71,27 @@ def report(
 
 def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
     """The gravest diagnosis; what is merely worth knowing leaves it at ok."""
-    gravest = max((diagnosis.severity.rank for diagnosis in diagnoses), default=0)
     words: tuple[Literal["ok", "warning", "error"], ...] = ("ok", "warning", "error")
-    return words[gravest]
+    return words[max((diagnosis.severity.rank for diagnosis in diagnoses), default=0)]
 
 
 def _title(snapshot: Snapshot) -> str:
     cluster = snapshot.cluster
     count = len(cluster.nodes)
     ranks = f", {plural(snapshot.smoke.world_size, 'rank')}" if isinstance(snapshot.smoke, Smoke) else ""
+    by = f", by {' and '.join(sorted(cluster.variables.values()))} of the environment" if cluster.variables else ""
     if count == 1 and cluster.nodes[0].local:
-        return f"this machine ({cluster.nodes[0].name}){ranks}, master port {cluster.master_port}{_from(cluster)}"
+        return f"this machine ({cluster.nodes[0].name}){ranks}, master port {cluster.master_port}{by}"
     first = cluster.nodes[0].name
     place = f"{cluster.master_addr}:{cluster.master_port}"
     master = place if first == cluster.master_addr else f"{first} ({place})"
-    return f"{plural(count, 'host')}{ranks}, master {master}{_from(cluster)}"
-
-
-def _from(cluster: Cluster) -> str:
-    """Names the variables of the environment that say where the master is."""
-    return f", by {' and '.join(sorted(cluster.variables.values()))} of the environment" if cluster.variables else ""
+    return f"{plural(count, 'host')}{ranks}, master {master}{by}"
 
 
 def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None:
     """The command to run next when nothing stands in the way."""
-    if any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses):
-        return None
-    if not reaching(snapshot.cluster.nodes).launches:
+    grave = any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses)
+    if grave or not reaching(snapshot.cluster.nodes).launches:
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
         return "Several machines:  nccl-doctor check hosts.yaml"
@@ -106,7 +100,7 @@ def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None
 
 
 def _without(snapshot: Snapshot) -> str | None:
-    """The line that goes on without the hosts that were not reached, the others' all-reduce included."""
+    """The line that goes on without the hosts that were not reached."""
     cluster = snapshot.cluster
     away = [host.name for host in snapshot.hosts if host.facts is None]
     first = cluster.nodes[0]
@@ -169,21 +163,17 @@ ROWS: dict[str, tuple[str, ...]] = {
 }
 """The screen's rows, each with the categories that it folds; a check may name another (``Check.row``)."""
 
-OUTCOMES: dict[Severity, RowOutcome] = {
-    Severity.ERROR: "error",
-    Severity.WARNING: "warning",
-    Severity.INFO: "ok",
-}
+OUTCOMES: dict[Severity, RowOutcome] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "ok"}
 
 
 def decided(report: Report) -> tuple[Row, ...]:
-    """The rows of a run that still goes on: those with no check that waits for a phase to come."""
+    """The rows of a running run with no check that waits for a phase."""
     waiting = {row_of(entry(check.name)) for check in report.checks if check.reason == PENDING}
     return tuple(row for row in report.phases if row.name not in waiting)
 
 
 def row_of(check: Check) -> str:
-    """The screen's row that a check belongs to: its own, else its category's."""
+    """The screen's row of a check: its own, else its category's."""
     return check.row or next((row for row, categories in ROWS.items() if check.category in categories), check.category)
 
 
@@ -226,14 +216,12 @@ def rows(
 
 
 def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
-    """The faults of a row in words; "" where its own phrase tells them, or they are merely worth knowing."""
+    """The faults of a row; "" where its phrase tells them or none is grave."""
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
-    hosts: dict[str, list[str]] = {}
-    for each in found:
-        if each.severity is not Severity.INFO and not entry(each.name).row_suffices:
-            hosts.setdefault(each.name.replace("-", " "), []).extend(each.hosts)
-    faults = (f"{name}{f' on {fold(names)}' if names else ''}" for name, names in hosts.items())
+    grave = [one for one in found if one.severity is not Severity.INFO and not entry(one.name).row_suffices]
+    hosts = grouped((one.name.replace("-", " "), one.hosts) for one in grave)
+    faults = (f"{name}{f' on {fold(chain(*names))}' if any(names) else ''}" for name, names in hosts.items())
     return "; ".join(filter(None, (text if row == "processes" else "", *faults)))
 
 
@@ -258,35 +246,34 @@ class _Texts:
     def _access(self) -> str:
         hosts = self._snapshot.hosts
         away = [host.name for host in hosts if host.facts is None]
-        seconds = self._snapshot.timings.get("connect", 0.0)
         if away:
             return f"{len(hosts) - len(away)} of {len(hosts)} hosts answered; not {fold(away)}"
         if len(hosts) == 1 and hosts[0].node.local:
             return "this machine, without SSH"
-        return f"{plural(len(hosts), 'host')} answered in {seconds:.1f} s"
+        return f"{plural(len(hosts), 'host')} answered in {self._snapshot.timings.get('connect', 0.0):.1f} s"
 
     def _software(self) -> str:
-        python = _values(f.python.version for f in self.facts if isinstance(f.python, PythonInfo))
-        torch = _values(f.torch.version for f in self.facts if isinstance(f.torch, TorchInfo))
-        nccl = _values(f.torch.nccl for f in self.facts if isinstance(f.torch, TorchInfo) and f.torch.nccl)
-        parts = [("python", python), ("torch", torch), ("NCCL", nccl)]
-        return ", ".join(f"{name} {value}" for name, value in parts if value)
+        torch = [facts.torch for facts in self.facts if isinstance(facts.torch, TorchInfo)]
+        versions = {
+            "python": {facts.python.version for facts in self.facts if isinstance(facts.python, PythonInfo)},
+            "torch": {one.version for one in torch},
+            "NCCL": {one.nccl for one in torch if one.nccl},
+        }
+        return ", ".join(f"{name} {' / '.join(sorted(its)[:3])}" for name, its in versions.items() if its)
 
     def _gpus(self) -> str:
         """How many of which kind, hosts that have the same together."""
-        kinds: dict[str, list[str]] = {}
+        counts = []
         for host in self._snapshot.hosts:
             gpus = host.facts.gpus if host.facts else ()
-            if isinstance(gpus, Unknown) or not gpus:
-                continue
-            count = Counter(gpu.name.removeprefix("NVIDIA ") for gpu in gpus)
-            kinds.setdefault(", ".join(f"{n} {name}" for name, n in count.items()), []).append(host.name)
-        return "; ".join(f"{what} on {'each of ' if len(on) > 1 else ''}{fold(on)}" for what, on in kinds.items())
+            if not isinstance(gpus, Unknown) and gpus:
+                count = Counter(gpu.name.removeprefix("NVIDIA ") for gpu in gpus)
+                counts.append((", ".join(f"{n} {name}" for name, n in count.items()), host.name))
+        kinds = grouped(counts).items()
+        return "; ".join(f"{what} on {'each of ' if len(on) > 1 else ''}{fold(on)}" for what, on in kinds)
 
     def _interfaces(self) -> str:
-        chosen = grouped(
-            (host.nccl_interface.name, host.name) for host in self._hosts if host.nccl_interface is not None
-        )
+        chosen = grouped((host.nccl_interface.name, host.name) for host in self._hosts if host.nccl_interface)
         return "; ".join(f"NCCL will use {name} on {fold(hosts)}" for name, hosts in chosen.items())
 
     def _ports(self) -> str:
@@ -297,7 +284,10 @@ class _Texts:
             bad = mesh.failures.keys()
             count = mesh.pairs if mesh.sample is None else mesh.tested
             return f"{len(bad)} of {count} pairs failed: into {fold(sorted({dst for _, dst in bad}))}"
-        share = "" if mesh.tested == mesh.pairs else f" ({_share(mesh)})"
+        share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %)"
+        if share and mesh.sample is not None:
+            peers = f"{len(mesh.sample.distances) - 2} random peers a host"
+            share = f"{share[:-1]}: the master and the ring both ways, {peers})"
         port = self._snapshot.cluster.master_port
         master = next((mesh.ports[host.name] for host in self._snapshot.hosts[:1] if host.name in mesh.ports), ())
         others = sorted({sum(one != port for one in ports) for ports in mesh.ports.values()})
@@ -307,14 +297,9 @@ class _Texts:
         return f"{mesh.tested} of {mesh.pairs} pairs{share}, {what}{held}"
 
     def _firewall(self) -> str:
-        managed: dict[str, list[str]] = {}
-        hidden: list[str] = []
-        for host in self._snapshot.hosts:
-            seen = host.facts.firewall if host.facts else None
-            if isinstance(seen, FirewallFacts):
-                managed.setdefault(managed_by(seen), []).append(host.name)
-            elif seen is not None:
-                hidden.append(host.name)
+        found = [(host.facts.firewall, host.name) for host in self._snapshot.hosts if host.facts]
+        managed = grouped((managed_by(rules), name) for rules, name in found if isinstance(rules, FirewallFacts))
+        hidden = [name for rules, name in found if not isinstance(rules, FirewallFacts)]
         free = managed.pop("", [])
         parts = [f"{name} on {fold(hosts)}" for name, hosts in managed.items()]
         if hidden:
@@ -335,30 +320,13 @@ class _Texts:
         if not isinstance(smoke, Smoke):
             return ""
         if smoke.outcome != "ok":
-            return {"failed": "failed", "timeout": f"no end in {smoke.deadline_s:.0f} s"}.get(
-                smoke.outcome, "wrong result"
-            )
+            ends = {"failed": "failed", "timeout": f"no end in {smoke.deadline_s:.0f} s"}
+            return ends.get(smoke.outcome, "wrong result")
         how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
-        ranks = plural(smoke.world_size, "rank")
-        speed = link(self._snapshot)
+        ranks, rate, speed = plural(smoke.world_size, "rank"), best(smoke), link(self._snapshot)
         if speed is None:
-            return f"{ranks} over {how}, right sums, up to {_rate(best(smoke))}"
-        share = f"{100 * best(smoke) / speed.gb_per_s:.0f} % of {speed.name}"
-        return f"{ranks} over {how}, {best(smoke):.2g} of {speed.gb_per_s:.3g} GB/s ({share})"
-
-
-def _share(mesh: Mesh) -> str:
-    """How much was dialled, and what of a sample."""
-    percent = f"{100 * mesh.tested / mesh.pairs:.2g} %"
-    if mesh.sample is None:
-        return percent
-    return f"{percent}: the master and the ring both ways, {len(mesh.sample.distances) - 2} random peers a host"
-
-
-def _rate(gb_per_s: float) -> str:
-    return f"{gb_per_s:.2g} GB/s" if gb_per_s >= 0.1 else f"{gb_per_s * 1e3:.2g} MB/s"
-
-
-def _values(values: Iterable[str]) -> str:
-    seen = sorted(set(values))
-    return seen[0] if len(seen) == 1 else " / ".join(seen[:3])
+            return f"{ranks} over {how}, right sums, up to " + (
+                f"{rate:.2g} GB/s" if rate >= 0.1 else f"{rate * 1e3:.2g} MB/s"
+            )
+        share = f"{100 * rate / speed.gb_per_s:.0f} % of {speed.name}"
+        return f"{ranks} over {how}, {rate:.2g} of {speed.gb_per_s:.3g} GB/s ({share})"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from nccl_doctor.model.base import Document
@@ -69,7 +69,7 @@ FORMS: dict[str, dict[str, str]] = {
 def render(command: str, form: str, document: Any, options: RenderOptions = RenderOptions()) -> str:  # noqa: ANN401, B008 - each renderer knows its own; a NamedTuple can't change
     """The document of a command in a form, whose maker is imported only now."""
     module, function = FORMS[command][form].split(":")
-    make = cast("Renderer", getattr(import_module(f"nccl_doctor.report.{module}"), function))
+    make: Renderer = getattr(import_module(f"nccl_doctor.report.{module}"), function)
     return make(document, options)
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.judge.run_check import attach_consequences
+from nccl_doctor.judge.diagnose import attach_consequences, judge
 from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.model.register import Check, all_checks
 from nccl_doctor.snapshot.hosts import Snapshot

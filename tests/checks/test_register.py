@@ -11,8 +11,7 @@ import pytest
 
 from nccl_doctor.checks import view
 from nccl_doctor.checks.view import PHASES
-from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.judge.run_check import SUBJECTS
+from nccl_doctor.judge.diagnose import SUBJECTS, judge
 from nccl_doctor.model.base import skipped, unknown
 from nccl_doctor.model.engine import engines
 from nccl_doctor.model.finding import Severity

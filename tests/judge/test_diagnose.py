@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.checks.view import View
 from nccl_doctor.judge import diagnose
-from nccl_doctor.judge.run_check import attach_consequences
+from nccl_doctor.judge.diagnose import attach_consequences
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import access
 from nccl_doctor.model.finding import Finding, Fix, Severity

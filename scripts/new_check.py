@@ -25,8 +25,6 @@ How we know: which facts show it.
 Fix: what to do.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 
@@ -47,8 +45,6 @@ Fix: what to do.
 
 References: where the wording stands in the program's source.
 """
-
-from __future__ import annotations
 
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise

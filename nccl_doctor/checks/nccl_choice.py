@@ -1,7 +1,5 @@
 """Findings of NCCL's choice: faults of the same kind, setting and interface become one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import ALLREDUCE, View

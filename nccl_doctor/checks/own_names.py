@@ -1,7 +1,5 @@
 """Hosts' own names, which gloo listens on; containers with a network of their own, and who reaches them there."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

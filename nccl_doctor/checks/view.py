@@ -6,8 +6,6 @@ A live check::
     def torch_missing(view: View) -> Findings: ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -193,12 +191,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 def check(
-    code: str,
-    *,
-    severity: Severity,
-    needs: tuple[str, ...] = (),
-    scope: Scope = "all",
-    **traits: Unpack[Traits],
+    code: str, *, severity: Severity, needs: tuple[str, ...] = (), scope: Scope = "all", **traits: "Unpack[Traits]"
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Registers the decorated function as the check of its module.
 

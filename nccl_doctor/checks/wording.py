@@ -3,8 +3,6 @@
 A training job in words, how to end it, and the label by which its pods are known.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass

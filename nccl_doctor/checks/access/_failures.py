@@ -1,7 +1,5 @@
 """Findings of the access checks: hosts with the same failure make one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 

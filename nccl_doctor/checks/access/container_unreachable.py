@@ -13,8 +13,6 @@ Fix: stands with the diagnosis. Commands are for the host, not for the container
 References: docker-exec(1), podman-exec(1), nsenter(1).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import on_each, pasted

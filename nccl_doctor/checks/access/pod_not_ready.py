@@ -15,8 +15,6 @@ registry's secret; read why the container ends (``kubectl logs --previous``).
 References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug Pods".
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity

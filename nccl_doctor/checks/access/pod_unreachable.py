@@ -12,8 +12,6 @@ Fix: follows from the reason; where the right is missing, ask whoever runs the c
 References: kubectl-exec(1). Kubernetes, "Authorization Overview": the verb of ``pods/exec`` is create.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity

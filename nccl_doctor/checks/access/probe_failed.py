@@ -17,8 +17,6 @@ a defect; please report it with the output of ``nccl-doctor check -v``.
 References: sshd(8), "LOGIN PROCESS". nologin(8). sshd_config(5): ForceCommand.
 """
 
-from __future__ import annotations
-
 import re
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings

@@ -16,8 +16,6 @@ activated environment ``command -v python`` prints it. Or install Python there.
 References: bash(1), "INVOCATION": what a shell that sshd starts reads. PEP 569: the life of Python 3.8.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity

@@ -24,8 +24,6 @@ References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFil
 4252, section 7.
 """
 
-from __future__ import annotations
-
 import re
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings

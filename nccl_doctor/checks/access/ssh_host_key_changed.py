@@ -15,8 +15,6 @@ host a new one.
 References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh-keygen(1): -R, -F. OpenSSH hostfile.c, check_key_in_hostkeys.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root

@@ -16,8 +16,6 @@ fingerprint and asks.
 References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh_config(5): UserKnownHostsFile, HostKeyAlias.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

@@ -21,8 +21,6 @@ References: ssh_config(5): HostName, Port, ProxyJump. sshd_config(5): MaxStartup
 "Errors".
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings

@@ -15,8 +15,6 @@ Fix: depends on the reason and stands with the diagnosis.
 References: srun(1): --overlap. slurm.conf(5): SrunPortRange, SlurmdTimeout. slurmd(8).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity

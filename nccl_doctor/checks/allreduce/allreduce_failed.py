@@ -13,8 +13,6 @@ Fix: the quoted error decides. What was killed by SIGKILL was mostly ended by th
 /dev/shm.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, stages
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity

@@ -16,8 +16,6 @@ A rank that took far more time of its own between the all-reduces than the other
 Fix: `ethtool` on the named host shows the negotiated speed; run with other sizes (`nccl-doctor smoke --max-bytes`).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.allreduce.link import LinkSpeed, best, ideal_seconds, link, straggler
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
@@ -51,11 +49,7 @@ def allreduce_slow(view: View) -> Findings:
         hosts=(late.host,) if late else (speed.host,) if speed else (),
         message=_message(reached, speed, f"rank {late.rank} on {late.host}" if late else None),
         evidence=tuple(evidence),
-        facts={
-            "busbw": reached,
-            "link": speed.gb_per_s if speed else None,
-            "straggler": late.rank if late else None,
-        },
+        facts={"busbw": reached, "link": speed.gb_per_s if speed else None, "straggler": late.rank if late else None},
         fix=Fix(
             summary="Look for what else that host is busy with."
             if late

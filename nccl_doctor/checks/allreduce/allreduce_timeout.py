@@ -22,8 +22,6 @@ itself, `smoke` with `--isolate`), and the host or the pair is named that fails.
 Fix: it depends on the stage; where the ranks stood and what they printed last is quoted.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, place, stacks, stages
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity

@@ -12,8 +12,6 @@ Fix: on GPUs, try again with `NCCL_P2P_DISABLE=1` in the hosts file's `env`: if 
 and ACS settings of the host. Without GPUs, suspect memory.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from nccl_doctor.checks.view import Findings, View, check

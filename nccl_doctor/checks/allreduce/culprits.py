@@ -1,7 +1,5 @@
 """The ranks to blame for a failed all-reduce, as far as they themselves, their output or its repetition show it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

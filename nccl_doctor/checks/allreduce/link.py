@@ -1,7 +1,5 @@
 """The speed of an all-reduce: what the network could give, how much was reached, the rank that others wait for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median
 

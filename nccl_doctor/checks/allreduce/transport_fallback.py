@@ -11,8 +11,6 @@ Fix: take the variable away where one is named; else see what the rank says abou
 --save-logs DIR`, and whether `ibv_devinfo` works in the training's own environment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nccl_doctor.checks.allreduce.link import machines

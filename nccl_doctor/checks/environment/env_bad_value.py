@@ -13,8 +13,6 @@ config file.
 See NCCL's documentation of its environment variables, and src/misc/param.cc in its source.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.logs.rule import Grade, likely, root

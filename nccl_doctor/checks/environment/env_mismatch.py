@@ -11,8 +11,6 @@ HCAs, paths, what is printed) are left out.
 Fix: make them the same; the hosts file's env wins over all other places.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import minority
 from nccl_doctor.logs.rule import Grade, root

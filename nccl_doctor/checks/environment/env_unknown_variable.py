@@ -11,8 +11,6 @@ Fix: correct the name, or take the variable away. Where it was set is shown: the
 line of NCCL's config file.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.model.finding import Finding, Fix, Severity

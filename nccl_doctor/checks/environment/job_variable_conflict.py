@@ -16,8 +16,6 @@ lines that say each of them.
 References: torch/distributed/rendezvous.py (env://); torch/distributed/run.py; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check

@@ -12,8 +12,6 @@ Fix: Test the path between the two hosts: `nccl-doctor check` with both names, a
 References: sock_diag(7), struct tcp_info in include/uapi/linux/tcp.h; NCCL's guide, "RAS".
 """
 
-from __future__ import annotations
-
 from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD711", explains=("rank-behind", "collective-mismatch"))

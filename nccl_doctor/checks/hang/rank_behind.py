@@ -11,8 +11,6 @@ own user, with py-spy on the hosts and ptrace allowed.
 References: NCCL's guide, "RAS"; torch/csrc/distributed/c10d/FlightRecorder.cpp.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD713")

@@ -13,8 +13,6 @@ rank's own log tells why it ended.
 References: proc_pid_stat(5); torchrun's TORCHELASTIC variables in torch/distributed/elastic.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD710", explains=("link-stalled", "rank-outside-nccl", "rank-behind", "collective-mismatch"))

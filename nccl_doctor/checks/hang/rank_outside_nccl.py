@@ -11,8 +11,6 @@ Fix: Look at the line that is named. A state of "D" is the kernel's: a file syst
 References: github.com/benfred/py-spy; proc_pid_stat(5).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD712", explains=("rank-behind",))

@@ -16,8 +16,6 @@ the store, `nccl-doctor check` names what is in the way.
 References: torch/distributed/run.py and torch/distributed/elastic/rendezvous (torch 2.13).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.model.register import from_hang
 
 from_hang(__name__, "NCD714")

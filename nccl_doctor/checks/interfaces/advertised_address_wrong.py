@@ -16,8 +16,6 @@ addresses by which the hosts reach each other.
 References: vllm/v1/executor/ray_utils.py and ray_executor.py; vllm/utils/network_utils.py (get_ip); zmq_bind(3).
 """
 
-from __future__ import annotations
-
 import re
 
 from nccl_doctor.logs.log import Event, Log
@@ -81,10 +79,7 @@ RULES = (
         "RuntimeError: Every node should have a unique IP address. Got 2 nodes with node ids ['5d1c', 'a8f6'] and 1 "
         "unique IP addresses {'10.0.0.11'}. Please check your network configuration.",
     ),
-    root(
-        _NOT_OWN,
-        "zmq.error.ZMQError: Cannot assign requested address (addr='tcp://10.0.0.21:13345')",
-    ),
+    root(_NOT_OWN, "zmq.error.ZMQError: Cannot assign requested address (addr='tcp://10.0.0.21:13345')"),
     clue(_HEAD, "INFO worker.py:1821 -- Connecting to existing Ray cluster at address: 192.168.201.10:6379..."),
     hint(
         _NOWHERE,

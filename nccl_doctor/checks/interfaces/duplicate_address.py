@@ -10,8 +10,6 @@ everywhere; where NCCL uses such a one, that is ifname-needed or ifname-wrong-in
 Fix: give one of the machines another address.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity

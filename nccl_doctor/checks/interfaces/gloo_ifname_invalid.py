@@ -11,8 +11,6 @@ Fix: give the whole name of the interface, without any sign.
 See gloo/transport/tcp/device.cc (lookupAddrForIface) and torch's ProcessGroupGloo.cpp.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded

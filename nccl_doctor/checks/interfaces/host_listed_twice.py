@@ -13,8 +13,6 @@ Fix: take one of them out; or say in the hosts file that two nodes are meant.
 References: NCCL's init.cc: "Duplicate GPU detected". proc_sys_kernel(5): random/boot_id.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.cluster import Node

@@ -15,8 +15,6 @@ Fix: set GLOO_SOCKET_IFNAME, or give the name its real address in /etc/hosts.
 See gloo/transport/tcp/device.cc and torch's ProcessGroupGloo.cpp (createDefaultDevice).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nccl_doctor.checks.own_names import CHANCE, finding, own_names

@@ -17,8 +17,6 @@ Fix: make /etc/hosts the same on all hosts, or use IP addresses in the hosts fil
 GLOO_SOCKET_IFNAME helps, too.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names

@@ -11,8 +11,6 @@ Fix: add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts 
 headless Service, by its selector, and only while they are ready unless it says publishNotReadyAddresses: true.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

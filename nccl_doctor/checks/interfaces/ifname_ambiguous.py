@@ -12,8 +12,6 @@ Fix: put "=" in front, and name the interfaces that are meant in full.
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/utils.cc in its source.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity

@@ -12,8 +12,6 @@ Fix: name an interface that the host has. Where the hosts' names differ, the var
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings

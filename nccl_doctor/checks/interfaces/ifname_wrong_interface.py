@@ -15,8 +15,6 @@ rules first.
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity

@@ -10,8 +10,6 @@ switched off, the cable is out, or the other end is down; and NCCL's rules for t
 Fix: bring the interface up (`ip link set NAME up`), look at the cable and the switch port, or use another interface.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity

@@ -10,8 +10,6 @@ leads the first host's own ranks back to it, which it rarely does.
 Fix: put the master's host first in the list, or set `master_addr` to an address that `ip addr` shows on it.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import failed_by
 from nccl_doctor.logs.rule import root

@@ -13,8 +13,6 @@ ICMP "fragmentation needed" through.
 See RFC 2923, and NVIDIA/nccl issues 1524, 1957 and 2135.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check

@@ -8,8 +8,6 @@ How we know: the MTU of the interface that NCCL uses on each host, compared amon
 Fix: set the same MTU on all hosts, and make sure that the switches pass it.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import minority

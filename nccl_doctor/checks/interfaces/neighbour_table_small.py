@@ -13,8 +13,6 @@ Fix: raise the three limits on every host. They cost memory only for entries in 
 References: arp(7); the kernel's Documentation/networking/ip-sysctl.rst.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterable, Iterator
 from functools import partial

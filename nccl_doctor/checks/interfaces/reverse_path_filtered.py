@@ -14,8 +14,6 @@ any interface: rp_filter=2 (loose) on that interface.
 See Documentation/networking/ip-sysctl.rst in the kernel's source, RFC 3704.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered_hosts
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import pasted

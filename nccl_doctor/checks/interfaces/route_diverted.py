@@ -15,8 +15,6 @@ show what there is.
 See ip-rule(8) and ip-route(8).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered_hosts
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import pasted

@@ -11,8 +11,6 @@ another interface would serve all hosts, NCCL's choice is at fault instead (ifna
 Fix: add the route, as the other hosts of that subnet have it; take out one that refuses; give the interface an address.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -34,6 +32,37 @@ from nccl_doctor.text.shell import Line, line
 
 MAIN = 254
 WHERE = "`ip rule; ip route show table all` tell where"
+
+
+@dataclass
+class Hindered:
+    """A host whose kernel stops dials, or answers to them.
+
+    Attributes:
+        route_faults: each kind of packet once.
+        pairs: the ways between hosts that fail by it, "src" and "dst".
+        peers: the hosts at the other ends.
+    """
+
+    host: str
+    route_faults: dict[RouteFault, None] = field(default_factory=dict)
+    pairs: list[dict[str, str]] = field(default_factory=list)
+    peers: set[str] = field(default_factory=set)
+
+
+def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
+    """The hosts whose routes or filters hinder dials, in the order of the failed dials."""
+    found: dict[str, Hindered] = {}
+    for dial in view.mesh.failed:
+        fault = view.route_faults.get(dial)
+        if fault is None or fault.kind != kind:
+            continue
+        hindered = found.setdefault(fault.host, Hindered(fault.host))
+        hindered.route_faults[fault] = None
+        hindered.peers.add(dial.dst if dial.src == fault.host else dial.src)
+        if (pair := {"src": dial.src, "dst": dial.dst}) not in hindered.pairs:
+            hindered.pairs.append(pair)
+    return found.values()
 
 
 @check(
@@ -204,34 +233,3 @@ def _remedy(own: HostNccl, targets: Iterable[str], errors: Collection[str | None
         "Add the route on {hosts}, as the other hosts of that subnet have it (`ip route add NET via GATEWAY`), or the "
         "default route"
     )
-
-
-@dataclass
-class Hindered:
-    """A host whose kernel stops dials, or answers to them.
-
-    Attributes:
-        route_faults: each kind of packet once.
-        pairs: the ways between hosts that fail by it, "src" and "dst".
-        peers: the hosts at the other ends.
-    """
-
-    host: str
-    route_faults: dict[RouteFault, None] = field(default_factory=dict)
-    pairs: list[dict[str, str]] = field(default_factory=list)
-    peers: set[str] = field(default_factory=set)
-
-
-def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
-    """The hosts whose routes or filters hinder dials, in the order of the failed dials."""
-    found: dict[str, Hindered] = {}
-    for dial in view.mesh.failed:
-        fault = view.route_faults.get(dial)
-        if fault is None or fault.kind != kind:
-            continue
-        hindered = found.setdefault(fault.host, Hindered(fault.host))
-        hindered.route_faults[fault] = None
-        hindered.peers.add(dial.dst if dial.src == fault.host else dial.src)
-        if (pair := {"src": dial.src, "dst": dial.dst}) not in hindered.pairs:
-            hindered.pairs.append(pair)
-    return found.values()

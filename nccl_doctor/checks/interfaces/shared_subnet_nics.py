@@ -14,8 +14,6 @@ routing.
 See Documentation/networking/ip-sysctl.rst in the kernel's source, and NVIDIA/nccl issues 601, 1269 and 1581.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import Phased, Unknown

@@ -1,7 +1,5 @@
 """Findings of the two firewall checks: hosts with the same rule, its evidence and its commands."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from nccl_doctor.checks.own_names import is_unreached

@@ -15,8 +15,6 @@ References: NCCL's src/misc/socket.cc (2.12 to 2.28) and src/os/linux.cc (2.29 o
 torch/csrc/distributed/c10d/socket.cpp.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

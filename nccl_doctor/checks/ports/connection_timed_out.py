@@ -12,8 +12,6 @@ NCCL_SOCKET_IFNAME where the address is of the wrong net. `nccl-doctor check` te
 References: NCCL's src/misc/socket.cc; torch/csrc/distributed/c10d/socket.cpp; tcp(7) on tcp_syn_retries.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import (
     C10D_CLIENT,
     RETURN_CODE,

@@ -19,8 +19,6 @@ ports in this way (public issue NVIDIA/nccl#1882).
 Fix: widen the range on every host. Where the master port then lies in it, it is reserved on the master in one go.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import pairs_of, pasted

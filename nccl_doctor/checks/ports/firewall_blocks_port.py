@@ -16,8 +16,6 @@ iptables. They may be pasted twice. Do not switch the firewall off: it keeps eve
 References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, rule_of, stops_master, to_master, whose
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.firewall.blame import Blame

@@ -14,8 +14,6 @@ up, so the others stay as they are.
 References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 networking.k8s.io.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 

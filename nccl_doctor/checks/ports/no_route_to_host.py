@@ -12,8 +12,6 @@ command. NCCL's ports are drawn from the whole ephemeral range, so opening the m
 References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUNREACH.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

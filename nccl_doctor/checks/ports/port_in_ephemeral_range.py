@@ -13,8 +13,6 @@ ask for it by number.
 References: the kernel's Documentation/networking/ip-sysctl.rst.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import pasted
 from nccl_doctor.model.base import known

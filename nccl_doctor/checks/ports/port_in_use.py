@@ -20,8 +20,6 @@ wait: `nccl-doctor fix-port --wait`.
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving

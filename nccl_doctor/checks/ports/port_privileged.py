@@ -8,8 +8,6 @@ How we know: the bind that torch's TCPStore makes was tried on the first host as
 Fix: choose a master port from 1024 up, outside of the ephemeral range: torchrun's own default is 29500.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise

@@ -27,8 +27,6 @@ an ACL of a switch or port isolation on it. Where nobody could read a host's own
 nobody sees from inside of a pod.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 

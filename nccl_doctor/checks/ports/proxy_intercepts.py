@@ -16,8 +16,6 @@ References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-fir
 Detection".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
@@ -43,12 +41,7 @@ OTHERWISE = (
     "NCD309",
     severity=Severity.WARNING,
     needs=("mesh",),
-    explains=(
-        "port-unreachable",
-        "firewall-blocks-port",
-        "firewall-blocks-ephemeral",
-        *ALLREDUCE,
-    ),
+    explains=("port-unreachable", "firewall-blocks-port", "firewall-blocks-ephemeral", *ALLREDUCE),
 )
 def proxy_intercepts(view: View) -> Findings:
     """Yields one finding for all pairs between which connections are intercepted; an error where dials fail of it."""

@@ -18,8 +18,6 @@ References: docker-run(1): --network, --ipc, --shm-size, --ulimit, --device, --a
 "Troubleshooting", "Docker".
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

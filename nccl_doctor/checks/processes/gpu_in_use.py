@@ -16,8 +16,6 @@ Fix: a leftover of yours can be ended; of a running job its owner decides. Else 
 References: nvidia-smi(1), --query-compute-apps.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity

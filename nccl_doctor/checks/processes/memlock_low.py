@@ -12,8 +12,6 @@ Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in anew; `--uli
 `LimitMEMLOCK=infinity` for systemd units such as Slurm's slurmd.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise

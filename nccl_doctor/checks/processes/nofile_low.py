@@ -15,8 +15,6 @@ good in /etc/security/limits.d (`* - nofile 1048576`), then log in anew. systemd
 their own (`LimitNOFILE=`).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise

@@ -13,8 +13,6 @@ Fix: enlarge it, `mount -o remount,size=… /dev/shm`, for good in /etc/fstab; s
 `--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`). It is everybody's: mode 1777.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

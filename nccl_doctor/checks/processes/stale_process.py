@@ -26,8 +26,6 @@ holds the device file ends (`fuser -v /dev/nvidia*` names them), or when root re
 References: proc_pid_stat(5); torch/distributed/elastic/agent/server/local_elastic_agent.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check

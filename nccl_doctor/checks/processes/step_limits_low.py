@@ -17,8 +17,6 @@ Fix: ask for more: `#SBATCH --cpus-per-task=N`, said again to srun (it no longer
 References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainDevices, ConstrainRAMSpace.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.base import known
 from nccl_doctor.model.engine import engines_of

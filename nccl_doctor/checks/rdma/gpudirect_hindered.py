@@ -14,8 +14,6 @@ Fix: `modprobe nvidia_peermem` (and /etc/modules-load.d), or the driver's open k
 kernel's command line; ACS off in the firmware's settings, or by `setpci` as NCCL's troubleshooting page shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check

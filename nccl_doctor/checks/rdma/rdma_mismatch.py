@@ -17,8 +17,6 @@ or name the devices that all hosts have in NCCL_IB_HCA. NCCL from 2.21 on finds 
 NCCL_IB_GID_INDEX is not set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check

@@ -13,8 +13,6 @@ NCCL_PROTO of all hosts.
 References: NCCL's src/transport/net_socket.cc and net_ib.cc; torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -122,13 +120,7 @@ def work(event: Event) -> Work | None:
     if match is None or seq is None or event.rank is None:
         return None
     group = _GROUP.search(event.text)
-    return Work(
-        event.rank,
-        group["group"] if group else "",
-        seq,
-        match["op"],
-        (match["numel_in"], match["numel_out"]),
-    )
+    return Work(event.rank, group["group"] if group else "", seq, match["op"], (match["numel_in"], match["numel_out"]))
 
 
 def mismatch(events: Iterable[Event]) -> list[Event]:

@@ -16,8 +16,6 @@ References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; default time-out 3
 from 2.2.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

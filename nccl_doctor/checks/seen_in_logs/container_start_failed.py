@@ -11,8 +11,6 @@ credentials, and nvidia-container-cli info.
 References: github.com/NVIDIA/pyxis; github.com/NVIDIA/enroot; runc's create.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

@@ -11,8 +11,6 @@ unavailable" means another process or exclusive mode.
 References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.software.gpu_errors import meaning_of_xid
 from nccl_doctor.logs.rule import Grade, generic, hint, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise

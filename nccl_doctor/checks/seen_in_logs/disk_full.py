@@ -10,8 +10,6 @@ Fix: df -h, df -i (inodes) and quota -s on the host that is named; write checkpo
 References: errno(3), ENOSPC and EDQUOT; caffe2/serialize/inline_container.cc.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

@@ -12,8 +12,6 @@ processes than GPUs, and give jobs on one host GPUs that do not overlap.
 References: NCCL's src/init.cc.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

@@ -12,8 +12,6 @@ nvidia-peermem, use --ipc=host.
 References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide, troubleshooting.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import hint, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

@@ -14,8 +14,6 @@ on, set it before. Restrict NCCL_IB_HCA to adapters of one kind.
 References: NCCL's src/transport/net_ib.cc; infiniband/verbs.h (ibv_wc_status).
 """
 
-from __future__ import annotations
-
 import re
 
 from nccl_doctor.logs.prefix import number
@@ -79,8 +77,7 @@ RULES = (
         unless=r"NCCL INFO ",
     ),
     root(  # of UCCL, and of the examples of rdma-core
-        r"[Ff]ailed to modify QP (?:state )?to (?:INIT|RTR|RTS)\b",
-        "Failed to modify QP to RTR: Connection timed out",
+        r"[Ff]ailed to modify QP (?:state )?to (?:INIT|RTR|RTS)\b", "Failed to modify QP to RTR: Connection timed out"
     ),
     root(
         r"WARN .*(?:incompatible devices|device is incompatible with|different link_layer|different number of devices"

@@ -12,8 +12,6 @@ Fix: dmesg tells of the OOM killer, sacct or kubectl describe of the scheduler. 
 References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -276,9 +274,4 @@ def _before(event: Event, other: Event) -> bool:
     return event.file == other.file and event.order < other.order
 
 
-SIGNS = LogSigns(
-    RULES,
-    _advice,
-    echo=True,
-    passes={Stage.ENDING: _ended, Stage.CONSEQUENCES: _ended_after_a_wait},
-)
+SIGNS = LogSigns(RULES, _advice, echo=True, passes={Stage.ENDING: _ended, Stage.CONSEQUENCES: _ended_after_a_wait})

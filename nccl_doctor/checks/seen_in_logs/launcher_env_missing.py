@@ -12,8 +12,6 @@ host.
 References: torch/distributed/rendezvous.py.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import Grade, generic, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
@@ -63,8 +61,7 @@ RULES = (
         "RuntimeError: Default process group has not been initialized, please make sure to call init_process_group.",
     ),
     generic(  # of a process that was meant to be alone it is no fault
-        r"Not using distributed mode",
-        "Not using distributed mode",
+        r"Not using distributed mode", "Not using distributed mode"
     ),
     root(
         r"PMIX? (?:server|init)\S* .*fail|was not built with SLURM's PMI support|PMI2?_Init failed",

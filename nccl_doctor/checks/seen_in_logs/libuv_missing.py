@@ -10,8 +10,6 @@ Fix: Set USE_LIBUV=0 (in the address: env://?use_libuv=0), or install a torch wi
 References: torch/distributed/rendezvous.py; torch/csrc/distributed/c10d/TCPStore.cpp.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

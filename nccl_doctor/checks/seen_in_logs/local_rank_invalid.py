@@ -10,8 +10,6 @@ Fix: Use LOCAL_RANK for set_device, not RANK; make --nproc_per_node fit the GPUs
 References: CUDA runtime API, cudaErrorInvalidDevice (101).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

@@ -12,8 +12,6 @@ it needs.
 References: NCCL's src/debug.cc; NCCL user guide, troubleshooting.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import RAS_ERROR, Grade, generic
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Severity

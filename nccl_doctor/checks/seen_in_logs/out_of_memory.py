@@ -11,8 +11,6 @@ On the host fewer workers or more memory for the job. `nccl-doctor check` shows 
 References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import KILLED_FOR_MEMORY, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise

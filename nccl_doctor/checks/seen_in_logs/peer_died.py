@@ -12,8 +12,6 @@ named.
 References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c10d/TCPStore.cpp.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.log import Event, Reading
 from nccl_doctor.logs.rule import (
     RAS_DEAD,

@@ -12,8 +12,6 @@ group lets members talk to each other, and that the plugin fits this NCCL.
 References: NCCL's src/plugin/net.cc; aws-ofi-nccl.
 """
 
-from __future__ import annotations
-
 import re
 
 from nccl_doctor.logs.log import Event

@@ -12,8 +12,6 @@ Fix: Raise ulimit -u (or LimitNPROC, TasksMax, docker --pids-limit), or start fe
 References: fork(2) and pthread_create(3), EAGAIN; cgroup v2, pids.max.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

@@ -13,8 +13,6 @@ Fix: Start all hosts within the time-out, with the same --rdzv-endpoint or --mas
 References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distributed/elastic/rendezvous.
 """
 
-from __future__ import annotations
-
 import re
 
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
@@ -131,11 +129,5 @@ RULES = (
 )
 
 SIGNS = LogSigns(
-    RULES,
-    _advice,
-    echo=True,
-    retried=True,
-    unfinished=True,
-    ras={RAS_STARTING: Grade.SYMPTOM},
-    severity=likely_hang,
+    RULES, _advice, echo=True, retried=True, unfinished=True, ras={RAS_STARTING: Grade.SYMPTOM}, severity=likely_hang
 )

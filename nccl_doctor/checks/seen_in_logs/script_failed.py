@@ -11,8 +11,6 @@ every rank's output, and the decorator `record` puts the traceback into torchrun
 References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/distributed_c10d.py (the excepthook).
 """
 
-from __future__ import annotations
-
 import re
 
 from nccl_doctor.checks.seen_in_logs.killed import exit_code, only_frames

@@ -12,8 +12,6 @@ whether all else works.
 References: NCCL's src/misc/shmutils.cc; logind.conf(5).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

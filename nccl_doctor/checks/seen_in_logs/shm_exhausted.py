@@ -12,8 +12,6 @@ NCCL_SHM_DISABLE=1 only hides it from NCCL.
 References: NCCL's src/misc/shmutils.cc; shm_overview(7).
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import Grade, hint, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

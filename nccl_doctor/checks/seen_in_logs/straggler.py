@@ -12,8 +12,6 @@ need a longer time-out or a barrier of their own.
 References: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (monitoredBarrier); horovod/common/stall_inspector.cc.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.logs.rule import likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs

@@ -12,8 +12,6 @@ hosts; `nccl-doctor launch` prints them.
 References: NCCL's src/bootstrap.cc.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

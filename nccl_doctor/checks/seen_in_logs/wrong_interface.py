@@ -13,8 +13,6 @@ why.
 References: NCCL's src/misc/socket.cc (ncclFindInterfaces).
 """
 
-from __future__ import annotations
-
 import ipaddress
 from dataclasses import replace
 
@@ -144,9 +142,5 @@ def _interface(case: Case) -> str | None:
 
 
 SIGNS = LogSigns(
-    RULES,
-    _advice,
-    weigh=_weigh,
-    passes={Stage.MEANING: _nowhere, Stage.PLACES: _apart},
-    interface=_interface,
+    RULES, _advice, weigh=_weigh, passes={Stage.MEANING: _nowhere, Stage.PLACES: _apart}, interface=_interface
 )

@@ -12,8 +12,6 @@ only what exceeds it counts. The median of all hosts is taken for right.
 Fix: let the host keep time from the network: `timedatectl set-ntp true`, or chrony.
 """
 
-from __future__ import annotations
-
 from statistics import median_low
 
 from nccl_doctor.checks.view import Findings, View, check

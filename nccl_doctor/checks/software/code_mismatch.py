@@ -11,8 +11,6 @@ that were changed in it. A path that is missing on all hosts is a difference too
 Fix: copy from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared file system.
 """
 
-from __future__ import annotations
-
 import hashlib
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check

@@ -12,8 +12,6 @@ that; then the check is silent. Where torch is built without CUDA, there is noth
 Fix: update the driver on the host (and reboot it), or install a torch that is built for an older CUDA.
 """
 
-from __future__ import annotations
-
 import re
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check

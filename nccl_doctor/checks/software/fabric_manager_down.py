@@ -12,8 +12,6 @@ Fix: install nvidia-fabricmanager of exactly the driver's version, and start it:
 nvidia-fabricmanager`.
 """
 
-from __future__ import annotations
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import on_each, pasted
 from nccl_doctor.logs.rule import root

@@ -13,8 +13,6 @@ Fix: set `nproc_per_node` and `cuda_visible_devices` to what the host has, or br
 (`nvidia-smi`, `dmesg`; often a power cycle).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

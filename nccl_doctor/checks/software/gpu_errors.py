@@ -12,8 +12,6 @@ Fix: a reset (`nvidia-smi --gpu-reset -i N`, or a reboot) brings pending rows in
 again needs service. NVIDIA's "Xid Errors" page says what each number means.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

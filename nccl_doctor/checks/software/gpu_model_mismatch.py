@@ -10,8 +10,6 @@ Fix: leave the unlike hosts out, or choose the batch size for the smallest. With
 `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that CUDA numbers them as nvidia-smi does.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from nccl_doctor.checks.view import Findings, View, check

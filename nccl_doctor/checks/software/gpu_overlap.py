@@ -12,8 +12,6 @@ Fix: give each node GPUs of its own: `cuda_visible_devices: "0,1"` on one and `"
 two out of the list.
 """
 
-from __future__ import annotations
-
 import itertools
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check

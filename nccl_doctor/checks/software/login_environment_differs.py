@@ -18,8 +18,6 @@ Fix: name the interpreter by its path in the hosts file (`python: /opt/conda/env
 variables under its `env`: then both are the same everywhere, and `nccl-doctor launch` writes them into its lines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check

@@ -11,8 +11,6 @@ Fix: name the interpreter of the environment in the hosts file (`python: /opt/tr
 one), or install torch for the interpreter that is named.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check

@@ -24,8 +24,6 @@ taken for right, and the others are named.
 Fix: install the same versions everywhere, or name interpreters in the hosts file that have them.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

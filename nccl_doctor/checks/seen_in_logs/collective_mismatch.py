@@ -71,8 +71,7 @@ RULES = (
     ),
     root(
         r"(?:appears not to match (?:sizes|strides) of the same param|expects same model across all ranks"
-        r"|inconsistent \d+ params|"
-        r"[Mm]ismatched (?:allreduce|allgather|broadcast|data types|tensor shapes))",
+        r"|inconsistent \d+ params|[Mm]ismatched (?:allreduce|allgather|broadcast|data types|tensor shapes))",
         "RuntimeError: [2]: params[0] in this process with sizes [10, 4] appears not to match sizes of the same "
         "param in process 0.",
     ),

@@ -41,9 +41,8 @@ RULES = (
     ),
     root(
         r"(?:device-side assert triggered|illegal memory access|uncorrectable (?:ECC|NVLink) error"
-        r"|unspecified launch failure|"
-        r"all CUDA-capable devices are busy|CUDA-capable device\(s\) is/are busy|no kernel image is available"
-        r")",
+        r"|unspecified launch failure|all CUDA-capable devices are busy|CUDA-capable device\(s\) is/are busy"
+        r"|no kernel image is available)",
         "RuntimeError: CUDA error: device-side assert triggered",
     ),
     root(

@@ -60,8 +60,7 @@ RULES = (
     ),
     likely(
         r"(?:exitcode: -9\b|exit ?code:? (?:-9|137)\b|[Ss]ignal:? ?\(?9(?:[ ),:]|$)|Signal 9 \(SIGKILL\)|SIGKILL"
-        r"|exited on signal 9"
-        r"|return code = -(?:9|15)\b)",
+        r"|exited on signal 9|return code = -(?:9|15)\b)",
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 1 (pid: 1168) of "
         "binary: python",
     ),
@@ -76,8 +75,7 @@ RULES = (
         "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***",
     ),
     likely(
-        r"(?:Received (?:1|15|Signals\.SIG\w+:? ?\d*) death signal"
-        r"|SignalException: Process \d+ got signal: \d"
+        r"(?:Received (?:1|15|Signals\.SIG\w+:? ?\d*) death signal|SignalException: Process \d+ got signal: \d"
         r"|SIGHUP death signal)",
         "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers",
         unless=r"Signals\.SIGINT|got signal: 2\b",
@@ -90,8 +88,7 @@ RULES = (
     generic(ABORTED, "failed (exitcode: -6) local_rank: 0 (pid: 4242) of binary: python"),
     generic(
         r"(?:exited on signal \d+|exitcode ?: -(?:[02-9]|1[0-46-9]?\b|15\)? ?\(?(?:pid|local_rank))"
-        r"|srun: error: \S+: task\S* \S+: (?:Killed|Terminated|Bus error|Aborted|Segm"
-        r"|Exited with exit code 1[23]))",
+        r"|srun: error: \S+: task\S* \S+: (?:Killed|Terminated|Bus error|Aborted|Segm|Exited with exit code 1[23]))",
         "srun: error: n1: task 3: Killed",
     ),
 )

@@ -42,8 +42,7 @@ RULES = (
     ),
     root(
         r"(?:LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)[`'\"]? (?:env\S* )?(?:var\S* )?(?:is|are|was|must be"
-        r"|should be|needs to be) "
-        r"(?:not (?:been )?set|set|missing|undefined|required)",
+        r"|should be|needs to be) (?:not (?:been )?set|set|missing|undefined|required)",
         "RuntimeError: MASTER_ADDR is not set",
     ),
     root(r"unrecognized arguments: .*--local[-_]rank", "train.py: error: unrecognized arguments: --local-rank=0"),

@@ -80,8 +80,7 @@ RULES = (
         "n1:1:2 [0] sharp_plugin.c:352 NCCL WARN NET/IB :SHARP coll init error: Cannot create SHARP job(-11)",
     ),
     root(
-        r"(?:Failed to initialize any NET plugin|Error ?: network .* not found"
-        r")",
+        r"(?:Failed to initialize any NET plugin|Error ?: network .* not found)",
         "n1:1:2 [0] init.cc:700 NCCL WARN Error: network AWS Libfabric not found.",
     ),
     likely(

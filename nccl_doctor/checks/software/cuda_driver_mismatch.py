@@ -113,12 +113,10 @@ RULES = (
     ),
     root(
         r"(?:forward compatibility was attempted on non supported HW"
-        r"|provided PTX was compiled with an unsupported toolchain|"
-        r"CUDA Driver version found is \d+\. Minimum|cudaErrorCompatNotSupported|CUDA driver is older than"
-        r"|requires CUDA driver \d|"
-        r"unsupported display driver|API call is not supported in the installed CUDA driver"
-        r"|CUDA driver initialization failed|"
-        r"libcuda\.so\S*: cannot open shared object)",
+        r"|provided PTX was compiled with an unsupported toolchain|CUDA Driver version found is \d+\. Minimum"
+        r"|cudaErrorCompatNotSupported|CUDA driver is older than|requires CUDA driver \d|unsupported display driver"
+        r"|API call is not supported in the installed CUDA driver|CUDA driver initialization failed"
+        r"|libcuda\.so\S*: cannot open shared object)",
         "Error 804: forward compatibility was attempted on non supported HW",
     ),
     root(

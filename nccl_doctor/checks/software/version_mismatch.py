@@ -149,8 +149,7 @@ RULES = (
     ),
     root(
         r"(?:compiled with (?:too old )?(?:version of )?NCCL.{0,60}but is running with|NCCL library is (?:too old"
-        r"|not backwards)|"
-        r"(?:were|was) compiled with different CUDA|detected CUDA version .* mismatches)",
+        r"|not backwards)|(?:were|was) compiled with different CUDA|detected CUDA version .* mismatches)",
         "n1:1:2 [0] x.cc:1 NCCL WARN NCCL library is too old. This application was compiled with NCCL version "
         "2.30.3, but is running with NCCL library version 2.29.2.",
     ),

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from nccl_doctor.model.base import FrozenModel
 from nccl_doctor.text.shell import Line, line
@@ -89,6 +89,7 @@ class Finding(FrozenModel):
         message: one sentence a tired person understands.
         evidence: what was seen, each a line.
         facts: the same for machines.
+        fix: what to do; a text alone is a fix without commands.
         severity: None takes the check's own.
         explains: of what the check's own ``explains`` names, what may follow from this finding; None for all of it.
         entities: what a log names: host, ip, port, iface, rank, nccl_version, torch_version.
@@ -98,7 +99,7 @@ class Finding(FrozenModel):
     message: str
     evidence: tuple[str | LogLine, ...] = ()
     facts: dict[str, Any] = Field(default_factory=dict)
-    fix: Fix
+    fix: Annotated[Fix, BeforeValidator(lambda fix: Fix(summary=fix) if isinstance(fix, str) else fix)]
     severity: Severity | None = None
     explains: tuple[str, ...] | None = None
     entities: dict[str, Any] | None = None

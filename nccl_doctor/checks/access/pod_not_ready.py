@@ -17,7 +17,7 @@ References: Kubernetes, "Pod Lifecycle", "Pod Scheduling Readiness" and "Debug P
 
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped
 
 
@@ -32,9 +32,7 @@ def pod_not_ready(view: View) -> Findings:
             hosts=tuple(names),
             message=f"The cluster calls {fold(names)} not ready, though the container runs: {why}.",
             facts={"reason": "unready"},
-            fix=Fix(
-                summary="See which probe fails (kubectl describe pod). Until it is ready a headless Service gives the "
-                "pod no name, unless the Service says publishNotReadyAddresses: true."
-            ),
+            fix="See which probe fails (kubectl describe pod). Until it is ready a headless Service gives the "
+            "pod no name, unless the Service says publishNotReadyAddresses: true.",
             severity=Severity.WARNING,
         )

@@ -41,7 +41,7 @@ def python_missing(view: View) -> Findings:
             message=f"{fold(hosts)}: {executable} ends as training would start it: {end}.",
             evidence=(f"it runs isolated (-I) from the login's variables, and not without: {failure}",),
             facts={"python": executable, "problem": "broken"},
-            fix=Fix(summary=_ENVIRONMENT),
+            fix=_ENVIRONMENT,
         )
 
 

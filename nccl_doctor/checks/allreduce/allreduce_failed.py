@@ -15,7 +15,7 @@ Fix: the quoted error decides. What was killed by SIGKILL was mostly ended by th
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, stages
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import capital, fold
 
@@ -60,7 +60,7 @@ def allreduce_failed(view: View) -> Findings:
             "signal": first.signal,
             "unexplained": found.is_unexplained,
         },
-        fix=Fix(summary=f"On {fold(found.hosts)}: {advice}." if advice else found.advice),
+        fix=f"On {fold(found.hosts)}: {advice}." if advice else found.advice,
     )
 
 

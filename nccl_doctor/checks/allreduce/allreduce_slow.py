@@ -18,7 +18,7 @@ Fix: `ethtool` on the named host shows the negotiated speed; run with other size
 
 from nccl_doctor.checks.allreduce.link import LinkSpeed, best, ideal_seconds, link, straggler
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.smoke import Smoke
 
 SHARE = 0.25
@@ -50,11 +50,9 @@ def allreduce_slow(view: View) -> Findings:
         message=_message(reached, speed, f"rank {late.rank} on {late.host}" if late else None),
         evidence=tuple(evidence),
         facts={"busbw": reached, "link": speed.gb_per_s if speed else None, "straggler": late.rank if late else None},
-        fix=Fix(
-            summary="Look for what else that host is busy with."
-            if late
-            else "Look at the negotiated speed (ethtool), the MTU, and what else uses the link."
-        ),
+        fix="Look for what else that host is busy with."
+        if late
+        else "Look at the negotiated speed (ethtool), the MTU, and what else uses the link.",
     )
 
 

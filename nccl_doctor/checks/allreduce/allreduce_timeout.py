@@ -24,7 +24,7 @@ Fix: it depends on the stage; where the ranks stood and what they printed last i
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, place, stacks, stages
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.smoke import Smoke
 
 
@@ -50,7 +50,7 @@ def allreduce_timeout(view: View) -> Findings:
             "why": found.why,
             "unexplained": found.is_unexplained,
         },
-        fix=Fix(summary=found.advice),
+        fix=found.advice,
     )
 
 

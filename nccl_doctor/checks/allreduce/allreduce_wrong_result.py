@@ -17,7 +17,7 @@ from collections import Counter
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.report import RankReport
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import fold
@@ -40,10 +40,8 @@ def allreduce_wrong_result(view: View) -> Findings:
             *(f"wrong again {_group(smoke, group)}" for group in smoke.wrong_groups[:4]),
         ),
         facts={"ranks": [rank.rank for rank in source or wrong]},
-        fix=Fix(
-            summary="On GPUs, put NCCL_P2P_DISABLE: 1 under env in the hosts file, and check again. Without GPUs, "
-            f"test the memory of {fold(dict.fromkeys(rank.host for rank in source or wrong))}."
-        ),
+        fix="On GPUs, put NCCL_P2P_DISABLE: 1 under env in the hosts file, and check again. Without GPUs, "
+        f"test the memory of {fold(dict.fromkeys(rank.host for rank in source or wrong))}.",
     )
 
 

@@ -17,7 +17,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import folded
 from nccl_doctor.logs.rule import Grade, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import Failure
@@ -50,7 +50,7 @@ def env_bad_value(view: View) -> Findings:
             message=f"{name}={quoted(value)}: NCCL {bad.reads}{f' ({since})' if since else ''}.",
             evidence=folded((host, f"{name}={quoted(value)} ({origin})") for host, origin in origins.items()),
             facts={"variable": name, "value": value, "reads": bad.reads, "allowed": bad.allowed, "origins": origins},
-            fix=Fix(summary=f"Allowed is {bad.allowed}. Set on {fold(origins)}: {', '.join(set(origins.values()))}."),
+            fix=f"Allowed is {bad.allowed}. Set on {fold(origins)}: {', '.join(set(origins.values()))}.",
             severity=Severity.INFO if since else Severity.ERROR if name == "NCCL_COMM_ID" else None,
         )
 

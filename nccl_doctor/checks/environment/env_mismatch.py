@@ -15,7 +15,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import minority
 from nccl_doctor.logs.rule import Grade, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.variables import Variable, is_known
 from nccl_doctor.text.hostlist import fold, grouped, quoted
@@ -82,9 +82,7 @@ def _finding(name: str, column: dict[str, Variable | None]) -> Finding:
         message=f"{name} is not the same on all hosts: {fold(outliers)} differ{'s' * (len(outliers) == 1)}.",
         evidence=tuple(f"{fold(hosts)}: {name} is {text}" for text, hosts in groups.items()),
         facts={"variable": name, "values": values},
-        fix=Fix(
-            summary=f"Set {name} to one value for all hosts, in the hosts file's env; it wins over the other places."
-        ),
+        fix=f"Set {name} to one value for all hosts, in the hosts file's env; it wins over the other places.",
         severity=Severity.ERROR if name in MUST_AGREE else None,
     )
 

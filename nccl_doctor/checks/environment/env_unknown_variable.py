@@ -13,7 +13,7 @@ line of NCCL's config file.
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import folded
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.variables import is_known, nearest, register
@@ -57,6 +57,6 @@ def _finding(name: str, absent: str | None, since: str | None, origins: dict[str
         message=unknown if absent is None else f"{name} has no effect: {absent}.",
         evidence=folded((host, f"{quoted(name)} ({origin})") for host, origin in origins.items()),
         facts={"variable": name, "nearest": meant, "origins": origins},
-        fix=Fix(summary=f"{remedy} where it is set: {fold(origins)}: {', '.join(dict.fromkeys(origins.values()))}."),
+        fix=f"{remedy} where it is set: {fold(origins)}: {', '.join(dict.fromkeys(origins.values()))}.",
         severity=None if absent is None and since is None else Severity.INFO,
     )

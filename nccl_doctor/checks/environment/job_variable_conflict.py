@@ -23,7 +23,7 @@ from nccl_doctor.checks.wording import described, folded
 from nccl_doctor.launch.job_variables import PlannedNode, contradictions, names_of
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.engine import command_way
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot, rank_counts, world_size
 from nccl_doctor.snapshot.network import Names, PortTrial
 from nccl_doctor.text.hostlist import fold, quoted
@@ -86,10 +86,8 @@ def _finding(lines: dict[str, list[str]], *, ours: bool) -> Finding:
         message=f"{', '.join(names)} of {where} contradict{'s' * (len(names) == 1)} the plan.",
         evidence=folded((host, line) for host, each in lines.items() for line in each),
         facts={"variables": names, "in_hosts_file": ours},
-        fix=Fix(
-            summary=("Take them out of env" if ours else "Unset them where they are set (.bashrc, /etc/environment)")
-            + ": the launcher sets them for each rank."
-        ),
+        fix=("Take them out of env" if ours else "Unset them where they are set (.bashrc, /etc/environment)")
+        + ": the launcher sets them for each rank.",
         severity=Severity.ERROR if ours else None,
     )
 
@@ -114,8 +112,6 @@ def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Findi
             message=f"A job that runs on {fold(jobs)} has the same master, {snapshot.cluster.master_addr}:{port}.",
             evidence=folded((host, line) for host, each in jobs.items() for line in each),
             facts={"master_addr": snapshot.cluster.master_addr, "master_port": port},
-            fix=Fix(
-                summary="Give this job a master port of its own (master_port in the hosts file, or --master-port), or "
-                "wait for that one to end."
-            ),
+            fix="Give this job a master port of its own (master_port in the hosts file, or --master-port), or "
+            "wait for that one to end.",
         )

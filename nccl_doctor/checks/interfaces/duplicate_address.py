@@ -12,7 +12,7 @@ Fix: give one of the machines another address.
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import is_private
 from nccl_doctor.snapshot.network import Names, addresses_by_name
@@ -57,7 +57,7 @@ def _finding(address: str, owners: dict[str, str], away: list[str], order: tuple
             *(f"{name}: the hosts file knows it by {address}, and it was not reached there" for name in away),
         ),
         facts={"address": address, "interfaces": owners},
-        fix=Fix(summary="Give each machine an address of its own."),
+        fix="Give each machine an address of its own.",
     )
 
 

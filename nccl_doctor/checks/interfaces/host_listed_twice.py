@@ -17,7 +17,7 @@ from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import engines_of
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold
 
 
@@ -47,8 +47,6 @@ def _finding(nodes: list[Node]) -> Finding:
         message=f"{fold(names)} are one machine: the job has {len(nodes)} nodes where there is one.",
         evidence=tuple(f"{node.name} at {node.address}: the same boot id and interfaces" for node in nodes),
         facts={"nodes": names},
-        fix=Fix(
-            summary="Take all but one out of the list. Where one machine is to be two nodes, give both entries its one "
-            "address under names of their own (name: and address:) and each its own GPUs (cuda_visible_devices)."
-        ),
+        fix="Take all but one out of the list. Where one machine is to be two nodes, give both entries its one "
+        "address under names of their own (name: and address:) and each its own GPUs (cuda_visible_devices).",
     )

@@ -22,7 +22,7 @@ from collections import Counter
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import failed_by
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, ResolverAnswer, deviations
 from nccl_doctor.text.hostlist import fold, grouped, quoted
@@ -105,6 +105,6 @@ def _finding(view: View, name: str, column: dict[str, tuple[str, ...]], outliers
             "matrix": {host: list(real) for host, real in column.items()},
             "failed": failed_by(view, name, outliers),
         },
-        fix=Fix(summary="Make /etc/hosts the same on all hosts, or use IP addresses in the hosts file."),
+        fix="Make /etc/hosts the same on all hosts, or use IP addresses in the hosts file.",
         severity=Severity.ERROR if is_master else None,
     )

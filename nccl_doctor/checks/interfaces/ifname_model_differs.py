@@ -13,7 +13,7 @@ Fix: please report it with the output of `nccl-doctor check --save`, so that the
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import folded
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold
 
 
@@ -29,5 +29,5 @@ def ifname_model_differs(view: View) -> Findings:
             message=f"On {fold(differing)} libnccl itself and this tool's model of it differ about the interface.",
             evidence=folded(differing.items()),
             facts=dict(differing),
-            fix=Fix(summary="Nothing to do for the job; please report it, with a snapshot from check --save."),
+            fix="Nothing to do for the job; please report it, with a snapshot from check --save.",
         )

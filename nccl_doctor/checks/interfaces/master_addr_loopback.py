@@ -12,7 +12,7 @@ Fix: set `master_addr` to the address of the first host's network interface. On 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import failed_by
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.network import Names
 from nccl_doctor.text.inet import is_loopback
 
@@ -43,7 +43,7 @@ def master_addr_loopback(view: View) -> Findings:
         message=f'The master address "{address}" is a loopback address: each host looks for the master on itself.',
         evidence=tuple(f"{name}: {address} is {found}" for name, found in seen if found != address),
         facts={"master_addr": address, "failed": failed_by(view, address, lost)},
-        fix=Fix(summary=_summary(master, address)),
+        fix=_summary(master, address),
     )
 
 

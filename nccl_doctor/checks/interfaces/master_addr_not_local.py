@@ -15,7 +15,7 @@ from nccl_doctor.checks.wording import failed_by
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.inet import is_loopback
@@ -49,10 +49,8 @@ def master_addr_not_local(view: View) -> Findings:
             message=f"The master address {address} is no address of {host.name}, where rank 0 will run.",
             evidence=(f"{host.name} takes {address} for {became}", f"its own: {', '.join(_shown(facts))}"),
             facts={"master_addr": address, "own": own, "failed": failed_by(view, address, everyone)},
-            fix=Fix(
-                summary=f"Set master_addr in the hosts file to one of {host.name}'s own addresses, or put the host "
-                f"that has {address} first in the list."
-            ),
+            fix=f"Set master_addr in the hosts file to one of {host.name}'s own addresses, or put the host "
+            f"that has {address} first in the list.",
         )
 
 

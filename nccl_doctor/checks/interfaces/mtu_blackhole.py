@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.base import Skipped, Unknown
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.mesh import Stall
 from nccl_doctor.text.hostlist import fold, grouped
@@ -78,9 +78,7 @@ def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[St
             for (src, unacked, sent, segment), addresses in seen.items()
         ),
         facts={"pairs": [{"src": stall.src, "dst": stall.dst, "segment": stall.segment} for stall in stalls]},
-        fix=Fix(
-            summary=f"Lower the MTU of NCCL's interfaces{f' ({mtus})' if mtus else ''} to what the path passes: 1500 "
-            "where the switches carry no jumbo frames, 1450 or less inside a tunnel; or raise it on what lies between; "
-            "and let ICMP “fragmentation needed” through."
-        ),
+        fix=f"Lower the MTU of NCCL's interfaces{f' ({mtus})' if mtus else ''} to what the path passes: 1500 "
+        "where the switches carry no jumbo frames, 1450 or less inside a tunnel; or raise it on what lies between; "
+        "and let ICMP “fragmentation needed” through.",
     )

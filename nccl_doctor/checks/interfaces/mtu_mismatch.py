@@ -11,7 +11,7 @@ Fix: set the same MTU on all hosts, and make sure that the switches pass it.
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import minority
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import Network
 
@@ -40,5 +40,5 @@ def _finding(network: Network, hosts: dict[str, tuple[str, int]]) -> Finding:
         message=f"The interfaces that NCCL uses on {network} have MTUs of {sizes} bytes.",
         evidence=tuple(f"{fold(names)}: {link} has {mtu}" for (link, mtu), names in groups.items()),
         facts={"network": str(network), "mtu": mtus},
-        fix=Fix(summary="Set the same MTU on all of them, one that the switches between them pass."),
+        fix="Set the same MTU on all of them, one that the switches between them pass.",
     )

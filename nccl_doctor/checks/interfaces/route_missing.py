@@ -143,7 +143,7 @@ def _follows(view: View, following: dict[str, dict[str, str]]) -> Finding:
         hosts=hosts,
         message=_no_route(hosts, following),
         facts={"to": following[hosts[0]], "because_of": ordered(view.by_host, blamed)},
-        fix=Fix(summary="Have NCCL use another interface there."),
+        fix="Have NCCL use another interface there.",
     )
 
 

@@ -12,7 +12,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 
 
 @check(
@@ -38,7 +38,7 @@ def port_privileged(view: View) -> Findings:
             evidence=(f"bind to port {trial.port}: {trial.error or 'worked, as root'}",),
             facts={"port": trial.port, "error": trial.error},
             severity=Severity.ERROR if refused else Severity.WARNING,
-            fix=Fix(summary="Set master_port in the hosts file to one from 1024 up; torchrun's default is 29500."),
+            fix="Set master_port in the hosts file to one from 1024 up; torchrun's default is 29500.",
         )
 
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import pairs_of
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.mesh import Interception
 from nccl_doctor.text.hostlist import fold
@@ -71,7 +71,7 @@ def proxy_intercepts(view: View) -> Findings:
         message=f"{who} {fold(proxied)} takes the connections between the hosts before their target is asked.",
         evidence=tuple(_evidence(taken, spoken)),
         facts={"sidecars": kinds, "failed": pairs_of(failed)},
-        fix=Fix(summary=WITHOUT.format(SIDECARS[kinds[0]]) if len(kinds) == 1 else OTHERWISE),
+        fix=WITHOUT.format(SIDECARS[kinds[0]]) if len(kinds) == 1 else OTHERWISE,
         severity=Severity.ERROR if failed else None,
         explains=None if kinds else ("port-unreachable", *ALLREDUCE),
     )

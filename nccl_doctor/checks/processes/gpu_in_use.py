@@ -18,7 +18,7 @@ References: nvidia-smi(1), --query-compute-apps.
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.base import Unknown, known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import Host, visible_gpus
 from nccl_doctor.snapshot.system import Gpu, GpuProcess, TrainingJob
 from nccl_doctor.text.hostlist import nouns
@@ -67,10 +67,8 @@ def _finding(host: Host, uses: list[GpuProcess], unseen: list[Gpu], jobs: dict[i
             *(f"GPU {gpu.index}: {gpu.memory_used_mib} MiB in use, and no process shows" for gpu in unseen),
         ),
         facts={"gpus": numbers, "pids": sorted({use.pid for use in uses})},
-        fix=Fix(
-            summary="Wait for the other job, ask its owner, or name other GPUs in the hosts file "
-            "(cuda_visible_devices). nccl-doctor fix-port --pid N tells whether it is a leftover of yours."
-        ),
+        fix="Wait for the other job, ask its owner, or name other GPUs in the hosts file "
+        "(cuda_visible_devices). nccl-doctor fix-port --pid N tells whether it is a leftover of yours.",
     )
 
 

@@ -20,7 +20,7 @@ References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainD
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.base import known
 from nccl_doctor.model.engine import engines_of
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 GIB = 1 << 30
@@ -64,10 +64,8 @@ def _few_cpus(names: list[str], has: int, ranks: int) -> Finding:
         message=f"The job may use {plural(has, 'CPU')} on {fold(names)} for {ranks} ranks, which will wait for it.",
         evidence=(f"a step's process runs on {plural(has, 'CPU')}",),
         facts={"cpus": has, "nproc_per_node": ranks},
-        fix=Fix(
-            summary="Ask for several CPUs a rank, with sbatch and with srun: --cpus-per-task with --ntasks-per-node=1 "
-            "is for all ranks of a node together."
-        ),
+        fix="Ask for several CPUs a rank, with sbatch and with srun: --cpus-per-task with --ntasks-per-node=1 "
+        "is for all ranks of a node together.",
     )
 
 
@@ -79,7 +77,7 @@ def _little_memory(names: list[str], has: int, ranks: int) -> Finding:
         evidence=(f"control group: {has} bytes",),
         facts={"memory_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,
-        fix=Fix(summary="Ask for more memory: --mem=0 is all of a node, --mem-per-gpu or --mem a part."),
+        fix="Ask for more memory: --mem=0 is all of a node, --mem-per-gpu or --mem a part.",
     )
 
 
@@ -91,11 +89,9 @@ def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
         evidence=(f"nvidia-smi in the step: {has or 'no'} GPU{'s' * (has > 1)}",),
         facts={"gpus": has, "given": given},
         severity=Severity.ERROR,
-        fix=Fix(
-            summary="See whether the driver works on the node (nvidia-smi outside the job). If it does, Slurm's "
-            "gres.conf or its control of devices is at fault, or the container lacks the driver "
-            "(NVIDIA_VISIBLE_DEVICES)."
-        ),
+        fix="See whether the driver works on the node (nvidia-smi outside the job). If it does, Slurm's "
+        "gres.conf or its control of devices is at fault, or the container lacks the driver "
+        "(NVIDIA_VISIBLE_DEVICES).",
     )
 
 

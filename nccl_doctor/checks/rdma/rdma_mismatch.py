@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import difference, ordered
 from nccl_doctor.model.base import Unknown, known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import Host, HostFacts
 from nccl_doctor.snapshot.system import RdmaDevice, RdmaPort
 from nccl_doctor.text.hostlist import fold
@@ -54,10 +54,8 @@ def rdma_mismatch(view: View) -> Findings:
         evidence=tuple(map(str, found)),
         facts={"differences": {one.subject: one.groups for one in found}},
         severity=Severity.ERROR if any(one.subject.startswith(GID_INDEX) for one in found) else None,
-        fix=Fix(
-            summary="Bring the ports and modules of these hosts to where the others are, or name in NCCL_IB_HCA only "
-            "devices that all hosts have."
-        ),
+        fix="Bring the ports and modules of these hosts to where the others are, or name in NCCL_IB_HCA only "
+        "devices that all hosts have.",
     )
 
 

@@ -16,7 +16,7 @@ import hashlib
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.checks.wording import Difference, difference
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.system import SameEntry
 from nccl_doctor.text.hostlist import fold, grouped
@@ -65,10 +65,8 @@ def _different(differs: Difference, found: dict[str, SameEntry]) -> Finding:
         message=f"{differs.subject} on {fold(differs.outliers)} is not what the other hosts have.",
         evidence=(*lines, *shown, *more),
         facts={"path": differs.subject, "resolved": usual.resolved, "files": sorted(files)},
-        fix=Fix(
-            summary=f"Copy {usual.resolved} from one host to the others (rsync, git pull), or keep it on a file system "
-            "that all share."
-        ),
+        fix=f"Copy {usual.resolved} from one host to the others (rsync, git pull), or keep it on a file system "
+        "that all share.",
     )
 
 
@@ -85,8 +83,6 @@ def _missing(path: str, found: dict[str, SameEntry]) -> Finding:
         evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in found.values())),
         facts={"path": path, "files": []},
         severity=Severity.WARNING,
-        fix=Fix(
-            summary='Correct the path under "same" in the hosts file: a relative one starts from the home directory of '
-            "the user who logs in."
-        ),
+        fix='Correct the path under "same" in the hosts file: a relative one starts from the home directory of '
+        "the user who logs in.",
     )

@@ -68,7 +68,7 @@ def cuda_driver_mismatch(view: View) -> Findings:
             message=f"Driver {driver} on {fold(hosts)} is too old for torch's CUDA {cuda}, which needs {least}.",
             evidence=(f"nvidia-smi: driver {driver}", f"torch is built for CUDA {cuda}"),
             facts={"driver": driver, "cuda": cuda, "least_driver": least},
-            fix=Fix(summary="Update the driver there and reboot, or install a torch that is built for an older CUDA."),
+            fix="Update the driver there and reboot, or install a torch that is built for an older CUDA.",
         )
     for reason, hosts in broken.items():
         yield Finding(

@@ -21,7 +21,7 @@ from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import named_devices, visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
@@ -65,10 +65,8 @@ def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) ->
         message=f"{node.name} is to {wants}{named}, and has {has}.",
         evidence=tuple(shown or ["nvidia-smi shows no GPU"]),
         facts={"gpus": len(gpus), "nproc_per_node": ranks, "cuda_visible_devices": node.cuda_visible_devices},
-        fix=Fix(
-            summary="Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back "
-            "the GPU that it lacks (its kernel log says whether one fell off the bus)."
-        ),
+        fix="Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back "
+        "the GPU that it lacks (its kernel log says whether one fell off the bus).",
     )
 
 
@@ -87,10 +85,8 @@ def _uneven(counts: dict[str, int]) -> Iterator[Finding]:
         evidence=(*(f"{name}: {counts[name]}" for name in fewer), f"{fold(rest)}: {usual}"),
         facts={"gpus": counts},
         severity=Severity.WARNING,
-        fix=Fix(
-            summary="Bring back the GPU that is missing (the kernel log says whether one fell off the bus), or set "
-            "nproc_per_node in the hosts file, so that it is said to be meant."
-        ),
+        fix="Bring back the GPU that is missing (the kernel log says whether one fell off the bus), or set "
+        "nproc_per_node in the hosts file, so that it is said to be meant.",
     )
 
 

@@ -20,7 +20,7 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown, known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.system import GpuHealth, Xid
 
 PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
@@ -46,10 +46,8 @@ def gpu_errors(view: View) -> Findings:
             evidence=(*counted, *_log(logged)),
             facts={"xids": sorted({x.number for x in logged})},
             severity=Severity.ERROR if lost else None,
-            fix=Fix(
-                summary="Reset the GPU (nvidia-smi --gpu-reset -i N, with no job on it) or reboot; if the errors come "
-                "back, leave the host out (-x) and have the GPU looked at."
-            ),
+            fix="Reset the GPU (nvidia-smi --gpu-reset -i N, with no job on it) or reboot; if the errors come "
+            "back, leave the host out (-x) and have the GPU looked at.",
         )
 
 

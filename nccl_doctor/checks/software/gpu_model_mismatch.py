@@ -15,7 +15,7 @@ from collections import Counter
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.checks.wording import difference, ordered
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold
@@ -45,7 +45,7 @@ def gpu_model_mismatch(view: View) -> Findings:
         message=f"The GPUs on {fold(hosts)} are not like the others, and the slowest sets the pace of all.",
         evidence=(*([str(between)] if between else []), *within),
         facts={"gpus": {name: dict(found) for name, found in kinds.items()}},
-        fix=Fix(summary=f"Leave the unlike hosts out (-x), or choose the batch size for the smallest memory.{order}"),
+        fix=f"Leave the unlike hosts out (-x), or choose the batch size for the smallest memory.{order}",
     )
 
 

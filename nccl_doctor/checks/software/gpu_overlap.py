@@ -16,7 +16,7 @@ import itertools
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import grouped
@@ -41,8 +41,6 @@ def gpu_overlap(view: View) -> Findings:
             f"{', '.join(str(gpu.index) for gpu in shared)}.",
             evidence=tuple(f"GPU {gpu.index} ({gpu.name}), {gpu.uuid}: on {name} and on {other}" for gpu in shared),
             facts={"uuids": [gpu.uuid for gpu in shared]},
-            fix=Fix(
-                summary="Set cuda_visible_devices on each of the two in the hosts file, to GPUs of its own, or take "
-                "one of them out."
-            ),
+            fix="Set cuda_visible_devices on each of the two in the hosts file, to GPUs of its own, or take "
+            "one of them out.",
         )

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.engine import command_way, engines_of
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.system import LoginShell, PythonInfo
@@ -57,10 +57,8 @@ def login_environment_differs(view: View) -> Findings:
             message=f"On {fold(hosts)} a login shell differs from a command {way}, which is what was judged.",
             evidence=lines,
             severity=None if lines in matters else Severity.INFO,
-            fix=Fix(
-                summary="Name the interpreter by its path (python: /path/to/python) and put the variables under env in "
-                "the hosts file, so that both are the same."
-            ),
+            fix="Name the interpreter by its path (python: /path/to/python) and put the variables under env in "
+            "the hosts file, so that both are the same.",
         )
 
 

@@ -17,7 +17,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 
 
 @check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=ALLREDUCE)
@@ -32,7 +32,7 @@ def torch_missing(view: View) -> Findings:
             message=f"{executable} has no torch, so torchrun can't start there.",
             evidence=(f"asked {executable}: no package torch in its metadata", *others),
             facts={"python": executable},
-            fix=Fix(summary=_summary(set(present) - {executable})),
+            fix=_summary(set(present) - {executable}),
         )
 
 

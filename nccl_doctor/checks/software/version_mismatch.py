@@ -33,7 +33,7 @@ from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.base import Unknown, known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.system import LibncclAnswer, TorchInfo
@@ -75,9 +75,7 @@ def version_mismatch(view: View) -> Findings:
         evidence=tuple(str(one) for one, _ in found),
         facts={"versions": {one.subject: one.groups for one, _ in found}},
         severity=max((severity for _, severity in found), key=lambda each: each.rank),
-        fix=Fix(
-            summary="Install the same versions on all hosts, or name interpreters in the hosts file that have them."
-        ),
+        fix="Install the same versions on all hosts, or name interpreters in the hosts file that have them.",
     )
 
 

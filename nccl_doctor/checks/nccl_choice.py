@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import ALLREDUCE, View
-from nccl_doctor.checks.wording import folded
+from nccl_doctor.checks.view import ALLREDUCE, View, folded
 from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, Fault, Kind, faults

@@ -7,8 +7,7 @@ from functools import partial
 from weakref import WeakKeyDictionary
 
 from nccl_doctor.checks.nccl_choice import good_interfaces
-from nccl_doctor.checks.view import View
-from nccl_doctor.checks.wording import failed_where
+from nccl_doctor.checks.view import View, failed_where
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.gloo import gloo_devices, lost_to

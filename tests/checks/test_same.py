@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.checks.software.cuda_driver_mismatch import needed
-from nccl_doctor.checks.wording import difference
+from nccl_doctor.checks.view import difference
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Diagnosis

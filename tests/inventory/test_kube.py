@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.checks.wording import fix_port
+from nccl_doctor.checks.view import fix_port
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import kube, kube_api
 from nccl_doctor.inventory.build import ThisMachine, build

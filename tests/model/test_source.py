@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.checks.wording import fix_port
+from nccl_doctor.checks.view import fix_port
 from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.model.cluster import Cluster, Node, access

@@ -14,8 +14,7 @@ References: docker-exec(1), podman-exec(1), nsenter(1).
 """
 
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import on_each, pasted
+from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.text.shell import line

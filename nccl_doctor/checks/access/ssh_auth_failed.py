@@ -27,8 +27,7 @@ References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFil
 import re
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import pasted
+from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity, on

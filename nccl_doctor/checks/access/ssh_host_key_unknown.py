@@ -22,8 +22,7 @@ import hashlib
 import re
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import pasted
+from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity, on

@@ -13,8 +13,7 @@ config file.
 See NCCL's documentation of its environment variables, and src/misc/param.cc in its source.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import folded
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded
 from nccl_doctor.logs.rule import Grade, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity

@@ -11,8 +11,7 @@ HCAs, paths, what is printed) are left out.
 Fix: make them the same; the hosts file's env wins over all other places.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import minority
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, minority
 from nccl_doctor.logs.rule import Grade, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity

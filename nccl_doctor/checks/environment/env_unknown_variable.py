@@ -11,8 +11,7 @@ Fix: correct the name, or take the variable away. Where it was set is shown: the
 line of NCCL's config file.
 """
 
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import folded
+from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl

@@ -12,8 +12,7 @@ See gloo/transport/tcp/device.cc (lookupAddrForIface) and torch's ProcessGroupGl
 """
 
 from nccl_doctor.checks.nccl_choice import good_interfaces
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import folded
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, ifname_command
 from nccl_doctor.model.base import known

@@ -20,8 +20,7 @@ GLOO_SOCKET_IFNAME helps, too.
 from collections import Counter
 
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import failed_by
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, failed_by
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, ResolverAnswer, deviations

@@ -19,8 +19,7 @@ from dataclasses import replace
 from ipaddress import IPv4Address
 
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import common_labels, failed_where, folded, pasted
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, common_labels, failed_where, folded, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having

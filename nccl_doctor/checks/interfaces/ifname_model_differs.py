@@ -11,8 +11,7 @@ which names the interface; the model was given the same addresses, variables and
 Fix: please report it with the output of `nccl-doctor check --save`, so that the model can be mended.
 """
 
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import folded
+from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold
 

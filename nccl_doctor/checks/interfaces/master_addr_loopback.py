@@ -9,8 +9,7 @@ Fix: set `master_addr` to the address of the first host's network interface. On 
 127.0.1.1, as Debian and Ubuntu write it for a machine's own: rank 0 listens on all addresses, and meets itself there.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import failed_by
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, failed_by
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.network import Names

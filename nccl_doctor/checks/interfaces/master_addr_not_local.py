@@ -10,8 +10,7 @@ leads the first host's own ranks back to it, which it rarely does.
 Fix: put the master's host first in the list, or set `master_addr` to an address that `ip addr` shows on it.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import failed_by
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, failed_by
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known

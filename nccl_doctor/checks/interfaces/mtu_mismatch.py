@@ -9,8 +9,7 @@ Fix: set the same MTU on all hosts, and make sure that the switches pass it.
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import minority
+from nccl_doctor.checks.view import Findings, View, check, minority
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import Network

@@ -17,8 +17,7 @@ import ipaddress
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import failed_where, on_each, pasted
+from nccl_doctor.checks.view import Findings, View, check, failed_where, on_each, pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known

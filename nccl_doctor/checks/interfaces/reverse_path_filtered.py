@@ -15,8 +15,7 @@ See Documentation/networking/ip-sysctl.rst in the kernel's source, RFC 3704.
 """
 
 from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered_hosts
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import pasted
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pasted
 from nccl_doctor.model.finding import Finding, Severity, on
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line

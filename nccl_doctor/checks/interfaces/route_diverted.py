@@ -16,8 +16,7 @@ See ip-rule(8) and ip-route(8).
 """
 
 from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered_hosts
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import pasted
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pasted
 from nccl_doctor.firewall.route_lookup import MAIN_TABLES, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.text.hostlist import fold

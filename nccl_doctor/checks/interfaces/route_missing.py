@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import folded, ordered, pasted
+from nccl_doctor.checks.view import Findings, View, check, folded, ordered, pasted
 from nccl_doctor.firewall.route_lookup import NO_ROUTE, NO_WAY, Kind, RouteFault
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.nccl.cluster_nccl import faults

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from nccl_doctor.checks.own_names import is_unreached
 from nccl_doctor.checks.ports.port_unreachable import MEANS
-from nccl_doctor.checks.view import ALLREDUCE, View
-from nccl_doctor.checks.wording import pasted, ports_of
+from nccl_doctor.checks.view import ALLREDUCE, View, pasted, ports_of
 from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, compiled, opening, remedies, unconfirmed
 from nccl_doctor.firewall.connection import Ruleset, counted
 from nccl_doctor.firewall.manager import describe

@@ -20,8 +20,7 @@ Fix: widen the range on every host. Where the master port then lies in it, it is
 """
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import pairs_of, pasted
+from nccl_doctor.checks.view import Findings, View, check, pairs_of, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, failed_connects, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise

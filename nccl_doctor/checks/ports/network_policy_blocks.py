@@ -18,8 +18,7 @@ import json
 from collections.abc import Sequence
 
 from nccl_doctor.checks.ports.port_unreachable import MEANS
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import common_labels, pairs_of, pasted, ports_of
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, common_labels, pairs_of, pasted, ports_of
 from nccl_doctor.firewall.blame import PolicyBlame, open_policy
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.report import FailedDial

@@ -13,8 +13,7 @@ ask for it by number.
 References: the kernel's Documentation/networking/ip-sysctl.rst.
 """
 
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import pasted
+from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity, on
 from nccl_doctor.snapshot.network import PortRange

@@ -23,8 +23,7 @@ References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCP
 from collections.abc import Iterator
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import endable, ending, fix_port
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, endable, ending, fix_port
 from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known

@@ -30,8 +30,7 @@ nobody sees from inside of a pod.
 from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import pairs_of
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pairs_of
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged

@@ -18,8 +18,7 @@ Detection".
 
 from collections.abc import Iterator, Sequence
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import pairs_of
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pairs_of
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.mesh import Interception

@@ -25,8 +25,7 @@ from nccl_doctor.checks.own_names import has_own_network, is_unreached
 from nccl_doctor.checks.processes.memlock_low import too_low
 from nccl_doctor.checks.processes.nofile_low import BASE, PER_RANK
 from nccl_doctor.checks.processes.shm_small import MIB, WANTED, enough_gib, is_fatal
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import folded
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded
 from nccl_doctor.model.base import PENDING, Skipped, Unknown, known
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged

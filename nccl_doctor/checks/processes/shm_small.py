@@ -16,8 +16,7 @@ Fix: enlarge it, `mount -o remount,size=… /dev/shm`, for good in /etc/fstab; s
 import math
 from dataclasses import dataclass
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import folded, on_each, pasted
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded, on_each, pasted
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import HostFacts

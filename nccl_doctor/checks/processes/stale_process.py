@@ -28,8 +28,7 @@ References: proc_pid_stat(5); torch/distributed/elastic/agent/server/local_elast
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import described, endable, ending
+from nccl_doctor.checks.view import Findings, View, check, described, endable, ending
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import Host, HostFacts

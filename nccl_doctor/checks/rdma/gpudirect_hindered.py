@@ -16,8 +16,7 @@ kernel's command line; ACS off in the firmware's settings, or by `setpci` as NCC
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import on_each, pasted
+from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import HostFacts

@@ -19,8 +19,7 @@ NCCL_IB_GID_INDEX is not set.
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import difference, ordered
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, difference, ordered
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import Host, HostFacts

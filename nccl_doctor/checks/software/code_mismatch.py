@@ -13,8 +13,7 @@ Fix: copy from one host to the others (`rsync -a`, `git pull`), or keep code and
 
 import hashlib
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import Difference, difference
+from nccl_doctor.checks.view import ALLREDUCE, Difference, Findings, View, check, difference
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged

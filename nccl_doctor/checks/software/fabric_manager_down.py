@@ -12,8 +12,7 @@ Fix: install nvidia-fabricmanager of exactly the driver's version, and start it:
 nvidia-fabricmanager`.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import on_each, pasted
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, on_each, pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown, known

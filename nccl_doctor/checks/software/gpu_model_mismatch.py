@@ -12,8 +12,7 @@ Fix: leave the unlike hosts out, or choose the batch size for the smallest. With
 
 from collections import Counter
 
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.checks.wording import difference, ordered
+from nccl_doctor.checks.view import Findings, View, check, difference, ordered
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus

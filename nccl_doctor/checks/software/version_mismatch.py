@@ -27,8 +27,7 @@ Fix: install the same versions everywhere, or name interpreters in the hosts fil
 import re
 from dataclasses import replace
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.checks.wording import difference, ordered
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, difference, ordered
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise

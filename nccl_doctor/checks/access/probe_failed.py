@@ -39,21 +39,18 @@ _LARGE = (
     "the same from there. Where it is lost, lower the interface's MTU (ip link set dev NAME mtu 1400, as root) or "
     "have ICMP let through on the way. Else see whether the host is full (memory, processes) or its disk hangs."
 )
-_EXPIRED = "The user's password has expired: ssh -t to the host asks for a new one; until then no command runs there."
-_NOLOGIN = (
-    "The user's login shell is nologin: name a user who may run commands (ssh: user in the hosts file), or have an "
-    "administrator give this one a shell (usermod -s /bin/bash)."
-)
 _SAID = {
-    r"(?i)password change required|password has expired|change your password": _EXPIRED,
-    r"account is currently not available": _NOLOGIN,
+    r"(?i)password change required|password has expired|change your password": "The user's password has expired: ssh "
+    "-t to the host asks for a new one; until then no command runs there.",
+    r"account is currently not available": "The user's login shell is nologin: name a user who may run commands (ssh: "
+    "user in the hosts file), or have an administrator give this one a shell (usermod -s /bin/bash).",
 }
 """Words of a login that ended, and what mends it: those of sshd's session.c, PAM's and nologin(8)."""
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
 def probe_failed(view: View) -> Findings:
-    """Yields one finding for the hosts that failed alike; no verdict on a host of which a fact is malformed."""
+    """Yields one finding for the hosts that failed alike, and those with malformed facts."""
     yield from findings(view, ProbeFailed, _remedy, joint=":")
     for host, facts in view.facts:
         malformed = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]

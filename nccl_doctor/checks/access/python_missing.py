@@ -27,7 +27,7 @@ from nccl_doctor.text.secrets import part
 
 @check("NCD105", severity=Severity.ERROR, explains=FOLLOWS)
 def python_missing(view: View) -> Findings:
-    """Yields one finding for the hosts that miss the same interpreter, and one for those where it fails alike."""
+    """Yields one finding for the hosts that miss or can't start the same interpreter."""
     yield from findings(view, PythonMissing, _remedy, joint=":")
     failing = grouped(
         ((facts.python.executable, facts.python.failure), host.name)
@@ -41,15 +41,13 @@ def python_missing(view: View) -> Findings:
             message=f"{fold(hosts)}: {executable} ends as training would start it: {end}.",
             evidence=(f"it runs isolated (-I) from the login's variables, and not without: {failure}",),
             facts={"python": executable, "problem": "broken"},
-            fix=_ENVIRONMENT,
+            fix="What the login sets breaks it: unset PYTHONHOME and PYTHONPATH in the start-up files of the login "
+            "shell there, or take what they lead to (a sitecustomize, a module with the name of one of Python's own) "
+            "out of the way.",
         )
 
 
 _WORDS = 120
-_ENVIRONMENT = (
-    "What the login sets breaks it: unset PYTHONHOME and PYTHONPATH in the start-up files of the login shell there, or "
-    "take what they lead to (a sitecustomize, a module with the name of one of Python's own) out of the way."
-)
 _REMEDY: dict[PythonProblem, str] = {
     "missing": "Give the full path of the interpreter that training uses, under python: in the hosts file or with "
     "--python; or install Python 3.8 or later there as {python}.",

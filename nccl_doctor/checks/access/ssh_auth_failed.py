@@ -86,34 +86,26 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
         return Fix(summary=prose)
     if facts.exposed:
         files = sorted({path for failure in failures for path in failure.facts.exposed})
-        return _fix("Keep the key from others, as ssh wants it:", [line("chmod 600 {*files}", files=files)])
+        return pasted("Keep the key from others, as ssh wants it:", on(None, line("chmod 600 {*files}", files=files)))
     if facts.encrypted:
         agent = () if facts.agent else (script('eval "$(ssh-agent -s)"'),)
         files = sorted({path for failure in failures for path in failure.facts.encrypted})
         summary = "Load the key that needs a passphrase into the agent, and check again from the same shell:"
-        return _fix(summary, [*agent, line("ssh-add {*files}", files=files)])
+        return pasted(summary, on(None, *agent, line("ssh-add {*files}", files=files)))
     if facts.out_of_time or facts.early:
         return Fix(summary=_RENEW if facts.out_of_time else _EARLY)
-    if facts.identity_file is not None and _PASSWORDS & set(facts.methods):
-        return _fix("Install the public key on the host; it asks for the user's password there:", _copies(failures))
-    return Fix(summary=_NO_KEY if facts.identity_file is None else _REFUSED)
-
-
-def _copies(failures: tuple[SshAuthFailed, ...]) -> list[Line | None]:
+    if facts.identity_file is None or not _PASSWORDS & set(facts.methods):
+        return Fix(summary=_NO_KEY if facts.identity_file is None else _REFUSED)
     lines: list[Line | None] = []
     for facts in (failure.facts for failure in failures):
         login = f"{facts.user}@{facts.target}"
-        copy = "ssh-copy-id -p {port} -i {identity_file} {login}"
         fit = _LOGIN.fullmatch(login) is not None
         if fit and not facts.public:  # ssh-copy-id wants the file
             lines.append(line("ssh-keygen -y -f {key} >> {key}.pub", key=facts.identity_file))
-        lines.append(line(copy, port=facts.port, identity_file=facts.identity_file, login=login) if fit else None)
-    return lines
-
-
-def _fix(summary: str, lines: list[Line | None]) -> Fix:
-    commands = on(None, *dict.fromkeys(lines))
-    return pasted(summary, commands)
+        copy = line("ssh-copy-id -p {port} -i {key} {login}", port=facts.port, key=facts.identity_file, login=login)
+        lines.append(copy if fit else None)
+    summary = "Install the public key on the host; it asks for the user's password there:"
+    return pasted(summary, on(None, *dict.fromkeys(lines)))
 
 
 def _advice(case: Case) -> Advice:

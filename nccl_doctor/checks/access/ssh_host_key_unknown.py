@@ -35,7 +35,7 @@ _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+=
 
 @check("NCD103", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_host_key_unknown(view: View) -> Findings:
-    """Yields one finding, and one command, for all hosts with keys of the same type."""
+    """Yields one finding for all hosts with keys of the same type."""
     return findings(view, HostKeyUnknown, _remedy)
 
 
@@ -43,8 +43,7 @@ def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
     seen: dict[str, list[str]] = {}
     for facts in (failure.facts for failure in failures):
         known = facts.known_hosts_line
-        absolute = facts.known_hosts.startswith("/")
-        if known is None or not absolute or not _is_of(known, facts.fingerprint):
+        if known is None or not facts.known_hosts.startswith("/") or not _is_of(known, facts.fingerprint):
             return Fix(
                 summary="Log in once with ssh, compare the fingerprint that it shows with the host's, and accept it."
             )
@@ -55,9 +54,10 @@ def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
         line("printf '%s\\n' {*known} >> {file}", known=list(dict.fromkeys(known)), file=file)
         for file, known in seen.items()
     ]
+    kind = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}.get(str(failures[0].facts.key_type), "ecdsa")
     return pasted(
-        f"Compare the fingerprint above with the host's own (on its console: {_own(failures[0])}); only if they are "
-        "the same, add the key that was seen:",
+        "Compare the fingerprint above with the host's own (on its console: ssh-keygen -lf "
+        f"/etc/ssh/ssh_host_{kind}_key.pub); only if they are the same, add the key that was seen:",
         on(None, *dict.fromkeys(folders), *adding),
     )
 
@@ -72,13 +72,6 @@ def _is_of(known: str, fingerprint: str) -> bool:
     except binascii.Error:
         return False
     return fingerprint == "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
-
-
-def _own(failure: HostKeyUnknown) -> str:
-    """The line that prints the fingerprint on the host itself."""
-    kinds = {"ssh-ed25519": "ed25519", "ssh-rsa": "rsa"}
-    kind = kinds.get(str(failure.facts.key_type), "ecdsa")
-    return f"ssh-keygen -lf /etc/ssh/ssh_host_{kind}_key.pub"
 
 
 def _advice(case: Case) -> Advice:

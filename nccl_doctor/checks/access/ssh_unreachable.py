@@ -22,6 +22,7 @@ References: ssh_config(5): HostName, Port, ProxyJump. sshd_config(5): MaxStartup
 """
 
 from collections.abc import Collection
+from functools import partial
 
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
@@ -69,22 +70,16 @@ _OTHER = "See whether ssh with the host's name works; its -v shows where it stop
 @check("NCD101", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_unreachable(view: View) -> Findings:
     """Yields one finding for the hosts that failed alike."""
-    return findings(view, SshUnreachable, _remedy, addition=lambda each: _from_peers(each) + _nor_on(view, each))
+    return findings(view, SshUnreachable, _remedy, addition=partial(_from_peers, view))
 
 
-def _nor_on(view: View, failure: SshUnreachable) -> str:
-    """Tells which hosts don't know the name either, to go on behind that this machine doesn't."""
-    name = failure.unresolved
-    lost = []
-    for host, facts in view.facts:
-        answer = facts.resolution.get(name) if name is not None and isinstance(facts.resolution, Names) else None
-        if answer is not None and not answer.addresses:
-            lost.append(host.name)
-    return f", nor on {fold(lost)}" if lost else ""
-
-
-def _from_peers(failure: SshUnreachable) -> str:
-    """Tells how other hosts reach it, to go on behind how it is reached from here."""
+def _from_peers(view: View, failure: SshUnreachable) -> str:
+    """Tells how other hosts reach it, or which don't know its name either."""
+    if name := failure.unresolved:
+        told = ((host.name, facts.resolution) for host, facts in view.facts)
+        answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))
+        lost = [host for host, answer in answers if answer is not None and not answer.addresses]
+        return f", nor on {fold(lost)}" if lost else ""
     up, refused, cut_off = (_who(failure, outcomes) for outcomes in (ANSWERS, ("refused",), UNANSWERED))
     here, is_refused = _dialler(failure), failure.facts.reason == "refused"
     if up:

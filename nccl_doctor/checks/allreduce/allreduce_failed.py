@@ -35,13 +35,14 @@ WITHOUT_NCCL = "is built without NCCL"
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), job_wide=True, in_output=True)
 def allreduce_failed(view: View) -> Findings:
-    """Fires where a rank failed; names the rank whose error is no echo of another's."""
+    """Fires where a rank failed; names those without an echo's error."""
     smoke = view.smoke
     if smoke.outcome != "failed":
         return
     found = culprits(smoke)
-    first = found.ranks[0]
-    advice = ADVICE.get(_signal(smoke, found))
+    first = found.ranks[0]  # its signal, or the launcher's where no rank had begun
+    launcher = smoke.launcher_signals.get(first.host, 0) if found.why == "launcher" else 0
+    advice = ADVICE.get(first.signal or launcher)
     alone = all((rank.error or "").endswith(WITHOUT_NCCL) for rank in found.ranks)  # what others print tells no more
     if alone:
         advice = "install a torch that is built with CUDA, or leave --backend out: without GPUs gloo is taken"
@@ -62,12 +63,6 @@ def allreduce_failed(view: View) -> Findings:
         },
         fix=f"On {fold(found.hosts)}: {advice}." if advice else found.advice,
     )
-
-
-def _signal(smoke: Smoke, found: Culprits) -> int:
-    """The signal that killed the first culprit, or the launcher where no rank had begun; 0 without one."""
-    first = found.ranks[0]
-    return first.signal or (smoke.launcher_signals.get(first.host, 0) if found.why == "launcher" else 0)
 
 
 def _message(smoke: Smoke, found: Culprits) -> str:

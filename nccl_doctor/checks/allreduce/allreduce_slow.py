@@ -29,15 +29,20 @@ LATENCIES = 10
 
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",), job_wide=True)
 def allreduce_slow(view: View) -> Findings:
-    """Fires where less than a quarter of the link's speed was reached, or all wait for one rank."""
-    smoke = view.smoke
-    speed = link(view.snapshot)
+    """Fires where the link is used too little, or all wait for one rank."""
+    smoke, speed = view.smoke, link(view.snapshot)
     late = straggler(smoke)
     slow = speed is not None and _far_under(smoke, speed)
     if smoke.outcome != "ok" or not (slow or late):
         return
     reached = best(smoke)
-    evidence = [] if speed is None else [f"{speed.name} on {speed.host} could give {speed.gb_per_s:.3g} GB/s"]
+    evidence, message = [], ""
+    if speed is not None:
+        evidence.append(f"{speed.name} on {speed.host} could give {speed.gb_per_s:.3g} GB/s")
+        message = (
+            f"The all-reduce reached {reached:.2g} of {speed.gb_per_s:.2g} GB/s, "
+            f"{100 * reached / speed.gb_per_s:.0f} % of {speed.name} on {speed.host}."
+        )
     evidence.append(f"the best of {len(smoke.sizes)} sizes reached {reached:.3g} GB/s of bus bandwidth")
     if late is not None:
         others = sorted(rank.own_s or 0.0 for rank in smoke.ranks if rank is not late)
@@ -45,9 +50,10 @@ def allreduce_slow(view: View) -> Findings:
             f"rank {late.rank} ({late.host}) took {late.own_s:.1f} s of its own between the all-reduces, "
             f"the others {others[0]:.1f} to {others[-1]:.1f} s"
         )
+        message = f"The other ranks wait for rank {late.rank} on {late.host}, which is far slower than they are."
     yield Finding(
         hosts=(late.host,) if late else (speed.host,) if speed else (),
-        message=_message(reached, speed, f"rank {late.rank} on {late.host}" if late else None),
+        message=message,
         evidence=tuple(evidence),
         facts={"busbw": reached, "link": speed.gb_per_s if speed else None, "straggler": late.rank if late else None},
         fix="Look for what else that host is busy with."
@@ -58,19 +64,8 @@ def allreduce_slow(view: View) -> Findings:
 
 def _far_under(smoke: Smoke, speed: LinkSpeed) -> bool:
     expected = min(speed.gb_per_s, GLOO_GB_PER_S) if smoke.backend == "gloo" else speed.gb_per_s
-    if len(smoke.sizes) < 2:
+    if len(smoke.sizes) < 2 or best(smoke) >= SHARE * expected:
         return False
     latency = min(size.seconds for size in smoke.sizes)
     largest = max(size.bytes for size in smoke.sizes)
-    counts = ideal_seconds(largest, smoke.world_size, expected) > LATENCIES * latency
-    return counts and best(smoke) < SHARE * expected
-
-
-def _message(reached: float, speed: LinkSpeed | None, late: str | None) -> str:
-    if late is not None:
-        return f"The other ranks wait for {late}, which is far slower than they are."
-    assert speed is not None
-    return (
-        f"The all-reduce reached {reached:.2g} of {speed.gb_per_s:.2g} GB/s, {100 * reached / speed.gb_per_s:.0f} % "
-        f"of {speed.name} on {speed.host}."
-    )
+    return ideal_seconds(largest, smoke.world_size, expected) > LATENCIES * latency

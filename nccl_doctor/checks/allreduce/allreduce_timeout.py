@@ -59,18 +59,14 @@ def _what(smoke: Smoke, found: Culprits) -> str:
     first = found.ranks[0]
     if found.why == "launcher":
         return f"{first.host} was lost: {smoke.launchers[first.host]}"
+    if found.why == "stopped" and (state := first.state or "").startswith("D"):
+        where = f" ({state[2:]})" if len(state) > 2 else ""
+        return f"{found.named} waited in the kernel{where}, as for a file system or a driver that does not answer"
     if found.why == "stopped":
-        return f"{found.named} {_state(first.state or '')}"
+        return f"{found.named} was suspended (SIGSTOP, a debugger, a frozen container)"
     if found.why == "elsewhere":
         return f"{found.named} stood in {place(found.ranks[0])} while the others waited"
     if len(found.ranks) == len(smoke.ranks):
         started = f"all {len(smoke.ranks)} ranks {MISSING[first.stage]}"
         return started if first.stage != "none" else "no rank was started on any host: Python was not up in time"
     return f"{found.named} {MISSING[first.stage]}"
-
-
-def _state(state: str) -> str:
-    if state[0] == "D":
-        where = f" ({state[2:]})" if len(state) > 2 else ""
-        return f"waited in the kernel{where}, as for a file system or a driver that does not answer"
-    return "was suspended (SIGSTOP, a debugger, a frozen container)"

@@ -25,19 +25,21 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD703", severity=Severity.ERROR, needs=("smoke",), job_wide=True)
 def allreduce_wrong_result(view: View) -> Findings:
-    """Fires where a rank found a sum that is not the one expected."""
+    """Fires where a rank found another sum than expected."""
     smoke = view.smoke
     wrong = [rank for rank in smoke.ranks if rank.error and rank.error.startswith("WrongSumError")]
     if not wrong:
         return
     source = [smoke.ranks[rank] for rank in _source(smoke)]
-    message = f"The all-reduce over {smoke.world_size} ranks gave a wrong sum"
+    origin = f"; it comes from {_named(source)}" if source else ""
+    groups = [[smoke.ranks[rank] for rank in group] for group in smoke.wrong_groups[:4]]
+    again = [f"on {_named(ranks)} alone" if len(ranks) == 1 else f"between {_named(ranks)}" for ranks in groups]
     yield Finding(
         hosts=tuple(dict.fromkeys(rank.host for rank in source or wrong)),
-        message=f"{message}; it comes from {_named(source)}." if source else f"{message}.",
+        message=f"The all-reduce over {smoke.world_size} ranks gave a wrong sum{origin}.",
         evidence=(
             *(f"rank {rank.rank} ({rank.host}): {rank.error}" for rank in wrong[:4]),
-            *(f"wrong again {_group(smoke, group)}" for group in smoke.wrong_groups[:4]),
+            *(f"wrong again {where}" for where in again),
         ),
         facts={"ranks": [rank.rank for rank in source or wrong]},
         fix="On GPUs, put NCCL_P2P_DISABLE: 1 under env in the hosts file, and check again. Without GPUs, "
@@ -46,7 +48,7 @@ def allreduce_wrong_result(view: View) -> Findings:
 
 
 def _source(smoke: Smoke) -> tuple[int, ...]:
-    """The ranks that are wrong alone; else the one that two wrong pairs share; else the pair, if it is only one."""
+    """The ranks wrong alone; else what wrong pairs share; else a single pair."""
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:
         return alone
@@ -59,11 +61,6 @@ def _source(smoke: Smoke) -> tuple[int, ...]:
 
 def _named(ranks: list[RankReport]) -> str:
     return " and ".join(f"rank {rank.rank} on {rank.host}" for rank in ranks)
-
-
-def _group(smoke: Smoke, group: tuple[int, ...]) -> str:
-    ranks = [smoke.ranks[rank] for rank in group]
-    return f"on {_named(ranks)} alone" if len(group) == 1 else f"between {_named(ranks)}"
 
 
 def _advice(case: Case) -> Advice:

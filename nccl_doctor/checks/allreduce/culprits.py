@@ -19,12 +19,7 @@ FAILED_DIALS = frozenset({"connection-refused", "connection-timed-out", "no-rout
 
 @lru_cache(maxsize=256)
 def is_echo(error: str, *, lost: bool = False) -> bool:
-    """Tells whether an error merely says that others are gone ("Connection closed by peer").
-
-    Args:
-        error: a rank's.
-        lost: another host of the all-reduce is gone, which a failed dial says as well.
-    """
+    """Tells whether a rank's error merely says that others (``lost``: a host) are gone."""
     from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.signs import echoes
 
@@ -34,7 +29,7 @@ def is_echo(error: str, *, lost: bool = False) -> bool:
 
 
 def causes_from_output(smoke: Smoke) -> tuple[tuple[str, Finding], ...]:
-    """Diagnoses by name that the ranks' output shows as causes, each on the hosts whose output shows it."""
+    """Diagnoses that the ranks' output shows as causes, by name, with hosts."""
     from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.rule import Grade
     from nccl_doctor.logs.signs import Case, echoes
@@ -103,7 +98,7 @@ class Culprits:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that the repetition blames; else those of the ranks, in their order."""
+        """The hosts that the repetition blames; else those of the ranks."""
         return self.isolation.hosts if self.isolation else tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property
@@ -114,7 +109,7 @@ class Culprits:
 
     @property
     def isolated(self) -> str:
-        """The hosts that the repetition blames in a sentence; empty without a verdict."""
+        """A sentence of whom the repetition blames; empty without a verdict."""
         if self.isolation is None:
             return ""
         if self.isolation.culprit == "pair":
@@ -124,7 +119,7 @@ class Culprits:
 
     @property
     def trials(self) -> tuple[str, ...]:
-        """Evidence: a line for each group that was tried; why there is no verdict, where there is none."""
+        """Evidence: each group that was tried, or why there is no verdict."""
         found = self.smoke.isolation
         if isinstance(found, Unknown):
             return (f"the all-reduce over groups of hosts {found.reason}",)
@@ -138,7 +133,7 @@ class Culprits:
 
     @property
     def is_unexplained(self) -> bool:
-        """True where neither the ranks nor the repetition show who is at fault."""
+        """True where neither ranks nor repetition show who is at fault."""
         return self.why not in OWN_FAULT and self.isolation is None
 
     @property
@@ -158,6 +153,8 @@ def culprits(smoke: Smoke) -> Culprits:
     left = [r for r in unfinished if r.exit_code is not None or (r.state == "X" and r.signal is None)]
     earliest = min(STAGES.index(rank.stage) for rank in smoke.ranks)
     behind = [rank for rank in smoke.ranks if STAGES.index(rank.stage) == earliest]
+    known = [rank for rank in unfinished if rank.stack]
+    elsewhere = [rank for rank in known if not any(part in rank.stack[0] for part in _WAITING)]
     signs: tuple[tuple[Why, list[RankReport]], ...] = (
         # one that lost its peers may still be ended by an abort of its own on the way out
         ("signal", [rank for rank in unfinished if rank.signal is not None and rank.error is None]),
@@ -166,7 +163,7 @@ def culprits(smoke: Smoke) -> Culprits:
         ("launcher", lost),
         ("stopped", [rank for rank in unfinished if rank.state is not None and rank.state[0] in "TtD"]),
         ("start", behind if behind[0].stage in ("none", "started") and len(behind) < len(smoke.ranks) else []),
-        ("elsewhere", _elsewhere(unfinished)),
+        ("elsewhere", elsewhere if len(elsewhere) < len(known) else []),
         ("behind", behind if len(behind) < len(smoke.ranks) else []),
     )
     for why, ranks in signs:
@@ -175,21 +172,12 @@ def culprits(smoke: Smoke) -> Culprits:
     return Culprits(smoke, tuple(behind), "echo")
 
 
-def _elsewhere(ranks: list[RankReport]) -> list[RankReport]:
-    """Ranks whose stack does not end in torch's communication, where that of some other does."""
-    known = [rank for rank in ranks if rank.stack]
-    elsewhere = [rank for rank in known if not any(part in rank.stack[0] for part in _WAITING)]
-    return elsewhere if len(elsewhere) < len(known) else []
-
-
 def stages(smoke: Smoke) -> Iterator[str]:
-    """Evidence: a line for each stage at which ranks stopped, with those ranks."""
+    """Evidence: a line for each stage at which ranks stopped."""
     for stage in STAGES:
-        there = [rank for rank in smoke.ranks if rank.stage == stage]
-        if there:
-            numbers = fold_numbers(rank.rank for rank in there)
+        if there := [rank for rank in smoke.ranks if rank.stage == stage]:
             hosts = fold(list(dict.fromkeys(rank.host for rank in there)))
-            yield f"rank {numbers} ({hosts}): {MISSING[stage]}"
+            yield f"rank {fold_numbers(rank.rank for rank in there)} ({hosts}): {MISSING[stage]}"
 
 
 def stacks(ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
@@ -200,7 +188,7 @@ def stacks(ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
 
 
 def place(rank: RankReport) -> str:
-    """The end of a rank's stack: ``sleep (train.py:3), called by main (train.py:9)``; empty without one."""
+    """The end of a rank's stack: ``sleep (train.py:3), called by main (train.py:9)``."""
     frames = [match for line in rank.stack if (match := _FRAME.search(line))]
     outer = [frame for frame in frames[1:] if not any(part in frame["file"] for part in _BETWEEN)]
     places = (f"{f['name']} ({f['file'].rpartition('/')[2]}:{f['line']})" for f in [*frames[:1], *outer[:2]])
@@ -210,12 +198,7 @@ def place(rank: RankReport) -> str:
 def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
     """The last lines that the hosts' ranks printed, NCCL's chatter left out."""
     for name in hosts[:2]:
-        lines = smoke.output.get(name, ())
-        known = tuple(rank.error for rank in smoke.ranks if rank.error and rank.host == name)
-        said = [
-            line
-            for line in lines
-            if "NCCL INFO" not in line and not _SAYS_NOTHING.fullmatch(line) and not line.endswith(known or "\n")
-        ]
-        for line in said[-3:]:
+        lines = [one for one in smoke.output.get(name, ()) if "NCCL INFO" not in one]
+        known = tuple(rank.error for rank in smoke.ranks if rank.error and rank.host == name) or "\n"
+        for line in [one for one in lines if not _SAYS_NOTHING.fullmatch(one) and not one.endswith(known)][-3:]:
             yield f"{name} said: {part(line.strip(), 0, 300)}"

@@ -7,8 +7,8 @@ from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.report import RankReport
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
-from nccl_doctor.snapshot.network import Interfaces, Resolution
 from nccl_doctor.snapshot.smoke import Smoke
+from nccl_doctor.snapshot.system import Identity
 
 REAL = ("physical", "bond")
 """Kinds of interface whose speed means something; veth always says 10 Gbit/s (drivers/net/veth.c)."""
@@ -16,13 +16,7 @@ REAL = ("physical", "bond")
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """The slowest link of an all-reduce over several machines.
-
-    Attributes:
-        host: whose it is.
-        name: its interfaces or RDMA devices, "eno1".
-        gb_per_s: 10⁹ bytes a second, each way.
-    """
+    """A host's link: its interfaces or RDMA devices, and 10⁹ bytes a second, each way."""
 
     host: str
     name: str
@@ -30,7 +24,7 @@ class LinkSpeed:
 
 
 def link(snapshot: Snapshot) -> LinkSpeed | None:
-    """The slowest host's link; None on one machine, and where the speed of any host's is not known."""
+    """The slowest host's link; None on one machine, and where any is unknown."""
     smoke = snapshot.smoke
     if not isinstance(smoke, Smoke) or machines(snapshot) < 2:
         return None
@@ -40,12 +34,12 @@ def link(snapshot: Snapshot) -> LinkSpeed | None:
 
 
 def best(smoke: Smoke) -> float:
-    """The highest bus bandwidth that was measured, in GB/s; 0 where nothing was."""
+    """The highest bus bandwidth measured, in GB/s; 0 without any."""
     return max((size.busbw for size in smoke.sizes), default=0.0)
 
 
 def way(smoke: Smoke) -> str:
-    """How NCCL's channels go: the network where any of them uses one, "NET/IB", else "P2P" or "SHM"."""
+    """The way of NCCL's channels: "NET/IB" where any uses it, else "P2P", "SHM"."""
     ways = {one for rank in smoke.ranks for one in rank.transports}
     networks = sorted({"/".join(one.split("/")[:2]) for one in ways if one.startswith("NET/")})
     return networks[0] if networks else ", ".join(sorted({one.split("/")[0] for one in ways}))
@@ -58,12 +52,8 @@ def ideal_seconds(size: int, ranks: int, gb_per_s: float) -> float:
 
 def machines(snapshot: Snapshot) -> int:
     """Machines under the nodes: two nodes with one boot id are one."""
-    boots = set()
-    for host in snapshot.hosts:
-        identity = host.facts.identity if host.facts else None
-        known = identity is not None and not isinstance(identity, Unknown) and identity.boot_id
-        boots.add(known or host.name)
-    return len(boots)
+    told = ((host.name, host.facts.identity if host.facts else None) for host in snapshot.hosts)
+    return len({(one.boot_id if isinstance(one, Identity) else None) or name for name, one in told})
 
 
 def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
@@ -104,24 +94,15 @@ def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
 
 
 def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
-    """GLOO_SOCKET_IFNAME's interfaces; else that of the address which the host's own name has (torch's default)."""
+    """GLOO_SOCKET_IFNAME's interfaces; else that by which another host is reached."""
     named = host.node.env.get("GLOO_SOCKET_IFNAME")
     if named:
         return set(named.split(","))
     if isinstance(facts.interfaces, Unknown) or isinstance(facts.resolution, Unknown):
         return set()
-    return _interface_of(facts.interfaces, facts.resolution.get(_elsewhere(host, snapshot)))
-
-
-def _elsewhere(host: Host, snapshot: Snapshot) -> str:
-    """An address on another host, to which this one's traffic goes."""
-    return next(other.node.address for other in snapshot.hosts if other.name != host.name)
-
-
-def _interface_of(interfaces: Interfaces, way: Resolution | None) -> set[str]:
-    if way is None or way.source is None:
-        return set()
-    return {one.interface.partition(":")[0] for one in interfaces.addresses if one.address == way.source}
+    way = facts.resolution.get(next(other.node.address for other in snapshot.hosts if other.name != host.name))
+    source = way.source if way is not None else None
+    return {one.interface.partition(":")[0] for one in facts.interfaces.addresses if one.address == source}
 
 
 TIMES = 3.0
@@ -130,10 +111,9 @@ LEAST_S = 2.0
 
 
 def straggler(smoke: Smoke) -> RankReport | None:
-    """The rank that took far more time of its own, outside of the timed all-reduces, than the median of all.
+    """The rank that took far more time of its own than the median of all.
 
-    All ranks leave an all-reduce together, so its duration names nobody. But they do the same work between two of them,
-    and who takes long for it is who comes late to the next.
+    All leave an all-reduce together, but who takes long for the same work in between comes late to the next.
     """
     times = {rank.rank: rank.own_s for rank in smoke.ranks if rank.own_s is not None}
     if len(times) < 3 or len(times) < len(smoke.ranks):

@@ -28,7 +28,7 @@ P2P_OFF = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 
 @check("NCD705", severity=Severity.WARNING, needs=("smoke",), explains=("allreduce-slow",), job_wide=True)
 def transport_fallback(view: View) -> Findings:
-    """Fires where NCCL's lines show a way that is slower than what the host has."""
+    """Fires where NCCL's lines show a slower way than the host has."""
     smoke = view.smoke
     if smoke.backend != "nccl":
         return
@@ -48,13 +48,10 @@ def transport_fallback(view: View) -> Findings:
 
 def _sockets(view: View, smoke: Smoke) -> Iterator[Finding | Unjudged]:
     on = [host for host in view.hosts if any(r.network == "Socket" for r in smoke.ranks if r.host == host.name)]
-    if not on:
-        return
-    unknown = [host.name for host in view.hosts if host.facts and isinstance(host.facts.rdma, Unknown)]
-    if unknown:
-        yield Unjudged(tuple(unknown), "whether there are RDMA devices is not known")
-        return
-    if not all(_active(host) for host in view.hosts):
+    unknown = tuple(host.name for host in view.hosts if host.facts and isinstance(host.facts.rdma, Unknown))
+    if on and unknown:
+        yield Unjudged(unknown, "whether there are RDMA devices is not known")
+    if not on or unknown or not all(_active(host) for host in view.hosts):
         return
     names = [host.name for host in on]
     devices = sorted({device for host in on for device in _active(host)})
@@ -62,7 +59,7 @@ def _sockets(view: View, smoke: Smoke) -> Iterator[Finding | Unjudged]:
         hosts=tuple(names),
         message=f"NCCL uses TCP sockets on {fold(names)}, although every host has active RDMA devices.",
         evidence=(
-            *(f"{fold(names)}: NCCL said: Using network Socket" for _ in names[:1]),
+            f"{fold(names)}: NCCL said: Using network Socket",
             f"active RDMA devices: {', '.join(devices)}",
             *_reasons(on, NET_OFF),
         ),

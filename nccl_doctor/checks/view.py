@@ -6,6 +6,7 @@ A live check::
     def torch_missing(view: View) -> Findings: ...
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -359,6 +360,11 @@ def _options(words: Words) -> Line | None:
             return None
         joined = script("{joined} {more}", joined=joined, more=more) if joined.text else more
     return joined
+
+
+def applied(made: Mapping[str, object]) -> Line | None:
+    """The line that makes an object of Kubernetes, or changes it."""
+    return line("printf %s {text} | kubectl apply -f -", text=json.dumps(made, separators=(",", ":")))
 
 
 def ending(

@@ -287,6 +287,10 @@ class Scene:
     stuck: set[str] = field(default_factory=set)
     names: set[str] = field(default_factory=set)
 
+    def renamed(self, name: str, grade: Grade, meant: Callable[[Event], object]) -> list[Event]:
+        """The events, those that are meant under another name and weight."""
+        return [replace(event, name=name, grade=grade) if meant(event) else event for event in self.events]
+
 
 Pass = Callable[[Scene], list[Event]]
 """Of a stage: the events that are left, some under another name or of another weight."""

@@ -74,12 +74,12 @@ def ssh_unreachable(view: View) -> Findings:
 
 
 def _from_peers(view: View, failure: SshUnreachable) -> str:
-    """Tells how other hosts reach it, or which don't know its name either."""
-    if name := failure.unresolved:
-        told = ((host.name, facts.resolution) for host, facts in view.facts)
-        answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))
-        lost = [host for host, answer in answers if answer is not None and not answer.addresses]
-        return f", nor on {fold(lost)}" if lost else ""
+    """Tells how other hosts reach it, or that they don't know its name either."""
+    name = failure.unresolved or ""
+    told = ((host.name, facts.resolution) for host, facts in view.facts)
+    answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))
+    if lost := [host for host, answer in answers if answer is not None and not answer.addresses]:
+        return f", nor on {fold(lost)}"
     up, refused, cut_off = (_who(failure, outcomes) for outcomes in (ANSWERS, ("refused",), UNANSWERED))
     here, is_refused = _dialler(failure), failure.facts.reason == "refused"
     if up:

@@ -15,8 +15,6 @@ Fix: set GLOO_SOCKET_IFNAME, or give the name its real address in /etc/hosts.
 See gloo/transport/tcp/device.cc and torch's ProcessGroupGloo.cpp (createDefaultDevice).
 """
 
-from dataclasses import replace
-
 from nccl_doctor.checks.own_names import CHANCE, finding, own_names
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.log import Event
@@ -35,10 +33,7 @@ from nccl_doctor.text.inet import numeric
     in_logs=("no-route-to-host", "wrong-interface"),
 )
 def hostname_loopback(view: View) -> Findings:
-    """Fires on the hosts whose gloo would listen on 127.x; an error where the job has no GPU and so needs gloo.
-
-    Only worth knowing where gloo works all the same.
-    """
+    """Fires where gloo would listen on 127.x; info where it works all the same."""
     caught = [own for own in own_names(view) if own.is_loopback]
     if caught:
         hosts = tuple(own.host for own in caught)
@@ -89,32 +84,25 @@ RULES = (
 
 
 def _own_name(scene: Scene) -> list[Event]:
-    """The events; a connection of gloo's to a loopback address failed for what a host's own name gives."""
+    """Blames failed connections of gloo's to loopback addresses on hosts' own names."""
     dials = having("dials")
-    return [
-        replace(event, name="hostname-loopback", grade=Grade.ROOT)
-        if event.name in dials and event.grade > Grade.HINT and "gloo" in event.text and _of_gloo(event)
-        else event
-        for event in scene.events
-    ]
+
+    def failed(event: Event) -> bool:
+        return event.name in dials and event.grade > Grade.HINT and "gloo" in event.text and _of_gloo(event)
+
+    return scene.renamed("hostname-loopback", Grade.ROOT, failed)
 
 
 def _within_host(scene: Scene) -> list[Event]:
-    """The events; where ranks had met at 127.x and then lost each other, a later dial there was but refused.
-
-    Between hosts their names are the fault; within one host they are as they should be.
-    """
+    """Takes dials within one host, whose ranks had met at 127.x, for merely refused."""
     events = scene.events
     lost = min((e.order for e in events if e.name == "peer-died" and _of_gloo(e)), default=None)
     first = min((e.order for e in events if e.name == "hostname-loopback"), default=0)
     if lost is None or lost > first:
         return events
-    return [
-        replace(event, name="connection-refused", grade=Grade.SYMPTOM)
-        if event.name == "hostname-loopback" and _of_gloo(event)
-        else event
-        for event in events
-    ]
+    return scene.renamed(
+        "connection-refused", Grade.SYMPTOM, lambda event: event.name == "hostname-loopback" and _of_gloo(event)
+    )
 
 
 def _of_gloo(event: Event) -> bool:

@@ -11,15 +11,22 @@ Fix: add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts 
 headless Service, by its selector, and only while they are ready unless it says publishNotReadyAddresses: true.
 """
 
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
 from ipaddress import IPv4Address
 
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, common_labels, failed_where, folded, pasted
+from nccl_doctor.checks.view import (
+    ALLREDUCE,
+    Findings,
+    View,
+    applied,
+    check,
+    common_labels,
+    failed_where,
+    folded,
+    pasted,
+)
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
@@ -44,7 +51,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
     in_logs=("port-in-use", "ssh-unreachable"),
 )
 def hostname_unresolvable(view: View) -> Findings:
-    """Yields one finding for the names that the same hosts lack; an error with the master's, or one that gloo needs."""
+    """Yields one finding for the names that the same hosts lack."""
     cluster = view.snapshot.cluster
     resolved = {host.name: known(facts.resolution) for host, facts in view.facts}
     common = next(iter(resolved.values())).common if resolved else {}
@@ -59,8 +66,11 @@ def hostname_unresolvable(view: View) -> Findings:
     failures = [host.failure for host in view.snapshot.hosts]
     nowhere = {failure.unresolved for failure in failures if isinstance(failure, SshUnreachable)}
     names = dict.fromkeys(name for name, of in used if of not in absent and name not in nowhere)
-    together = grouped((tuple(_lost(resolved, name)), name) for name in names if name in lost_on)
-    for hosts, those in together.items():
+    answers = {name: {host: its.get(name) for host, its in resolved.items()} for name in names if name in lost_on}
+    lost = {
+        name: tuple(host for host, one in those.items() if one and not one.addresses) for name, those in answers.items()
+    }
+    for hosts, those in grouped((hosts, name) for name, hosts in lost.items()).items():
         fails = is_without_gpus(view) and any(each.name in those and each.lost for each in own)
         yield _finding(view, hosts, those, is_fatal=fails or cluster.master_addr in those)
     caught = [each for each in own if each.name not in names]
@@ -68,14 +78,6 @@ def hostname_unresolvable(view: View) -> Findings:
         what = "gloo falls back to 127.0.0.1" if any(each.lost for each in caught) else CHANCE
         message = f"{fold(each.host for each in caught)} can't resolve the host's own name: {what}."
         yield finding(view, caught, message)
-
-
-def _lost(resolved: dict[str, Names], name: str) -> Iterator[str]:
-    """The hosts on which a name that they were asked for gives nothing."""
-    for host, names in resolved.items():
-        answer = names.get(name)
-        if answer is not None and not answer.addresses:
-            yield host
 
 
 def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: bool) -> Finding:
@@ -111,7 +113,7 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
 
 
 def _line(snapshot: Snapshot, names: list[str], host: str) -> Line | None:
-    """The entries for /etc/hosts; None where a name's address is not certain, or only other hosts' word says which."""
+    """The entries for /etc/hosts; None where a name's address is not certain."""
     entries = [word for name in names for word in (str(_address(snapshot, name, host) or ""), name)]
     return line("printf '%s %s\\n' {*entries} >> /etc/hosts", entries=entries) if all(entries) else None
 
@@ -131,24 +133,18 @@ _EARLY = '{"spec":{"publishNotReadyAddresses":true}}'
 
 
 def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
-    """Explains why a pod's name does not resolve, and how to mend it; None where no Service is the reason."""
+    """Explains why a pod's name does not resolve, where a Service is the reason; its mend."""
     if not kube.pods:
         return None
     pod_name, _, service_name = name.partition(".")
     service_name = service_name.partition(".")[0] or pod_name
     if isinstance(kube.services, Unknown):
-        return (
-            f"whether a Service {service_name} is there is not known: {kube.services.reason}",
-            Fix(
-                summary=f"See with kubectl get service {service_name} whether there is a headless Service of that name."
-            ),
-        )
+        summary = f"See with kubectl get service {service_name} whether there is a headless Service of that name."
+        return f"whether a Service {service_name} is there is not known: {kube.services.reason}", Fix(summary=summary)
     service = next((one for one in kube.services if one.name == service_name), None)
     if service is None:
         return f"there is no Service {service_name} in the namespace {kube.namespace}", _make(kube, service_name)
-    if "." not in name:
-        return None
-    return _of(kube, service, pod_name)
+    return _of(kube, service, pod_name) if "." in name else None
 
 
 def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | None:
@@ -181,9 +177,7 @@ def _make(kube: KubeFacts, name: str) -> Fix:
         "metadata": {"name": name, "namespace": kube.namespace},
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels},
     }
-    text = json.dumps(service, separators=(",", ":"))
-    commands = on(None, line("printf %s {service} | kubectl apply -f -", service=text))
-    return pasted(f"{summary}:", commands)
+    return pasted(f"{summary}:", on(None, applied(service)))
 
 
 def _advice(case: Case) -> Advice:
@@ -283,16 +277,14 @@ _AGAIN = 3
 
 
 def _never_resolved(scene: Scene) -> list[Event]:
-    """The events; a name that was asked for until the time ran out, and never dialled, is the cause."""
+    """Blames a name that was asked for until the time ran out, and never dialled."""
     dialled = {event.address.host for event in scene.events if event.name in having("dials")}
     given_up = {event.address.host for event in scene.events if event.name == "rendezvous-timeout"}
-    asked = Counter(event.address.host for event in scene.events if _asks(event))
+    hints = [event for event in scene.events if event.name == "hostname-unresolvable" and event.grade is Grade.HINT]
+    asked = Counter(event.address.host for event in hints if event.address.host is not None)
     unknown = {host for host, times in asked.items() if times >= _AGAIN and host in given_up - dialled}
-    return [replace(e, grade=Grade.ROOT) if _asks(e) and e.address.host in unknown else e for e in scene.events]
-
-
-def _asks(event: Event) -> bool:
-    return event.name == "hostname-unresolvable" and event.grade is Grade.HINT and event.address.host is not None
+    blamed = [event for event in hints if event.address.host in unknown]
+    return scene.renamed("hostname-unresolvable", Grade.ROOT, lambda event: event in blamed)
 
 
 SIGNS = LogSigns(

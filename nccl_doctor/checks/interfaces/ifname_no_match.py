@@ -12,8 +12,6 @@ Fix: name an interface that the host has. Where the hosts' names differ, the var
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """
 
-from dataclasses import replace
-
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
@@ -79,18 +77,13 @@ RULES = (
 
 
 def _without_interface(scene: Scene) -> list[Event]:
-    """The events; NCCL 2.27 calls it an unknown error where no line says that an interface is used."""
+    """Takes an unknown error for this one where no line shows an interface (NCCL 2.27)."""
     facts = scene.log.facts
     if not facts.ifname or any(process.interfaces for process in facts.processes.values()):
         return scene.events
-    return [
-        replace(event, name="ifname-no-match", grade=Grade.LIKELY) if event.name == "nccl-unknown-error" else event
-        for event in scene.events
-    ]
+    return scene.renamed("ifname-no-match", Grade.LIKELY, lambda event: event.name == "nccl-unknown-error")
 
 
-def _named_interface(case: Case) -> str | None:
-    return case.log.facts.ifname
-
-
-SIGNS = LogSigns(RULES, _advice, passes={Stage.CONSEQUENCES: _without_interface}, interface=_named_interface)
+SIGNS = LogSigns(
+    RULES, _advice, passes={Stage.CONSEQUENCES: _without_interface}, interface=lambda case: case.log.facts.ifname
+)

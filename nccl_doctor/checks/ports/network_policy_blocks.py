@@ -14,50 +14,43 @@ up, so the others stay as they are.
 References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 networking.k8s.io.
 """
 
-import json
 from collections.abc import Sequence
 
 from nccl_doctor.checks.ports.port_unreachable import MEANS
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, common_labels, pairs_of, pasted, ports_of
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, applied, check, common_labels, pairs_of, pasted, ports_of
 from nccl_doctor.firewall.blame import PolicyBlame, open_policy
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped
-from nccl_doctor.text.shell import line
 
 
 @check("NCD308", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
 def network_policy_blocks(view: View) -> Findings:
     """Yields one finding for each set of policies that drops dials."""
+    kube = view.kube
     dropped = [(dial, one) for dial in view.mesh.failed for one in view.policies.get(dial, ())]
     for policies, group in grouped((one.names, (dial, one)) for dial, one in dropped).items():
-        yield _finding(view, policies, group)
-
-
-def _finding(view: View, policies: tuple[str, ...], group: Sequence[tuple[FailedDial, PolicyBlame]]) -> Finding:
-    kube = view.kube
-    hosts = tuple(dict.fromkeys(one.pod for _, one in group))
-    by_way = {one.way: one for _, one in group}
-    what = "to and from" if len(by_way) > 1 else "to" if "ingress" in by_way else "from"
-    single = len(policies) == 1
-    lines = grouped(((dial.dst, MEANS[dial.outcome]), dial) for dial, _ in group)
-    return Finding(
-        hosts=hosts,
-        message=f"The {'NetworkPolicy' if single else 'NetworkPolicies'} {', '.join(policies)} in the namespace "
-        f"{kube.namespace} {'drops' if single else 'drop'} the job's connections {what} {fold(hosts)}.",
-        evidence=tuple(
-            f"seen    {fold(sorted({dial.src for dial in dials}))} -> {target}:{ports_of(dials)}: {means}"
-            for (target, means), dials in lines.items()
-        ),
-        facts={
-            "policies": list(policies),
-            "namespace": kube.namespace,
-            "ways": sorted(by_way),
-            "failed": pairs_of(dial for dial, _ in group),
-        },
-        fix=_fix(kube, list(by_way.values())),
-    )
+        hosts = tuple(dict.fromkeys(one.pod for _, one in group))
+        by_way = {one.way: one for _, one in group}
+        what = "to and from" if len(by_way) > 1 else "to" if "ingress" in by_way else "from"
+        words, drop = ("NetworkPolicy", "drops") if len(policies) == 1 else ("NetworkPolicies", "drop")
+        lines = grouped(((dial.dst, MEANS[dial.outcome]), dial) for dial, _ in group)
+        yield Finding(
+            hosts=hosts,
+            message=f"The {words} {', '.join(policies)} in the namespace {kube.namespace} {drop} the job's connections "
+            f"{what} {fold(hosts)}.",
+            evidence=tuple(
+                f"seen    {fold(sorted({dial.src for dial in dials}))} -> {target}:{ports_of(dials)}: {means}"
+                for (target, means), dials in lines.items()
+            ),
+            facts={
+                "policies": list(policies),
+                "namespace": kube.namespace,
+                "ways": sorted(by_way),
+                "failed": pairs_of(dial for dial, _ in group),
+            },
+            fix=_fix(kube, list(by_way.values())),
+        )
 
 
 def _fix(kube: KubeFacts, closed: Sequence[PolicyBlame]) -> Fix:
@@ -66,6 +59,4 @@ def _fix(kube: KubeFacts, closed: Sequence[PolicyBlame]) -> Fix:
     if not job:
         return Fix(summary=f"{summary}: they have no label of their own in common by which a policy could name them.")
     made = [open_policy(one, job, f"{one.names[0][:200]}-nccl-{one.way}", kube.namespace) for one in closed]
-    texts = [json.dumps(policy, separators=(",", ":")) for policy in made]
-    commands = on(None, *(line("printf %s {policy} | kubectl apply -f -", policy=text) for text in texts))
-    return pasted(f"{summary} (with the right to write policies in the namespace):", commands)
+    return pasted(f"{summary} (with the right to write policies in the namespace):", on(None, *map(applied, made)))

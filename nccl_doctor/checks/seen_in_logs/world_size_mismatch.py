@@ -13,7 +13,6 @@ References: NCCL's src/bootstrap.cc.
 """
 
 import re
-from dataclasses import replace
 
 from nccl_doctor.launch.plan import nearest
 from nccl_doctor.logs.log import Event
@@ -23,7 +22,6 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD915")
-
 
 _BATCH = re.compile(r"--batch[-_]size (?P<batch>\d{1,9}) must be (?:a )?multiple of WORLD_SIZE")
 
@@ -108,17 +106,12 @@ _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)"
 
 def _crowded_barrier(scene: Scene) -> list[Event]:
     """The events; a barrier to which more workers came than there are is this fault."""
-    return [
-        replace(event, name="world-size-mismatch", grade=Grade.ROOT)
-        if event.name == "rendezvous-timeout" and _is_crowded(event.text)
-        else event
-        for event in scene.events
-    ]
 
+    def is_crowded(event: Event) -> bool:
+        barrier = _BARRIER.search(event.text) if event.name == "rendezvous-timeout" else None
+        return barrier is not None and (number(barrier["workers"]) or 0) > (number(barrier["size"]) or 0)
 
-def _is_crowded(text: str) -> bool:
-    barrier = _BARRIER.search(text)
-    return barrier is not None and (number(barrier["workers"]) or 0) > (number(barrier["size"]) or 0)
+    return scene.renamed("world-size-mismatch", Grade.ROOT, is_crowded)
 
 
 SIGNS = LogSigns(RULES, _advice, passes={Stage.MEANING: _crowded_barrier})

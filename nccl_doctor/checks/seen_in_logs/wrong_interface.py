@@ -79,46 +79,32 @@ _NETS = tuple(
 
 
 def _apart(scene: Scene) -> list[Event]:
-    """The events, and before them hosts that chose different nets, or such as no other host reaches.
-
-    Only where no rank came to its communicator, and nothing but the way between hosts failed.
-    """
+    """Adds hosts that chose different nets, where no rank came further and the way failed."""
     if scene.log.facts.came_together or not faults(scene.events) <= on_the_way():
         return scene.events
     chosen: dict[str, Event] = {}
-    for reading in scene.log.readings:
-        for event in reading.events:
-            if event.wording == CHOSEN and event.prefix.host:
-                chosen.setdefault(event.prefix.host, event)
-    nets = {_net(event.address.ip) for event in chosen.values()}
-    if len(nets - {None}) <= 1 and not (len(chosen) > 1 and str(_NETS[-1]) in nets):
+    for event in (event for reading in scene.log.readings for event in reading.events):
+        if event.wording == CHOSEN and event.prefix.host:
+            chosen.setdefault(event.prefix.host, event)
+    addresses = (numeric(event.address.ip or "") for event in chosen.values())
+    some = [one for one in addresses if one is not None and one.version == 4 and not one.is_loopback]
+    nets = {next((str(net) for net in _NETS if one in net), "public") for one in some}
+    if len(nets) <= 1 and not (len(chosen) > 1 and str(_NETS[-1]) in nets):
         return scene.events
     return [*(replace(event, name="wrong-interface", grade=Grade.ROOT) for event in chosen.values()), *scene.events]
 
 
-def _net(ip: str | None) -> str | None:
-    """The private range that holds an address, "public" for others; None for IPv6, which tells nothing here."""
-    address = numeric(ip or "")
-    if address is None or address.version == 6 or address.is_loopback:
-        return None
-    return next((str(net) for net in _NETS if address in net), "public")
-
-
 def _nowhere(scene: Scene) -> list[Event]:
-    """The events; a connection to a loopback, link-local or docker0 address failed for that."""
-    dials = having("dials")
-    return [
-        replace(event, name="wrong-interface", grade=Grade.ROOT)
-        if event.name in dials and event.grade > Grade.HINT and _leads_nowhere(event)
-        else event
-        for event in scene.events
-    ]
+    """Blames failed connections to a loopback, link-local or docker0 address on it."""
+    return scene.renamed("wrong-interface", Grade.ROOT, _leads_nowhere)
 
 
 def _leads_nowhere(event: Event) -> bool:
-    """No other host has the address; of a loopback one that gloo dials, the host's name is the fault."""
+    """Tells whether a dial failed because no other host has the address."""
     address = numeric(event.address.ip or "")
-    if address is None or (address.is_loopback and "gloo" in event.text):
+    if address is None or event.name not in having("dials") or event.grade <= Grade.HINT:
+        return False
+    if address.is_loopback and "gloo" in event.text:  # the host's name is the fault
         return False
     of_nccl = event.prefix.level is not None or "onnect to" in event.message
     docker = address in ipaddress.ip_network("172.17.0.0/16")
@@ -126,7 +112,7 @@ def _leads_nowhere(event: Event) -> bool:
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """An interface that others do not reach explains the failure; alone, only among several hosts."""
+    """Weighs an interface that others do not reach; alone, only among several hosts."""
     names, facts = scene.names | scene.stuck, scene.log.facts
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:
@@ -137,7 +123,6 @@ def _weigh(event: Event, scene: Scene) -> Grade:
 
 
 def _interface(case: Case) -> str | None:
-    """The one that the lines name, or that has the address which they name."""
     return case.address.iface or case.interface_of(case.address.ip)
 
 

@@ -25,7 +25,6 @@ Fix: install the same versions everywhere, or name interpreters in the hosts fil
 """
 
 import re
-from dataclasses import replace
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, difference, ordered
 from nccl_doctor.logs.log import Event
@@ -59,27 +58,27 @@ def version_mismatch(view: View) -> Findings:
     """Yields one finding for all that differs: the outliers against the majority."""
     versions = {host.name: {**_versions(facts), **_in_the_all_reduce(view, host.name)} for host, facts in view.facts}
     found = [
-        (differs, severity)
-        for subject, severity in MATTERS.items()
+        differs
+        for subject in MATTERS
         if (differs := difference(subject, {name: v[subject] for name, v in versions.items() if subject in v}))
     ]
     if not found:
         return
-    hosts = ordered(versions, {name for one, _ in found for name in one.outliers})
-    subjects = ", ".join(one.subject for one, _ in found)
+    hosts = ordered(versions, {name for one in found for name in one.outliers})
+    subjects = ", ".join(one.subject for one in found)
     verb = "is" if len(found) == 1 and not subjects.endswith("s") else "are"
     yield Finding(
         hosts=hosts,
         message=f"{subjects} on {fold(hosts)} {verb} not the others'.",
-        evidence=tuple(str(one) for one, _ in found),
-        facts={"versions": {one.subject: one.groups for one, _ in found}},
-        severity=max((severity for _, severity in found), key=lambda each: each.rank),
+        evidence=tuple(map(str, found)),
+        facts={"versions": {one.subject: one.groups for one in found}},
+        severity=max((MATTERS[one.subject] for one in found), key=lambda each: each.rank),
         fix="Install the same versions on all hosts, or name interpreters in the hosts file that have them.",
     )
 
 
 def _in_the_all_reduce(view: View, host: str) -> dict[str, str]:
-    """The versions that the host's first rank really loaded, which an LD_LIBRARY_PATH may have changed."""
+    """The versions that the host's first rank really loaded."""
     smoke = view.snapshot.smoke
     ranks = [rank for rank in smoke.ranks if rank.host == host] if isinstance(smoke, Smoke) else []
     torch = next((rank.torch.split("+")[0] for rank in ranks if rank.torch), None)
@@ -88,7 +87,7 @@ def _in_the_all_reduce(view: View, host: str) -> dict[str, str]:
 
 
 def _versions(facts: HostFacts) -> dict[str, str]:
-    """The versions to compare; a host without torch has a diagnosis of its own."""
+    """The versions to compare; without torch, those of Python and driver."""
     python = known(facts.python)
     found = {"Python": ".".join(python.version.split(".")[:2])}
     if isinstance(facts.torch, TorchInfo):
@@ -161,10 +160,7 @@ _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?
 
 
 def _other_builds(scene: Scene) -> list[Event]:
-    """The events; where hosts tell of sockets from different files of NCCL's source, they run different builds of it.
-
-    src/misc/socket.cc has them to 2.28, src/os/linux.cc from 2.29 on.
-    """
+    """Blames hosts that tell of sockets from src/misc/socket.cc (to 2.28) and src/os/linux.cc (2.29 on)."""
     files: dict[str, set[str]] = {"os/linux.cc": set(), "misc/socket.cc": set()}
     for event in scene.events:
         file = event.prefix.where.partition(":")[0].rpartition("src/")[2]
@@ -173,22 +169,17 @@ def _other_builds(scene: Scene) -> list[Event]:
     new, old = files.values()
     if not new or not old or new & old:
         return scene.events
-    return [
-        replace(event, name="version-mismatch", grade=Grade.ROOT) if event.prefix.host in new | old else event
-        for event in scene.events
-    ]
+    return scene.renamed("version-mismatch", Grade.ROOT, lambda event: event.prefix.host in new | old)
 
 
 def _garbled(scene: Scene) -> list[Event]:
-    """The events; ranks of equal sizes that do not understand each other have two builds of NCCL."""
-    return [
-        replace(event, name="version-mismatch", grade=Grade.ROOT)
-        if event.name == "world-size-mismatch"
-        and (sizes := _SIZES.search(event.text))
-        and sizes["one"] == sizes["other"]
-        else event
-        for event in scene.events
-    ]
+    """Blames two builds where ranks of equal sizes do not understand each other."""
+
+    def equal_sizes(event: Event) -> bool:
+        sizes = _SIZES.search(event.text) if event.name == "world-size-mismatch" else None
+        return sizes is not None and sizes["one"] == sizes["other"]
+
+    return scene.renamed("version-mismatch", Grade.ROOT, equal_sizes)
 
 
 SIGNS = LogSigns(RULES, _advice, passes={Stage.MEANING: _garbled, Stage.CONSEQUENCES: _other_builds})

@@ -26,15 +26,29 @@ OTHERWISE = (
 
 
 def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
-    """Yields one finding for all hosts that share a setting and an interface; the hosts that can't be judged."""
+    """Yields one finding a setting and interface; the hosts that can't be judged."""
     nccl = view.nccl
     groups = grouped(
         ((fault.wanted, fault.used.name if fault.used is not None else None, fault.severity), fault)
         for fault in faults(nccl)
         if fault.kind is kind and fault.host in view.by_host
     )
-    for group in groups.values():
-        yield _finding(nccl, group)
+    for (wanted, used, severity), group in groups.items():
+        hosts = tuple(fault.host for fault in group)
+        seen = ((host, text) for fault in group for text, those in fault.evidence.items() for host in those)
+        yield Finding(
+            hosts=hosts,
+            message=f"{_setting(nccl, group)}, NCCL on {fold(hosts)} {group[0].problem}.",
+            evidence=folded(seen),
+            facts={
+                "NCCL_SOCKET_IFNAME": wanted,
+                "interface": used,
+                "addresses": {fault.host: fault.used.address for fault in group if fault.used is not None},
+                "suggestion": nccl.suggestion.interfaces if nccl.suggestion is not None else None,
+            },
+            fix=_fix(nccl, group),
+            severity=severity,
+        )
     for name in view.by_host if kind in (Kind.WRONG, Kind.NEEDED) else ():
         standing = nccl.bootstrap.get(name)
         concerned = (nccl.wanted(name) is None) == (kind is Kind.NEEDED)
@@ -43,31 +57,13 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
 
 
 def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
-    """By host the interface that NCCL uses, where the others reach it; else the one that it should use."""
+    """By host the interface that NCCL uses and others reach, or should use."""
     used = {
         name: own.chosen.name
         for name, own in nccl.by_host.items()
         if own.chosen is not None and not nccl.bootstrap[name].is_lost and not nccl.is_idle(name)
     }
     return {**(nccl.suggestion.interfaces if nccl.suggestion is not None else {}), **used}
-
-
-def _finding(nccl: ClusterNccl, group: list[Fault]) -> Finding:
-    first = group[0]
-    hosts = tuple(fault.host for fault in group)
-    return Finding(
-        hosts=hosts,
-        message=f"{_setting(nccl, group)}, NCCL on {fold(hosts)} {first.problem}.",
-        evidence=folded((host, text) for fault in group for text, those in fault.evidence.items() for host in those),
-        facts={
-            "NCCL_SOCKET_IFNAME": first.wanted,
-            "interface": first.used.name if first.used is not None else None,
-            "addresses": {fault.host: fault.used.address for fault in group if fault.used is not None},
-            "suggestion": nccl.suggestion.interfaces if nccl.suggestion is not None else None,
-        },
-        fix=_fix(nccl, group),
-        severity=first.severity,
-    )
 
 
 def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
@@ -83,7 +79,7 @@ def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
 
 
 def _lack_family(nccl: ClusterNccl, group: list[Fault]) -> bool:
-    """Tells whether NCCL finds nothing on these hosts because it is to use IPv4 or IPv6 alone."""
+    """Tells whether NCCL finds nothing for it is to use one family alone."""
     for own in (nccl.by_host[fault.host] for fault in group):
         wanted = own.variables.get("NCCL_SOCKET_FAMILY")
         family = FAMILIES.get(wanted.value) if wanted is not None else None

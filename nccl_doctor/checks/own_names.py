@@ -35,11 +35,7 @@ ENOUGH = 128
 
 @dataclass(frozen=True)
 class OwnName:
-    """A host's own name, what it makes of it, and the address that gloo would give to the others.
-
-    Attributes:
-        lost: the hosts with which gloo can't connect because of that address.
-    """
+    """A host's own name and its addresses, gloo's address, and the hosts ``lost`` to gloo by that."""
 
     host: str
     name: str
@@ -54,7 +50,7 @@ class OwnName:
 
     @property
     def is_stale(self) -> bool:
-        """True where the name gives addresses of which the host has none, so that gloo falls back to 127.0.0.1."""
+        """True where the name's addresses are none of the host's: gloo takes 127.0.0.1."""
         return bool(self.resolution.addresses) and self.gloo not in self.resolution.addresses
 
 
@@ -63,7 +59,7 @@ _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = 
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
-    """The hosts whose own name matters: there are others, and GLOO_SOCKET_IFNAME does not take its place."""
+    """The hosts whose own name matters to gloo: no GLOO_SOCKET_IFNAME takes its place."""
     known_names, hosts = _known.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
     if hosts not in known_names:
         known_names[hosts] = tuple(_own_names(view))
@@ -99,7 +95,7 @@ def _own_names(view: View) -> Iterator[OwnName]:
 
 
 def _matches_nccl(view: View, host: str, address: str, *, usual: bool) -> bool:
-    """Tells whether gloo's address is NCCL's, of the others' family: then the host's name loses nobody."""
+    """Tells whether gloo's address is NCCL's, of the others' family."""
     own = view.nccl.by_host.get(host)
     is_used = own is not None and own.chosen is not None and own.chosen.address == address
     return is_used and _is_v4(address) == usual and not is_loopback(address)
@@ -110,10 +106,7 @@ def _is_v4(address: str) -> bool:
 
 
 def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
-    """Tells whether nothing that ``host`` says can be wrong between the two.
-
-    They are one machine; or of two families, and the other one's is the odd one.
-    """
+    """Tells whether the two are one machine, or of two families, the other's rarer."""
     by_host = view.nccl.by_host
     ends = [by_host[name].machine for name in (host, other) if name in by_host]
     if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:
@@ -134,7 +127,7 @@ def _reaches(view: View, host: str, source: str, address: str) -> bool:
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
-    """The finding for some of them: GLOO_SOCKET_IFNAME is the remedy where a good interface is known for each."""
+    """The finding for some; GLOO_SOCKET_IFNAME mends it where interfaces are known."""
     nccl = view.nccl
     good = good_interfaces(nccl)
     summary = (
@@ -167,7 +160,7 @@ def is_without_gpus(view: View) -> bool:
 
 
 def has_own_network(facts: HostFacts) -> bool:
-    """Tells whether all that a host told was found in a container whose network is not the host's."""
+    """Tells whether the host was looked at in a container with another network."""
     inside, outside = facts.surroundings, facts.outside
     if not isinstance(inside, Surroundings) or not isinstance(outside, Outside):
         return False
@@ -175,21 +168,15 @@ def has_own_network(facts: HostFacts) -> bool:
 
 
 def is_unreached(snapshot: Snapshot, host: Host) -> bool:
-    """Tells whether no other host reaches it there: a macvlan, an overlay and published ports do no harm."""
-    if host.facts is None or not has_own_network(host.facts) or len(snapshot.cluster.nodes) == 1:
+    """Tells whether no other host reaches its container; a macvlan or published ports do no harm."""
+    facts, mesh, name = host.facts, snapshot.mesh, host.name
+    if facts is None or not has_own_network(facts) or len(snapshot.cluster.nodes) == 1:
         return False
-    mesh, name = snapshot.mesh, host.name
-    if not isinstance(mesh, Mesh):
-        return not _is_known_by_own_address(host, host.facts)
-    dialled = (src for src in mesh.ports if src != name and (mesh.sample is None or mesh.sample.holds(src, name)))
-    return all((src, name) in mesh.failures for src in dialled)
-
-
-def _is_known_by_own_address(host: Host, facts: HostFacts) -> bool:
-    """Tells whether the address that the hosts file means is one of the container's interfaces."""
+    if isinstance(mesh, Mesh):
+        dialled = (src for src in mesh.ports if src != name and (mesh.sample is None or mesh.sample.holds(src, name)))
+        return all((src, name) in mesh.failures for src in dialled)
     if isinstance(facts.interfaces, Unknown) or isinstance(facts.resolution, Unknown):
-        return True
-    address = host.node.address
-    resolved = facts.resolution.get(address)
-    wanted = {address, *(resolved.addresses if resolved else ())}
-    return any(entry.address in wanted for entry in facts.interfaces.addresses)
+        return False
+    resolved = facts.resolution.get(host.node.address)  # what the hosts file means, beside what the container has
+    wanted = {host.node.address, *(resolved.addresses if resolved else ())}
+    return all(entry.address not in wanted for entry in facts.interfaces.addresses)

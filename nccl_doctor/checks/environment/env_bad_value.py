@@ -18,7 +18,6 @@ from nccl_doctor.logs.rule import Grade, likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.variables import BadValue, check_value
 from nccl_doctor.nccl.versions import newer
@@ -33,11 +32,14 @@ from nccl_doctor.text.hostlist import fold, quoted
     explains=ALLREDUCE,
 )
 def env_bad_value(view: View) -> Findings:
-    """Yields one finding a name and value; an error for NCCL_COMM_ID, without which NCCL does not start."""
+    """Yields one finding a name and value; an error for NCCL_COMM_ID."""
     found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
     for host, own in view.by_host.items():
         for name, variable in own.variables.items():
-            bad = _judge_comm_id(own) if name == "NCCL_COMM_ID" else check_value(name, variable.value)
+            bad = check_value(name, variable.value)
+            if name == "NCCL_COMM_ID":
+                failure, allowed = own.choice.bootstrap, "IP:PORT or [IPv6]:PORT on a subnet of every host"
+                bad = BadValue(f"does not start: {failure.reason}", allowed) if isinstance(failure, Failure) else None
             if bad is not None and variable.doubt is not None:
                 yield Unjudged((host,), variable.doubt)
             elif bad is not None:
@@ -52,13 +54,6 @@ def env_bad_value(view: View) -> Findings:
             fix=f"Allowed is {bad.allowed}. Set on {fold(origins)}: {', '.join(set(origins.values()))}.",
             severity=Severity.INFO if since else Severity.ERROR if name == "NCCL_COMM_ID" else None,
         )
-
-
-def _judge_comm_id(own: HostNccl) -> BadValue | None:
-    failure = own.choice.bootstrap
-    if not isinstance(failure, Failure):
-        return None
-    return BadValue(f"does not start: {failure.reason}", "IP:PORT or [IPv6]:PORT on a subnet of every host")
 
 
 def _advice(case: Case) -> Advice:

@@ -45,9 +45,10 @@ MUST_AGREE = frozenset(
     explains=(*ALLREDUCE, "allreduce-wrong-result"),
 )
 def env_mismatch(view: View) -> Findings:
-    """Yields one finding a variable; the hosts at fault are those that differ from most."""
+    """Yields one finding a variable, on the hosts that differ from most."""
     for name in dict.fromkeys(name for own in view.by_host.values() for name in own.variables):
-        if not _matters(name):
+        # names that nobody knows are env-unknown-variable's
+        if not name.startswith("NCCL_") or not is_known(name) or name in MAY_DIFFER or name.startswith(MAY_DIFFER_WITH):
             continue
         column = {host: own.variables.get(name) for host, own in view.by_host.items()}
         doubts = {host: one.doubt for host, one in column.items() if one is not None and one.doubt is not None}
@@ -60,13 +61,6 @@ def env_mismatch(view: View) -> Findings:
 
 def _values(column: dict[str, Variable | None]) -> dict[str, str | None]:
     return {host: variable.value if variable is not None else None for host, variable in column.items()}
-
-
-def _matters(name: str) -> bool:
-    """Tells whether NCCL's behaviour hangs on it; names that nobody knows are env-unknown-variable's."""
-    return (
-        name.startswith("NCCL_") and is_known(name) and name not in MAY_DIFFER and not name.startswith(MAY_DIFFER_WITH)
-    )
 
 
 def _finding(name: str, column: dict[str, Variable | None]) -> Finding:

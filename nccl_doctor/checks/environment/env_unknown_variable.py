@@ -14,7 +14,6 @@ line of NCCL's config file.
 from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.variables import is_known, nearest, register
 from nccl_doctor.nccl.versions import newer, show
 from nccl_doctor.text.hostlist import fold, quoted
@@ -22,40 +21,29 @@ from nccl_doctor.text.hostlist import fold, quoted
 
 @check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"), needs_nccl=True)
 def env_unknown_variable(view: View) -> Findings:
-    """Yields one finding a name; info where another version of NCCL knows it, or a newer one may."""
+    """Yields one finding a name; info where another version may know it."""
     found: dict[tuple[str, str | None, str | None], dict[str, str]] = {}
     for host, own in view.by_host.items():
         for name, variable in own.variables.items():
-            absent = _absent(own, name)
-            if absent is None and is_known(name):
+            known = register().get(name)
+            reason = known.absent(own.version) if known is not None and own.version is not None else None
+            if reason is None and is_known(name):
                 continue
             if variable.doubt is not None:
                 yield Unjudged((host,), variable.doubt)
                 continue
+            absent = f"{reason}; this is {show(own.version)}" if reason is not None and own.version else None
             found.setdefault((name, absent, newer(own.version)), {})[host] = variable.origin
     for (name, absent, since), origins in found.items():
-        yield _finding(name, absent, since, origins)
-
-
-def _absent(own: HostNccl, name: str) -> str | None:
-    """Why the host's own version does not know a variable of NCCL's."""
-    known = register().get(name)
-    if known is None or own.version is None:
-        return None
-    reason = known.absent(own.version)
-    return None if reason is None else f"{reason}; this is {show(own.version)}"
-
-
-def _finding(name: str, absent: str | None, since: str | None, origins: dict[str, str]) -> Finding:
-    meant = nearest(name) if absent is None else None
-    hint = (f" ({since})" if since else "") + (f"; did you mean {meant}?" if meant is not None else ".")
-    unknown = f"{quoted(name)} is no variable that NCCL knows{hint}"
-    remedy = f"Write {meant} instead" if meant is not None else "Take it away"
-    return Finding(
-        hosts=tuple(origins),
-        message=unknown if absent is None else f"{name} has no effect: {absent}.",
-        evidence=folded((host, f"{quoted(name)} ({origin})") for host, origin in origins.items()),
-        facts={"variable": name, "nearest": meant, "origins": origins},
-        fix=f"{remedy} where it is set: {fold(origins)}: {', '.join(dict.fromkeys(origins.values()))}.",
-        severity=None if absent is None and since is None else Severity.INFO,
-    )
+        meant = nearest(name) if absent is None else None
+        hint = (f" ({since})" if since else "") + (f"; did you mean {meant}?" if meant is not None else ".")
+        unknown = f"{quoted(name)} is no variable that NCCL knows{hint}"
+        remedy = f"Write {meant} instead" if meant is not None else "Take it away"
+        yield Finding(
+            hosts=tuple(origins),
+            message=unknown if absent is None else f"{name} has no effect: {absent}.",
+            evidence=folded((host, f"{quoted(name)} ({origin})") for host, origin in origins.items()),
+            facts={"variable": name, "nearest": meant, "origins": origins},
+            fix=f"{remedy} where it is set: {fold(origins)}: {', '.join(dict.fromkeys(origins.values()))}.",
+            severity=None if absent is None and since is None else Severity.INFO,
+        )

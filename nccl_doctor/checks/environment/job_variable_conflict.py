@@ -30,7 +30,7 @@ from nccl_doctor.text.hostlist import fold, quoted
 
 @check("NCD804", severity=Severity.WARNING, needs=("env",), explains=ALLREDUCE)
 def job_variable_conflict(view: View) -> Findings:
-    """Yields findings for the hosts file's variables, for the hosts' own, and for jobs on the same master."""
+    """Yields findings for variables, and for jobs on the same master."""
     places = dict(_places(view.snapshot))
     said: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
     for host, facts in view.facts:
@@ -40,8 +40,18 @@ def job_variable_conflict(view: View) -> Findings:
                 line = f"{name}={quoted(value)} {source}, and {planned}"
                 said[source == OURS].setdefault(host.name, []).append(line)
     for ours, lines in said.items():
+        names = sorted({line.partition("=")[0] for each in lines.values() for line in each})
+        where = "the hosts file's own env" if ours else fold(lines)
+        remedy = "Take them out of env" if ours else "Unset them where they are set (.bashrc, /etc/environment)"
         if lines:
-            yield _finding(lines, ours=ours)
+            yield Finding(
+                hosts=tuple(lines),
+                message=f"{', '.join(names)} of {where} contradict{'s' * (len(names) == 1)} the plan.",
+                evidence=folded((host, line) for host, each in lines.items() for line in each),
+                facts={"variables": names, "in_hosts_file": ours},
+                fix=f"{remedy}: the launcher sets them for each rank.",
+                severity=Severity.ERROR if ours else None,
+            )
     yield from _shared_master(view, places)
 
 
@@ -49,10 +59,7 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where variables come from, each with its own; what the hosts file sets counts before all others.
-
-    What a pod's spec sets (``of_pod``) is no leftover: the job's controller sets it for the launcher in the pod.
-    """
+    """Where variables come from; what the hosts file or the pod's spec sets is no leftover."""
     own = host.node.env
     yield OURS, own
     there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}
@@ -77,22 +84,8 @@ def _places(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
         first += nproc
 
 
-def _finding(lines: dict[str, list[str]], *, ours: bool) -> Finding:
-    names = sorted({line.partition("=")[0] for each in lines.values() for line in each})
-    where = "the hosts file's own env" if ours else fold(lines)
-    return Finding(
-        hosts=tuple(lines),
-        message=f"{', '.join(names)} of {where} contradict{'s' * (len(names) == 1)} the plan.",
-        evidence=folded((host, line) for host, each in lines.items() for line in each),
-        facts={"variables": names, "in_hosts_file": ours},
-        fix=("Take them out of env" if ours else "Unset them where they are set (.bashrc, /etc/environment)")
-        + ": the launcher sets them for each rank.",
-        severity=Severity.ERROR if ours else None,
-    )
-
-
 def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Finding]:
-    """Jobs that run and meet where this one will; where one holds the port, port-in-use says so."""
+    """Yields jobs that meet where this one will, unless port-in-use says so."""
     snapshot = view.snapshot
     first = snapshot.hosts[0].facts
     if first is None or (isinstance(first.master_port, PortTrial) and not first.master_port.free):

@@ -95,7 +95,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """A wait for a node is a fault where Ray says that none has its address, or knows itself by another net's."""
+    """Weighs a wait for a node whose address none has, or that is of another net."""
     if scene.log.facts.serving:
         return Grade.HINT
     if event.wording != _WAITS:
@@ -106,7 +106,7 @@ def _weigh(event: Event, scene: Scene) -> Grade:
 
 
 def _net(address: Address) -> bytes:
-    """The first half or more of an address that the hosts of one network share."""
+    """The part of an address that the hosts of one network share."""
     return address.packed[:3] if address.version == 4 else address.packed[:8]
 
 

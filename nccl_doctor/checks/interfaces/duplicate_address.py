@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import fold, grouped
     explains=(*EXPLAINS, "ssh-host-key-changed", "ssh-host-key-unknown", "ssh-auth-failed", "ssh-unreachable"),
 )
 def duplicate_address(view: View) -> Findings:
-    """Yields one finding an address that several machines have, or that a host has although it is another node's."""
+    """Yields one finding an address that several machines have, or a stranger."""
     nccl = view.nccl
     by_host = view.by_host
     nodes = known_addresses(view)
@@ -43,26 +43,23 @@ def duplicate_address(view: View) -> Findings:
         owners, away = owned.get(address, {}), lost.get(address, [])
         machines = {by_host[name].machine for name in owners}
         strangers = [name for name in owners if address not in nodes[name]]
-        if len(machines) > 1 or (away and strangers):
-            yield _finding(address, owners, away if strangers else [], tuple(nodes))
-
-
-def _finding(address: str, owners: dict[str, str], away: list[str], order: tuple[str, ...]) -> Finding:
-    hosts = tuple(name for name in order if name in owners or name in away)
-    return Finding(
-        hosts=hosts,
-        message=f"{fold(hosts)} have the same address, {address}.",
-        evidence=(
-            *(f"{name}: {address} is on {interface}" for name, interface in owners.items()),
-            *(f"{name}: the hosts file knows it by {address}, and it was not reached there" for name in away),
-        ),
-        facts={"address": address, "interfaces": owners},
-        fix="Give each machine an address of its own.",
-    )
+        away = away if strangers else []
+        if len(machines) > 1 or away:
+            hosts = tuple(name for name in nodes if name in owners or name in away)
+            yield Finding(
+                hosts=hosts,
+                message=f"{fold(hosts)} have the same address, {address}.",
+                evidence=(
+                    *(f"{name}: {address} is on {interface}" for name, interface in owners.items()),
+                    *(f"{name}: the hosts file knows it by {address}, and it was not reached there" for name in away),
+                ),
+                facts={"address": address, "interfaces": owners},
+                fix="Give each machine an address of its own.",
+            )
 
 
 def known_addresses(view: View) -> dict[str, set[str]]:
-    """By node, the addresses that the hosts file and the hosts' resolvers give for it; loopback left out."""
+    """By node, the addresses that hosts file and resolvers give for it."""
     told = addresses_by_name(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))
     return {node.name: {node.address, *told.get(node.address, ())} for node in view.snapshot.cluster.nodes}
 

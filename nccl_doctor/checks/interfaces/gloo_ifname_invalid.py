@@ -17,7 +17,6 @@ from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, ifname_command
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.gloo import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.suggest import setting
@@ -28,8 +27,7 @@ VARIABLE = "GLOO_SOCKET_IFNAME"
 
 @check("NCD210", severity=Severity.ERROR, needs=("interfaces", "env"), explains=ALLREDUCE)
 def gloo_ifname_invalid(view: View) -> Findings:
-    """Yields one finding for each value that is no list of interface names on the hosts that have it."""
-    nccl = view.nccl
+    """Yields one finding for each value that names no interfaces there."""
     failed: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}
     for host, facts in view.facts:
@@ -40,23 +38,20 @@ def gloo_ifname_invalid(view: View) -> Findings:
         if isinstance(outcome, Failure):
             failed.setdefault(value, {})[host.name] = outcome.reason
             names[host.name] = ", ".join(dict.fromkeys(entry.interface for entry in interfaces.addresses))
+    good = good_interfaces(view.nccl) if failed else {}
     for value, hosts in failed.items():
+        fix = Fix(summary=f"Set {VARIABLE} to the whole name of the interface that leads to the other hosts.")
+        if good.keys() >= hosts.keys():
+            summary = "Set the whole name in the job's environment (the hosts file's env)."
+            fix = setting(summary, VARIABLE, {host: good[host] for host in hosts})
         yield Finding(
             hosts=tuple(hosts),
             message=f"{VARIABLE}={quoted(value)} names no interface of {fold(hosts)} that has an address: gloo will "
             "not start.",
             evidence=folded((host, f"{reason}; with an address: {names[host]}") for host, reason in hosts.items()),
             facts={VARIABLE: value},
-            fix=_fix(nccl, tuple(hosts)),
+            fix=fix,
         )
-
-
-def _fix(nccl: ClusterNccl, hosts: tuple[str, ...]) -> Fix:
-    better = good_interfaces(nccl)
-    if not better.keys() >= set(hosts):
-        return Fix(summary=f"Set {VARIABLE} to the whole name of the interface that leads to the other hosts.")
-    summary = "Set the whole name in the job's environment (the hosts file's env)."
-    return setting(summary, VARIABLE, {host: better[host] for host in hosts})
 
 
 def _advice(case: Case) -> Advice:

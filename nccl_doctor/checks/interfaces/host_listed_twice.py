@@ -23,30 +23,25 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"), needs_nccl=True)
 def host_listed_twice(view: View) -> Findings:
-    """Yields one finding a machine that the list names more than once without saying why."""
+    """Yields one finding a machine that is listed more than once, unmeant."""
     machines: dict[str, list[Node]] = {}
     for host in view.hosts:
         machine = view.by_host[host.name].machine
         if machine is not None and not any(engine.shares_machine for engine in engines_of(host.node)):
             machines.setdefault(machine, []).append(host.node)
     for nodes in machines.values():
-        twice = [node for node in nodes if any(not _meant(node, other) for other in nodes if other is not node)]
-        if twice:
-            yield _finding(twice)
+        twice = [node for node in nodes if any(_unmeant(node, other) for other in nodes if other is not node)]
+        if names := [node.name for node in twice]:
+            yield Finding(
+                hosts=tuple(names),
+                message=f"{fold(names)} are one machine: the job has {len(twice)} nodes where there is one.",
+                evidence=tuple(f"{node.name} at {node.address}: the same boot id and interfaces" for node in twice),
+                facts={"nodes": names},
+                fix="Take all but one out of the list. Where one machine is to be two nodes, give both entries its one "
+                "address under names of their own (name: and address:) and each its own GPUs (cuda_visible_devices).",
+            )
 
 
-def _meant(node: Node, other: Node) -> bool:
-    """Tells whether the list says by itself that the two are one machine."""
-    return node.address == other.address or None not in (node.cuda_visible_devices, other.cuda_visible_devices)
-
-
-def _finding(nodes: list[Node]) -> Finding:
-    names = [node.name for node in nodes]
-    return Finding(
-        hosts=tuple(names),
-        message=f"{fold(names)} are one machine: the job has {len(nodes)} nodes where there is one.",
-        evidence=tuple(f"{node.name} at {node.address}: the same boot id and interfaces" for node in nodes),
-        facts={"nodes": names},
-        fix="Take all but one out of the list. Where one machine is to be two nodes, give both entries its one "
-        "address under names of their own (name: and address:) and each its own GPUs (cuda_visible_devices).",
-    )
+def _unmeant(node: Node, other: Node) -> bool:
+    """Tells whether the list does not say that the two are one machine."""
+    return node.address != other.address and None in (node.cuda_visible_devices, other.cuda_visible_devices)

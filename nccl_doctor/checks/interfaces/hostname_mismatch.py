@@ -63,11 +63,26 @@ def hostname_mismatch(view: View) -> Findings:
             host for host, real in column.items() if not set(real) & set(common) and not _reached(view, host, name)
         )
         if outliers:
-            yield _finding(view, name, column, outliers)
+            by_answer = grouped((real, host) for host, real in column.items())
+            yield Finding(
+                hosts=outliers,
+                message=f"{fold(outliers)} and the other hosts see different addresses for {quoted(name)}.",
+                evidence=tuple(
+                    f"{fold(those)}: {quoted(name)} is {', '.join(real)}" for real, those in by_answer.items()
+                ),
+                facts={
+                    "name": name,
+                    "is_master": name == master,
+                    "matrix": {host: list(real) for host, real in column.items()},
+                    "failed": failed_by(view, name, outliers),
+                },
+                fix="Make /etc/hosts the same on all hosts, or use IP addresses in the hosts file.",
+                severity=Severity.ERROR if name == master else None,
+            )
 
 
 def _lost_words(own: OwnName, given: list[str | None]) -> str:
-    """Tells what a host's own name does; ``given`` are gloo's addresses by the lost hosts' names, None unknown."""
+    """Tells what a host's own name does beside gloo's addresses of the lost hosts."""
     words = f"On {own.host} the host's own name gives {own.gloo}"
     mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):
@@ -77,7 +92,7 @@ def _lost_words(own: OwnName, given: list[str | None]) -> str:
 
 
 def _reached(view: View, host: str, name: str) -> bool:
-    """Tells whether a host met our listener on the master port by the master's name, whatever it resolves to."""
+    """Tells whether a host met our listener by the master's name."""
     cluster, mesh = view.snapshot.cluster, view.snapshot.mesh
     master = cluster.nodes[0].name
     if not isinstance(mesh, Mesh) or name != cluster.master_addr or host == master:
@@ -89,21 +104,3 @@ def _reached(view: View, host: str, name: str) -> bool:
 def _real(answer: ResolverAnswer | None) -> tuple[str, ...]:
     addresses = answer.addresses if answer is not None else ()
     return tuple(sorted(address for address in addresses if not address.startswith("127.") and address != "::1"))
-
-
-def _finding(view: View, name: str, column: dict[str, tuple[str, ...]], outliers: tuple[str, ...]) -> Finding:
-    is_master = name == view.snapshot.cluster.master_addr
-    by_answer = grouped((real, host) for host, real in column.items())
-    return Finding(
-        hosts=outliers,
-        message=f"{fold(outliers)} and the other hosts see different addresses for {quoted(name)}.",
-        evidence=tuple(f"{fold(hosts)}: {quoted(name)} is {', '.join(real)}" for real, hosts in by_answer.items()),
-        facts={
-            "name": name,
-            "is_master": is_master,
-            "matrix": {host: list(real) for host, real in column.items()},
-            "failed": failed_by(view, name, outliers),
-        },
-        fix="Make /etc/hosts the same on all hosts, or use IP addresses in the hosts file.",
-        severity=Severity.ERROR if is_master else None,
-    )

@@ -19,10 +19,8 @@ from nccl_doctor.text.hostlist import fold
 @check("NCD218", severity=Severity.INFO)
 def ifname_model_differs(view: View) -> Findings:
     """Yields one finding for all hosts."""
-    differing = {
-        name: picture.disagreement for name, picture in view.nccl.by_host.items() if picture.disagreement is not None
-    }
-    if differing:
+    pictures = view.nccl.by_host
+    if differing := {name: one.disagreement for name, one in pictures.items() if one.disagreement is not None}:
         yield Finding(
             hosts=tuple(differing),
             message=f"On {fold(differing)} libnccl itself and this tool's model of it differ about the interface.",

@@ -18,5 +18,5 @@ from nccl_doctor.nccl.cluster_nccl import Kind
 
 @check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
 def interface_down(view: View) -> Findings:
-    """Fires where what the variable lets through is not running, or nothing is."""
+    """Fires where what the variable lets through is not running."""
     yield from findings(view, Kind.DOWN)

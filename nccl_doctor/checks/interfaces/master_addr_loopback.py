@@ -10,7 +10,6 @@ Fix: set `master_addr` to the address of the first host's network interface. On 
 """
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, failed_by
-from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.network import Names
 from nccl_doctor.text.inet import is_loopback
@@ -18,14 +17,12 @@ from nccl_doctor.text.inet import is_loopback
 
 @check("NCD201", severity=Severity.ERROR, needs=("resolution",), explains=("port-unreachable", *ALLREDUCE))
 def master_addr_loopback(view: View) -> Findings:
-    """Fires where a host but the first takes the master address for itself, or the address itself is one."""
+    """Fires where another host than the first takes the master address for itself."""
     nodes = view.snapshot.cluster.nodes
     if len({node.address for node in nodes}) < 2:
         return
     address = view.snapshot.cluster.master_addr
-    own = (
-        is_loopback(address) or address.split(".")[0] == "localhost"
-    )  # of every host, the master's too (RFC 6761, 6.3)
+    own = is_loopback(address) or address.split(".")[0] == "localhost"  # of every host (RFC 6761, 6.3)
     seen: list[tuple[str, str]] = []
     for host, facts in view.facts:
         resolution = facts.resolution.get(address) if isinstance(facts.resolution, Names) else None
@@ -37,17 +34,14 @@ def master_addr_loopback(view: View) -> Findings:
     master = nodes[0]
     hosts = tuple(name for name, _ in seen)
     lost = [node.name for node in nodes] if own else hosts
+    better = "" if is_loopback(master.address) else f', for example "{master.address}"'
+    fix = f"Set master_addr in the hosts file to an address of {master.name} that all reach{better}."
+    if master.address == address:
+        fix = f"Write {master.name} in the list of hosts by a name or an address by which the others reach it."
     yield Finding(
         hosts=hosts or (master.name,),
         message=f'The master address "{address}" is a loopback address: each host looks for the master on itself.',
         evidence=tuple(f"{name}: {address} is {found}" for name, found in seen if found != address),
         facts={"master_addr": address, "failed": failed_by(view, address, lost)},
-        fix=_summary(master, address),
+        fix=fix,
     )
-
-
-def _summary(master: Node, address: str) -> str:
-    if master.address == address:
-        return f"Write {master.name} in the list of hosts by a name or an address by which the others reach it."
-    better = "" if is_loopback(master.address) else f', for example "{master.address}"'
-    return f"Set master_addr in the hosts file to an address of {master.name} that all reach{better}."

@@ -16,7 +16,6 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.inet import is_loopback
 
 
@@ -29,13 +28,12 @@ from nccl_doctor.text.inet import is_loopback
     errors=("EADDRNOTAVAIL",),
 )
 def master_addr_not_local(view: View) -> Findings:
-    """Fires where no address that the first host resolves the master address to is its own."""
+    """Fires where the master address is none of the first host's."""
     address = view.snapshot.cluster.master_addr
     everyone = [node.name for node in view.snapshot.cluster.nodes]
     for host, facts in view.facts:
         interfaces = known(facts.interfaces)
-        resolved = known(facts.resolution)
-        resolution = resolved.get(address)
+        resolution = known(facts.resolution).get(address)
         if resolution is None:
             yield Unjudged((host.name,), f"the probe did not resolve {address}")
             continue
@@ -43,23 +41,16 @@ def master_addr_not_local(view: View) -> Findings:
         if any(found in own or is_loopback(found) for found in resolution.addresses):
             continue
         became = ", ".join(resolution.addresses) or f"nothing ({resolution.error})"
+        outward = [e for e in interfaces.addresses if not (is_loopback(e.address) or e.address.startswith("fe80:"))]
+        shown = ", ".join(f"{entry.address} ({entry.interface})" for entry in outward)
         yield Finding(
             hosts=(host.name,),
             message=f"The master address {address} is no address of {host.name}, where rank 0 will run.",
-            evidence=(f"{host.name} takes {address} for {became}", f"its own: {', '.join(_shown(facts))}"),
+            evidence=(f"{host.name} takes {address} for {became}", f"its own: {shown}"),
             facts={"master_addr": address, "own": own, "failed": failed_by(view, address, everyone)},
             fix=f"Set master_addr in the hosts file to one of {host.name}'s own addresses, or put the host "
             f"that has {address} first in the list.",
         )
-
-
-def _shown(facts: HostFacts) -> list[str]:
-    interfaces = known(facts.interfaces)
-    return [
-        f"{entry.address} ({entry.interface})"
-        for entry in interfaces.addresses
-        if not is_loopback(entry.address) and not entry.address.startswith("fe80:")
-    ]
 
 
 def _advice(case: Case) -> Advice:

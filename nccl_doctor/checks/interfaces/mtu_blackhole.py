@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
 def mtu_blackhole(view: View) -> Findings:
-    """Yields one finding for each host of most stalled pairs that are left; a single one where that is most hosts."""
+    """Yields one finding a host of most stalled pairs; one where that is most."""
     mesh = view.mesh
     if isinstance(mesh.stalls, Skipped):
         return
@@ -55,14 +55,12 @@ def _ends(stalls: Iterable[Stall]) -> tuple[str, ...]:
 
 
 def _mtus(view: View, hosts: Iterable[str]) -> str:
-    """The MTU of each host's interface for NCCL, such as ``9000 of eno1 on node[1-3]``."""
+    """The MTUs of hosts' interfaces for NCCL: ``9000 of eno1 on node[1-3]``."""
     alike: dict[str, list[str]] = {}
     for host, facts in view.facts:
-        chosen, seen = view.nccl.interfaces.get(host.name), facts.interfaces
-        if host.name not in hosts or chosen is None or isinstance(seen, Unknown):
-            continue
-        for link in seen.links:
-            if link.name == chosen.name:
+        chosen = view.nccl.interfaces.get(host.name)
+        if host.name in hosts and chosen is not None and not isinstance(facts.interfaces, Unknown):
+            for link in (link for link in facts.interfaces.links if link.name == chosen.name):
                 alike.setdefault(f"{link.mtu} of {link.name}", []).append(host.name)
     return "; ".join(f"{what} on {fold(names)}" for what, names in alike.items())
 

@@ -17,7 +17,7 @@ from nccl_doctor.text.inet import Network
 
 @check("NCD213", severity=Severity.WARNING, needs=NEEDS, needs_nccl=True)
 def mtu_mismatch(view: View) -> Findings:
-    """Yields one finding a subnet; the hosts at fault are those that differ from most."""
+    """Yields one finding a subnet, on the hosts that differ from most."""
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
     for host, own in view.by_host.items():
         link = own.link(own.chosen.name) if own.chosen is not None else None
@@ -26,18 +26,14 @@ def mtu_mismatch(view: View) -> Findings:
         for network in own.networks(own.chosen.address):
             by_network.setdefault(network, {})[host] = (link.name, link.mtu)
     for network, hosts in by_network.items():
-        if len({mtu for _, mtu in hosts.values()}) > 1:
-            yield _finding(network, hosts)
-
-
-def _finding(network: Network, hosts: dict[str, tuple[str, int]]) -> Finding:
-    mtus = {host: mtu for host, (_, mtu) in hosts.items()}
-    groups = grouped((entry, host) for host, entry in hosts.items())
-    sizes = " and ".join(str(mtu) for mtu in sorted(set(mtus.values())))
-    return Finding(
-        hosts=minority(mtus),
-        message=f"The interfaces that NCCL uses on {network} have MTUs of {sizes} bytes.",
-        evidence=tuple(f"{fold(names)}: {link} has {mtu}" for (link, mtu), names in groups.items()),
-        facts={"network": str(network), "mtu": mtus},
-        fix="Set the same MTU on all of them, one that the switches between them pass.",
-    )
+        mtus = {host: mtu for host, (_, mtu) in hosts.items()}
+        if len(set(mtus.values())) > 1:
+            groups = grouped((entry, host) for host, entry in hosts.items())
+            sizes = " and ".join(str(mtu) for mtu in sorted(set(mtus.values())))
+            yield Finding(
+                hosts=minority(mtus),
+                message=f"The interfaces that NCCL uses on {network} have MTUs of {sizes} bytes.",
+                evidence=tuple(f"{fold(names)}: {link} has {mtu}" for (link, mtu), names in groups.items()),
+                facts={"network": str(network), "mtu": mtus},
+                fix="Set the same MTU on all of them, one that the switches between them pass.",
+            )

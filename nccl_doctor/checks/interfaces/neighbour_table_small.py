@@ -15,7 +15,6 @@ References: arp(7); the kernel's Documentation/networking/ip-sysctl.rst.
 
 import ipaddress
 from collections.abc import Iterable, Iterator
-from functools import partial
 
 from nccl_doctor.checks.view import Findings, View, check, failed_where, on_each, pasted
 from nccl_doctor.logs.rule import root
@@ -23,7 +22,6 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.inet import Network, address_of
 from nccl_doctor.text.shell import line
@@ -44,7 +42,7 @@ ROOM = 4
     explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
 )
 def neighbour_table_small(view: View) -> Findings:
-    """Yields one finding for all hosts with the same limit; an error where dials of theirs timed out besides."""
+    """Yields one finding for all hosts with the same limit."""
     short: dict[tuple[int, int], list[str]] = {}
     names = frozenset(node.address for node in view.snapshot.cluster.nodes)
     cache: _Cache = {}
@@ -60,26 +58,20 @@ def neighbour_table_small(view: View) -> Findings:
         raised = 1 << (peers * ROOM).bit_length()
         limits = ((3, raised), (2, raised // 2), (1, raised // 8))
         raising = line("sysctl -w {*settings}", settings=[f"{NAME}{number}={value}" for number, value in limits])
-        failed = failed_where(view, partial(_may_lack_room, set(hosts)))
+        # a full table drops the packet, or the answer to who has the address: "no route to host" (net/ipv4/arp.c)
+        slow = [dial for dial in view.unexplained if dial.outcome in ("timed-out", "no-route")]
+        lost = {dial for dial in slow if dial.src in hosts or dial.dst in hosts}
         yield Finding(
             hosts=tuple(hosts),
             message=f"{peers} hosts of the cluster share its net, and its kernel keeps only {limit} addresses.",
             evidence=(f"{LIMIT} is {limit}",),
-            facts={"limit": limit, "peers": peers, "failed": failed},
+            facts={"limit": limit, "peers": peers, "failed": failed_where(view, lost.__contains__)},
             fix=pasted(
                 "Raise the limits (for good: the same settings in /etc/sysctl.d/):",
                 on_each(hosts, raising),
                 needs_root=True,
             ),
         )
-
-
-def _may_lack_room(hosts: set[str], dial: FailedDial) -> bool:
-    """A full table drops the packet, or on the other host the answer to who has the address.
-
-    That one shows as "no route to host" (arp_process in the kernel's net/ipv4/arp.c).
-    """
-    return dial.outcome in ("timed-out", "no-route") and not hosts.isdisjoint((dial.src, dial.dst))
 
 
 _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]

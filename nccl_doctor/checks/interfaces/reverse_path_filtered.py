@@ -14,7 +14,7 @@ any interface: rp_filter=2 (loose) on that interface.
 See Documentation/networking/ip-sysctl.rst in the kernel's source, RFC 3704.
 """
 
-from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered_hosts
+from nccl_doctor.checks.interfaces.route_missing import hindered_hosts
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pasted
 from nccl_doctor.model.finding import Finding, Severity, on
 from nccl_doctor.text.hostlist import fold
@@ -24,27 +24,24 @@ from nccl_doctor.text.shell import line
 @check("NCD220", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
 def reverse_path_filtered(view: View) -> Findings:
     """Yields one finding for each host that drops packets so."""
-    return map(_finding, hindered_hosts(view, "filtered"))
-
-
-def _finding(found: Hindered) -> Finding:
-    interfaces = list(dict.fromkeys(fault.usual for fault in found.route_faults if fault.usual))
-    # a VLAN's name has a dot of its own, so that sysctl(8) wants slashes between the parts
-    settings = [("/" if "." in name else ".").join(("net", "ipv4", "conf", name, "rp_filter=2")) for name in interfaces]
-    peers = fold(sorted(found.peers))
-    return Finding(
-        hosts=(found.host,),
-        message=f"{found.host} drops what {peers} sends: it comes in by {' and '.join(interfaces)}, by which "
-        f"{found.host} would not answer, and rp_filter is strict there.",
-        evidence=tuple(
-            f"{found.host}: ip route get {way.to} from {way.source} iif {way.iif}: {way.error}; rp_filter=1"
-            for way in dict.fromkeys(fault.way for fault in found.route_faults)
-        ),
-        facts={"interfaces": interfaces, "to": sorted(found.peers), "failed": found.pairs},
-        fix=pasted(
-            f"Give {peers} a route to {found.host} by the right interface; or filter loosely (for good: the same "
-            "setting in /etc/sysctl.d/):",
-            on(found.host, line("sysctl -w {*settings}", settings=settings)),
-            needs_root=True,
-        ),
-    )
+    for found in hindered_hosts(view, "filtered"):
+        names = list(dict.fromkeys(fault.usual for fault in found.route_faults if fault.usual))
+        # a VLAN's name has a dot of its own, so that sysctl(8) wants slashes between the parts
+        settings = [("/" if "." in name else ".").join(("net", "ipv4", "conf", name, "rp_filter=2")) for name in names]
+        peers = fold(sorted(found.peers))
+        yield Finding(
+            hosts=(found.host,),
+            message=f"{found.host} drops what {peers} sends: it comes in by {' and '.join(names)}, by which "
+            f"{found.host} would not answer, and rp_filter is strict there.",
+            evidence=tuple(
+                f"{found.host}: ip route get {way.to} from {way.source} iif {way.iif}: {way.error}; rp_filter=1"
+                for way in dict.fromkeys(fault.way for fault in found.route_faults)
+            ),
+            facts={"interfaces": names, "to": sorted(found.peers), "failed": found.pairs},
+            fix=pasted(
+                f"Give {peers} a route to {found.host} by the right interface; or filter loosely (for good: the same "
+                "setting in /etc/sysctl.d/):",
+                on(found.host, line("sysctl -w {*settings}", settings=settings)),
+                needs_root=True,
+            ),
+        )

@@ -26,40 +26,33 @@ from nccl_doctor.text.shell import line
 @check("NCD219", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
 def route_diverted(view: View) -> Findings:
     """Yields one finding for each host that does so."""
-    return map(_finding, hindered_hosts(view, "diverted"))
+    for found in hindered_hosts(view, "diverted"):
+        lines = [_lines(fault) for fault in found.route_faults]
+        ways = " and ".join(dict.fromkeys(words for words, _ in lines))
+        peers = sorted(found.peers)
+        yield Finding(
+            hosts=(found.host,),
+            message=f"{found.host} sends packets for {fold(peers)} {ways}, not into the network they share.",
+            evidence=tuple(dict.fromkeys(evidence for _, evidence in lines)),
+            facts={"to": peers, "failed": found.pairs},
+            fix=_fix(found),
+        )
 
 
-def _finding(found: Hindered) -> Finding:
-    ways = " and ".join(dict.fromkeys(_words(fault) for fault in found.route_faults))
-    return Finding(
-        hosts=(found.host,),
-        message=f"{found.host} sends packets for {fold(sorted(found.peers))} {ways}, not into the network they share.",
-        evidence=tuple(dict.fromkeys(_evidence(fault) for fault in found.route_faults)),
-        facts={"to": sorted(found.peers), "failed": found.pairs},
-        fix=_fix(found),
-    )
-
-
-def _words(fault: RouteFault) -> str:
+def _lines(fault: RouteFault) -> tuple[str, str]:
+    """The way that packets go, for the sentence, and the evidence of it."""
     way = fault.way
     where = f"by {way.dev}" if way.gateway is None else f"to {way.gateway} by {way.dev}"
-    return f"{where} (table {way.table})" if way.table not in MAIN_TABLES else where
-
-
-def _evidence(fault: RouteFault) -> str:
-    way = fault.way
     source = f" from {way.source}" if way.source else ""
     via = f" via {way.gateway}" if way.gateway else ""
-    return (
-        f"{fault.host}: ip route get {way.to}{source}: dev {way.dev}{via}, table {way.table}; "
-        f"{way.to} lies in {fault.network} on {fault.usual}"
-    )
+    answer = f"{fault.host}: ip route get {way.to}{source}: dev {way.dev}{via}, table {way.table}"
+    table = f" (table {way.table})" if way.table not in MAIN_TABLES else ""
+    return f"{where}{table}", f"{answer}; {way.to} lies in {fault.network} on {fault.usual}"
 
 
 def _fix(found: Hindered) -> Fix:
     networks = dict.fromkeys(fault.network for fault in found.route_faults if fault.network is not None)
-    by_rule = all(fault.way.table not in MAIN_TABLES for fault in found.route_faults)
-    if not by_rule:
+    if any(fault.way.table in MAIN_TABLES for fault in found.route_faults):
         return Fix(
             summary="Take out the route that leads there (`ip route` shows it), or leave the cluster's network out of "
             "what has set it: a VPN's allowed addresses, for example.",

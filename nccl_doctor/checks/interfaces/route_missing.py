@@ -24,10 +24,9 @@ from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Cause
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Mesh
-from nccl_doctor.snapshot.network import Refusal
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import address_of, network_of
-from nccl_doctor.text.shell import Line, line
+from nccl_doctor.text.shell import line
 
 MAIN = 254
 WHERE = "`ip rule; ip route show table all` tell where"
@@ -35,13 +34,7 @@ WHERE = "`ip rule; ip route show table all` tell where"
 
 @dataclass
 class Hindered:
-    """A host whose kernel stops dials, or answers to them.
-
-    Attributes:
-        route_faults: each kind of packet once.
-        pairs: the ways between hosts that fail by it, "src" and "dst".
-        peers: the hosts at the other ends.
-    """
+    """A host whose kernel stops dials, or answers: each kind of packet once, the pairs and the peers."""
 
     host: str
     route_faults: dict[RouteFault, None] = field(default_factory=dict)
@@ -50,7 +43,7 @@ class Hindered:
 
 
 def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
-    """The hosts whose routes or filters hinder dials, in the order of the failed dials."""
+    """The hosts whose routes or filters hinder dials, in the dials' order."""
     found: dict[str, Hindered] = {}
     for dial in view.mesh.failed:
         fault = view.route_faults.get(dial)
@@ -73,7 +66,7 @@ def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
     errors=("ENETUNREACH",),
 )
 def route_missing(view: View) -> Findings:
-    """Yields one finding for the hosts that lack the same routes to addresses which are not at fault themselves."""
+    """Yields one finding for the hosts that lack the same routes."""
     nccl = view.nccl
     blamed = {fault.host: fault.used.address if fault.used is not None else None for fault in faults(nccl)}
     lacking: dict[str, dict[str, str]] = {}
@@ -88,8 +81,7 @@ def route_missing(view: View) -> Findings:
                 reasons.setdefault(verdict.source, {})[verdict.why] = error
     has_mesh = isinstance(view.snapshot.mesh, Mesh)
     bare = {hindered.host: hindered for hindered in hindered_hosts(view, "no-address")} if has_mesh else {}
-    for hindered in bare.values():
-        yield _unaddressed(hindered)
+    yield from map(_unaddressed, bare.values())
     for hindered in hindered_hosts(view, "no-way") if has_mesh else ():
         for way in (fault.way for fault in hindered.route_faults):
             owners = (name for name in hindered.peers if name in nccl.by_host and nccl.by_host[name].owns(way.to))
@@ -102,14 +94,21 @@ def route_missing(view: View) -> Findings:
     own = {source: targets for source, targets in lacking.items() if source in view.by_host and source not in bare}
     for sources in _alike(own, view, reasons):
         yield _finding(view, sources, own, reasons)
-    if following:
-        yield _follows(view, following)
+    if following:  # routes to interfaces that NCCL should not use: whatever is wrong with its choice explains it
+        hosts = ordered(view.by_host, set(following))
+        targets = {name for some in following.values() for name in some}
+        yield Finding(
+            hosts=hosts,
+            message=_no_route(hosts, following),
+            facts={"to": following[hosts[0]], "because_of": ordered(view.by_host, targets)},
+            fix="Have NCCL use another interface there.",
+        )
 
 
 def _alike(
     lacking: dict[str, dict[str, str]], view: View, reasons: dict[str, dict[str, str | None]]
 ) -> Iterable[tuple[str, ...]]:
-    """The hosts that lack routes to the same others, or each to all of the rest, and have the same to do."""
+    """The hosts that lack the same routes, or each to the rest, by remedy."""
     keyed = {
         name: (frozenset({*targets, name}), _remedy(view.by_host[name], targets.values(), reasons[name].values()))
         for name, targets in lacking.items()
@@ -125,7 +124,7 @@ def _alike(
 
 
 def _no_route(sources: tuple[str, ...], lacking: dict[str, dict[str, str]]) -> str:
-    """The sentence for hosts without a route to the same others, or each to the rest of them."""
+    """The sentence for hosts that lack the same routes."""
     targets = {name: address for source in sources for name, address in lacking[source].items()}
     if not targets.keys().isdisjoint(sources):
         others = f"of {fold(targets)} " if targets.keys() - set(sources) else ""
@@ -134,22 +133,10 @@ def _no_route(sources: tuple[str, ...], lacking: dict[str, dict[str, str]]) -> s
     return f"{fold(sources)} {have} no route to {fold(targets)} ({', '.join(targets.values())})."
 
 
-def _follows(view: View, following: dict[str, dict[str, str]]) -> Finding:
-    """The finding for routes to interfaces that NCCL should not use: whatever is wrong with its choice explains it."""
-    hosts = ordered(view.by_host, set(following))
-    blamed = {name for targets in following.values() for name in targets}
-    return Finding(
-        hosts=hosts,
-        message=_no_route(hosts, following),
-        facts={"to": following[hosts[0]], "because_of": ordered(view.by_host, blamed)},
-        fix="Have NCCL use another interface there.",
-    )
-
-
 def _finding(
     view: View, sources: tuple[str, ...], lacking: dict[str, dict[str, str]], reasons: dict[str, dict[str, str | None]]
 ) -> Finding:
-    """The finding for hosts alike and their lines of why, each with the kernel's error where there was one."""
+    """The finding for hosts alike; ``reasons`` hold the kernel's errors."""
     first, evidence = view.by_host[sources[0]], []
     for source in sources:
         routes = view.by_host[source].routes or ()
@@ -173,37 +160,34 @@ def _finding(
 
 
 def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Command, ...]:
-    """The lines that delete the routes which refuse the host's packets; none unless all of these routes are known."""
+    """The lines that delete routes which refuse packets; none unless all are known."""
     ways = [way for way in facts.ways if way.iif is None] if isinstance(facts.ways, tuple) else []
     found = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
     refusals = dict.fromkeys(refusal for each in found for refusal in each)
-    if not all(found) or None in refusals:
-        return ()
-    return on(host, *(_deletion(refusal) for refusal in refusals if refusal is not None))
-
-
-def _deletion(refusal: Refusal) -> Line | None:
-    network = network_of(refusal.destination)
-    return line(
-        "ip route del {kind} {destination} {*table}"
-        if network.version == 4
-        else "ip -6 route del {kind} {destination} {*table}",
-        kind=refusal.kind,
-        destination=network.network_address if network.prefixlen == network.max_prefixlen else network,
-        table=[] if refusal.table == MAIN else ["table", refusal.table],
-    )
+    lines = []
+    for refusal in refusals if all(found) and None not in refusals else ():
+        assert refusal is not None
+        network = network_of(refusal.destination)
+        whole = network.network_address if network.prefixlen == network.max_prefixlen else network
+        table = [] if refusal.table == MAIN else ["table", refusal.table]
+        ip = "ip" if network.version == 4 else "ip -6"
+        deletion = f"{ip} route del {{kind}} {{destination}} {{*table}}"
+        lines.append(line(deletion, kind=refusal.kind, destination=whole, table=table))
+    return on(host, *lines)
 
 
 def _unaddressed(found: Hindered) -> Finding:
-    """The finding for a host on which an interface has no address of the network that it is in."""
+    """The finding for an interface without an address of its network."""
     lacking = dict.fromkeys((fault.usual, fault.network) for fault in found.route_faults)
     nets = " and ".join(f"{interface} has no address in {network}" for interface, network in lacking)
-    targets = [fault.way.to for fault in found.route_faults]
-    way = "way" if all(fault.way.error for fault in found.route_faults) else "direct way"
+    ways = [fault.way for fault in found.route_faults]
+    targets = [way.to for way in ways]
+    what = "way" if all(way.error for way in ways) else "direct way"
+    answers = [way.error or f"dev {way.dev}{f' via {way.gateway}' if way.gateway else ''}" for way in ways]
     return Finding(
         hosts=(found.host,),
-        message=f"{found.host} has no {way} to {fold(sorted(found.peers))} ({', '.join(targets)}): its {nets}.",
-        evidence=tuple(f"{found.host}: ip route get {fault.way.to}: {_answer(fault)}" for fault in found.route_faults),
+        message=f"{found.host} has no {what} to {fold(sorted(found.peers))} ({', '.join(targets)}): its {nets}.",
+        evidence=tuple(f"{found.host}: ip route get {to}: {said}" for to, said in zip(targets, answers, strict=True)),
         facts={"to": targets},
         fix=Fix(
             summary=f"Give it one on {found.host}, as the other hosts have it (`ip address add ADDRESS/PREFIX dev "
@@ -213,13 +197,8 @@ def _unaddressed(found: Hindered) -> Finding:
     )
 
 
-def _answer(fault: RouteFault) -> str:
-    way = fault.way
-    return way.error or f"dev {way.dev}{f' via {way.gateway}' if way.gateway else ''}"
-
-
 def _remedy(own: HostNccl, targets: Iterable[str], errors: Collection[str | None]) -> str:
-    """Advice for ``{hosts}``: no route can be added where one refuses, nor where there is no address of the family."""
+    """Advice for ``{hosts}``: no route can be added beside one that refuses, nor without an address."""
     standing = [words for error, words in NO_WAY.items() if error in errors]
     if standing:
         return f"Take it out on {{hosts}}: {' and '.join(standing)} ({WHERE})"

@@ -19,12 +19,12 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import Phased, Unknown
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.cluster_nccl import ClusterNccl
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.suggest import fix
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.inet import Network
 
+CARRIES = "one of them carries the traffic of both"
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 
 
@@ -43,8 +43,25 @@ def shared_subnet_nics(view: View) -> Findings:
                 yield Unjudged((host.name,), f"rp_filter and ARP settings: {facts.sysctls.reason}")
                 continue
             settings = {link: {key: effective(facts.sysctls, key, link) for key in KEYS} for link in links}
-            if not all(is_meant(values) for values in settings.values()):
-                yield _finding(view.nccl, host.name, network, settings, view.snapshot.mesh)
+            if all(is_meant(values) for values in settings.values()):
+                continue
+            names = " and ".join(settings)
+            strict = any(values["rp_filter"] == 1 for values in settings.values())
+            effect = "reverse-path filtering drops what comes in by the wrong one" if strict else CARRIES
+            meets = not strict and _meets_some(view.snapshot.mesh, host.name)
+            yield Finding(
+                hosts=(host.name,),
+                message=f"On {host.name} NCCL uses {names}, both on {network}: {effect}.",
+                evidence=tuple(
+                    f"{host.name}: {link}: " + ", ".join(f"{key}={value}" for key, value in values.items())
+                    for link, values in settings.items()
+                ),
+                facts={"network": str(network), "sysctls": settings},
+                explains=("allreduce-timeout",) if meets else None,
+                fix=fix(
+                    view.nccl.suggestion, f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."
+                ),
+            )
 
 
 def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
@@ -68,30 +85,7 @@ def is_meant(values: dict[str, int]) -> bool:
 
 
 def _meets_some(mesh: Phased[Mesh], host: str) -> bool:
-    """Tells whether a peer and the host reach each other: packets by the wrong link get there, then."""
+    """Tells whether a peer and the host reach each other."""
     if not isinstance(mesh, Mesh):
         return False
     return any(not {(host, peer), (peer, host)} & mesh.failures.keys() for peer in mesh.ports.keys() - {host})
-
-
-def _finding(
-    nccl: ClusterNccl, host: str, network: Network, settings: dict[str, dict[str, int]], mesh: Phased[Mesh]
-) -> Finding:
-    names = " and ".join(settings)
-    strict = any(values["rp_filter"] == 1 for values in settings.values())
-    effect = (
-        "reverse-path filtering drops what comes in by the wrong one"
-        if strict
-        else "one of them carries the traffic of both"
-    )
-    return Finding(
-        hosts=(host,),
-        message=f"On {host} NCCL uses {names}, both on {network}: {effect}.",
-        evidence=tuple(
-            f"{host}: {link}: " + ", ".join(f"{key}={value}" for key, value in values.items())
-            for link, values in settings.items()
-        ),
-        facts={"network": str(network), "sysctls": settings},
-        explains=("allreduce-timeout",) if not strict and _meets_some(mesh, host) else None,
-        fix=fix(nccl.suggestion, f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."),
-    )

@@ -169,7 +169,7 @@ def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Com
         assert refusal is not None
         network = network_of(refusal.destination)
         whole = network.network_address if network.prefixlen == network.max_prefixlen else network
-        table = [] if refusal.table == MAIN else ["table", refusal.table]
+        table = [] if refusal.table == MAIN else ["table", str(refusal.table)]
         ip = "ip" if network.version == 4 else "ip -6"
         deletion = f"{ip} route del {{kind}} {{destination}} {{*table}}"
         lines.append(line(deletion, kind=refusal.kind, destination=whole, table=table))

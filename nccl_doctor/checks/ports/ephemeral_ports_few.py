@@ -26,7 +26,6 @@ from nccl_doctor.logs.rule import Grade, failed_connects, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
-from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Host, rank_counts, world_size
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold
@@ -43,13 +42,27 @@ def ephemeral_ports_few(view: View) -> Findings:
     """Yields one finding for all hosts with the same range that is too small."""
     world = world_size(view.snapshot)
     local = rank_counts(view.snapshot)
+    failed = view.snapshot.mesh.failed if isinstance(view.snapshot.mesh, Mesh) else ()
     short: dict[tuple[int, int, int, int], list[Host]] = {}
     for host, facts in view.facts:
         own = known(facts.port_range)
         needed = needed_ports(local[host.name], world)
-        dials = _without_port(view, host.name)
+        dials = [dial for dial in failed if dial.src == host.name and dial.outcome == "no-source-address"]
         if dials:
-            yield _used_up(host, dials, view.snapshot.cluster.master_port)
+            peers = fold(sorted({dial.dst for dial in dials}))
+            yield Finding(
+                hosts=(host.name,),
+                message=f"{host.name} has no ephemeral port left: all of {own.low} to {own.high} are taken.",
+                evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
+                facts={"low": own.low, "high": own.high, "size": own.size, "failed": pairs_of(dials)},
+                fix=pasted(
+                    "Find out who has taken them (`ss -tan`), or widen the range (for good: the same line in "
+                    "/etc/sysctl.d/):",
+                    _widen(host, view.snapshot.cluster.master_port),
+                    needs_root=True,
+                ),
+                severity=Severity.ERROR,
+            )
         elif needed > own.size:
             short.setdefault((own.low, own.high, own.size, needed), []).append(host)
     for (low, high, size, needed), hosts in short.items():
@@ -70,31 +83,6 @@ def ephemeral_ports_few(view: View) -> Findings:
                 needs_root=True,
             ),
         )
-
-
-def _without_port(view: View, name: str) -> list[FailedDial]:
-    """The dials of a host for which its kernel had no port left (EADDRNOTAVAIL)."""
-    mesh = view.snapshot.mesh
-    failed = mesh.failed if isinstance(mesh, Mesh) else ()
-    return [dial for dial in failed if dial.src == name and dial.outcome == "no-source-address"]
-
-
-def _used_up(host: Host, dials: list[FailedDial], master_port: int) -> Finding:
-    assert host.facts
-    own = known(host.facts.port_range)
-    peers = fold(sorted({dial.dst for dial in dials}))
-    return Finding(
-        hosts=(host.name,),
-        message=f"{host.name} has no ephemeral port left: all of {own.low} to {own.high} are taken.",
-        evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
-        facts={"low": own.low, "high": own.high, "size": own.size, "failed": pairs_of(dials)},
-        fix=pasted(
-            "Find out who has taken them (`ss -tan`), or widen the range (for good: the same line in /etc/sysctl.d/):",
-            _widen(host, master_port),
-            needs_root=True,
-        ),
-        severity=Severity.ERROR,
-    )
 
 
 def _widen(host: Host, master_port: int) -> tuple[Command, ...]:

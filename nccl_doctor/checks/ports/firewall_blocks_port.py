@@ -25,7 +25,7 @@ from nccl_doctor.snapshot.hosts import Snapshot
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_port(view: View) -> Findings:
-    """Yields one finding for all hosts that have the same rule, where it stops the master port on one of them."""
+    """Yields one finding a rule that stops the master port on some host."""
     for blames in by_rule(view, master=True):
         what = _answers(blames, view.snapshot) or f"{whose(blames)} {_ports(blames, view.snapshot)}"
         yield finding(blames, view, f"{rule_of(blames)} {what}, so the ranks can't meet.")
@@ -33,7 +33,7 @@ def firewall_blocks_port(view: View) -> Findings:
 
 
 def _answers(blames: list[Blame], snapshot: Snapshot) -> str:
-    """Names both that rules for incoming packets stop on hosts that reach out to the master; "" where it is one."""
+    """Names both that rules for incoming packets stop; "" where it is one."""
     met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
     if not met or blames[0].direction == "output" or any(to_master(dial, snapshot) for dial in met):
         return ""
@@ -41,7 +41,7 @@ def _answers(blames: list[Blame], snapshot: Snapshot) -> str:
 
 
 def _ports(blames: list[Blame], snapshot: Snapshot) -> str:
-    """Where to; hosts with the same rule that does not meet the master port stop the ports that NCCL picks."""
+    """The ports: of hosts whose rule does not meet the master port, NCCL's, too."""
     master = f"to port {snapshot.cluster.master_port}"
     if blames[0].direction == "output" and any(blame.host.node.node_rank for blame in blames):
         master += " of the master"

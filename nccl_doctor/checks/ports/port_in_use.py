@@ -33,6 +33,7 @@ from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.ports import age_words
 from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.network import PortRange, PortTrial
+from nccl_doctor.text.hostlist import capital
 from nccl_doctor.text.shell import line
 
 MEANS = {
@@ -100,7 +101,15 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
         seconds = f"{trial.time_wait_s or 60:.0f} seconds"
         return Fix(summary=f"The kernel gives it back by itself in {seconds}. Wait for it:", commands=wait)
     if trial.cause == "outbound":
-        return _reserve(host, trial, move)
+        ports = host.facts.port_range if host.facts is not None else None
+        if not isinstance(ports, PortRange):
+            return Fix(summary=f"Wait until that connection has ended, or {move}.")
+        return Fix(
+            summary="Wait until that connection has ended, and keep others away from the port (in /etc/sysctl.d the "
+            f"same line lasts); or {move}:",
+            needs_root=True,
+            commands=on(host.name, line("sysctl -w {setting}", setting=reserving(ports, trial.port))),
+        )
     # a line for each of the holders' jobs, where all of them are shown to be leftovers
     pids = {holder.pid for holder in trial.holders}
     first = [holder for holder in trial.holders if holder.ppid not in pids]
@@ -108,29 +117,15 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     if endings and all(map(endable, trial.holders)):
         summary = f"It is a leftover of yours: nothing watches over it. End it, or {move}:"
         return Fix(summary=summary, risk="disruptive", commands=endings)
-    refusals = [holder.refusal for holder in trial.holders if holder.refusal is not None]
-    why = f"{refusals[0][0].upper()}{refusals[0][1:]}. " if refusals and refusals[0] else ""
+    refusal = next((holder.refusal for holder in trial.holders if holder.refusal is not None), "")
+    why = f"{capital(refusal)}. " if refusal else ""
     own = trial.holders and all(holder.own for holder in trial.holders)
     who = "end it where it was started" if own else "ask the holder's owner to end it"
     if (ClusterSource(cluster).file or "").endswith((".yaml", ".yml")):
         there = fix_port(cluster, host.node, line("--next --write"))
-        return Fix(
-            summary=f"{why}Write a port that is free on all hosts into the hosts file, or {who}:", commands=there
-        )
-    return Fix(summary=f"{why}{move[0].upper()}{move[1:]}, or {who}.")
-
-
-def _reserve(host: Host, trial: PortTrial, move: str) -> Fix:
-    """The sysctl that keeps outgoing connections away from the port, beside what is reserved already."""
-    ports = host.facts.port_range if host.facts is not None else None
-    if not isinstance(ports, PortRange):
-        return Fix(summary=f"Wait until that connection has ended, or {move}.")
-    return Fix(
-        summary="Wait until that connection has ended, and keep others away from the port (in /etc/sysctl.d the "
-        f"same line lasts); or {move}:",
-        needs_root=True,
-        commands=on(host.name, line("sysctl -w {setting}", setting=reserving(ports, trial.port))),
-    )
+        summary = f"{why}Write a port that is free on all hosts into the hosts file, or {who}:"
+        return Fix(summary=summary, commands=there)
+    return Fix(summary=f"{why}{capital(move)}, or {who}.")
 
 
 _DRAWN = 32768
@@ -150,10 +145,9 @@ def _advice(case: Case) -> Advice:
             "them one after the other. Who has it now:",
             on(None, line("nccl-doctor fix-port {port}", port=port)),
         )
-    place = f"port {port}" if port else "the master port"
     return advise(
-        f"{place[0].upper()}{place[1:]} is taken on {case.who if case.hosts else 'the master'}: by a process left "
-        "over, by another job, or by a second rank that also believes it is the master.",
+        f"{f'Port {port}' if port else 'The master port'} is taken on {case.who if case.hosts else 'the master'}: by a "
+        "process left over, by another job, or by a second rank that also believes it is the master.",
         "See who holds it, end that or move away (on the master):",
         on(None, line("nccl-doctor fix-port {*port}", port=[port] if port else [])),
     )

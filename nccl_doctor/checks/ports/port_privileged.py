@@ -25,7 +25,7 @@ from nccl_doctor.model.finding import Finding, Severity
     errors=("EACCES",),
 )
 def port_privileged(view: View) -> Findings:
-    """An error where the bind was refused; a warning where it only works because we are root."""
+    """Yields an error where the bind was refused; a warning for root."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         refused = trial.error == "EACCES"

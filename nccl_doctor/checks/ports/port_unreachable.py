@@ -30,7 +30,7 @@ nobody sees from inside of a pod.
 from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pairs_of
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pairs_of, ports_of
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
@@ -56,7 +56,7 @@ MEANS = {
 
 @check("NCD303", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
 def port_unreachable(view: View) -> Findings:
-    """Yields one finding for each of the fewest hosts that explain the failed pairs; for all where none is likelier."""
+    """Yields one finding for each of the fewest hosts that explain the failures."""
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
@@ -71,7 +71,7 @@ def port_unreachable(view: View) -> Findings:
 
 
 def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[Finding]:
-    """The findings for the failed dials of one rail; None for those of the interfaces that come first."""
+    """The findings for the failed dials of one rail; None is the first."""
     for group in groups((dial.src, dial.dst) for dial in dials):
         among = [dial for dial in dials if dial.src in group.hosts]
         if not group.is_certain:
@@ -93,16 +93,15 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
         return f"{name} and {fold(sorted(incoming))} can't reach each other"
     if not incoming:
         return f"{name} reaches no other host" if len(outgoing) == count - 1 else f"{name} can't reach {fold(outgoing)}"
+    others = fold(sorted(incoming))
     if not outgoing:
         ports = sorted({dial.port for dial in dials})
-        return (
-            f"{fold(sorted(incoming))} can't reach {name} on {nouns(len(ports), 'port')} {', '.join(map(str, ports))}"
-        )
-    return f"{fold(sorted(incoming))} can't reach {name}, nor it {fold(sorted(outgoing))}"
+        return f"{others} can't reach {name} on {nouns(len(ports), 'port')} {', '.join(map(str, ports))}"
+    return f"{others} can't reach {name}, nor it {fold(sorted(outgoing))}"
 
 
 def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -> Finding:
-    """The finding where nothing tells who of them is at fault; a pair that fails one way is its target's."""
+    """The finding where none is likelier; a one-way pair is its target's."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
     if len(names) == 2:
@@ -118,23 +117,18 @@ def _finding(
     view: View, hosts: tuple[str, ...], sentence: str, dials: Sequence[FailedDial], rail: Rail | None = None
 ) -> Finding:
     groups = grouped(((dial.dst, dial.address, dial.outcome), dial) for dial in dials)
-    evidence = []
-    for (_dst, address, outcome), members in groups.items():
-        sources = fold(sorted({dial.src for dial in members}))
-        ports = ",".join(map(str, sorted({dial.port for dial in members})))
-        evidence.append(f"{sources} -> {address}:{ports}: {MEANS[outcome]}")
+    evidence = [
+        f"{fold(sorted({dial.src for dial in those}))} -> {address}:{ports_of(those, len(those))}: {MEANS[outcome]}"
+        for (_dst, address, outcome), those in groups.items()
+    ]
     ends = {name for dial in dials for name in (dial.src, dial.dst)}
-    judged = {
-        host.name for host in view.snapshot.reached if host.facts and isinstance(host.facts.firewall, FirewallFacts)
-    }
+    told = {host.name: host.facts.firewall for host in view.snapshot.reached if host.facts}
+    judged = {name for name, firewall in told.items() if isinstance(firewall, FirewallFacts)}
     shown = set(dials)
     doubtful = {name for gap in view.firewall.gaps if gap.dial in shown for name in gap.hosts}
     unread = (ends - judged) | (ends & doubtful)
-    evidence.append(
-        f"the firewall rules of {fold(sorted(unread))} could not be judged"
-        if unread
-        else "the firewall rules of both ends let it through"
-    )
+    rules = f"of {fold(sorted(unread))} could not be judged" if unread else "of both ends let it through"
+    evidence.append(f"the firewall rules {rules}")
     used = f" by {rail.interface}, over which {' and '.join(rail.users)} will move data, too" if rail else ""
     advice = _by_the_other_address(view, dials) or between(view.kube, ends) or _remedy(ends, unread)
     return Finding(
@@ -147,7 +141,7 @@ def _finding(
 
 
 def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None:
-    """Advice where the master address alone fails, and all reach its port by the address that NCCL uses there."""
+    """Advice where all reach the master's port, by NCCL's address alone."""
     cluster, mesh = view.snapshot.cluster, view.mesh
     master = cluster.nodes[0].name
     address = view.nccl.addresses.get(master)
@@ -162,7 +156,7 @@ def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None
 
 
 def _remedy(ends: set[str], unread: set[str]) -> str:
-    """The hosts' own rules come first where nobody could read them; a host alone has no network between."""
+    """The advice; hosts' own rules come first where nobody could read them."""
     own = (
         f"Look at the rules of {fold(sorted(unread))} as root first (nft list ruleset, iptables-save; check --sudo "
         "reads them where sudo asks for no password)."
@@ -178,7 +172,7 @@ def _remedy(ends: set[str], unread: set[str]) -> str:
 
 
 def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
-    """The interface that a dial went to, where it is not the one that comes first on its host."""
+    """The interface that a dial went to, where it is not its host's first."""
     return mesh.rails.get(dial.dst, {}).get(dial.address)
 
 
@@ -194,10 +188,7 @@ def _leave_out(view: View, rail: Rail) -> Fix | None:
 
 
 def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
-    """Tells what to look at between pods, in order; None where the hosts are none.
-
-    A pod's packets go through its node's forward chain, which nobody sees from inside of the pod.
-    """
+    """Tells what to look at between pods, in order; None without pods."""
     pods = [kube.pods[name] for name in ends if name in kube.pods]
     if not pods:
         return None

@@ -16,18 +16,15 @@ References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-fir
 Detection".
 """
 
-from collections.abc import Iterator, Sequence
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pairs_of
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot.mesh import Interception
 from nccl_doctor.text.hostlist import fold
 
 SIDECARS = {
     "istio-proxy": 'label sidecar.istio.io/inject: "false"',
     "linkerd-proxy": "annotation linkerd.io/inject: disabled",
 }
+HEARD = "the listener was heard only after the dialler had spoken"
 TAKEN = ("stranger", "intercepted", "reset")
 WITHOUT = "Set the {} in the template of the job's pods, and start it again: they are then outside of the service mesh."
 OTHERWISE = (
@@ -43,7 +40,7 @@ OTHERWISE = (
     explains=("port-unreachable", "firewall-blocks-port", "firewall-blocks-ephemeral", *ALLREDUCE),
 )
 def proxy_intercepts(view: View) -> Findings:
-    """Yields one finding for all pairs between which connections are intercepted; an error where dials fail of it."""
+    """Yields one finding for all pairs; an error where dials fail of it."""
     mesh = view.mesh
     sidecars = {
         name: next((one for one in pod.containers if one in SIDECARS), None) for name, pod in view.kube.pods.items()
@@ -54,9 +51,8 @@ def proxy_intercepts(view: View) -> Findings:
         explained = {dial for blame in view.firewall.blames for dial in blame.dials}
         taken = tuple(one for one in taken if one not in view.firewall.redirected)
         spoken = [dial for dial in spoken if dial not in explained]
-    met = {end for one in taken for end in (one.src, one.dst)} | {
-        end for dial in spoken for end in (dial.src, dial.dst)
-    }
+    met = {end for one in taken for end in (one.src, one.dst)}
+    met |= {end for dial in spoken for end in (dial.src, dial.dst)}
     if not met:
         return
     ends = [node.name for node in view.snapshot.cluster.nodes if node.name in met]
@@ -68,16 +64,12 @@ def proxy_intercepts(view: View) -> Findings:
     yield Finding(
         hosts=tuple(proxied),
         message=f"{who} {fold(proxied)} takes the connections between the hosts before their target is asked.",
-        evidence=tuple(_evidence(taken, spoken)),
+        evidence=(
+            *(f"{one.src} -> {one.dst}:{one.port}: taken, though nobody listens there" for one in taken[:8]),
+            *(f"{dial.src} -> {dial.dst}:{dial.port}: {HEARD}" for dial in spoken[:8]),
+        ),
         facts={"sidecars": kinds, "failed": pairs_of(failed)},
         fix=WITHOUT.format(SIDECARS[kinds[0]]) if len(kinds) == 1 else OTHERWISE,
         severity=Severity.ERROR if failed else None,
         explains=None if kinds else ("port-unreachable", *ALLREDUCE),
     )
-
-
-def _evidence(intercepted: Sequence[Interception], spoken: Sequence[FailedDial]) -> Iterator[str]:
-    for one in intercepted[:8]:
-        yield f"{one.src} -> {one.dst}:{one.port}: taken, though nobody listens there"
-    for dial in spoken[:8]:
-        yield f"{dial.src} -> {dial.dst}:{dial.port}: the listener was heard only after the dialler had spoken"

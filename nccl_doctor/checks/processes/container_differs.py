@@ -33,7 +33,7 @@ from nccl_doctor.snapshot.hosts import Host, HostFacts, world_size
 from nccl_doctor.snapshot.network import Names
 from nccl_doctor.snapshot.surroundings import Outside, Surroundings
 from nccl_doctor.snapshot.system import Identity
-from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.hostlist import capital, fold, grouped
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.text.shell import line
 
@@ -47,13 +47,7 @@ GPU, RDMA = "/dev/nvidia", "/dev/infiniband/"
 
 @dataclass(frozen=True)
 class Aspect:
-    """A thing in which a container differs from its host.
-
-    Attributes:
-        phrase: goes into the sentence that begins with "has".
-        options: of ``docker run`` that mend it.
-        explains: what follows from it.
-    """
+    """A thing in which a container differs from its host; options of ``docker run`` mend it."""
 
     name: str
     phrase: str
@@ -94,7 +88,7 @@ _RUN = ("docker", "podman", "nerdctl")
     outside=True,
 )
 def container_differs(view: View) -> Findings:
-    """Yields one finding for the containers of one name that differ from their hosts in the same way."""
+    """Yields one finding for containers that differ from their hosts alike."""
     told = [
         Sides(view, host, facts, inside, outside)
         for host, facts in view.facts
@@ -103,28 +97,20 @@ def container_differs(view: View) -> Findings:
     groups = grouped(((sides.outside.place, aspects(sides)), sides) for sides in told)
     for (place, found), alike in groups.items():
         if found:
-            yield _finding(place, found, alike)
+            hosts, phrases = tuple(sides.host.name for sides in alike), [one.phrase for one in found]
+            has = "; and ".join(filter(None, ("; ".join(phrases[:-1]), phrases[-1])))  # phrases may hold commas
+            yield Finding(
+                hosts=hosts,
+                message=f"{capital(place)} on {fold(hosts)} has {has}.",
+                evidence=tuple(_evidence(found, alike)),
+                facts={"place": place, "differs": [one.name for one in found]},
+                severity=found[0].severity,
+                explains=tuple(dict.fromkeys(name for one in found for name in one.explains)),
+                fix=_fix(found, alike),
+            )
     mesh = view.snapshot.mesh
     if isinstance(mesh, Skipped) and mesh.reason == PENDING and any(has_own_network(sides.facts) for sides in told):
         yield Unjudged((), PENDING)
-
-
-def _finding(place: str, found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Finding:
-    hosts = tuple(sides.host.name for sides in alike)
-    return Finding(
-        hosts=hosts,
-        message=f"{place[0].upper()}{place[1:]} on {fold(hosts)} has {_and([one.phrase for one in found])}.",
-        evidence=tuple(_evidence(found, alike)),
-        facts={"place": place, "differs": [one.name for one in found]},
-        severity=found[0].severity,
-        explains=tuple(dict.fromkeys(name for one in found for name in one.explains)),
-        fix=_fix(found, alike),
-    )
-
-
-def _and(phrases: Sequence[str]) -> str:
-    """Phrases that may hold commas, joined."""
-    return "; ".join(phrases[:-1]) + "; and " + phrases[-1] if len(phrases) > 1 else phrases[0]
 
 
 def _evidence(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Iterator[str]:
@@ -151,21 +137,17 @@ def _fix(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
     run = " ".join((outside.runtime, "run", *dict.fromkeys(option for one in found for option in one.options)))
     if [one.name for one in found] != ["shm"]:
         return Fix(summary=f"Start the container again on the host, with {run} besides its own options.")
-    summary = (
-        f"Start the container again on the host, with {run} (or --shm-size=8g) besides its own options. Until then:"
+    remount = "{runtime} exec -u 0 --privileged {name} mount -o remount,size={gib}g /dev/shm"
+    commands: list[Command] = []
+    for sides in alike:
+        gib = enough_gib(known(sides.facts.shm), _shm_needed(sides))
+        commands += on(sides.host.name, line(remount, runtime=outside.runtime, name=sides.outside.name, gib=gib))
+    return Fix(
+        summary=f"Start the container again on the host, with {run} (or --shm-size=8g) besides its own options. Until "
+        "then:",
+        risk="safe",
+        commands=tuple(commands),
     )
-    return Fix(summary=summary, risk="safe", commands=tuple(command for sides in alike for command in _enlarged(sides)))
-
-
-def _enlarged(sides: Sides) -> tuple[Command, ...]:
-    outside = sides.outside
-    remount = line(
-        "{runtime} exec -u 0 --privileged {name} mount -o remount,size={gib}g /dev/shm",
-        runtime=outside.runtime,
-        name=outside.name,
-        gib=enough_gib(known(sides.facts.shm), _shm_needed(sides)),
-    )
-    return on(sides.host.name, remount)
 
 
 _OTHERS = {
@@ -188,7 +170,7 @@ def _network(sides: Sides) -> Iterator[Aspect]:
 
 
 def _names(sides: Sides) -> Iterator[Aspect]:
-    """Names that the host's /etc/hosts knows and that resolve to nothing inside; in the host's network they would."""
+    """Names of the host's /etc/hosts that resolve to nothing inside."""
     told = sides.facts.resolution
     if not isinstance(told, Names) or is_unreached(sides.view.snapshot, sides.host):
         return
@@ -200,7 +182,7 @@ def _names(sides: Sides) -> Iterator[Aspect]:
 
 
 def _shm(sides: Sides) -> Iterator[Aspect]:
-    """Less than the host, and what docker gives where nobody says a size, or too little for the ranks."""
+    """Less than the host, and docker's default or too little for the ranks."""
     shm, outside = sides.facts.shm, sides.outside.shm_bytes
     if isinstance(shm, Unknown) or shm.problem is not None or outside is None or shm.total_bytes >= outside:
         return
@@ -242,7 +224,7 @@ def _host(limit: int | None, unit: int) -> str:
 
 
 def _gpus(sides: Sides) -> Iterator[Aspect]:
-    """None of the host's GPUs, or one that does not open; fewer than all may be meant, and no GPU may be wanted."""
+    """None of the host's GPUs, or one that does not open; fewer may be meant."""
     phrase = _lacking(sides, GPU, "GPU")
     if phrase and sides.host.node.cuda_visible_devices != "":
         yield Aspect("gpus", phrase, ("--gpus=all",), ("gpu-count-low", *ALLREDUCE), Severity.ERROR)
@@ -259,7 +241,7 @@ def _rdma(sides: Sides) -> Iterator[Aspect]:
 
 
 def _lacking(sides: Sides, prefix: str, what: str) -> str:
-    """Devices of a kind that can't be used inside, as a phrase; empty where that is fine."""
+    """Devices of a kind that can't be used inside, as a phrase; "" without."""
     there = [path for path in sides.outside.devices if path.startswith(prefix)]
     inside = {path: error for path, error in sides.inside.devices.items() if path.startswith(prefix)}
     refused = [f"{path} ({error})" for path, error in inside.items() if error is not None]

@@ -19,8 +19,8 @@ References: nvidia-smi(1), --query-compute-apps.
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.snapshot.hosts import Host, visible_gpus
-from nccl_doctor.snapshot.system import Gpu, GpuProcess, TrainingJob
+from nccl_doctor.snapshot.hosts import visible_gpus
+from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 from nccl_doctor.text.hostlist import nouns
 
 TAKEN_MIB = 1024
@@ -43,33 +43,26 @@ def gpu_in_use(view: View) -> Findings:
         gpu_processes = known(facts.gpu_processes)
         needed = visible_gpus(host.node, gpus)[: host.node.nproc_per_node]  # as CUDA numbers them for the ranks
         uuids = {gpu.uuid for gpu in needed}
-        uses = [
-            use
-            for use in gpu_processes
-            if use.uuid in uuids and (use.memory_mib is None or use.memory_mib >= TAKEN_MIB)
-        ]
+        own = [use for use in gpu_processes if use.uuid in uuids]
+        uses = [use for use in own if use.memory_mib is None or use.memory_mib >= TAKEN_MIB]
         held = {use.uuid for use in gpu_processes}
         unseen = [gpu for gpu in needed if gpu.uuid not in held and (gpu.memory_used_mib or 0) >= UNSEEN_MIB]
-        if uses or unseen:
-            jobs = () if isinstance(facts.processes, Unknown) else facts.processes
-            yield _finding(host, uses, unseen, {pid: job for job in jobs for pid in job.pids})
-
-
-def _finding(host: Host, uses: list[GpuProcess], unseen: list[Gpu], jobs: dict[int, TrainingJob]) -> Finding:
-    numbers = sorted({use.gpu for use in uses if use.gpu is not None} | {gpu.index for gpu in unseen})
-    several = len(numbers) > 1
-    names = f"{nouns(len(numbers), 'GPU')} {', '.join(map(str, numbers))}"
-    return Finding(
-        hosts=(host.name,),
-        message=f"{names} on {host.name}, which the job needs, {'are' if several else 'is'} taken.",
-        evidence=(
-            *(_evidence(use, jobs.get(use.pid)) for use in uses),
-            *(f"GPU {gpu.index}: {gpu.memory_used_mib} MiB in use, and no process shows" for gpu in unseen),
-        ),
-        facts={"gpus": numbers, "pids": sorted({use.pid for use in uses})},
-        fix="Wait for the other job, ask its owner, or name other GPUs in the hosts file "
-        "(cuda_visible_devices). nccl-doctor fix-port --pid N tells whether it is a leftover of yours.",
-    )
+        if not uses and not unseen:
+            continue
+        jobs = {} if isinstance(facts.processes, Unknown) else {pid: job for job in facts.processes for pid in job.pids}
+        numbers = sorted({use.gpu for use in uses if use.gpu is not None} | {gpu.index for gpu in unseen})
+        names = f"{nouns(len(numbers), 'GPU')} {', '.join(map(str, numbers))}"
+        yield Finding(
+            hosts=(host.name,),
+            message=f"{names} on {host.name}, which the job needs, {'are' if len(numbers) > 1 else 'is'} taken.",
+            evidence=(
+                *(_evidence(use, jobs.get(use.pid)) for use in uses),
+                *(f"GPU {gpu.index}: {gpu.memory_used_mib} MiB in use, and no process shows" for gpu in unseen),
+            ),
+            facts={"gpus": numbers, "pids": sorted({use.pid for use in uses})},
+            fix="Wait for the other job, ask its owner, or name other GPUs in the hosts file "
+            "(cuda_visible_devices). nccl-doctor fix-port --pid N tells whether it is a leftover of yours.",
+        )
 
 
 def _evidence(use: GpuProcess, job: TrainingJob | None) -> str:

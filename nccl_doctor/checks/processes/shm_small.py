@@ -46,29 +46,26 @@ class _Lack:
 
 @check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=ALLREDUCE, row="limits")
 def shm_small(view: View) -> Findings:
-    """Yields one finding for the hosts that lack room alike; how much is free there may differ."""
+    """Yields one finding for the hosts that lack room alike."""
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)
         ranks = view.nproc(host, facts)
-        if shm.problem is not None or shm.free_bytes < WANTED * ranks or shm.total_bytes < LEAST:
-            lacks.setdefault(_lack(facts, shm, ranks, pod=host.name in view.kube.pods), {})[host.name] = shm.free_bytes
+        needed = WANTED * ranks
+        if shm.problem is not None or shm.free_bytes < needed or shm.total_bytes < LEAST:
+            lack = _Lack(
+                ranks=ranks,
+                needed=needed if shm.free_bytes < needed else LEAST,
+                total=shm.total_bytes,
+                severity=Severity.ERROR if is_fatal(facts, shm, needed) else None,
+                contained=not isinstance(facts.identity, Unknown) and facts.identity.container is not None,
+                gib=enough_gib(shm, needed),
+                problem=shm.problem,
+                pod=host.name in view.kube.pods,
+            )
+            lacks.setdefault(lack, {})[host.name] = shm.free_bytes
     for lack, free in lacks.items():
         yield _finding(lack, free) if lack.problem is None else _unusable(lack, tuple(free))
-
-
-def _lack(facts: HostFacts, shm: Shm, ranks: int, *, pod: bool) -> _Lack:
-    needed = WANTED * ranks
-    return _Lack(
-        ranks=ranks,
-        needed=needed if shm.free_bytes < needed else LEAST,
-        total=shm.total_bytes,
-        severity=Severity.ERROR if is_fatal(facts, shm, needed) else None,
-        contained=not isinstance(facts.identity, Unknown) and facts.identity.container is not None,
-        gib=enough_gib(shm, needed),
-        problem=shm.problem,
-        pod=pod,
-    )
 
 
 def is_fatal(facts: HostFacts, shm: Shm, needed: int) -> bool:
@@ -82,27 +79,22 @@ def enough_gib(shm: Shm, needed: int) -> int:
 
 
 def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
-    missing = lack.problem == "missing"
-    what = f"There is no shared memory (/dev/shm) on {fold(hosts)}"
-    if not missing:
+    if lack.problem == "missing":
+        what = f"There is no shared memory (/dev/shm) on {fold(hosts)}"
+        start = "; start a container with --ipc=host, or with --shm-size=8g" if lack.contained else ""
+        summary = f"Mount a tmpfs on /dev/shm with mode 1777, as every distribution does{start}."
+        fix = Fix(summary=summary, needs_root=True)
+    else:
         what = f"The user who logs in may not write to the shared memory (/dev/shm) of {fold(hosts)}"
+        chmod = on_each(hosts, line("chmod 1777 /dev/shm"))
+        fix = pasted("Give it the mode that it has everywhere:", chmod, needs_root=True)
     return Finding(
         hosts=hosts,
         message=f"{what}: data loaders with workers fail, and ranks on one host can't meet there.",
         facts={"problem": lack.problem, "needed_bytes": lack.needed},
         severity=Severity.ERROR,
-        fix=_usable(hosts, lack),
+        fix=fix,
     )
-
-
-def _usable(hosts: tuple[str, ...], lack: _Lack) -> Fix:
-    if lack.problem == "missing":
-        start = "; start a container with --ipc=host, or with --shm-size=8g" if lack.contained else ""
-        return Fix(
-            summary=f"Mount a tmpfs on /dev/shm with mode 1777, as every distribution does{start}.", needs_root=True
-        )
-    chmod = on_each(hosts, line("chmod 1777 /dev/shm"))
-    return pasted("Give it the mode that it has everywhere:", chmod, needs_root=True)
 
 
 def _finding(lack: _Lack, free: dict[str, int]) -> Finding:

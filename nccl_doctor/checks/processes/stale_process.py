@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from nccl_doctor.checks.view import Findings, View, check, described, endable, ending
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.snapshot.hosts import Host, HostFacts
+from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 
 
@@ -44,26 +44,26 @@ def stale_process(view: View) -> Findings:
         processes = known(facts.processes)
         left = [job for job in processes if job.left_behind]
         gone = _gone(facts)
-        if left or gone:
-            yield _finding(view, host, left, gone)
-
-
-def _finding(view: View, host: Host, left: list[TrainingJob], gone: list[GpuProcess]) -> Finding:
-    mine = [job for job in left if job.kind != "zombie" and endable(job)]
-    commands = tuple(one for job in mine for one in ending(view.snapshot.cluster, host.node, job))
-    pids = sorted({pid for job in left for pid in job.pids} | {use.pid for use in gone})
-    lost = [f"GPU {use.gpu}: {use.memory_mib} MiB under pid {use.pid}, which is gone" for use in gone]
-    return Finding(
-        hosts=(host.name,),
-        message=f"{_what(left, gone)} left behind on {host.name}.",
-        evidence=(*map(_evidence, left), *lost),
-        facts={"pids": pids, "jobs": [job.model_dump() for job in left], "gpus": [use.model_dump() for use in gone]},
-        fix=Fix(
-            summary=" ".join(_remedies(left, gone, whole=len(mine) == len(left))),
-            risk="disruptive" if commands else "manual",
-            commands=commands if len(mine) == len(left) and not gone else (),
-        ),
-    )
+        if not left and not gone:
+            continue
+        mine = [job for job in left if job.kind != "zombie" and endable(job)]
+        commands = tuple(one for job in mine for one in ending(view.snapshot.cluster, host.node, job))
+        lost = [f"GPU {use.gpu}: {use.memory_mib} MiB under pid {use.pid}, which is gone" for use in gone]
+        yield Finding(
+            hosts=(host.name,),
+            message=f"{_what(left, gone)} left behind on {host.name}.",
+            evidence=(*map(_evidence, left), *lost),
+            facts={
+                "pids": sorted({pid for job in left for pid in job.pids} | {use.pid for use in gone}),
+                "jobs": [job.model_dump() for job in left],
+                "gpus": [use.model_dump() for use in gone],
+            },
+            fix=Fix(
+                summary=" ".join(_remedies(left, gone, whole=len(mine) == len(left))),
+                risk="disruptive" if commands else "manual",
+                commands=commands if len(mine) == len(left) and not gone else (),
+            ),
+        )
 
 
 def _what(left: list[TrainingJob], gone: list[GpuProcess]) -> str:
@@ -103,7 +103,7 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
 
 
 def _gone(facts: HostFacts) -> list[GpuProcess]:
-    """GPU memory of processes that are no more; in a container, those outside only seem to be gone."""
+    """GPU memory of processes that are no more; never in a container."""
     if isinstance(facts.gpu_processes, Unknown) or isinstance(facts.identity, Unknown) or facts.identity.container:
         return []
     return [use for use in facts.gpu_processes if not use.alive]

@@ -37,17 +37,14 @@ FATAL = GIB // 2
     row="limits",
 )
 def step_limits_low(view: View) -> Findings:
-    """Yields one finding for each thing that is too little, folded over nodes that have as much of it."""
+    """Yields one finding for each thing that is too little, folded over nodes."""
     low: list[tuple[tuple[str, int, int], str]] = []
     for host, facts in view.facts:
         limits = known(facts.step)
         if limits is None:
             continue
-        ranks, given, seen = (
-            view.nproc(host, facts),
-            sum(engine.gpus(host.node) for engine in engines_of(host.node)),
-            known(facts.gpus),
-        )
+        ranks, seen = view.nproc(host, facts), known(facts.gpus)
+        given = sum(engine.gpus(host.node) for engine in engines_of(host.node))
         if limits.cpus < ranks:
             low.append((("cpus", limits.cpus, ranks), host.name))
         if limits.memory_bytes is not None and limits.memory_bytes < ENOUGH * ranks:

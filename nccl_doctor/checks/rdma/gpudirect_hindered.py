@@ -47,11 +47,9 @@ def gpudirect_hindered(view: View) -> Findings:
 
 
 def _hindrances(facts: HostFacts) -> Iterator[str]:
-    rdma = known(facts.rdma)
     pci = known(facts.pci)
-    gpus = known(facts.gpus)
-    up = any(port.state == "ACTIVE" for device in rdma for port in device.ports)
-    if not up or not gpus:
+    up = any(port.state == "ACTIVE" for device in known(facts.rdma) for port in device.ports)
+    if not up or not known(facts.gpus):
         return
     if not pci.peermem and pci.dmabuf is False:
         yield NO_WAY

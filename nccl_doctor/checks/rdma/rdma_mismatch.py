@@ -23,7 +23,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, difference
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import Host, HostFacts
-from nccl_doctor.snapshot.system import RdmaDevice, RdmaPort
+from nccl_doctor.snapshot.system import RdmaDevice
 from nccl_doctor.text.hostlist import fold
 
 GID_INDEX = "NCCL_IB_GID_INDEX"
@@ -34,7 +34,7 @@ MAPPED = "0000:0000:0000:0000:0000:ffff:"
 
 @check("NCD401", severity=Severity.WARNING, needs=("rdma",), explains=ALLREDUCE)
 def rdma_mismatch(view: View) -> Findings:
-    """Yields one finding for all that differs; an error where NCCL_IB_GID_INDEX means different things."""
+    """Yields one finding for all that differs; an error for NCCL_IB_GID_INDEX."""
     profiles = {host.name: dict(_profile(host, facts)) for host, facts in view.facts}
     if not any(profile["RDMA devices"] != "none" for profile in profiles.values()):
         return
@@ -64,20 +64,17 @@ def _profile(host: Host, facts: HostFacts) -> Iterator[tuple[str, str]]:
     yield "RDMA devices", ", ".join(device.name for device in rdma) or "none"
     for device in rdma:
         for port in device.ports:
-            yield f"{device.name} port {port.number}", _port(port)
+            rate = f", {port.rate_gbps:g} Gb/s" if port.rate_gbps is not None else ""
+            layer = port.link_layer or "link layer unknown"
+            yield f"{device.name} port {port.number}", f"{port.state}{rate}, {layer}"
     yield from _gids(host, facts, rdma)
     if not isinstance(facts.pci, Unknown) and rdma and not isinstance(facts.gpus, Unknown) and facts.gpus:
         ways = [*(["nvidia_peermem"] if facts.pci.peermem else []), *(["DMA-BUF"] if facts.pci.dmabuf else [])]
         yield "GPUDirect", " and ".join(ways) or "none"
 
 
-def _port(port: RdmaPort) -> str:
-    rate = f", {port.rate_gbps:g} Gb/s" if port.rate_gbps is not None else ""
-    return f"{port.state}{rate}, {port.link_layer or 'link layer unknown'}"
-
-
 def _gids(host: Host, facts: HostFacts, devices: tuple[RdmaDevice, ...]) -> Iterator[tuple[str, str]]:
-    """On RoCE: what the index that is set means; where none is, at which index the IPv4 GIDs of RoCE v2 are."""
+    """On RoCE: what the index that is set means, else the GIDs' own indexes."""
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
     wanted = env.get(GID_INDEX, "")
     ports = [(d.name, p) for d in devices for p in d.ports if p.link_layer == "Ethernet" and p.state == "ACTIVE"]

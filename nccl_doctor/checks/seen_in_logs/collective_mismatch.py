@@ -93,7 +93,7 @@ _WORK = re.compile(
 
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<group>\d+)")
 
-_LAST = re.compile(r"last (?P<which>enqueued|completed) work: (?P<number>-?\d+)")
+_NONE_COMPLETED = re.compile(r"last completed work: -1\b")
 
 _MUST_AGREE = frozenset(
     {"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "ALLREDUCE_COALESCED"}
@@ -123,7 +123,7 @@ def work(event: Event) -> Work | None:
 
 
 def mismatch(events: Iterable[Event]) -> list[Event]:
-    """The events of ranks that wait in the same place of one group for different collectives, or of different sizes."""
+    """The events of ranks that wait in one place for different collectives or sizes."""
     places: dict[tuple[str, int], dict[int, tuple[Work, Event]]] = {}
     for event in events:
         found = work(event) if event.name == "collective-timeout" else None
@@ -138,7 +138,7 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
 
 
 def waiting(events: Iterable[Event]) -> dict[tuple[int, str], list[int]]:
-    """(SeqNum, OpType) to the ranks that wait there: who is behind shows as a smaller number."""
+    """By (SeqNum, OpType), the ranks that wait there; smaller is behind."""
     found: dict[tuple[int, str], list[int]] = {}
     for event in events:
         one = work(event)
@@ -148,21 +148,15 @@ def waiting(events: Iterable[Event]) -> dict[tuple[int, str], list[int]]:
 
 
 def never_started(events: Iterable[Event]) -> bool:
-    """No collective ever ended: the first timed out, so that the ranks never came together."""
-    lines = [event.text for event in events]
-    if any(
-        match["which"] == "completed" and match["number"] == "-1" for text in lines for match in _LAST.finditer(text)
-    ):
+    """Tells whether no collective ever ended: the first timed out."""
+    if any(_NONE_COMPLETED.search(event.text) for event in events):
         return True
     sequence = [found.seq for found in map(work, events) if found is not None]
     return bool(sequence) and max(sequence) <= 1
 
 
 def _recorded(dumps: dict[str, Dump]) -> list[Event]:
-    """Events out of the flight recorder's dumps, so that they stand beside those of the text.
-
-    One for each rank at the first place where they part, the culprits' first; none where all is well.
-    """
+    """Events out of dumps: a rank each at the first place where they part, culprits first."""
     found = compare(dumps.values())
     if found is None:
         return []
@@ -170,14 +164,11 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
     fewer = found.minority
     name, grade = ("collective-mismatch", Grade.ROOT) if fewer else ("collective-timeout", Grade.SYMPTOM)
     where = f"number {found.seq} of group {found.group}"
-    told = {
-        rank: f"never came to {where}" + (f"; its last was {record.words()}" if record else "")
-        for rank, record in found.behind.items()
-    }
+    last = {rank: f"; its last was {record.words()}" if record else "" for rank, record in found.behind.items()}
+    told = {rank: f"never came to {where}{words}" for rank, words in last.items()}
     told |= {rank: f"{found.mismatch(rank)} mismatch: {found.did[rank].words()}" for rank in fewer}
-    told |= {
-        rank: ("" if fewer else "waits in ") + record.words() for rank, record in found.did.items() if rank not in fewer
-    }
+    waits = "" if fewer else "waits in "
+    told |= {rank: f"{waits}{record.words()}" for rank, record in found.did.items() if rank not in fewer}
     if len(told) == 1 and len(files) > 1:
         told = {rank: f"{text}, a group that no other dump knows of" for rank, text in told.items()}
     if found.absent and not fewer and not found.behind:

@@ -20,29 +20,10 @@ import re
 from dataclasses import replace
 
 from nccl_doctor.checks.seen_in_logs.collective_mismatch import never_started, waiting
+from nccl_doctor.logs import rule
 from nccl_doctor.logs.facts import Facts, Milestone
 from nccl_doctor.logs.log import Event, Reading, absent, rank_progress
-from nccl_doctor.logs.rule import (
-    BROKE_OFF,
-    BUSY,
-    CHOSEN,
-    COMPLAINED,
-    CONNECTED,
-    INTERRUPTED,
-    MEETING,
-    RAS_BEHIND,
-    RAS_LINE,
-    RECORDED,
-    SHARED,
-    STARTED,
-    TABLE,
-    TALKING,
-    Grade,
-    clue,
-    generic,
-    hint,
-    symptom,
-)
+from nccl_doctor.logs.rule import Grade, clue, generic, hint, symptom
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, by_rank
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
@@ -53,9 +34,9 @@ from_logs(__name__, "NCD903")
 
 
 def _advice(case: Case) -> Advice:
-    if case.first.wording in (RAS_LINE, RECORDED):
+    if case.first.wording in (rule.RAS_LINE, rule.RECORDED):
         return by_rank(case)
-    if case.first.wording == CONNECTED:
+    if case.first.wording == rule.CONNECTED:
         return _silence(case)
     places = waiting(case.cause.events)
     told = "; ".join(f"{ranks_of(ranks)} in {op} number {seq}" for (seq, op), ranks in list(places.items())[:4])
@@ -87,7 +68,7 @@ def _advice(case: Case) -> Advice:
 def _silence(case: Case) -> Advice:
     """Ranks had just connected, and no line follows."""
     where = rank_progress(case.log.facts).phrase() or "a rank had its communicator"
-    shared = any(event.wording == SHARED for reading in case.log.readings for event in reading.events)
+    shared = any(event.wording == rule.SHARED for reading in case.log.readings for event in reading.events)
     way = ", over shared memory (SHM)" if shared else ""
     also = " (or, from NCCL 2.24 on, NCCL_CUMEM_HOST_ENABLE=0)" if shared else ""
     hosts = f" on {fold(case.log.facts.hosts)}" if case.log.facts.hosts else ""
@@ -166,16 +147,16 @@ RULES = (
         "[W ProcessGroupNCCL.cpp:1569] Rank 0 using GPU 0 to perform barrier as devices used by this process are "
         "currently unknown.",
     ),
-    clue(CONNECTED, "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"),
-    clue(SHARED, "n1:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"),
-    clue(BUSY, "| 30%   61C    P2             119W / 450W |    2811MiB / 24564MiB |    100%      Default |"),
-    clue(TABLE, "#       size         count      type   redop    root     time   algbw   busbw"),
-    clue(TALKING, '  File "/v/torch/distributed/distributed_c10d.py", line 3145, in barrier'),
-    clue(COMPLAINED, "(it hangs here forever)"),
-    clue(BROKE_OFF, "^C"),
+    clue(rule.CONNECTED, "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1000 - Init COMPLETE"),
+    clue(rule.SHARED, "n1:1:2 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct"),
+    clue(rule.BUSY, "| 30%   61C    P2             119W / 450W |    2811MiB / 24564MiB |    100%      Default |"),
+    clue(rule.TABLE, "#       size         count      type   redop    root     time   algbw   busbw"),
+    clue(rule.TALKING, '  File "/v/torch/distributed/distributed_c10d.py", line 3145, in barrier'),
+    clue(rule.COMPLAINED, "(it hangs here forever)"),
+    clue(rule.BROKE_OFF, "^C"),
 )
 
-_PLACES = frozenset({CHOSEN, STARTED, CONNECTED, TABLE, MEETING, TALKING})
+_PLACES = frozenset({rule.CHOSEN, rule.STARTED, rule.CONNECTED, rule.TABLE, rule.MEETING, rule.TALKING})
 
 _NEAR = 25
 """Lines between the place where a run stood and the interrupt: a stack trace, not the steps of a training."""
@@ -190,13 +171,13 @@ _TABLE_OF_GPUS = re.compile(
 
 
 def guessed(events: tuple[Event, ...]) -> bool:
-    """Only the end of the log speaks for a hang, which may be the end of an excerpt, or GPUs that work."""
+    """Tells whether only the log's end speaks for a hang; it may be an excerpt's."""
     wordings = {event.wording for event in events}
-    return BUSY in wordings or wordings <= {STARTED, CONNECTED}
+    return rule.BUSY in wordings or wordings <= {rule.STARTED, rule.CONNECTED}
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Where the run stood, and the words that say so; nothing where it may just have gone on."""
+    """Events of where the run stood; none where it may have gone on."""
     for reading in readings:
         found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if found:
@@ -204,61 +185,51 @@ def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
     return _left_waiting(readings, facts) or _silent(readings, facts)
 
 
+def _said(reading: Reading, *wordings: str) -> list[Event]:
+    return [event for event in reading.events if event.wording in wordings]
+
+
 def _complained(reading: Reading, facts: Facts) -> list[Event]:
-    words = [event for event in reading.events if event.wording == COMPLAINED]
-    if not words:
-        return []
-    places = [event for event in reading.events if event.wording in _PLACES]
+    words, places = _said(reading, rule.COMPLAINED)[-1:], _said(reading, *_PLACES)[-1:]
     name = "collective-timeout" if facts.came_together else "rendezvous-timeout"
-    name = _name(places[-1]) if places else name
-    return [_blamed(event, name) for event in (*places[-1:], words[-1])]
+    return _blamed([*places, *words], _name(places[0]) if places else name) if words else []
 
 
 def _busy(reading: Reading) -> list[Event]:
-    """GPUs at work below the place where a log of NCCL's ends: they may compute, or wait for each other."""
-    rows = [event for event in reading.events if event.wording == BUSY]
-    places = [event for event in reading.events if event.wording in _PLACES]
+    """GPUs at work below the end of a log of NCCL's: they may compute, or wait."""
+    rows, places = _said(reading, rule.BUSY), _said(reading, *_PLACES)
     after = reading.after(places[-1].line) if rows and places and places[-1].line < rows[-1].line else None
     if after is None or not all(map(_TABLE_OF_GPUS.match, after)):
         return []
-    return [_blamed(event, _name(places[-1])) for event in (places[-1], rows[-1])]
+    return _blamed([places[-1], rows[-1]], _name(places[-1]))
 
 
 def _interrupted(reading: Reading) -> list[Event]:
-    ends = [event for event in reading.events if event.wording in {BROKE_OFF, INTERRUPTED}]
-    places = [event for event in reading.events if event.wording in _PLACES]
-    for end in ends:
-        before = [place for place in places if 0 <= end.line - place.line <= _NEAR]
+    for end in _said(reading, rule.BROKE_OFF, rule.INTERRUPTED):
+        before = [place for place in _said(reading, *_PLACES) if 0 <= end.line - place.line <= _NEAR]
         if before:
-            return [_blamed(event, _name(before[-1])) for event in (before[-1], end)]
+            return _blamed([before[-1], end], _name(before[-1]))
     return []
 
 
 def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
     """The head of a benchmark's table that is followed by no row."""
-    heads = [event for event in reading.events if event.wording == TABLE]
-    return [_blamed(heads[-1], heads[-1].name)] if heads and not facts.rows else []
+    heads = [] if facts.rows else _said(reading, rule.TABLE)[-1:]
+    return _blamed(heads, heads[0].name) if heads else []
 
 
 def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
-    """The last line of a log, where it is a rank that waits for others that never came in any log."""
-    if facts.came_together:
-        return []
-    for reading in readings:
-        last = [event for event in reading.events if event.wording == STARTED][-1:]
-        if last and _ends_with_nccl(reading, last[0].line):
-            return [_blamed(last[0], last[0].name)]
+    """The last line of a log, behind which NCCL alone spoke: a rank waits for others."""
+    for reading in () if facts.came_together else readings:
+        last = _said(reading, rule.STARTED)[-1:]
+        after = reading.after(last[0].line) if last else None
+        if after is not None and sum(bool(one.strip()) and b"NCCL INFO" not in one for one in after) <= _LATER:
+            return _blamed(last, last[0].name)
     return []
 
 
-def _ends_with_nccl(reading: Reading, line: int) -> bool:
-    """NCCL alone spoke after a line, as far as the end that is kept reaches back."""
-    after = reading.after(line)
-    return after is not None and sum(bool(one.strip()) and b"NCCL INFO" not in one for one in after) <= _LATER
-
-
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """The last line of a log, where all ranks of one host connected through its memory, and their script said no more.
+    """The last line of a log whose ranks connected through one host's memory, and no more.
 
     A log of NCCL's lines alone (NCCL_DEBUG_FILE) ends so in a healthy run.
     """
@@ -266,26 +237,26 @@ def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
     if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
         return []
     for reading in readings:
-        last = [event for event in reading.events if event.wording == CONNECTED][-1:]
-        shared = any(event.wording == SHARED for event in reading.events)
+        last = _said(reading, rule.CONNECTED)[-1:]
         lines = [line for line in reading.tail.split(b"\n") if line.strip()]
-        if last and shared and b"NCCL INFO" in lines[-1] and any(b"NCCL" not in line for line in lines):
-            return [_blamed(last[0], last[0].name)]
+        ends = bool(lines) and b"NCCL INFO" in lines[-1] and any(b"NCCL" not in line for line in lines)
+        if last and ends and _said(reading, rule.SHARED):
+            return _blamed(last, last[0].name)
     return []
 
 
 def _name(place: Event) -> str:
-    """The diagnosis of a run that stands there: behind the choice of an interface it waits for the other ranks."""
-    return "rendezvous-timeout" if place.wording == CHOSEN else place.name
+    """The diagnosis of a run that stands there; behind a chosen interface it waits."""
+    return "rendezvous-timeout" if place.wording == rule.CHOSEN else place.name
 
 
-def _blamed(event: Event, name: str, grade: Grade = Grade.LIKELY) -> Event:
-    return replace(event, name=name, grade=grade)
+def _blamed(events: list[Event], name: str) -> list[Event]:
+    return [replace(event, name=name, grade=Grade.LIKELY) for event in events]
 
 
 def _standing_still(scene: Scene) -> list[Event]:
     """Events that show a hang, where nothing but an interrupt stands among the faults."""
-    if any(event.wording != INTERRUPTED for event in scene.events):
+    if any(event.wording != rule.INTERRUPTED for event in scene.events):
         return scene.events
     return stalled(scene.log.readings, scene.log.facts) or scene.events
 
@@ -303,6 +274,6 @@ SIGNS = LogSigns(
     hint_beside=("collective-timeout", "peer-died"),
     passes={Stage.HANGS: _standing_still},
     catalogued=Grade.SYMPTOM,
-    ras={RAS_BEHIND: Grade.SYMPTOM, "Timeout": Grade.SYMPTOM},
+    ras={rule.RAS_BEHIND: Grade.SYMPTOM, "Timeout": Grade.SYMPTOM},
     severity=likely_hang,
 )

@@ -12,20 +12,9 @@ named.
 References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c10d/TCPStore.cpp.
 """
 
+from nccl_doctor.logs import rule
 from nccl_doctor.logs.log import Event, Reading
-from nccl_doctor.logs.rule import (
-    RAS_DEAD,
-    RAS_LEFT,
-    RAS_LINE,
-    RAS_SILENT,
-    RECORDED,
-    WEB,
-    Grade,
-    clue,
-    failed_connects,
-    generic,
-    symptom,
-)
+from nccl_doctor.logs.rule import Grade, clue, failed_connects, generic, symptom
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import capital, ranks_of
@@ -34,7 +23,7 @@ from_logs(__name__, "NCD905", errors=("ECONNRESET", "EPIPE"))
 
 
 def _advice(case: Case) -> Advice:
-    if case.first.wording in (RAS_LINE, RECORDED):
+    if case.first.wording in (rule.RAS_LINE, rule.RECORDED):
         return advise(
             f"{capital(case.first.message)}.",
             "Look on that host whether the process is still there (ps, dmesg, the scheduler's record), whether it is "
@@ -53,7 +42,7 @@ def _advice(case: Case) -> Advice:
 
 
 RULES = (
-    clue(RAS_LINE, "  Rank 7 -- GPU 3 managed by process 3748990 on node 10.1.2.3"),
+    clue(rule.RAS_LINE, "  Rank 7 -- GPU 3 managed by process 3748990 on node 10.1.2.3"),
     *failed_connects(Grade.SYMPTOM, r"(?:Connection reset by peer|Broken pipe)", "Connection reset by peer"),
     symptom(
         r"Connection closed by remote peer",
@@ -89,7 +78,7 @@ RULES = (
         "RuntimeError: failed to recv, got 0 bytes",
     ),
     symptom(
-        r"(?:\[Errno 104\]|\[Errno 32\])", "ConnectionResetError: [Errno 104] Connection reset by peer", unless=WEB
+        r"(?:\[Errno 104\]|\[Errno 32\])", "ConnectionResetError: [Errno 104] Connection reset by peer", unless=rule.WEB
     ),
     symptom(
         r"(?:RuntimeError|DistNetworkError|DistBackendError): (?:.*: )?(?:Connection reset by peer|Broken pipe)",
@@ -159,9 +148,9 @@ SIGNS = LogSigns(
     passes={Stage.RECOVERY: _without_shutdown_noise},
     catalogued=Grade.SYMPTOM,
     ras={
-        RAS_DEAD: Grade.LIKELY,
-        RAS_SILENT: Grade.LIKELY,
-        RAS_LEFT: Grade.SYMPTOM,
+        rule.RAS_DEAD: Grade.LIKELY,
+        rule.RAS_SILENT: Grade.LIKELY,
+        rule.RAS_LEFT: Grade.SYMPTOM,
         "Remote process error": Grade.SYMPTOM,
     },
 )

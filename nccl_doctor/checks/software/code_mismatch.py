@@ -39,7 +39,15 @@ def code_mismatch(view: View) -> Findings:
         if differs is not None:
             yield _different(differs, found)
         elif found and all(entry.kind == "missing" for entry in found.values()):
-            yield _missing(path, found)
+            yield Finding(
+                hosts=tuple(found),
+                message=f"{path} has to be the same on all hosts, and is on none of them.",
+                evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in found.values())),
+                facts={"path": path, "files": []},
+                severity=Severity.WARNING,
+                fix='Correct the path under "same" in the hosts file: a relative one starts from the home directory of '
+                "the user who logs in.",
+            )
 
 
 def _summary(entry: SameEntry) -> str:
@@ -56,7 +64,8 @@ def _summary(entry: SameEntry) -> str:
 def _different(differs: Difference, found: dict[str, SameEntry]) -> Finding:
     usual = found[next(iter(differs.groups.values()))[0]]
     lines = [f"{value}: {fold(hosts)}" for value, hosts in differs.groups.items()]
-    files = grouped((file, name) for name in differs.outliers for file in _unlike(usual, found[name]))
+    unlike = {name: dict(usual.files.items() ^ found[name].files.items()) for name in differs.outliers}
+    files = grouped((file, name) for name in differs.outliers for file in sorted(unlike[name]) if file)
     shown = [f"{file}: differs on {fold(hosts)}" for file, hosts in list(files.items())[:SHOWN]]
     more = [f"and {len(files) - SHOWN} more files"] if len(files) > SHOWN else []
     return Finding(
@@ -66,22 +75,4 @@ def _different(differs: Difference, found: dict[str, SameEntry]) -> Finding:
         facts={"path": differs.subject, "resolved": usual.resolved, "files": sorted(files)},
         fix=f"Copy {usual.resolved} from one host to the others (rsync, git pull), or keep it on a file system "
         "that all share.",
-    )
-
-
-def _unlike(usual: SameEntry, other: SameEntry) -> list[str]:
-    """The files within a folder that are not the same in both; a single file needs no list."""
-    names = sorted({*usual.files, *other.files} - {""})
-    return [name for name in names if usual.files.get(name) != other.files.get(name)]
-
-
-def _missing(path: str, found: dict[str, SameEntry]) -> Finding:
-    return Finding(
-        hosts=tuple(found),
-        message=f"{path} has to be the same on all hosts, and is on none of them.",
-        evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in found.values())),
-        facts={"path": path, "files": []},
-        severity=Severity.WARNING,
-        fix='Correct the path under "same" in the hosts file: a relative one starts from the home directory of '
-        "the user who logs in.",
     )

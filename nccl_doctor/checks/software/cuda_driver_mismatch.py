@@ -20,7 +20,6 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot.hosts import Host, HostFacts
 from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import fold
 
@@ -47,7 +46,7 @@ TWO_VERSIONS = "version mismatch"
     in_logs=("cuda-error", "gpu-count-low", "torch-missing"),
 )
 def cuda_driver_mismatch(view: View) -> Findings:
-    """Yields one finding a pair of versions that do not fit, folded over hosts."""
+    """Yields one finding a pair of versions that do not fit."""
     old: dict[tuple[str, str, str], list[str]] = {}
     broken: dict[str, list[str]] = {}
     for host, facts in view.facts:
@@ -60,7 +59,9 @@ def cuda_driver_mismatch(view: View) -> Findings:
                 yield Unjudged((host.name,), facts.gpus.reason)
             continue
         least = needed(facts.torch.cuda)
-        if facts.gpus and least and _numbers(facts.gpus[0].driver) < _numbers(least) and not _lifted(host, facts):
+        env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
+        lifted = "compat" in env.get("LD_LIBRARY_PATH", "")  # a package may stand in for the driver's own library
+        if facts.gpus and least and _numbers(facts.gpus[0].driver) < _numbers(least) and not lifted:
             old.setdefault((facts.gpus[0].driver, facts.torch.cuda, least), []).append(host.name)
     for (driver, cuda, least), hosts in old.items():
         yield Finding(
@@ -80,19 +81,13 @@ def cuda_driver_mismatch(view: View) -> Findings:
 
 
 def needed(cuda: str) -> str | None:
-    """The least driver for a CUDA release, "12.8"; None for one that is not in the table."""
+    """The least driver for a CUDA release, "12.8"; None for an unknown one."""
     major, _, minor = cuda.partition(".")
     return LEAST.get(major) or LEAST.get(f"{major}.{minor.partition('.')[0]}")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-
-
-def _lifted(host: Host, facts: HostFacts) -> bool:
-    """Tells whether a forward-compatibility package may stand in for the driver's own library."""
-    env = {} if isinstance(facts.env, Unknown) else facts.env
-    return "compat" in {**env, **host.node.env}.get("LD_LIBRARY_PATH", "")
 
 
 def _advice(case: Case) -> Advice:

@@ -18,7 +18,6 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
@@ -38,9 +37,9 @@ def fabric_manager_down(view: View) -> Findings:
     down: dict[str, list[str]] = {}
     for host, facts in view.facts:
         pci = known(facts.pci)
-        if not pci.nvswitches or pci.fabric_manager == "active":
-            continue
-        if _registered(facts):
+        health = () if isinstance(facts.gpu_health, Unknown) else facts.gpu_health
+        registered = bool(health) and all(gpu.fabric == "Completed" for gpu in health)
+        if not pci.nvswitches or pci.fabric_manager == "active" or registered:
             continue
         if pci.fabric_manager is None:
             yield Unjudged((host.name,), "has NVSwitches, and systemd can't be asked about nvidia-fabricmanager")
@@ -60,12 +59,6 @@ def fabric_manager_down(view: View) -> Findings:
                 needs_root=True,
             ),
         )
-
-
-def _registered(facts: HostFacts) -> bool:
-    """Tells whether every GPU says that it is part of the fabric."""
-    health = () if isinstance(facts.gpu_health, Unknown) else facts.gpu_health
-    return bool(health) and all(gpu.fabric == "Completed" for gpu in health)
 
 
 def _advice(case: Case) -> Advice:

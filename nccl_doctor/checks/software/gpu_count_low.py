@@ -14,7 +14,6 @@ Fix: set `nproc_per_node` and `cuda_visible_devices` to what the host has, or br
 """
 
 from collections import Counter
-from collections.abc import Iterator
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import likely, root
@@ -36,10 +35,10 @@ from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
     row="GPUs",
 )
 def gpu_count_low(view: View) -> Findings:
-    """Yields one finding a node that can't serve its ranks; one for all that have fewer GPUs than most."""
+    """Yields one finding a node with too few GPUs; one for uneven nodes."""
     if all(facts.gpus == () for _, facts in view.facts):
         return
-    uneven: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for host, facts in view.facts:
         gpus = known(facts.gpus)
         ranks = view.nproc(host, facts)
@@ -50,43 +49,35 @@ def gpu_count_low(view: View) -> Findings:
         if missing or (len(visible_gpus(host.node, gpus)) < ranks and not has_parts):
             yield _short(host.node, gpus, ranks, missing)
         elif host.node.nproc_per_node is None and host.node.cuda_visible_devices is None:
-            uneven[host.name] = len(gpus)
-    yield from _uneven(uneven)
+            counts[host.name] = len(gpus)
+    usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
+    fewer = tuple(name for name, count in counts.items() if count < usual)
+    if fewer:
+        rest = [name for name, count in counts.items() if count == usual]
+        yield Finding(
+            hosts=fewer,
+            message=f"{fold(fewer)} {'has' if len(fewer) == 1 else 'have'} fewer GPUs than the others, so the job "
+            "would be smaller there.",
+            evidence=(*(f"{name}: {counts[name]}" for name in fewer), f"{fold(rest)}: {usual}"),
+            facts={"gpus": counts},
+            severity=Severity.WARNING,
+            fix="Bring back the GPU that is missing (the kernel log says whether one fell off the bus), or set "
+            "nproc_per_node in the hosts file, so that it is said to be meant.",
+        )
 
 
 def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) -> Finding:
-    has = plural(len(gpus), "GPU")
     named = f" with CUDA_VISIBLE_DEVICES={node.cuda_visible_devices}" if node.cuda_visible_devices is not None else ""
     wants = f"use GPU {', '.join(missing)}" if missing else f"start {plural(ranks, 'rank')}"
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus)
     shown = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
     return Finding(
         hosts=(node.name,),
-        message=f"{node.name} is to {wants}{named}, and has {has}.",
+        message=f"{node.name} is to {wants}{named}, and has {plural(len(gpus), 'GPU')}.",
         evidence=tuple(shown or ["nvidia-smi shows no GPU"]),
         facts={"gpus": len(gpus), "nproc_per_node": ranks, "cuda_visible_devices": node.cuda_visible_devices},
         fix="Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back "
         "the GPU that it lacks (its kernel log says whether one fell off the bus).",
-    )
-
-
-def _uneven(counts: dict[str, int]) -> Iterator[Finding]:
-    if not counts:
-        return
-    usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0]
-    fewer = tuple(name for name, count in counts.items() if count < usual)
-    if not fewer:
-        return
-    rest = [name for name, count in counts.items() if count == usual]
-    yield Finding(
-        hosts=fewer,
-        message=f"{fold(fewer)} {'has' if len(fewer) == 1 else 'have'} fewer GPUs than the others, so the job would be "
-        "smaller there.",
-        evidence=(*(f"{name}: {counts[name]}" for name in fewer), f"{fold(rest)}: {usual}"),
-        facts={"gpus": counts},
-        severity=Severity.WARNING,
-        fix="Bring back the GPU that is missing (the kernel log says whether one fell off the bus), or set "
-        "nproc_per_node in the hosts file, so that it is said to be meant.",
     )
 
 

@@ -13,7 +13,6 @@ again needs service. NVIDIA's "Xid Errors" page says what each number means.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
@@ -22,6 +21,7 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.system import GpuHealth, Xid
+from nccl_doctor.text.hostlist import grouped
 
 PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a sound GPU (NVIDIA's "Xid Errors", column "User app error")."""
@@ -61,16 +61,12 @@ def _health(gpu: GpuHealth) -> Iterator[str]:
 
 
 def _log(logged: list[Xid]) -> Iterator[str]:
-    """Each kind of error once, with its count and how long ago it came last."""
-    counts = Counter((x.bus_id, x.number) for x in logged)
-    for (bus_id, number), count in counts.items():
-        last = min((x for x in logged if (x.bus_id, x.number) == (bus_id, number)), key=lambda x: x.age_s)
-        times = f"{count} times, last " if count > 1 else ""
-        yield f"Xid {number} on {bus_id}: {times}{_ago(last.age_s)} ago: {last.text}"
-
-
-def _ago(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{seconds / 3600:.0f} h"
+    """Each kind of error once, with its count and its last time."""
+    for (bus_id, number), same in grouped(((x.bus_id, x.number), x) for x in logged).items():
+        last = min(same, key=lambda x: x.age_s)
+        ago = f"{last.age_s / 60:.0f} min" if last.age_s < 3600 else f"{last.age_s / 3600:.0f} h"
+        times = f"{len(same)} times, last " if len(same) > 1 else ""
+        yield f"Xid {number} on {bus_id}: {times}{ago} ago: {last.text}"
 
 
 def _advice(case: Case) -> Advice:

@@ -16,7 +16,6 @@ from nccl_doctor.checks.view import Findings, View, check, difference, ordered
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
-from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold
 
 GIB = 1024
@@ -24,21 +23,24 @@ GIB = 1024
 
 @check("NCD509", severity=Severity.WARNING, needs=("gpus",), row="GPUs")
 def gpu_model_mismatch(view: View) -> Findings:
-    """Yields one finding: hosts whose GPUs are not the others', or unlike among themselves."""
+    """Yields one finding: hosts whose GPUs are unlike."""
     kinds = {}
     for host, facts in view.facts:
-        gpus = known(facts.gpus)
-        seen = visible_gpus(host.node, gpus)
+        seen = visible_gpus(host.node, known(facts.gpus))
+        sizes = [None if gpu.memory_total_mib is None else round(gpu.memory_total_mib / GIB) for gpu in seen]
         if seen:
-            kinds[host.name] = Counter(map(_kind, seen))
+            named = (
+                gpu.name if gib is None else f"{gpu.name} with {gib} GiB" for gpu, gib in zip(seen, sizes, strict=True)
+            )
+            kinds[host.name] = Counter(named)
     mixed = {name for name, found in kinds.items() if len(found) > 1}
     between = difference("GPUs", {name: next(iter(found)) for name, found in kinds.items() if name not in mixed})
     hosts = ordered(kinds, mixed | set(between.outliers if between else ()))
     if not hosts:
         return
     within = [f"{name}: {', '.join(f'{n} x {kind}' for kind, n in kinds[name].items())}" for name in sorted(mixed)]
-    numbers = f"CUDA_DEVICE_ORDER=PCI_BUS_ID has CUDA number those of {fold(sorted(mixed))} as nvidia-smi does."
-    order = f" {numbers}" if mixed else ""
+    numbers = f" CUDA_DEVICE_ORDER=PCI_BUS_ID has CUDA number those of {fold(sorted(mixed))} as nvidia-smi does."
+    order = numbers if mixed else ""
     yield Finding(
         hosts=hosts,
         message=f"The GPUs on {fold(hosts)} are not like the others, and the slowest sets the pace of all.",
@@ -46,7 +48,3 @@ def gpu_model_mismatch(view: View) -> Findings:
         facts={"gpus": {name: dict(found) for name, found in kinds.items()}},
         fix=f"Leave the unlike hosts out (-x), or choose the batch size for the smallest memory.{order}",
     )
-
-
-def _kind(gpu: Gpu) -> str:
-    return gpu.name if gpu.memory_total_mib is None else f"{gpu.name} with {round(gpu.memory_total_mib / GIB)} GiB"

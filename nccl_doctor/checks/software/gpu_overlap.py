@@ -27,9 +27,7 @@ def gpu_overlap(view: View) -> Findings:
     """Yields one finding a pair of nodes that share GPUs."""
     used: dict[str, dict[str, Gpu]] = {}
     for host, facts in view.facts:
-        gpus = known(facts.gpus)
-        ranks = view.nproc(host, facts)
-        mine = visible_gpus(host.node, gpus)[:ranks]
+        mine = visible_gpus(host.node, known(facts.gpus))[: view.nproc(host, facts)]
         used[host.name] = {gpu.uuid: gpu for gpu in mine if gpu.uuid.startswith("GPU-")}
     users = grouped((uuid, name) for name, own in used.items() for uuid in own)
     pairs = dict.fromkeys(pair for hosts in users.values() for pair in itertools.combinations(hosts, 2))

@@ -30,6 +30,7 @@ from nccl_doctor.snapshot.system import LoginShell, PythonInfo
 from nccl_doctor.text.hostlist import fold, quoted
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
+"""Search paths of libraries and modules, which torch's own wheels don't need."""
 
 
 @check("NCD511", severity=Severity.WARNING, needs=("python",))
@@ -46,10 +47,11 @@ def login_environment_differs(view: View) -> Findings:
                 yield Unjudged((host.name,), facts.login_shell.reason)
         elif facts.login_shell is not None:
             lines = tuple(_lines(host, python, facts.login_shell))
-            if lines and _matters(host, python, facts.login_shell):
-                matters.add(lines)
+            login, names = facts.login_shell, facts.login_shell.differing.keys() - host.node.env.keys()
             if lines:
                 groups.setdefault(lines, []).append(host.name)
+            if names - SEARCHED or (login.prefix is not None and login.prefix != python.prefix):
+                matters.add(lines)
     way = command_way(view.snapshot.cluster.nodes[0])
     for lines, hosts in groups.items():
         yield Finding(
@@ -60,12 +62,6 @@ def login_environment_differs(view: View) -> Findings:
             fix="Name the interpreter by its path (python: /path/to/python) and put the variables under env in "
             "the hosts file, so that both are the same.",
         )
-
-
-def _matters(host: Host, judged: PythonInfo, login: LoginShell) -> bool:
-    """Tells whether more differs than search paths of libraries and modules, which torch's own wheels don't need."""
-    names = set(login.differing) - set(host.node.env) - SEARCHED
-    return bool(names) or (login.prefix is not None and login.prefix != judged.prefix)
 
 
 def _lines(host: Host, judged: PythonInfo, login: LoginShell) -> Iterator[str]:

@@ -11,8 +11,6 @@ Fix: name the interpreter of the environment in the hosts file (`python: /opt/tr
 one), or install torch for the interpreter that is named.
 """
 
-from collections.abc import Collection
-
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
@@ -26,23 +24,18 @@ def torch_missing(view: View) -> Findings:
     present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)
     lacking = view.hosts_by(lambda facts: None if known(facts.torch) else known(facts.python).executable)
     for executable, hosts in lacking.items():
+        # the one path that has torch wherever it was found may be there on this host as well
+        elsewhere = set(present) - {executable}
+        python = next(iter(elsewhere)) if len(elsewhere) == 1 else "/path/to/python"
         others = [f"torch is there: {', '.join(names)} ({path})" for path, names in present.items()]
         yield Finding(
             hosts=hosts,
             message=f"{executable} has no torch, so torchrun can't start there.",
             evidence=(f"asked {executable}: no package torch in its metadata", *others),
             facts={"python": executable},
-            fix=_summary(set(present) - {executable}),
+            fix=f'Name the interpreter that has torch in the hosts file ("python: {python}") or with --python, or '
+            "install torch for this one.",
         )
-
-
-def _summary(others: Collection[str]) -> str:
-    """With the one path that has torch wherever it was found: it may be there on this host as well."""
-    python = next(iter(others)) if len(others) == 1 else "/path/to/python"
-    return (
-        f'Name the interpreter that has torch in the hosts file ("python: {python}") or with --python, or install '
-        "torch for this one."
-    )
 
 
 def _advice(case: Case) -> Advice:

@@ -185,19 +185,19 @@ def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
     return _left_waiting(readings, facts) or _silent(readings, facts)
 
 
-def _said(reading: Reading, *wordings: str) -> list[Event]:
+def _events_of(reading: Reading, *wordings: str) -> list[Event]:
     return [event for event in reading.events if event.wording in wordings]
 
 
 def _complained(reading: Reading, facts: Facts) -> list[Event]:
-    words, places = _said(reading, rule.COMPLAINED)[-1:], _said(reading, *_PLACES)[-1:]
+    words, places = _events_of(reading, rule.COMPLAINED)[-1:], _events_of(reading, *_PLACES)[-1:]
     name = "collective-timeout" if facts.came_together else "rendezvous-timeout"
     return _blamed([*places, *words], _name(places[0]) if places else name) if words else []
 
 
 def _busy(reading: Reading) -> list[Event]:
     """GPUs at work below the end of a log of NCCL's: they may compute, or wait."""
-    rows, places = _said(reading, rule.BUSY), _said(reading, *_PLACES)
+    rows, places = _events_of(reading, rule.BUSY), _events_of(reading, *_PLACES)
     after = reading.after(places[-1].line) if rows and places and places[-1].line < rows[-1].line else None
     if after is None or not all(map(_TABLE_OF_GPUS.match, after)):
         return []
@@ -205,8 +205,8 @@ def _busy(reading: Reading) -> list[Event]:
 
 
 def _interrupted(reading: Reading) -> list[Event]:
-    for end in _said(reading, rule.BROKE_OFF, rule.INTERRUPTED):
-        before = [place for place in _said(reading, *_PLACES) if 0 <= end.line - place.line <= _NEAR]
+    for end in _events_of(reading, rule.BROKE_OFF, rule.INTERRUPTED):
+        before = [place for place in _events_of(reading, *_PLACES) if 0 <= end.line - place.line <= _NEAR]
         if before:
             return _blamed([before[-1], end], _name(before[-1]))
     return []
@@ -214,14 +214,14 @@ def _interrupted(reading: Reading) -> list[Event]:
 
 def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
     """The head of a benchmark's table that is followed by no row."""
-    heads = [] if facts.rows else _said(reading, rule.TABLE)[-1:]
+    heads = [] if facts.rows else _events_of(reading, rule.TABLE)[-1:]
     return _blamed(heads, heads[0].name) if heads else []
 
 
 def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
     """The last line of a log, behind which NCCL alone spoke: a rank waits for others."""
     for reading in () if facts.came_together else readings:
-        last = _said(reading, rule.STARTED)[-1:]
+        last = _events_of(reading, rule.STARTED)[-1:]
         after = reading.after(last[0].line) if last else None
         if after is not None and sum(bool(one.strip()) and b"NCCL INFO" not in one for one in after) <= _LATER:
             return _blamed(last, last[0].name)
@@ -237,10 +237,10 @@ def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
     if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
         return []
     for reading in readings:
-        last = _said(reading, rule.CONNECTED)[-1:]
+        last = _events_of(reading, rule.CONNECTED)[-1:]
         lines = [line for line in reading.tail.split(b"\n") if line.strip()]
         ends = bool(lines) and b"NCCL INFO" in lines[-1] and any(b"NCCL" not in line for line in lines)
-        if last and ends and _said(reading, rule.SHARED):
+        if last and ends and _events_of(reading, rule.SHARED):
             return _blamed(last, last[0].name)
     return []
 

@@ -81,7 +81,6 @@ QUOTING = {
 """Who quotes for a shell that nobody pastes into."""
 
 PROSE = {
-    "checks/access/ssh_host_key_unknown.py": "named in a sentence, of a closed set of key types",
     "collect/answers.py": "a sentence that begins with our name",
     "launch/launched.py": "named in a sentence, with the user's own file",
     "probe/facts/firewall.py": "a sentence that begins with sudo",

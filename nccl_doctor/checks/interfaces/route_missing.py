@@ -26,7 +26,7 @@ from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import address_of, network_of
-from nccl_doctor.text.shell import line
+from nccl_doctor.text.shell import line, script
 
 MAIN = 254
 WHERE = "`ip rule; ip route show table all` tell where"
@@ -170,9 +170,9 @@ def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Com
         network = network_of(refusal.destination)
         whole = network.network_address if network.prefixlen == network.max_prefixlen else network
         table = [] if refusal.table == MAIN else ["table", str(refusal.table)]
-        ip = "ip" if network.version == 4 else "ip -6"
-        deletion = f"{ip} route del {{kind}} {{destination}} {{*table}}"
-        lines.append(line(deletion, kind=refusal.kind, destination=whole, table=table))
+        v6 = script("") if network.version == 4 else script("-6")
+        holes = {"kind": refusal.kind, "destination": whole, "table": table, "v6": v6}
+        lines.append(line("ip {v6} route del {kind} {destination} {*table}", **holes))
     return on(host, *lines)
 
 

@@ -15,6 +15,7 @@ from nccl_doctor.logs.reader import Reader, from_answer
 from nccl_doctor.logs.rule import RAS_LINE, Grade
 from nccl_doctor.nccl.ras import MalformedAnswerError, RasAnswer, parse_json
 from nccl_doctor.text.bounds import CrowdedError
+from nccl_doctor.text.hostlist import grouped
 
 SMALL = 1 << 20
 """Logs up to this size together are read again, with their lines joined, where the first reading shows no cause."""
@@ -194,13 +195,15 @@ class Investigation:
                 facts.processes[key].transports = process.transports
 
     def _read_again(self, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
-        """The causes that show when lines are joined, where they weigh more than those that were found."""
+        """The causes that show when lines are joined, where they weigh more than those found."""
+        fatal = (event for reading in self.log.readings for event in reading.events if event.grade >= Grade.LIKELY)
+        whole = grouped((event.file, event.line) for event in fatal)
         sources = {
             name: b"".join(data for owner, data in self._small or () if owner == name) for name, _ in self._small or ()
         }
         for glue in (b"", b" "):
             again = Log(Facts(), dumps=self.log.dumps, joined=True)
-            joined = {name: flow(data, glue) for name, data in sources.items()}
+            joined = {name: flow(data, glue, whole.get(name, ())) for name, data in sources.items()}
             if joined == sources:
                 break
             for name, data in joined.items():

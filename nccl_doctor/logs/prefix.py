@@ -19,6 +19,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -299,12 +300,12 @@ def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
     return _glued(pieces, glue)
 
 
-def flow(block: bytes, glue: bytes) -> bytes:
-    """The block with every line that begins like none of a log joined to the one before it."""
+def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
+    """Joins every line that begins like none of a log, ``whole`` ones apart, to the one before."""
     pieces: list[tuple[bytes, bool]] = []
     begun = b""
-    for line in block.split(b"\n"):
-        goes_on = begun != b"" and not _BEGINS.match(line)
+    for number, line in enumerate(block.split(b"\n"), 1):
+        goes_on = begun != b"" and number not in whole and not _BEGINS.match(line)
         begun = begun if goes_on else line
         pieces.append((line.strip() if goes_on else line, goes_on))
     return _glued(pieces, glue)

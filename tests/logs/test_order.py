@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from collections.abc import Iterator
+from itertools import groupby, permutations
 from pathlib import Path
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from nccl_doctor.logs.prefix import peel
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.report import Diagnosis
 from tests.each import each
+from tests.logs.told_cases import CASES
 
 HERE = Path(__file__).parent
 LOGS = sorted([*(HERE / "threads").glob("*.log"), *(HERE / "cases").glob("*.log")])
@@ -43,16 +46,62 @@ def verdict(files: Files) -> list[str]:
     return sorted(one.name for one in diagnoses(files))
 
 
+def named(text: str) -> list[tuple[str, str]]:
+    """(process, line) of each line, the process "" where its prefixes name none."""
+    facts = diagnose([LogSource("run.log", [text.encode()])]).log.facts
+    found = []
+    for line in text.splitlines():
+        prefix = peel(line)
+        process = facts.process(prefix)
+        rank = process.rank if process and process.rank is not None else prefix.rank
+        of = [rank] if rank is not None else [prefix.host, prefix.ip, prefix.pid]
+        found.append(("-".join(str(part) for part in of if part is not None), f"{line}\n"))
+    return found
+
+
 def by_process(text: str) -> Files:
     """A file for each process that prefixes tell apart; lines without one go on where they stand."""
     files: dict[str, str] = {}
     name = "run"
-    for line in text.splitlines(keepends=True):
-        prefix = peel(line.rstrip("\n"))
-        of = [str(part) for part in (prefix.host, prefix.rank, prefix.ip, prefix.pid) if part is not None]
-        name = "-".join(of) or name
+    for of, line in named(text):
+        name = of or name
         files[name] = files.get(name, "") + line
     return [(f"{name}.log", text) for name, text in files.items()]
+
+
+def merge(lines: list[tuple[str, str]], chance: Random) -> Iterator[str]:
+    """The lines in another order that keeps that of each process."""
+    order = [of for of, _ in lines]
+    chance.shuffle(order)
+    left = {of: iter([line for other, line in lines if other == of]) for of in order}
+    return (next(left[of]) for of in order)
+
+
+def interleave(text: str, seed: int) -> str:
+    """Another interleaving; lines of nobody keep their place, for that alone tells whose they may be."""
+    chance = Random(seed)
+    parts = groupby(named(text), key=lambda one: one[0] != "")
+    return "".join(line for of, part in parts for line in (merge([*part], chance) if of else (one for _, one in part)))
+
+
+TEXTS = {path.name: path.read_text() for path in (*LOGS, *(HERE / "healthy").glob("*.log"))}
+TEXTS |= {f"{case.title} ({kind})": text for case in CASES for kind, text in (("ill", case.log), ("ok", case.healthy))}
+SEVERAL = [name for name, text in TEXTS.items() if len({of for of, _ in named(text)} - {""}) > 1]
+
+
+@each(SEVERAL, str)
+def test_no_interleaving_changes_a_verdict(name: str) -> None:
+    wanted = verdict([("run.log", TEXTS[name])])
+    assert [verdict([("run.log", interleave(TEXTS[name], seed))]) for seed in range(3)] == [wanted] * 3
+
+
+@each(sorted((HERE / "threads").glob("*.log")), lambda path: path.name)
+def test_not_even_of_lines_that_follow_a_process(path: Path) -> None:
+    files = by_process(path.read_text())
+    lines = [(name, line) for name, text in files for line in text.splitlines(keepends=True)]
+    wanted = verdict([("run.log", path.read_text())])
+    for seed in range(5):
+        assert verdict([("run.log", "".join(merge(lines, Random(seed))))]) == wanted
 
 
 @settings(max_examples=200, deadline=None)

@@ -91,6 +91,11 @@ RULES = (
         r"|indicates that another task died)",
         "RuntimeError: NCCL communicator was aborted on rank 3. Original reason for failure was: x",
     ),
+    symptom(
+        r"successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank \d",
+        "[rank1]: RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for "
+        "send/recv from rank 0. Please check rank 0 logs for faulty rank.",
+    ),
     generic(
         r"(?:remote process exited or there was a network error|ncclRemoteError|EngineDeadError)",
         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3699, remote process exited or "
@@ -114,10 +119,11 @@ def _is_shutdown_noise(event: Event, reading: Reading, world: int | None, *, oth
     if others_well or 0 < reading.well < event.line:
         return True
     ranks = {0, event.rank} if event.rank is not None else {rank for rank, _ in reading.torn}
-    ends = [
-        line for (rank, size), line in reading.torn.items() if rank in ranks and size == world and line < event.line
-    ]
-    return any(not _in_trouble(reading, line) for line in ends)
+    return any(
+        (rank == 0 or line < event.line) and not _in_trouble(reading, line)
+        for (rank, size), line in reading.torn.items()
+        if rank in ranks and size == world
+    )
 
 
 def _of_the_store(event: Event) -> bool:

@@ -104,8 +104,9 @@ _TAGS: tuple[re.Pattern[str], ...] = tuple(
     map(
         re.compile,
         (
-            # mpirun --tag-output, and SageMaker's: [1,3]<stdout>:  [1,mpirank:3,algo-2]<stderr>:
+            # mpirun --tag-output, and SageMaker's: [1,3]<stdout>:  [1,mpirank:3,algo-2]<stderr>:  1,3:
             r"\[\d+,(?:mpirank:)?(?P<rank>\d+)(?:,(?P<host>[\w.-]+))?\]<\w+>:? ?",
+            r"\d{1,5},(?P<rank>\d{1,5}): ?",
             # torchrun --tee and torch's excepthook: [rank3]:  [default3]:
             r"\[rank(?P<rank>\d+)\]:? ?",
             r"\[?(?:default|trainer|worker|role)\d+\]?: ?",
@@ -127,13 +128,14 @@ _TAGS: tuple[re.Pattern[str], ...] = tuple(
             # glog, torch: [E425 00:40:12.330102945 x.cpp:629]  W0228 09:02:41.936000 12814 api.py:766]
             r"\[?[IWEFC](?P<monthday>\d{3,4}) (?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?: +\d+)?(?: [\w./<>-]+:\d+)?\] ?",
             r"\[[IWEF] [\w.-]+\.(?:cpp|cc|hpp|h|py):\d+\] ?",
-            r"(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d)? *(?:\[[^\]]*\] ?)?[:|-]? ?",
+            r"(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d)? *(?:\[(?!rank\d|\d+,)[^\]]*\] ?)?[:|-]? ?",
             r"\[(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\] ?",
             r"\[[\w./-]+\.py:\d+(?::\w+)?\] ?",
             r"\[(?:[Rr]ank|RANK|GPU|gpu)[ :=]?(?P<rank>\d+)\]:? ?",
             r"(?:[Rr]ank|RANK)[ :=]?(?P<rank>\d+) ?[:|] ",
             # kubectl logs --prefix: [pod/worker-0/pytorch]   docker compose: worker-1  |
             r"\[pod/(?P<host>[\w.-]+)/[\w.-]+\] ?",
+            r"(?P<compose>(?P<host>[A-Za-z][\w.-]*[-_]\d{1,5})) +\|(?: |$)",
             r"(?P<host>[A-Za-z][\w.-]*) +\| ",
             # srun -l: "12: "   pdsh, clush, DeepSpeed: "gpu02: "
             r"(?P<rank>\d{1,5}): ",
@@ -211,7 +213,7 @@ def peel(record: str) -> Prefix:
         position += nccl.end()
     host = found.get("host")
     return Prefix(
-        host=None if host is None or (nccl is None and _NO_HOSTS.search(host)) else host,
+        host=None if host is None or ("compose" not in found and nccl is None and _NO_HOSTS.search(host)) else host,
         rank=number(found.get("rank")),
         pid=found.get("pid"),
         ip=found.get("ip"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.prefix import peel, records
+from tests.each import each
 
 
 @pytest.mark.parametrize(
@@ -37,6 +39,11 @@ from nccl_doctor.logs.prefix import peel, records
         ("W0228 09:02:41.936000 12814 site-packages/torch/api.py:766] x", {"time": (2, 28, 32561)}, "x"),
         ("[pod/worker-0/pytorch] x", {"host": "worker-0"}, "x"),
         ("worker-1-1  | x", {"host": "worker-1-1"}, "x"),
+        ("trainer_1  | (EngineCore pid=188) x", {"host": "trainer_1", "pid": "188"}, "x"),
+        ("train_loss | 0.31", {"host": None}, "0.31"),
+        ("1,5: x", {"rank": 5}, "x"),
+        ("1,500: x", {"rank": 500}, "x"),
+        ("1,5 x", {"rank": None}, "1,5 x"),
         ("[2025-02-24 14:09:34 TP14] x", {"time": (2, 24, 50974)}, "x"),
         ("Nov  2 22:11:00 gpu07 train.sh[4242]: ValueError: x", {"host": "gpu07"}, "ValueError: x"),
         ("2026-11-22T22:11:00+0000 gpu07 kernel: Killed x", {"host": "gpu07", "time": (11, 22, 79860)}, "Killed x"),
@@ -48,6 +55,38 @@ def test_peeled_and_used(line: str, wanted: dict[str, Any], message: str) -> Non
     prefix = peel(line)
     assert {name: getattr(prefix, name) for name in wanted} == wanted
     assert line[prefix.start :].strip() == message
+
+
+OUTER = (
+    "gpu02: ",
+    "Nov 22 22:11:00 gpu02 run.sh[42]: ",
+    "2026-11-22T22:11:00+0000 gpu02 dockerd[9]: ",
+    "[pod/gpu02/pytorch] ",
+    "gpu02-1  | ",
+)
+INNER = (
+    "[1,0]<stderr>: ",
+    "1,0: ",
+    "0: ",
+    "(RayWorkerWrapper pid=233, ip=10.1.77.12) ",
+    "2026-11-22T22:11:00.123456789Z ",
+    "2026-11-22T22:11:00.123456789Z stderr F ",
+    "[default0]:",
+    "2026-11-22 22:11:00,123 ERROR ",
+)
+
+
+@each([(outer, *inner) for outer in OUTER for inner in product(INNER, repeat=2)], "".join)
+def test_prefixes_nest(stack: tuple[str, ...]) -> None:
+    raised, nccl = (f"{''.join(stack)}{line}" for line in ("[rank3]: ValueError: x", "n7:77:78 [3] NCCL INFO x"))
+    prefix = peel(raised)
+    assert (prefix.rank, raised[prefix.start :]) == (3, "ValueError: x")
+    assert prefix.host in {"gpu02", "gpu02-1"}
+    assert (peel(nccl).host, peel(nccl).pid, nccl[peel(nccl).start :]) == ("n7", "77", "x")
+    found = diagnose([LogSource("run.log", [f"{raised}\n".encode()])]).causes
+    assert [cause.name for cause in found] == ["script-failed"]
+    healthy = f"{''.join(stack)}epoch 3: loss 0.31, ValueError rate 0\n"
+    assert diagnose([LogSource("run.log", [healthy.encode()])]).causes == ()
 
 
 def test_ranks_that_wrote_into_one_line_are_told_apart() -> None:

@@ -128,7 +128,10 @@ _TAGS: tuple[re.Pattern[str], ...] = tuple(
             # glog, torch: [E425 00:40:12.330102945 x.cpp:629]  W0228 09:02:41.936000 12814 api.py:766]
             r"\[?[IWEFC](?P<monthday>\d{3,4}) (?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?: +\d+)?(?: [\w./<>-]+:\d+)?\] ?",
             r"\[[IWEF] [\w.-]+\.(?:cpp|cc|hpp|h|py):\d+\] ?",
-            r"(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d)? *(?:\[(?!rank\d|\d+,)[^\]]*\] ?)?[:|-]? ?",
+            (
+                r"(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d)? *"
+                r"(?:\[(?!rank\d|\d+,)[^\]]*\] ?)?[:|-]? ?"
+            ),
             r"\[(?:INFO|WARN(?:ING)?|ERROR|DEBUG|CRITICAL)\] ?",
             r"\[[\w./-]+\.py:\d+(?::\w+)?\] ?",
             r"\[(?:[Rr]ank|RANK|GPU|gpu)[ :=]?(?P<rank>\d+)\]:? ?",

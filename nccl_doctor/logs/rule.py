@@ -142,7 +142,8 @@ TERMINATING = (
     r"|\[rank: \d+\] Child process with PID \d+ terminated with code"
     r"|primary job (?:terminated|job)|MPI_ABORT was invoked|mpirun (?:detected|has exited due)|KILLING (?:JOB|TASK)"
     r"|prterun (?:detected|has exited due)|process returned a non-zero exit code|[Kk]illing (?:all )?remaining"
-    r"|Received sigquit from a child process|Shutting down (?:all )?workers|Terminat\w+ (?:all )?(?:other|remaining|sibling) (?:processes|ranks|workers))"
+    r"|Received sigquit from a child process"
+    r"|Shutting down (?:all )?workers|Terminat\w+ (?:all )?(?:other|remaining|sibling) (?:processes|ranks|workers))"
 )
 """A launcher says that it ends the other processes: what is killed after that was killed by it."""
 

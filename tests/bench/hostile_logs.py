@@ -17,7 +17,6 @@ from pathlib import Path
 from nccl_doctor.logs import facts
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.rule import LogRule
-from nccl_doctor.logs.scan import anchor
 from nccl_doctor.logs.signs import rules
 from nccl_doctor.logs.verdict import report
 
@@ -26,9 +25,14 @@ SIZE = 60_000
 DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
 
 
+def longest_word(rule: LogRule | facts.FactRule) -> str:
+    """The longest plain words in a pattern."""
+    return max(re.findall(r"[A-Za-z0-9 ]*", rule.pattern), key=len)
+
+
 def units(rule: LogRule | facts.FactRule) -> tuple[str, str, str]:
-    """What a hostile log repeats of one rule: its sample, the words of its pattern, one string of the first pass."""
-    return rule.sample, re.sub(r"[\\^$()|?*+{}]+", " ", rule.pattern), min(anchor(rule.pattern).strings)
+    """What a hostile log repeats of one rule: its sample, the words of its pattern, its longest word."""
+    return rule.sample, re.sub(r"[\\^$()|?*+{}]+", " ", rule.pattern), longest_word(rule)
 
 
 def hostile(rng: random.Random, size: int) -> bytes:

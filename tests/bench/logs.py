@@ -1,7 +1,7 @@
 """``nccl-doctor logs`` beside ``grep`` on the same made-up logs: ``scripts/bench logs [MB]``.
 
-Prints the ratio to ``grep -cE 'NCCL WARN|Error|Traceback|timed out|refused'`` and the peak memory: once for one log of 512
-ranks with a single fault in it, once for 512 files.
+Prints the ratio to ``grep -cE`` of one word of each of the reader's wordings, and the peak memory: once for one log of
+512 ranks with a single fault in it, once for 512 files.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.bench.hostile_logs import RULES, longest_word
+
 RANKS = 512
 FAULT = (
     "\n[2025-03-01 10:00:33] gpu017:4003:9003 [3] transport/net_ib.cc:2453 NCCL WARN NET/IB: Got completion from peer "
     "10.0.0.17<51161> with status=12 opcode=32614 len=32614 vendor err 129 (Send) hca mlx5_1\n"
 )
-GREP = ["grep", "-cE", "NCCL WARN|Error|Traceback|timed out|refused"]
+GREP = ["grep", "-cE", "|".join(sorted({longest_word(rule) for rule in RULES}))]
 DOCTOR = [sys.executable, "-c", "from nccl_doctor.cli.main import main; main()", "logs", "-q", "-o", "json"]
 
 

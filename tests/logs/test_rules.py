@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 
-import pytest
-
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.facts import CHANNEL_RULES, RULES, FactRule, Facts
+from nccl_doctor.logs.reader import all_wordings
 from nccl_doctor.logs.rule import BROKE_OFF, Grade, LogRule
-from nccl_doctor.logs.scan import anchor
 from nccl_doctor.logs.signs import rules, signs
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.register import all_checks
@@ -58,11 +56,9 @@ def test_fits_the_line_beside_it(rule: LogRule) -> None:
     assert rule.match(rule.sample)
 
 
-@each(TABLES, lambda rule: rule.pattern[:40])
-def test_its_sample_passes_the_first_pass(rule: LogRule | FactRule) -> None:
-    found = anchor(rule.pattern)
-    assert found.worth >= 4 or rule.pattern == BROKE_OFF
-    assert any(string.lower() in rule.sample.lower() for string in found.strings)
+@each([*enumerate(TABLES)], lambda one: one[1].pattern[:40])
+def test_its_sample_passes_the_first_pass(one: tuple[int, LogRule | FactRule]) -> None:
+    assert one[0] in all_wordings().rules(one[1].sample.encode())
 
 
 @each(RULES + CHANNEL_RULES, lambda rule: rule.pattern[:40])
@@ -98,28 +94,7 @@ def test_each_name_is_registered() -> None:
     assert {name for one in signs().values() for name in (*one.after, *one.hint_beside)} <= signs().keys()
 
 
-@pytest.mark.parametrize(
-    ("pattern", "strings"),
-    [
-        (r"plain text", {"plain text"}),
-        (r"(?:Net|Bootstrap) ?: no", {"Net: no", "Net : no", "Bootstrap: no", "Bootstrap : no"}),
-        (r"WARN .*Call to (?:recv|send) failed", {"Call to recv failed", "Call to send failed"}),
-        (r"rank (?P<rank>\d+) of \d+ ranks has", {" ranks has"}),
-        (r"\[Errno (?:98|48)\]", {"[Errno 98]", "[Errno 48]"}),
-        (r"(?i:World)size", {"worldsize"}),
-        (r"[Cc]onnect", {"Connect", "connect"}),
-        (r"a|longer", {"a", "longer"}),
-    ],
-)
-def test_anchor(pattern: str, strings: set[str]) -> None:
-    assert anchor(pattern).strings == strings
-
-
-@pytest.mark.parametrize("pattern", [r".*", r"(?:x|\d+)", r"\w+ ?"])
-def test_no_anchor(pattern: str) -> None:
-    assert anchor(pattern).worth == 0
-
-
-def test_the_first_pass_can_read_each_pattern() -> None:
-    for rule in TABLES:
-        assert not re.search(r"\\s|\\W|\\D|\[\^", rule.pattern), rule.pattern
+def test_the_first_pass_looks_for_strings_of_every_pattern() -> None:
+    assert [TABLES[index].pattern for index in all_wordings().rules(b"")] == [BROKE_OFF]
+    assert not any(all_wordings().wanted(line, 0, len(line)) for line in (b"", b"step 12 loss 0.31", b"^ C"))
+    assert all_wordings().wanted(b"x\n^C\n", 0, 5)

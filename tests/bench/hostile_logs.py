@@ -27,7 +27,7 @@ DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
 
 def longest_word(rule: LogRule | facts.FactRule) -> str:
     """The longest plain words in a pattern."""
-    return max(re.findall(r"[A-Za-z0-9 ]*", rule.pattern), key=len)
+    return max((found[0] for found in re.finditer(r"[A-Za-z0-9 ]*", rule.pattern)), key=len)
 
 
 def units(rule: LogRule | facts.FactRule) -> tuple[str, str, str]:

@@ -99,11 +99,7 @@ class OwnFaultError(ConnectionLostError):
 
 
 def attempt(work: Callable[[], T]) -> T:
-    """Does the work over a host's words.
-
-    Raises:
-        OwnFaultError: in place of whatever else than an end that is foreseen.
-    """
+    """Does work over a host's words; OwnFaultError for each end that nobody foresees."""
     try:
         return work()
     except (ProbeError, AccessError, DoctorError):
@@ -181,9 +177,8 @@ class RankEvent(Observed):
 class SmokeEnd(Observed):
     """How the ranks of a host ended together, and what they printed.
 
-    Attributes:
-        exit: 0 where all ended well, else 1, or the status of what forks them; ``signal``: what killed that.
-        broken: why there is no answer; nothing that a host says.
+    ``exit`` is 0 where all ended well, else 1, or the status of what forks them; ``signal``: what killed that;
+    ``broken``: why there is no answer.
     """
 
     exit: Signed | None = None
@@ -225,11 +220,7 @@ TRACEBACK: TypeAdapter[str | None] = TypeAdapter(ClippedEnd | None)
 
 
 def parsed(text: bytes) -> dict[str, Any]:
-    """A line of the probe as an object, whose values are not looked at yet.
-
-    Raises:
-        MalformedError: it is no JSON object, is nested too deeply, or has too many values.
-    """
+    """A line of the probe as an object; MalformedError where it is none, or has too many values."""
     if sum(map(text.count, _SEPARATORS)) > MAX_ITEMS and _has_too_many(text):
         raise MalformedError(f"more than {MAX_ITEMS} values")
     try:
@@ -242,11 +233,7 @@ def parsed(text: bytes) -> dict[str, Any]:
 
 
 def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
-    """A part of an answer as its type.
-
-    Raises:
-        MalformedError: it is no such thing.
-    """
+    """A part of an answer as its type; raises MalformedError: it is no such thing."""
     try:
         return kind.validate_python(value)
     except ValidationError as error:

@@ -34,10 +34,7 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun.
-
-    ``connect_s`` and ``silence_s`` are :class:`~nccl_doctor.collect.connect.reach.Reach`'s.
-    """
+    """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun."""
 
     connect_s: float | None = None
     facts_limits: FactLimits = field(default_factory=FactLimits)
@@ -49,13 +46,7 @@ class RunOptions:
 
 
 class Clock:
-    """Seconds since the run began.
-
-    Attributes:
-        until: when everything must have ended (:func:`time.monotonic`).
-        timings: by phase, what it took.
-        spent: by host and phase, from when to when the host was busy with it.
-    """
+    """Seconds since the run began: ``timings`` by phase, ``spent`` by host and phase from when to when it was busy."""
 
     def __init__(self, total_s: float) -> None:
         self._began = time.monotonic()

@@ -42,15 +42,7 @@ from nccl_doctor.transport.base import Transport
 
 
 class FirstLook:
-    """Connects to the hosts of a cluster and collects their facts.
-
-    Attributes:
-        opened: by host, its session; filled as they are reached, for whoever is interrupted must close them.
-        failures: why a host was not reached, or did not answer.
-        facts: of each host that answered.
-        names: what all hosts know of the cluster's names alike.
-        load: how busy this machine and the hosts were meanwhile; None before the end.
-    """
+    """Connects to a cluster's hosts and collects their facts; ``opened`` must be closed by whoever is interrupted."""
 
     def __init__(self, cluster: Cluster, options: RunOptions, progress: Progress, clock: Clock) -> None:
         self._cluster, self._options, self._progress, self._clock = cluster, options, progress, clock
@@ -123,13 +115,9 @@ WORTH_S = 5.0
 def open_run(
     cluster: Cluster, connect: Callable[[], Transport], options: RunOptions, progress: Progress
 ) -> Iterator[Run]:
-    """Looks at every host; one that fails is recorded and the others are looked at all the same.
+    """Looks at every host, anew where this machine stood still; NotReachedError where it does so again.
 
     The connections stand until the end of the block, so that a failed all-reduce can be repeated over parts of them.
-    Where this machine stood still and the hosts let go meanwhile, all is looked at anew, once.
-
-    Raises:
-        NotReachedError: this machine stood still again, or no time is left.
     """
     until = time.monotonic() + options.total_s
     run = Run(cluster, connect(), options, progress)
@@ -152,11 +140,7 @@ def open_run(
 
 
 class Run:
-    """A run over all hosts, phase by phase.
-
-    Attributes:
-        dials: why dials of the mesh failed, for whoever judges the snapshot; None without a mesh.
-    """
+    """A run over all hosts, phase by phase; ``dials`` tells why dials of the mesh failed, None without a mesh."""
 
     def __init__(self, cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> None:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
@@ -170,11 +154,7 @@ class Run:
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
 
     def all(self) -> None:
-        """Every phase.
-
-        Raises:
-            StoodStillError: this machine did, and what was seen since is no host's fault.
-        """
+        """Every phase; raises StoodStillError: this machine did, and what was seen since is no host's fault."""
         self.look()
         self._go_on()
         self.mesh()

@@ -37,31 +37,20 @@ class FloodError(ValueError):
 
 
 class Allowance:
-    """The bytes that a host may still send.
-
-    Args:
-        most: in all, :data:`LINE_COST` a line included.
-    """
+    """The bytes that a host may still send: ``most`` in all, :data:`LINE_COST` a line included."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
     def spend(self, line: bytes) -> None:
-        """Counts a line that came.
-
-        Raises:
-            FloodError: it is one too many.
-        """
+        """Counts a line that came; raises FloodError: it is one too many."""
         self._left -= len(line) + LINE_COST
         if self._left < 0:
             raise FloodError(self._most)
 
 
 class LineBuffer:
-    """Collects chunks and hands out whole lines. Not thread-safe.
-
-    Who writes to a host reads meanwhile what comes from it, so that the lines that wait are bounded all together.
-    """
+    """Collects chunks and hands out whole lines, all that wait bounded together. Not thread-safe."""
 
     def __init__(self, most: int = MAX_LINE) -> None:
         self._most = most
@@ -78,11 +67,7 @@ class LineBuffer:
             self._data += chunk
 
     def pop(self) -> bytes | None:
-        """The next whole line without its newline; None where there is none yet.
-
-        Raises:
-            FloodError: more came than may wait here.
-        """
+        """The next whole line without its newline; None where there is none yet, FloodError where too much waits."""
         if self._flooded:
             raise FloodError(self._most)
         end = self._data.find(b"\n", self._searched)
@@ -151,12 +136,7 @@ class Channel(Protocol):
     """A command running on a host. A thread at a time uses it; :meth:`close` may come from any."""
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Writes all of ``data`` to the command's stdin.
-
-        Raises:
-            TimeoutError: not all of it was taken before the deadline.
-            OSError, EOFError: the command or the connection is gone.
-        """
+        """Writes all of ``data`` to the command's stdin; TimeoutError, or OSError or EOFError where it is gone."""
 
     def pulse(self) -> None:
         """Sends an empty line between two calls of :meth:`send`, where that needs no wait; any thread may."""
@@ -164,10 +144,8 @@ class Channel(Protocol):
     def read_line(self, deadline: float) -> bytes | None:
         """The next line of the command's stdout without its newline; None at the end of output.
 
-        Raises:
-            LostError: the end came with that of what the command ran in.
-            TimeoutError: no whole line came before the deadline; what came stays for the next call.
-            FloodError: more came than :data:`~nccl_doctor.transport.lines.MAX_LINE`.
+        TimeoutError: no whole line came before the deadline; what came stays for the next call. LostError: what the
+        command ran in has ended. FloodError: more came than :data:`MAX_LINE`.
         """
 
     def stderr_tail(self) -> str:
@@ -192,16 +170,9 @@ class Transport(Protocol):
     """Runs commands on hosts."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Starts ``command``, a POSIX shell line, on ``node``.
+        """Starts ``command``, a POSIX shell line, on ``node``; AccessError where the host was not reached in time.
 
-        Args:
-            node: the host.
-            command: the line.
-            deadline: for the host's first answer; for the login there is :data:`LOGIN_TIMES` as much.
-            latest: nothing goes on after that.
-
-        Raises:
-            AccessError: the host was not reached in time.
+        The deadline is for the host's first answer; a login has :data:`LOGIN_TIMES` as much, until ``latest``.
         """
 
     def connect_timeout(self, node: Node) -> float | None:
@@ -216,15 +187,7 @@ _KEPT, _LONGEST = 5, 300
 
 
 class Greeting:
-    """A host's words before a mark: a login's, of which the last are kept.
-
-    Args:
-        read_line: as :meth:`Channel.read_line`.
-        mark: the word that our command says first.
-
-    Attributes:
-        lines: the last ones, cut, those that are not empty.
-    """
+    """A host's words before a mark, the word that our command says first: the last lines are kept, cut."""
 
     def __init__(self, read_line: Callable[[float], bytes | None], mark: str) -> None:
         self._read_line, self._mark = read_line, mark.encode()
@@ -234,9 +197,7 @@ class Greeting:
     def ends(self, deadline: float) -> bool:
         """Waits for the mark, which a line ends with; False where the output ended before it.
 
-        Raises:
-            TimeoutError: neither came before the deadline; it can be waited for again.
-            AccessError: it says more than a login does.
+        TimeoutError: neither came; it can be waited for again. AccessError: it says more than a login does.
         """
         try:
             while (line := self._read_line(deadline)) is not None:
@@ -269,11 +230,7 @@ def if_free(lock: threading.Lock) -> Iterator[bool]:
 
 
 def remaining(deadline: float) -> float:
-    """Seconds until ``deadline``.
-
-    Raises:
-        TimeoutError: it is past.
-    """
+    """Seconds until ``deadline``; raises TimeoutError: it is past."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -285,10 +242,7 @@ _FIRST_S, _LONGEST_S = 0.2, 2.0
 
 
 def pause(attempt: int, deadline: float) -> bool:
-    """Waits after the ``attempt``-th try, counted from 1, each time longer; False where no further one should follow.
-
-    The length is random, so that hosts dropped together do not come back together.
-    """
+    """Waits after the ``attempt``-th try, counted from 1, longer and randomly; False where no further one should be."""
     length = min(_LONGEST_S, _FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
     if attempt >= _ATTEMPTS or time.monotonic() + length >= deadline:
         return False

@@ -31,13 +31,8 @@ _WORDS = 5  # lines of what a program says as it ends
 class ProcessChannel:
     """Pumps the three pipes of a process in the thread that uses the channel, so that none can fill and block.
 
-    Args:
-        argv: the program and its arguments; it gets its own session, so that its whole process group can be ended.
-        environment: its environment; None for ours.
-
-    Attributes:
-        grace_s: how long the command may take to end by itself once its stdin is closed.
-        forced: it had to be signalled after that.
+    The program has its own session, so that its whole process group can be ended: where it has not gone ``grace_s``
+    after its stdin was closed it is signalled (``forced``).
     """
 
     def __init__(self, argv: list[str], environment: dict[str, str] | None = None) -> None:
@@ -232,11 +227,7 @@ class PrefixTransport:
         deadline: float,
         latest: float = math.inf,  # noqa: ARG002 - there is no login that takes longer than the first answer
     ) -> ProcessChannel:
-        """Starts ``command`` behind the engine's prefix.
-
-        Raises:
-            AccessError: the node is not there, or can't be entered.
-        """
+        """Starts ``command`` behind the engine's prefix; AccessError where the node can't be entered."""
         if (refusal := self._engine.refusal(node)) is not None:
             raise AccessError(refusal)
         # The shell there prints the mark: without it, the program's end is a failure to get in.

@@ -145,12 +145,8 @@ class Stage(Generic[Item]):
 def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.inf) -> list[Exception | None]:
     """Takes every item through all stages, a thread a turn; why each went no further, None where it came through.
 
-    An item is in its next stage as soon as that one's window has a turn for it, whatever the others are at. Threads are
-    daemons, so that Ctrl-C in the main thread never waits for a host, and what has not ended ``until`` then (on the
-    monotonic clock) is left behind: a :class:`TimeoutError`.
-
-    Raises:
-        ControllerError: the fault of this machine that one of them met.
+    Threads are daemons, so that Ctrl-C never waits for a host; what has not ended ``until`` then (monotonic) is left
+    behind: a :class:`TimeoutError`. A ControllerError, a fault of this machine, is raised.
     """
     todo = list(items)
     ends: list[Exception | None] = [None] * len(todo)
@@ -201,10 +197,7 @@ def fan_out(
     window: Turns | None = None,
     until: float = math.inf,
 ) -> list[Result | Exception]:
-    """The results in the items' order, an exception being one; :class:`AllAtOnce` without a window.
-
-    ``work`` keeps its own deadline; see :func:`in_turns` for ``until``.
-    """
+    """The results in the items' order, exceptions among them; ``until`` as :func:`in_turns` has it."""
     todo = list(items)
     results: dict[int, Result] = {}
 
@@ -230,8 +223,8 @@ def ask_all(
 ) -> list[T | Exception]:
     """The hosts' answers as :func:`fan_out` has them; a fault of ours over one ends that host's session alone.
 
-    With a window, those that ran out of time are asked again when all others are through, which for a request that a
-    host has is to wait for the answer (:meth:`ProbeSession.ask`).
+    With a window, those that ran out of time are waited for again when all others are through
+    (:meth:`ProbeSession.ask`).
     """
     work, todo = apart(ask), list(sessions)
     results = fan_out(work, todo, on_done, window)
@@ -255,13 +248,7 @@ def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
 
 
 def failure_of(error: Exception, stage: str, doing: str) -> AnyAccessFailure:
-    """Why nothing is known of a host that was reached.
-
-    Args:
-        error: what a worker of :func:`ask_all` came to.
-        stage: of :class:`~nccl_doctor.snapshot.ProbeFacts`.
-        doing: what came to nothing, as a phrase.
-    """
+    """Why nothing is known of a host: an error of :func:`ask_all` at a stage of ``ProbeFacts``, while ``doing`` that."""
     if isinstance(error, ConnectionLostError) and error.failure is not None:
         return error.failure
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-_LINES:]
@@ -319,14 +306,9 @@ class Reach:
         connect_s: for a host to answer once it is its turn, and as much again for its probe; a login has more
             (transport.base). None: what the user's configuration of the transport says, else :data:`CONNECT_S`.
         until: when the whole run ends, on the monotonic clock.
-        on_done: called as a host lets us in, or doesn't.
-        look: what each is asked as soon as it has, while others are still connected to.
-        on_looked: called when it has answered.
-        silence_s: how long a probe bears to hear nothing from this machine.
+        look, on_looked: asks a host as soon as it lets us in (``on_done``), while others are still connected to.
         opened: by host, filled as they are reached: what Ctrl-C interrupts must be closed, too.
-        unanswered: why ``look`` came to nothing, by host.
         again: the hosts that answered only when they were tried again.
-        connected_s: how long it took until the last one was connected to.
     """
 
     transport: Transport

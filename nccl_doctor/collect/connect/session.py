@@ -56,14 +56,9 @@ MAX_REQUEST = 64 << 20
 
 
 class Messages:
-    """The messages of a probe.
+    """The messages of a probe, which lets go of us after ``silence_s``.
 
-    Args:
-        silence_s: after which the probe lets go of us.
-
-    Attributes:
-        chatter: the last lines that others said there.
-        came: the login shell came to the line that starts the probe.
+    ``chatter`` are the last lines that others said there; ``came``: the login shell came to our line.
     """
 
     def __init__(self, channel: Channel, nonce: str, silence_s: float) -> None:
@@ -81,9 +76,7 @@ class Messages:
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
         """The next message; once the login shell is through, before ``after_login`` more seconds are over.
 
-        Raises:
-            NoAnswerError: the deadline came first.
-            GoneError: the connection ended, or this is nothing that the probe says.
+        NoAnswerError: the deadline came first. ConnectionLostError: it ended, or this is nothing that the probe says.
         """
         while True:
             line = self._line(deadline)
@@ -196,12 +189,7 @@ T = TypeVar("T")
 
 
 class ProbeSession:
-    """A probe that answers.
-
-    Attributes:
-        hello: what it said of itself.
-        lost: why nothing that it says counts any more: the connection ended, or it said what the probe never says.
-    """
+    """A probe that answers; ``lost`` says why it is not listened to any more."""
 
     def __init__(self, node: Node, channel: Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
         self.node = node
@@ -227,11 +215,8 @@ class ProbeSession:
     ) -> ProbeSession:
         """Connects before the deadline, and starts the probe in as much time again, but before ``latest``.
 
-        The probe ends when it hears nothing from this machine for ``silence_s``.
-        A login, and the start-up files of its shell, have :data:`~nccl_doctor.transport.base.LOGIN_TIMES` as much.
-
-        Raises:
-            AccessError: with one of the six kinds of :class:`~nccl_doctor.snapshot.AccessFailure`.
+        AccessError: that came to nothing. The probe ends when it hears nothing from this machine for ``silence_s``. A
+        login, and the start-up files of its shell, have :data:`~nccl_doctor.transport.base.LOGIN_TIMES` as much.
         """
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
         channel = transport.open(node, bundle.command(node.python, nonce, silence_s), deadline, latest)
@@ -268,10 +253,8 @@ class ProbeSession:
     ) -> T:
         """The answer to a request; events that come before it go to ``on_event``.
 
-        Raises:
-            NoAnswerError: the deadline came first; the answer can still be waited for.
-            GoneError: the connection ended, or this is no answer of the probe's.
-            ProbeError: the probe answered with an error.
+        NoAnswerError: the deadline came first, and it can be waited for again. ConnectionLostError: nothing more comes.
+        ProbeError: the probe answered with an error.
         """
         try:
             return self._answer(kind, number, deadline, on_event)
@@ -279,10 +262,7 @@ class ProbeSession:
             raise self.gone(error) from error
 
     def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: Any) -> T:  # noqa: ANN401 - JSON
-        """Sends a request and waits for its answer; raises as :meth:`wait`.
-
-        One whose answer did not come in time is not sent again: asking the same is to go on waiting.
-        """
+        """Sends a request and waits as :meth:`wait`; one whose answer was late is not sent again, but waited for."""
         request = do, json.dumps(arguments)
         number = self._late.pop(request, None) or self.send(do, deadline, **arguments)
         try:

@@ -51,10 +51,7 @@ LookOutside = Callable[[Node, float], Outside | Unknown | None]
 
 
 class Asking:
-    """Asks hosts for their facts, each from a thread of its own.
-
-    What the first of them make of names is told to the others, which then tell only where they deviate.
-    """
+    """Asks hosts for their facts; what the first make of names is told to the others, which tell where they deviate."""
 
     def __init__(
         self, cluster: Cluster, limits: FactLimits, until: float, outside: LookOutside = lambda _node, _deadline: None
@@ -64,12 +61,7 @@ class Asking:
         self._names = CommonNames(cluster)
 
     def __call__(self, session: ProbeSession, share: float) -> None:
-        """Asks one host, or waits again for what it was asked before.
-
-        Raises:
-            NoAnswerError: more time may help.
-            ProbeError: it gave no facts, and will give none.
-        """
+        """Asks one host, or waits again for what it was asked before; NoAnswerError where more time may help."""
         timeout_s = self._limits.timeout_s
         deadline = time.monotonic() + max(0.1, min(share * timeout_s, self._until - time.monotonic())) + GRACE_S
         cluster, node = self._cluster, session.node
@@ -143,11 +135,7 @@ def _clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
 
 
 def typed(answer: dict[str, Any]) -> HostFacts:
-    """The probe's answer as facts; a field that does not fit its type is unknown, the others stand.
-
-    Raises:
-        MalformedError: what came is no set of facts at all.
-    """
+    """The probe's answer as facts, each that does not fit unknown; MalformedError where it is no set of facts."""
     for _ in HostFacts.model_fields:
         try:
             return HostFacts.model_validate(answer)

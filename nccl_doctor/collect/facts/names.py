@@ -78,10 +78,7 @@ def _row(answer: ResolverAnswer | None) -> list[Any] | None:
 
 
 def look_up(names: Iterable[str], within_s: float) -> dict[str, tuple[IpAddress, ...]]:
-    """Addresses by name, of getaddrinfo(3), or of ~/.ssh/config where only that knows the name; without the others.
-
-    The resolver has no deadline of ours, so it is left behind in its thread.
-    """
+    """Addresses by name, of getaddrinfo(3) or ~/.ssh/config; without those that did not come in time."""
     wanted = [name for name in dict.fromkeys(names) if numeric(name) is None]
     found = fan_out(
         lambda name: _addresses(name) or _addresses(ssh_alias(name)), wanted, until=time.monotonic() + within_s

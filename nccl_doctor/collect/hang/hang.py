@@ -101,10 +101,9 @@ _RAS: TypeAdapter[Phased[Ras]] = TypeAdapter(Phased[Ras])
 
 @dataclass(frozen=True)
 class HangOptions:
-    """How to look.
+    """How to look: ``looks`` times, ``interval_s`` apart.
 
     Attributes:
-        looks: how many, ``interval_s`` apart.
         pid: of a rank or of what started it: the job is this one's.
         force: ask RAS also where its version can crash a job that starts.
         dump: have ranks write their flight recorders first.
@@ -123,9 +122,7 @@ class HangOptions:
 def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
     """Looks; whatever happens, every host is left as it was.
 
-    Raises:
-        UsageError: several jobs run, and none was named.
-        NotReachedError: this machine stood still, and the hosts let go meanwhile.
+    UsageError: several jobs run, and none was named. NotReachedError: this machine stood still, and the hosts let go.
     """
     watch = _Watch(cluster, transport, options, progress)
     try:

@@ -20,9 +20,7 @@ MOST_COMPARED = 64
 class HangingJob(NamedTuple):
     """The settings that a job's ranks share; ``host`` only where its master is the host itself.
 
-    Attributes:
-        user: whose it is; what another user's processes say of themselves is another job's.
-        contained: its ranks are in containers, whose root is no root outside of them.
+    What another ``user``'s processes say of themselves is another job's; ``contained``: in containers, root is no root.
     """
 
     address: str
@@ -42,11 +40,9 @@ Jobs = dict[HangingJob, dict[str, list[JobRank]]]
 
 
 class Choice(NamedTuple):
-    """The job that is meant.
+    """The job that is meant, ``ranks`` by host, one process a rank, and ``rivals``: older ones with the same numbers.
 
     Attributes:
-        ranks: by host, those of this job, one process a rank.
-        rivals: by host, older processes of the job with the numbers of these.
         misnumbered_ranks: by host, ranks of unfinished jobs whose numbers this one lacks: its own, started otherwise.
         others: the jobs that are not looked at, in words.
         contradictory_hosts: hosts whose answer can't be, and why.
@@ -60,11 +56,7 @@ class Choice(NamedTuple):
 
 
 def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> Choice:
-    """The job of ``pid``, else the one that runs on the most hosts; of several, the one at the hosts file's port.
-
-    Raises:
-        UsageError: it is not clear which; it has a line for each, with the ``words`` that name these hosts again.
-    """
+    """The job of ``pid``, else the one on most hosts, else at ``port``; UsageError with a line for each of several."""
     jobs = _jobs(found)
     meant = sorted(jobs) if pid is None else sorted(_of_process(pid, found, jobs))
     if len(meant) > 1:
@@ -164,10 +156,7 @@ def _jobs(found: dict[str, JobRanks]) -> Jobs:
 
 
 def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
-    """Under which name each is known everywhere: hosts and containers may have none for the same number.
-
-    On one host several numbers are several users, whatever others say of them.
-    """
+    """The name under which each is known everywhere; on one host several numbers are several users."""
     alike: list[set[User]] = []
     for user in sorted({user for _, user in owners}, key=str):
         touching = [some for some in alike if any(user.is_same(one) for one in some)]
@@ -198,10 +187,7 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Hosts that tell of ranks which others, who agree with each other, tell of as their own; the worst first.
-
-    Hosts that all tell of the same ones were started with the same numbers.
-    """
+    """Hosts that tell of ranks which others, who agree with each other, tell of as their own; the worst first."""
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
     contradictory_hosts: dict[str, str] = {}
@@ -226,10 +212,7 @@ LEAST = 2
 class _Store(NamedTuple):
     """A port that a process serves and has dialled itself: torch's TCPStore, or one of NCCL's own services.
 
-    Attributes:
-        ends: its addresses, and how many connections came to each.
-        clients: host and process of each of its user's that dialled it.
-        strange: connections of other users' processes.
+    ``ends``: its addresses, and how many connections came to each; ``strange``: those of other users' processes.
     """
 
     host: str

@@ -61,22 +61,14 @@ class Reader:
         self._closed = False
 
     def dump(self, host: str, name: str, data: bytes) -> flight.Dump | None:
-        """A dump's last calls, and the last of each group; None where it is none.
-
-        Raises:
-            UnreadableError: it asks for too much, or the time is over.
-        """
+        """A dump's last calls, and the last of each group; None where it is none, UnreadableError past its bounds."""
         told = self._ask(host, "dump", name, data)
         if told is None:
             return None
         return flight.Dump(told["rank"], tuple(flight.Record(**record) for record in told["records"]), {})
 
     def look_through(self, host: str, answer: str) -> None:
-        """Parses an answer of RAS, for what comes of it: who parses it again stays within bounds.
-
-        Raises:
-            UnreadableError: it asks for too much, or the time is over.
-        """
+        """Parses an answer of RAS; UnreadableError where who parses it again would not stay within bounds."""
         self._ask(host, "ras", "", answer.encode(errors="replace"))
 
     def close(self) -> None:

@@ -222,9 +222,8 @@ it could not open a socket, or had no address of its own to dial from."""
 def ask_reachability_from_peers(
     sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
 ) -> dict[str, SshUnreachable]:
-    """The failures of the hosts that were looked at, with what was seen: sshd greets all, so a stranger is up.
+    """The failures of the hosts that two others looked at, with what was seen: sshd greets all, so a stranger is up.
 
-    This machine itself, where it is one of the hosts, is no peer to ask: it has looked already.
     Nothing is looked at where it might not have ended by ``until`` (:func:`time.monotonic`).
     """
     latest = time.monotonic() + TAKES_S
@@ -259,10 +258,7 @@ def ask_reachability_from_peers(
 
 
 def _places(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
-    """Hosts and their addresses as this machine resolves them: a peer may know the name as another's, or not at all.
-
-    An address that means another machine elsewhere is left out: 127.0.0.1 of a forward (ssh -L), a link's own.
-    """
+    """Hosts and addresses as this machine resolves them, without 127.0.0.1 of a forward (ssh -L) and links' own."""
     if not lost:
         return []
     known = look_up((failure.facts.address for failure in lost.values()), NAMES_S)

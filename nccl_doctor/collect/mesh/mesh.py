@@ -307,12 +307,9 @@ Dials = tuple[dict[str, list[Target]], list[Dialled | Exception]]
 
 @dataclass
 class Dialling:
-    """Rounds of dials to the listeners of one mesh.
+    """Rounds of dials to the listeners of one mesh, ``dial_s`` seconds a connection.
 
-    Attributes:
-        dial_s: seconds for one connection.
-        doubtful: by host, the addresses of others that it did not dial.
-        beside: by host, the addresses at which it was dialled beside those of the bootstrap and the master.
+    ``doubtful``: by host, others' addresses that it did not dial; ``beside``: those beside bootstrap's and master's.
     """
 
     sessions: list[ProbeSession]

@@ -73,8 +73,7 @@ def own_nonce(nonce: str, name: str) -> str:
 def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
     """Samples the pairs of a job's hosts, by rank, that are dialled; None for all of them.
 
-    The random ones are drawn as a circle with fixed distances, so that every host dials as many as dial it; the same
-    hosts draw the same.
+    A circle with fixed distances, so that every host dials as many as dial it; the same hosts draw the same.
     """
     count = len(order)
     if size == "full" or count <= ALL_PAIRS_UP_TO:
@@ -106,8 +105,7 @@ def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict
     """The listeners that a host is asked for: the master port where it is given, and a sample of its ephemeral range.
 
     NCCL and gloo bind port 0, so any port of the range may be theirs except the reserved ones; rules and cloud ACLs
-    often open a part of the range only, hence both ends. Each is ``{"address", "port", "step", "tries"}``: a port that
-    somebody holds is left for the next one in direction ``step``.
+    often open a part of the range only, hence both ends. A port that somebody holds is left for the next in ``step``.
     """
     own = facts.port_range if isinstance(facts.port_range, PortRange) else WHOLE
     draw = random.Random(seed)  # noqa: S311 - no secret
@@ -309,10 +307,7 @@ def partner_targets(
     source: HostFacts,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[list[Target], dict[str, str]]:
-    """Each partner's own address with all its ports, and the master address as the job will use it.
-
-    Also, by partner, the addresses that are not dialled: nothing that the dialling host knows confirms them.
-    """
+    """Each partner's address with all its ports, and the master address; and by partner what nothing confirms."""
     targets: list[Target] = []
     doubtful: dict[str, str] = {}
     for name in partners_of:

@@ -97,11 +97,7 @@ class Machine(Protocol):
         """Its name for the user; "" for this machine."""
 
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
-        """The answer to a request, as :data:`ANSWERS` has it.
-
-        Raises:
-            NotReachedError: none came.
-        """
+        """The answer to a request, as :data:`ANSWERS` has it; raises NotReachedError: none came."""
 
     def close(self) -> None:
         """Leaves the host as it was."""
@@ -149,22 +145,10 @@ class SessionMachine:
 class Fleet:
     """This machine alone; or one host, by default the master, of a hosts file; or one named directly.
 
-    Args:
-        hosts: the hosts file.
-        host: name or address of the host that is meant.
-        kind: how hosts are reached.
-        grace_s: what a host must be patient for, beyond an ordinary request.
-        connect_s: as :class:`~nccl_doctor.collect.connect.reach.Reach`'s.
-        job: finds the hosts that are meant, the master among them, in place of a hosts file.
-
     Attributes:
         target: the host that is meant; this machine until :meth:`connect`.
-        master_port: of the hosts file.
         master: where the job's ranks look for the master; None where no job is named.
         address: where the job's other hosts look for the target; None where there are none.
-
-    Raises:
-        UsageError, HostsFileError: the file or the name means no host.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is an option of the command
@@ -190,20 +174,12 @@ class Fleet:
             self._name_hosts(hosts, host, kind, job, inside)
 
     def connect(self) -> None:
-        """Reaches the target.
-
-        Raises:
-            NotReachedError: it did not answer.
-        """
+        """Reaches the target; raises NotReachedError: it did not answer."""
         if self._target is not None:
             (self.target,) = self._connect((self._target,))
 
     def all(self) -> list[Machine]:
-        """Every host of the job, the target first; the others are connected to now.
-
-        Raises:
-            NotReachedError: one of them did not answer.
-        """
+        """Every host of the job, the target first, connected to now; NotReachedError where one did not answer."""
         others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
         return [self.target, *(self._connect(others) if others else ())]
 

@@ -19,11 +19,7 @@ MOST_BYTES = 64 << 20
 
 
 def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -> tuple[int, str | None]:
-    """The port, and its source where that was not the argument.
-
-    Raises:
-        UsageError: no port, or a log that says nothing of a port in use.
-    """
+    """The port, and its source where that was not the argument; UsageError where nothing names one."""
     if argument is not None and argument != STDIN:
         return _port(argument, "PORT"), None
     source = log if log is not None else STDIN if argument == STDIN or _is_piped() else None

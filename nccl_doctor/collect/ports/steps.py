@@ -132,14 +132,7 @@ def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_
 def next_port(machines: Sequence[Machine], after: int, address: str | None = None) -> int | None:
     """The first port behind ``after``, then from 1024 on, that is fit and free on all machines; None where none is.
 
-    Args:
-        machines: the one that will listen, and then the others of its job.
-        after: the port to move away from.
-        address: where the others will look for the first; they try it there. None where nobody else will.
-
-    Raises:
-        DoctorError: they reach none of those that were tried.
-        NotReachedError: a machine did not answer.
+    The others try it at the ``address`` where they will look for the first machine. DoctorError: they reach none there.
     """
     target, *others = machines
     candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
@@ -159,12 +152,9 @@ def next_port(machines: Sequence[Machine], after: int, address: str | None = Non
 
 
 def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict[str, set[int]]) -> int:
-    """A port that a firewall before the first machine lets the others reach, in the ephemeral range where need be.
+    """A port that a firewall before the first machine lets the others reach, or DoctorError.
 
     Those that its rules name come first, then those that halve the range of all ports again and again.
-
-    Raises:
-        DoctorError: there is none, nor was among the ``answers`` that came before.
     """
     target, *others = machines
     halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
@@ -240,13 +230,11 @@ class Steps(NamedTuple):
     """All that is to be done besides looking.
 
     Attributes:
-        kill: end the jobs of the holders.
-        force: those too that somebody attends to, and those of others.
+        kill: end the jobs of the holders; with ``force`` those too that somebody attends to, and those of others.
         wait: until the kernel gives the port back.
         grace_s: seconds from SIGTERM to SIGKILL.
-        confirm: asked before a job is ended, with what would be; False leaves it.
-        tell: shows what is waited for.
-        say: says what stays.
+        confirm: asked before a job is ended; False leaves it.
+        tell: shows what is waited for; ``say``: says what stays.
     """
 
     kill: bool
@@ -285,11 +273,7 @@ def about_process(fleet: Fleet, process: Identity, steps: Steps) -> PortReport:
 
 
 def moved(fleet: Fleet, port: int) -> PortReport:
-    """The next port that is free on every host, in place of this one.
-
-    Raises:
-        DoctorError: there is none.
-    """
+    """The next port that is free on every host, in place of this one; raises DoctorError: there is none."""
     found = suggestion(fleet, port)
     if found is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
@@ -323,11 +307,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
-    """By host, those of the target's free ports to which it connects.
-
-    Raises:
-        NotReachedError: a host did not answer.
-    """
+    """By host, those of the target's free ports to which it connects; raises NotReachedError: a host did not answer."""
     nonce = secrets.token_hex(16)
     wanted = list(ports)
     sockets = [{"address": "", "port": port, "step": 0, "tries": 1} for port in wanted]

@@ -52,11 +52,7 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
 
 
 def begin_import(session: ProbeSession, deadline: float) -> None:
-    """Has a host import torch while it is asked other things, unless it is busy.
-
-    Raises:
-        ProbeError: the host is lost.
-    """
+    """Has a host import torch while it is asked other things, unless it is busy; ProbeError where it is lost."""
     load = session.hello.load
     if load is not None and load.queue + 1 <= load.cpus:
         session.send("import_torch", deadline, env=environment(session.node))
@@ -70,12 +66,9 @@ def run(
     until: float,
     watcher: Watcher,
 ) -> Smoke:
-    """Starts every node's ranks at once and follows them to the end or the deadline.
+    """Starts every node's ranks at once and follows them to the end; ProbeError where that can't be begun.
 
     At ``until`` (:func:`time.monotonic`) the last host has answered, or is given up.
-
-    Raises:
-        ProbeError: it could not be started on a host.
     """
     what = plan(cluster, facts, limits)
     all_reduce = AllReduceRun(what, until - ANSWER_S)

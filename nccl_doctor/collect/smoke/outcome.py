@@ -72,10 +72,7 @@ class Rank:
 class AllReduceRun:
     """Shared by the threads that listen to the hosts and the one that watches the clock.
 
-    Attributes:
-        ranks: in their order: node by node, local rank by local rank.
-        ends: by host, its probe's last answer, or why there is none.
-        timed_out: the deadline came before any failure.
+    ``ranks`` stand node by node, local rank by local rank; ``ends`` are the hosts' last answers, or why there is none.
     """
 
     def __init__(self, plan: Plan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -99,11 +96,7 @@ class AllReduceRun:
         self._changed = threading.Condition()
 
     def event(self, host: str, event: RankEvent) -> None:
-        """Takes a report of one of the ranks that the plan placed on this host.
-
-        Raises:
-            MalformedError: no such rank is there, or it reports what is another's, or without end.
-        """
+        """Takes a report of a rank on this host; MalformedError where it has no such rank, or reports without end."""
         with self._changed:
             self._events[host] = self._events.get(host, 0) + 1
             if event.local_rank >= self._counts[host] or self._events[host] > MOST_EVENTS * self._counts[host]:

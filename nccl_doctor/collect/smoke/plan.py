@@ -35,11 +35,9 @@ class SmokeLimits:
     """Bounds of the all-reduce and what is asked of it.
 
     Attributes:
-        deadline_s: seconds until it is ended, from the moment on when every rank has imported torch.
-        imports_s: seconds that the imports may take.
-        budget_s: seconds for the sizes.
-        plateau: they end earlier, once the bandwidth has stopped growing.
-        max_bytes: the largest size; None is :data:`LARGEST`.
+        deadline_s: seconds until it is ended, once every rank has imported torch; for that there are ``imports_s``.
+        budget_s: seconds for the sizes, the largest ``max_bytes`` (None: :data:`LARGEST`); with ``plateau`` they end
+            once the bandwidth has stopped growing.
         backend: None decides by the GPUs that the hosts show.
         keep_output: takes all lines that the ranks printed, by host.
     """
@@ -55,12 +53,7 @@ class SmokeLimits:
 
 @dataclass(frozen=True)
 class Plan:
-    """The all-reduce of one cluster.
-
-    Attributes:
-        counts: ranks by host, in the order of node ranks.
-        reason: why this backend.
-    """
+    """The all-reduce of one cluster: ranks by host in the order of node ranks, the backend, and why this one."""
 
     cluster: Cluster
     limits: SmokeLimits

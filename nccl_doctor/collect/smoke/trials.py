@@ -115,13 +115,7 @@ TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
 def run(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster, limits: SmokeLimits, until: float
 ) -> IsolationReport:
-    """Repeats a failed all-reduce over parts of the cluster.
-
-    No host is waited for beyond ``until`` (:func:`time.monotonic`), whatever it keeps silent about.
-
-    Raises:
-        ProbeError: a host could not get ready for it.
-    """
+    """Repeats a failed all-reduce over parts of the cluster; ``until`` then (monotonic) all hosts are given up."""
     groups = _Groups(sessions, plan(cluster, facts, limits), until - ANSWER_S)
     try:
         groups.prepare()
@@ -160,11 +154,7 @@ class _Groups:
                 raise ProbeError(f"{session.node.name}: {result}")
 
     def attempt(self, groups: Sequence[Group]) -> list[bool]:
-        """Runs disjoint groups at once; a host that does not answer has failed.
-
-        Raises:
-            NoTimeError: a round would not fit into what is left.
-        """
+        """Runs disjoint groups at once; a host without an answer has failed. NoTimeError: a round would not fit in."""
         seconds = TRIAL_S[self._plan.backend]
         if time.monotonic() + ANSWER_S + seconds + ANSWER_S > self._until:
             raise NoTimeError

@@ -38,13 +38,7 @@ _SAID: tuple[tuple[Problem, str], ...] = (
 
 
 class Entry(NamedTuple):
-    """A way in that came to nothing.
-
-    Attributes:
-        output: the lines that came on stdout and stderr after the login.
-        status: of the program that should have got in; None where nobody knows.
-        running: the containers that run there; None where that is not known.
-    """
+    """A way in that came to nothing: the lines after the login, the program's status, and what else runs there."""
 
     options: InsideOptions
     output: Sequence[str]
@@ -161,11 +155,7 @@ class InsideTransport:
         self._outside = outside
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Starts ``command`` in the node's container; on the node itself where it names none.
-
-        Raises:
-            AccessError: the host was not reached, or the container not entered.
-        """
+        """Starts ``command`` in the node's container, on the node itself where it names none; else AccessError."""
         if node.options(InsideOptions).runtime is None:
             return self._outside.open(node, command, deadline, latest)
         first: AccessError | None = None
@@ -259,11 +249,7 @@ class _InsideChannel:
         self.stderr_tail, self.exit_status = channel.stderr_tail, channel.exit_status
 
     def read_line(self, deadline: float) -> bytes | None:
-        """The next line; None at the end of output.
-
-        Raises:
-            LostError: the container has ended.
-        """
+        """The next line; None at the end of output; raises LostError: the container has ended."""
         line = self._channel.read_line(deadline)
         if line is None and not self._closing and (failure := self._why(deadline)) is not None:
             raise LostError(failure)

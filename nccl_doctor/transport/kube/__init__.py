@@ -13,13 +13,7 @@ if TYPE_CHECKING:
 
 
 class NotReady(FrozenModel):
-    """Why a pod can't be entered, as the pod list says.
-
-    Attributes:
-        detail: goes on behind the pod's name.
-        evidence: the cluster's own words.
-        remedy: prose.
-    """
+    """Why a pod can't be entered, as the pod list says; ``detail`` goes on behind its name."""
 
     detail: str
     evidence: tuple[str, ...] = ()

@@ -57,13 +57,7 @@ class _Ended:
 
 
 def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
-    """Runs ``kubectl ARGUMENTS`` and gives its output.
-
-    Raises:
-        FileNotFoundError: there is no kubectl here.
-        TimeoutError: it did not end in time.
-        KubectlError: it failed.
-    """
+    """The output of ``kubectl ARGUMENTS``; FileNotFoundError, TimeoutError, or KubectlError where it failed."""
     ended = _run(["kubectl", *arguments], time.monotonic() + seconds, text)
     if ended.status != 0:
         raise KubectlError(trouble(ended.stderr), last_line(ended.stderr) or f"status {ended.status}")

@@ -12,12 +12,8 @@ from nccl_doctor.model.engine import Engine, Flag, Kind, Words
 class SlurmOptions(NodeOptions):
     """The job that a node belongs to, and how a step enters it.
 
-    Attributes:
-        job: its number.
-        inside: nccl-doctor runs in that very job, so that its environment is the job's.
-        container_image: as ``srun --container-image`` takes it (pyxis); empty for none.
-        container_name: as ``srun --container-name`` takes it.
-        gpus: what Slurm gave the job on this node.
+    ``inside``: nccl-doctor runs in that very job. The container's are srun's --container-image and --container-name
+    (pyxis), empty for none; ``gpus`` is what Slurm gave the job on this node.
     """
 
     engine: ClassVar[str] = "slurm"

@@ -90,15 +90,7 @@ _CAUSES = (
 
 
 def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: bool, started: bool) -> EngineFailure:
-    """The failure that srun's words show, or its silence.
-
-    Args:
-        node: where the step was to run.
-        options: the job's.
-        output: what came of srun, lines that are not empty.
-        late: it was a deadline.
-        started: Slurm has the step.
-    """
+    """The failure that srun's lines or its silence show; ``started``: Slurm has the step."""
     lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in output if not _IDLE.search(line)]
     cause = next((cause for cause in _CAUSES if any(re.search(cause.pattern, line) for line in lines)), None)
     if cause is not None:
@@ -203,11 +195,7 @@ class SlurmTransport:
         self._left = False
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Starts ``command`` as a step on ``node``.
-
-        Raises:
-            AccessError: no step started in time, or Slurm refused it.
-        """
+        """Starts ``command`` as a step on ``node``; AccessError where none started in time, or Slurm refused it."""
         options, mark = node.options(SlurmOptions), f"ncdoctor-{secrets.token_hex(8)}"
         self._keep(options.job)
         foreign = f"{_OF_OUR_STEP} {_OF_OUR_CONTAINER}" if options.container else _OF_OUR_STEP

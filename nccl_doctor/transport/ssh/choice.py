@@ -29,12 +29,7 @@ _ASKING_S = 10.0
 
 
 class ChoosingTransport:
-    """Local for this machine; else paramiko, or the ``ssh`` program where it is asked for or needed.
-
-    Args:
-        kind: "paramiko" and "openssh" leave no choice.
-        ssh_config: in place of the user's and the system's.
-    """
+    """Local for this machine; else paramiko, or the ``ssh`` program where it is asked for or needed."""
 
     def __init__(self, kind: Kind, ssh_config: Path | None = None) -> None:
         self._kind, self._config = kind, ssh_config
@@ -45,12 +40,7 @@ class ChoosingTransport:
         self._paramiko = None if kind == "openssh" else _paramiko(self._resolve_jump, alone=not self._either)
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Starts ``command`` on ``node``.
-
-        Raises:
-            AccessError: the host was not reached.
-        ControllerError: no login can begin, for a fault of this machine.
-        """
+        """Starts ``command`` on ``node``; AccessError, or ControllerError for a fault of this machine."""
         if node.local:
             return self._local.open(node, command, deadline)
         try:
@@ -119,10 +109,7 @@ class ChoosingTransport:
         return replace(settings, proxy_jump=before, proxy_command=None) if before else settings
 
     def _hops(self, settings: HostSettings, deadline: float) -> list[HostSettings]:
-        """The jump hosts on the way, the nearest to the host first.
-
-        Those that lead back to themselves would have us wait, and ssh start processes, without end.
-        """
+        """The jump hosts on the way, the nearest to the host first; AccessError where they lead back to themselves."""
         seen: set[str] = set()
         hops: list[HostSettings] = []
         way = settings

@@ -73,9 +73,7 @@ def exists(config: Path | None) -> bool:
 def ask(arguments: list[str], name: str, deadline: float) -> Values:
     """``ssh -G``: every option as it holds for ``name``, Include, Match and canonical names worked out.
 
-    Raises:
-        ConfigError: ssh rejects the configuration.
-        TimeoutError: a Match exec took too long.
+    ConfigError: ssh rejects the configuration. TimeoutError: a Match exec took too long.
     """
     try:
         done = subprocess.run(
@@ -106,11 +104,7 @@ def beyond(values: Values, defaults: Values) -> tuple[str, ...]:
 
 
 def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
-    """Replaces the %-tokens of ssh_config(5) and, where the option takes them, ``${VARIABLE}``.
-
-    Raises:
-        BeyondError: a token that is not among ``tokens``, or a variable that is not set.
-    """
+    """Replaces the %-tokens of ssh_config(5), and ``${VARIABLE}`` where taken; BeyondError at one that is not known."""
 
     def replace(match: re.Match[str]) -> str:
         letter, variable = match.groups()
@@ -127,11 +121,7 @@ def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
 
 
 def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
-    """The paths of an option that lists some in one line.
-
-    Raises:
-        BeyondError: a path with a blank, which ``ssh -G`` prints without quotes, or one that is relative.
-    """
+    """The paths of an option that lists some in one line; BeyondError at relative ones, and blanks without quotes."""
     words = [fill(word, tokens) for value in values for word in value.split(" ")]
     paths = tuple(expand(word) for word in words if word not in ("", "none"))
     if not all(path.is_absolute() for path in paths):
@@ -171,20 +161,12 @@ def expand(path: str) -> Path:
 
 
 def home() -> Path:
-    """The home directory of the account.
-
-    Raises:
-        NoAccountError: there is no account.
-    """
+    """The home directory of the account; raises NoAccountError: there is no account."""
     return Path(_account().pw_dir)
 
 
 def login() -> str:
-    """The account's name.
-
-    Raises:
-        NoAccountError: there is none.
-    """
+    """The account's name; raises NoAccountError: there is none."""
     return _account().pw_name
 
 

@@ -35,20 +35,10 @@ def negotiate(
     entries: Sequence[KnownKey],
     span: tuple[float, float],
 ) -> None:
-    """The handshake, and the judgement on the host's key.
+    """The handshake by the end of ``span``, and the judgement on the host's key.
 
-    Args:
-        transport: not yet started.
-        stream: beneath it.
-        settings: the host's.
-        target: how the host is named in what is said of it.
-        entries: all host keys that are known.
-        span: when all began, and when the handshake must have ended.
-
-    Raises:
-        AccessError: no session, or an unknown, changed, revoked or too short host key.
-        DroppedError: the server hung up unseen; another try may be let in.
-        TimeoutError: it has ended before.
+    AccessError: no session, or an unknown, changed, revoked or too short host key. DroppedError: the server hung up
+    unseen; another try may be let in. TimeoutError: the span is over.
     """
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
@@ -79,10 +69,9 @@ def negotiate(
 def _choose_algorithms(
     transport: SshSession, settings: HostSettings, target: Target, known: Sequence[KnownKey]
 ) -> None:
-    """Restricts paramiko to what the SSH configuration allows, in its order.
+    """Restricts paramiko to what the SSH configuration allows, the types of the host's known keys first.
 
-    The types of the host's known keys come first: another of its keys would look like a changed one. A key that is
-    known and revoked does not count, as with ssh: beside it the host may have a good one of another type.
+    Another of its keys would look like a changed one. One that is known and revoked does not count, as with ssh.
     """
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
@@ -132,19 +121,7 @@ def _nothing_shared(transport: SshSession, target: Target) -> AccessError | None
 def log_in(
     transport: SshSession, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
 ) -> None:
-    """Logs in with a key.
-
-    Args:
-        transport: after the handshake.
-        settings: the host's.
-        target: how the host is named in what is said of it.
-        span: when all began, and when the login must have ended.
-        alone: there is no ssh program to leave to it what paramiko can't do.
-
-    Raises:
-        AccessError: no key opened, or not in time.
-        BeyondError: a key of the agent is beyond paramiko, unless ``alone``.
-    """
+    """Logs in with a key by the end of ``span``; AccessError, or BeyondError where only ssh can use a key."""
     started, deadline = span
     try:
         transport.auth_timeout = remaining(deadline) + 1
@@ -243,17 +220,8 @@ def establish(
 ) -> SshSession:
     """A session that is logged in; tries again where the server drops the connection unseen.
 
-    Args:
-        settings: the host's.
-        connect: makes the stream beneath.
-        entries: all host keys that are known.
-        by: when it must have come about.
-        hop: the host is a jump host.
-        alone: what paramiko can't do stays undone, for there is no ssh program to leave it to.
-
-    Raises:
-        AccessError: no session, an unknown or changed host key, or no login.
-        BeyondError: unless ``alone``.
+    AccessError: no session, an unknown or changed host key, or no login. BeyondError: only the ssh program can do it,
+    unless we are ``alone``.
     """
     target, started, deadline = settings.target(hop=hop), time.monotonic(), by.handshake
     attempt, dropped = 0, None

@@ -29,12 +29,9 @@ from nccl_doctor.transport.ssh import known_hosts
 
 @dataclass(frozen=True)
 class Target:
-    """A host that we tried to reach.
+    """A host that we tried to reach: as named to ssh, so that ~/.ssh/config applies; ``hop`` where it is a jump host.
 
-    Attributes:
-        name: as given to ssh, so that ~/.ssh/config applies.
-        hop: a jump host on the way to the host, not the host itself.
-        via: reached through a jump host or a proxy command, so that ssh-keyscan can't see it.
+    ``via`` a jump host or a proxy command ssh-keyscan can't see it.
     """
 
     name: str
@@ -89,10 +86,7 @@ _DETAIL: dict[Reason, str] = {
 def unreachable(
     target: Target, reason: Reason, detail: str = "", evidence: tuple[str, ...] = (), *, late: bool = False
 ) -> AccessError:
-    """No SSH session came about; ``detail`` words it where the reason alone does not.
-
-    What was ``late`` on this machine is tried again; a reason that speaks of time needs no such word.
-    """
+    """No SSH session came about; ``late`` on this machine is tried again, unless the reason itself speaks of time."""
     facts = UnreachableFacts(**dict(target.facts), reason=reason, via=target.via, late=late)
     words = detail or _DETAIL[reason]
     return AccessError(SshUnreachable(detail=words, evidence=bounded(evidence), facts=facts))
@@ -160,14 +154,7 @@ def broken(target: Target, stage: str, why: str) -> AccessError:
 
 
 def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) -> AccessError:
-    """The failure where the server offers no algorithm of a sort that is taken here.
-
-    Args:
-        target: the host.
-        sort: "cipher".
-        theirs: its offer, as a list with commas.
-        ours: what is taken; empty where ssh does not tell.
-    """
+    """The failure where the server offers no algorithm of a sort, a list with commas, that is taken here."""
     names = [name for name in theirs.split(",") if not name.startswith(_EXTENSIONS)]
     offer = ", ".join(names[:_MOST_NAMES])[:_OFFER]
     detail = f"answered but has no {sort} that is taken here: it offers only {offer}"
@@ -243,22 +230,18 @@ _PHRASE = 300
 
 @dataclass(frozen=True)
 class Login:
-    """A login that was tried.
+    """A login that was tried; keys and files each as a phrase.
 
     Attributes:
-        offered: the keys that the server saw, each a phrase.
         encrypted: key files that need a passphrase, which nobody here can type.
-        notes: other keys and what became of them, each a phrase.
+        notes: other keys and what became of them.
         methods: what the server would take; empty where it did not say.
         identity_file: the key whose public part should be on the host; None where there is none.
-        agent: an agent answered.
         aborted: the server broke off (MaxAuthTries).
         barred: the server hung up on a key without refusing it: it took the key and then barred the account, as sshd
             does where PAM's account rules say no (OpenSSH auth2.c, userauth_finish).
         partial: the server took a key and asks for more, which nobody here can type.
-        exposed: files that others may read, which ssh does not use.
-        out_of_time: certificates that have expired, each a phrase; ``early``: those whose time has not begun.
-        message: what the server showed during the login: its Banner, or PAM's words.
+        out_of_time: certificates that have expired; ``early``: those whose time has not begun.
         beyond: keys were passed over that the ssh program could use.
     """
 

@@ -51,11 +51,9 @@ class Identities:
 
     Attributes:
         encrypted: files that need a passphrase and whose public part no agent key matches.
-        exposed: files that others may read.
-        notes: other files that are passed over, with the reason.
+        exposed: files that others may read; ``notes``: other files that are passed over, with the reason.
         beyond: there are keys that only the ssh program can use: hardware keys (sk-…), an agent's certificates.
         public: the file to install on a host; None where there is none.
-        agent: an agent answered.
     """
 
     keys: tuple[Identity, ...] = ()
@@ -77,11 +75,10 @@ class _Agent(AgentSSH):
 
 @contextmanager
 def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
-    """The keys for a host in ssh's order (sshconnect2.c, pubkey_prepare).
+    """The keys for a host in ssh's order (sshconnect2.c, pubkey_prepare), while the agent's connection lives.
 
     First the agent's that a file stands for, then the agent's others, then the files. A key that the hosts file names
-    goes before them all: an agent full of other keys must not use up the server's patience. The agent's connection
-    lives as long as the context.
+    goes before them all: an agent full of other keys must not use up the server's patience.
     """
     connection = _agent_socket(settings, deadline)
     try:
@@ -134,14 +131,7 @@ class Agents:
         self._silent: dict[str, float | None] = {}
 
     def require(self, way: Iterable[HostSettings]) -> None:
-        """Refuses a login that would wait for an agent.
-
-        Args:
-            way: a host and its jump hosts; what stands by ControlMaster asks no agent.
-
-        Raises:
-            ControllerError: the agent takes questions and gives no answer.
-        """
+        """Refuses a login, a host and its jump hosts, that would wait for a silent agent: ControllerError."""
         for settings in way:
             path = _agent_path(settings)
             if path is None or "controlpath" in settings.beyond:
@@ -273,10 +263,7 @@ class _Ring:
 
 
 def _public_blob(path: Path) -> bytes:
-    """The public key of a file, as sshkey_load_public of authfile.c looks for it; empty where there is none.
-
-    The file is one itself, or ``.pub`` beside it is, or it is a private key of OpenSSH's format, which holds both.
-    """
+    """The public key of a file, of .pub beside it, or in it (authfile.c, sshkey_load_public); empty for none."""
     texts = [_text(path), _text(Path(f"{path}.pub"))]
     for text in texts:
         entry = next(known_hosts.parse(path, f"- {text}"), None)

@@ -81,7 +81,7 @@ def matching(entries: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
 
 
 def match_key(entries: Iterable[KnownKey], name: str, key: bytes) -> KeyMatch:
-    """Judges whether ``key`` is the one that ``name`` is known by; ``name`` as :func:`entry_name` makes it.
+    """Judges whether ``key`` is the one that ``name``, as of :func:`entry_name`, is known by.
 
     A key that is not known with its port may also stand under the plain name; there it only ever confirms.
     """

@@ -53,12 +53,9 @@ _SORTS = {"key exchange method": "key exchange", "host key type": "host key algo
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run of ssh that came to nothing.
+    """A run of ssh that came to nothing; ``late``: we ended it at the deadline, after ``seconds``.
 
-    Attributes:
-        log: what ssh itself said.
-        stderr: what else came: of jump hosts' ssh, or a proxy command.
-        late: we ended it at the deadline, after ``seconds``.
+    ``log`` is what ssh itself said, ``stderr`` what else came: of jump hosts' ssh, or a proxy command.
     """
 
     settings: HostSettings
@@ -225,11 +222,7 @@ _LOG, _LONGEST_LOG = 1 << 20, 16 << 20
 
 
 class OpensshTransport:
-    """Starts one ``ssh`` a host.
-
-    Args:
-        config: handed on as ``-F``.
-    """
+    """Starts one ``ssh`` a host."""
 
     def __init__(self, config: Path | None = None) -> None:
         self._config = config
@@ -240,11 +233,7 @@ class OpensshTransport:
     def open(
         self, settings: HostSettings, options: SshOptions, command: str, deadline: float, latest: float = math.inf
     ) -> ProcessChannel:
-        """Starts ``command`` on the host that ``settings`` describe.
-
-        Raises:
-            AccessError: the host was not reached.
-        """
+        """Starts ``command`` on the host that ``settings`` describe; raises AccessError: the host was not reached."""
         started, target = time.monotonic(), settings.target()
         bound = deadline - started
         with self._places(settings.proxy_jump).place(QUEUE * bound) as held:

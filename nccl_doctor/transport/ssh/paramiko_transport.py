@@ -80,11 +80,7 @@ _MOST = 64 * 1024
 def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
     """Tells whether the host sends us on this session what does not come, while what is small comes.
 
-    Args:
-        session: one that waits for an answer.
-        speak: says something on it that needs no answer.
-        again: another session with the host, on which it sends small packets.
-        by: when all this must have ended; what is not known by then is false.
+    ``speak`` says something on it that needs no answer, ``again`` makes one on which the host sends small packets.
     """
     held = session.connection()
     if held is None or not hasattr(socket, "TCP_INFO"):
@@ -140,12 +136,7 @@ _STATUS_S = 0.5
 
 
 class ParamikoChannel:
-    """A command in the session that it owns.
-
-    Args:
-        channel: what the command runs in.
-        small: makes another session with the host before a deadline, on which it sends small packets.
-    """
+    """A command in the session that it owns; ``small`` makes another one, on which the host sends small packets."""
 
     def __init__(self, session: SshSession, channel: paramiko.Channel, small: Callable[[float], SshSession]) -> None:
         self._session, self._channel, self._small = session, channel, small
@@ -281,12 +272,7 @@ class _Jump:
 
 
 class ParamikoTransport:
-    """Opens one session a host.
-
-    Args:
-        resolve_jump: the settings of the last of some jump hosts, which must not stand in a circle.
-        alone: no ssh program takes over what paramiko can't do.
-    """
+    """Opens one session a host; ``alone``: no ssh program takes over what paramiko can't do."""
 
     def __init__(self, resolve_jump: ResolveJump, *, alone: bool) -> None:
         self._resolve_jump, self._alone = resolve_jump, alone
@@ -297,12 +283,7 @@ class ParamikoTransport:
         self._known: dict[tuple[Path, ...], tuple[known_hosts.KnownKey, ...]] = {}
 
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
-        """Starts ``command`` on the host that ``settings`` describe.
-
-        Raises:
-            AccessError: the host was not reached.
-            BeyondError: only the ssh program can use the keys that there are.
-        """
+        """Starts ``command`` on the host; AccessError, or BeyondError where only the ssh program can use the keys."""
         target, began = settings.target(), time.monotonic()
         with self._lock:
             self._tries[target] += 1
@@ -347,10 +328,7 @@ class ParamikoTransport:
         hop: bool = False,
         mss: int | None = None,
     ) -> tuple[SshSession, float]:
-        """The session, and when it must have come to something: a host's time begins with its turn at the jump host.
-
-        ``turn`` counts the tries of the host, or of those behind it.
-        """
+        """The session of the ``turn``-th try, and its end; a host's time begins with its turn at the jump host."""
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)
         jump = self._jump(settings.proxy_jump, bound, latest, turn) if settings.proxy_jump else None

@@ -56,13 +56,7 @@ class Stream(Protocol):
 
 
 class GreetedStream:
-    """A stream that remembers how the server greeted, for paramiko tells neither silence nor a hang-up apart.
-
-    Attributes:
-        inner: the stream itself.
-        head: the first KiB that came.
-        ended: the server closed the connection; that we closed it ourselves, at a deadline, is not the server's doing.
-    """
+    """Keeps the first KiB that came, and notes that the server hung up, not we; paramiko tells neither apart."""
 
     def __init__(self, inner: Stream) -> None:
         self.inner = inner
@@ -118,11 +112,7 @@ class GreetedStream:
 
 
 def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
-    """getaddrinfo(3) with a deadline: the resolver's own may be half a minute, so it is left behind in its thread.
-
-    Raises:
-        AccessError: the name does not resolve, or not in time.
-    """
+    """getaddrinfo(3) with a deadline: the resolver's own may be half a minute, so it is left behind in its thread."""
     answer: queue.SimpleQueue[list[tuple[Any, ...]] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -144,12 +134,9 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
 
 
 def dial(target: Target, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
-    """A TCP connection to the first of the target's addresses that answers, within ``bound`` seconds, so the failure.
+    """A TCP connection to the first of the target's addresses that answers, within ``bound`` seconds, or AccessError.
 
     With an ``mss`` neither end sends segments of more bytes.
-
-    Raises:
-        AccessError: none did, for the last one's reason.
     """
     addresses = look_up(target, deadline)
     last: OSError = TimeoutError()
@@ -313,10 +300,10 @@ class SshSession(paramiko.Transport):
         return number
 
     def _send_user_message(self, data: paramiko.Message) -> None:
-        """Sends no data behind a channel's end: OpenSSH ends the whole session for it, and with it all other channels.
+        """Sends no data behind a channel's end: OpenSSH ends the whole session for it, with every host behind it.
 
         paramiko looks whether a channel is closed, and sends later, without a lock (Channel.send; sshd's channels.c,
-        channel_from_packet_id). Of a jump host's session that would be every host behind it.
+        channel_from_packet_id).
         """
         text = data.asbytes()
         number = int.from_bytes(text[1:5], "big") if text[0] in _OF_A_CHANNEL else -1

@@ -64,9 +64,7 @@ class HostSettings:
             without a word, and ``identity_file`` is the one that the hosts file names.
         identity_agent: a path, "none", or None for $SSH_AUTH_SOCK.
         proxy_jump: "[user@]host[:port]", comma-separated; None where the host is reached directly.
-        connect_timeout: seconds, where the user set one.
         algorithms: those allowed, best first, by paramiko's name for the sort: each that OPENSSH_ALGORITHMS has.
-        least_rsa_bits: shorter RSA keys are refused, the host's and the user's.
         check_host_ip: a host key must also be the one that the host's address is known by, where it is known.
         beyond: the options that only the ssh program honours.
     """
@@ -113,11 +111,7 @@ class HostSettings:
 
 
 def check_name(name: str, options: SshOptions) -> None:
-    """Turns away names that ssh or a shell would take for something else.
-
-    Raises:
-        AccessError: the address or the user is none.
-    """
+    """Turns away names that ssh or a shell would take for something else: AccessError."""
     target = asked(name, options)
     if not _HOST.fullmatch(name):
         raise failures.unreachable(target, "invalid-name", f"has an address that is none: {name!r}")
@@ -158,14 +152,10 @@ _ALGORITHMS = {
 
 
 def resolve(name: str, options: SshOptions, deadline: float, config: Path | None = None) -> HostSettings:
-    """The settings for ``name``; what ``options`` say wins.
+    """The settings for ``name``; what ``options`` say wins. AccessError: the name is none, or ssh takes it for none.
 
     ``ssh -G`` is asked wherever OpenSSH's client and any configuration are there. Without the client no configuration
     is read: OpenSSH's defaults and the hosts file hold.
-
-    Raises:
-        AccessError: the name is none, or ssh rejects the configuration.
-        ControllerError: our own account has no name.
     """
     check_name(name, options)
     target = asked(name, options)

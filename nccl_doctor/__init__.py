@@ -11,7 +11,7 @@
 5. mesh: collect/mesh/mesh.py has every host listen, and dial the others (probe/mesh/mesh.py). Dials that a busy
    machine may have lost are made again (collect/mesh/mesh.py), hosts that this machine can't reach are looked at from
    their peers (collect/mesh/failed_dials.py), and checks/view.py ``FailedDials`` tells why the others failed.
-6. smoke: collect/smoke/ runs an all-reduce over all hosts (probe/smoke/allreduce.py) and notes how far each rank came.
+6. smoke: collect/smoke/allreduce.py has an all-reduce run (probe/smoke/allreduce.py) and notes how far each rank came.
 7. judge/diagnose.py ``judge`` runs the checks of model/register.py (checks/CATEGORY/NAME.py) over the ``Snapshot``
    (``run_check``); each gets a ``View`` (checks/view.py), with what nccl/ and firewall/ make of the facts;
    ``attach_consequences`` puts what merely follows under its cause. Where an all-reduce hung and nobody is to blame,

@@ -39,10 +39,8 @@ T = TypeVar("T")
 
 MAX_ITEMS = 150_000
 """Values in one answer: the facts of a host among 4,096 have a quarter; each takes some 100 bytes of our memory."""
-
 _REASON = 300
 """Characters of why a part of an answer does not fit: it may quote that part."""
-
 _SEPARATORS = (b",", b"[", b"{")
 _TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')
 """A text of JSON without escapes, and what stands before or behind each value."""
@@ -221,8 +219,15 @@ TRACEBACK: TypeAdapter[str | None] = TypeAdapter(ClippedEnd | None)
 
 def parsed(text: bytes) -> dict[str, Any]:
     """A line of the probe as an object; MalformedError where it is none, or has too many values."""
-    if sum(map(text.count, _SEPARATORS)) > MAX_ITEMS and _has_too_many(text):
-        raise MalformedError(f"more than {MAX_ITEMS} values")
+    if sum(map(text.count, _SEPARATORS)) > MAX_ITEMS:
+        values = texts = 0  # what stands in texts separates nothing
+        for token in _TOKEN.finditer(text.replace(b"\\\\", b"").replace(b'\\"', b"")):
+            if token[0] in _SEPARATORS:
+                values += 1
+            else:
+                texts += 1
+            if values > MAX_ITEMS or texts > 2 * MAX_ITEMS:
+                raise MalformedError(f"more than {MAX_ITEMS} values")
     try:
         message = from_json(text, allow_inf_nan=False)
     except ValueError as error:
@@ -249,16 +254,3 @@ def problems(error: ValidationError) -> dict[str, str]:
             place = ".".join(word for word in (part, *where) if word.islower() or word.isdigit())[:80]
             found.setdefault(part, f"{place or part}: {fault['msg'][:_REASON]}")
     return found
-
-
-def _has_too_many(text: bytes) -> bool:
-    """Counts what separates values, as far as it may go: all of what stands in texts is passed over."""
-    values = texts = 0
-    for token in _TOKEN.finditer(text.replace(b"\\\\", b"").replace(b'\\"', b"")):
-        if token[0] in _SEPARATORS:
-            values += 1
-        else:
-            texts += 1
-        if values > MAX_ITEMS or texts > 2 * MAX_ITEMS:
-            return True
-    return False

@@ -12,7 +12,6 @@ from itertools import chain
 
 from nccl_doctor import __version__
 from nccl_doctor.checks.view import FailedDials
-from nccl_doctor.collect import smoke as smoke_phase
 from nccl_doctor.collect.answers import ControllerPausedError, OwnFaultError, ProbeError
 from nccl_doctor.collect.connect.reach import CONNECT_S, Reach, failure_of, fan_out
 from nccl_doctor.collect.connect.session import PATIENT_S, ProbeSession
@@ -27,7 +26,7 @@ from nccl_doctor.collect.mesh.failed_dials import (
 )
 from nccl_doctor.collect.mesh.mesh import run_mesh
 from nccl_doctor.collect.options import Clock, Progress, RunOptions
-from nccl_doctor.collect.smoke import begin_import, trials
+from nccl_doctor.collect.smoke import allreduce, trials
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.base import NOT_ASKED, PENDING, IpAddress, Phased, skipped, unknown
 from nccl_doctor.model.cluster import Cluster
@@ -62,7 +61,7 @@ class FirstLook:
 
         def look(session: ProbeSession, share: float) -> None:
             if self._options.smoke:
-                begin_import(session, self._clock.until)
+                allreduce.begin_import(session, self._clock.until)
             asking(session, share)
 
         reach = Reach(
@@ -248,7 +247,7 @@ class Run:
         if not self._options.smoke:
             self._smoke = skipped(f"{NOT_ASKED} (--no-smoke)")
             return
-        reason = smoke_phase.why_not(self._cluster, self._facts, self._mesh)
+        reason = allreduce.why_not(self._cluster, self._facts, self._mesh)
         if reason is not None:
             self._smoke = reason
             return
@@ -258,7 +257,7 @@ class Run:
         self._start("all-reduce", limits.deadline_s)
         with self._clock.timed("smoke") as since:
             try:
-                self._smoke = smoke_phase.run(
+                self._smoke = allreduce.run(
                     self._sessions, self._facts, self._cluster, limits, self._clock.until, self._progress
                 )
             except ProbeError as error:

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol, runtime_checkable
 
@@ -19,13 +19,10 @@ from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFaile
 
 MAX_LINE = 32 * 1024 * 1024
 """Bytes that wait to be read: no answer of a host comes near it, and a runaway one must not fill the memory."""
-
 MAX_GREETING = 4 << 20
 """Bytes until a host's first word that counts: a login's banner and what a .bashrc prints."""
-
 LINE_COST = 200
 """What a line counts besides its own bytes: empty ones cost us time, too."""
-
 TAIL = 8 * 1024
 
 
@@ -175,11 +172,22 @@ class Transport(Protocol):
         The deadline is for the host's first answer; a login has :data:`LOGIN_TIMES` as much, until ``latest``.
         """
 
-    def connect_timeout(self, node: Node) -> float | None:
+    def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - nobody configures most of them
         """The seconds that a configuration of the user's own gives a host to answer; None where there is none."""
+        return None
 
     def close(self) -> None:
         """Closes what is shared between hosts. Idempotent; channels are closed before, by their owners."""
+        return
+
+
+def close_all(channels: Iterable[Channel]) -> None:
+    """Closes channels at once, and waits for them."""
+    closing = [threading.Thread(target=channel.close, daemon=True) for channel in channels]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join()
 
 
 _KEPT, _LONGEST = 5, 300

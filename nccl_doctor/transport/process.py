@@ -18,7 +18,7 @@ from typing import IO
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import Engine, Entry
 from nccl_doctor.snapshot.access import ProbeFacts, ProbeFailed
-from nccl_doctor.transport.base import AccessError, Greeting, LineBuffer, Tail, if_free, remaining
+from nccl_doctor.transport.base import AccessError, Greeting, LineBuffer, Tail, Transport, if_free, remaining
 
 TERM_S = 1.0
 """Between the first signal and the last, and after that."""
@@ -184,16 +184,10 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """Every node is this machine."""
 
-    def open(
-        self,
-        node: Node,  # noqa: ARG002 - nothing to choose
-        command: str,
-        deadline: float,  # noqa: ARG002 - nothing to wait for
-        latest: float = math.inf,  # noqa: ARG002 - likewise
-    ) -> ProcessChannel:
+    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - nothing to choose or wait for
         """Starts ``command`` with /bin/sh, whatever the node is called."""
         try:
             return ProcessChannel(["/bin/sh", "-c", command])
@@ -201,32 +195,19 @@ class LocalTransport:
             detail = f"could not start /bin/sh: {error.strerror}"
             raise AccessError(ProbeFailed(detail=detail, facts=ProbeFacts(stage="start"))) from error
 
-    def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - as every transport
-        """Nobody configures that."""
-        return None
-
-    def close(self) -> None:
-        """Nothing is shared."""
-
 
 def english() -> dict[str, str]:
     """Our environment, for programs whose words are read."""
     return os.environ | {"LC_ALL": "C", "LANGUAGE": "C"}
 
 
-class PrefixTransport:
+class PrefixTransport(Transport):
     """Starts one program of this machine a node, which runs the command there: ``kubectl exec POD -- COMMAND``."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def open(
-        self,
-        node: Node,
-        command: str,
-        deadline: float,
-        latest: float = math.inf,  # noqa: ARG002 - there is no login that takes longer than the first answer
-    ) -> ProcessChannel:
+    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - no login takes longer than the first answer
         """Starts ``command`` behind the engine's prefix; AccessError where the node can't be entered."""
         if (refusal := self._engine.refusal(node)) is not None:
             raise AccessError(refusal)
@@ -258,10 +239,3 @@ class PrefixTransport:
         ended = f"did not come in time: {entry.program} hangs" if late else f"did not come: {entry.program} ended"
         detail = f"there is no program {entry.program} here" if entry.absent else f"the shell {ended}"
         return AccessError(ProbeFailed(detail=detail, evidence=evidence, facts=ProbeFacts(stage="login", late=late)))
-
-    def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - as every transport
-        """Nobody configures that."""
-        return None
-
-    def close(self) -> None:
-        """Nothing is shared."""

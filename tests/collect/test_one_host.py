@@ -18,8 +18,8 @@ from nccl_doctor.collect.hang.hang import HangOptions, take
 from nccl_doctor.collect.mesh import mesh
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import open_run
-from nccl_doctor.collect.smoke import outcome
-from nccl_doctor.collect.smoke.outcome import AllReduceRun
+from nccl_doctor.collect.smoke import allreduce
+from nccl_doctor.collect.smoke.allreduce import AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.hang_report import report as hang_report
@@ -219,7 +219,7 @@ def test_our_own_fault_over_the_output_of_its_ranks(monkeypatch: pytest.MonkeyPa
     run = AllReduceRun(plan, 1e12)
     run.end(LIAR, SmokeEnd(exit=0, output=("trips us",)))
     run.end("node1", SmokeEnd(exit=0))
-    told = outcome.result(plan, run)
+    told = allreduce.result(plan, run)
     assert "nccl-doctor itself failed" in told.launchers[LIAR]
     assert "node1" not in told.launchers
     assert [rank.host for rank in told.ranks] == [LIAR, LIAR, "node1", "node1"]

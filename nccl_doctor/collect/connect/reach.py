@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import psutil
 
@@ -41,57 +41,16 @@ FEWEST = 4
 MOST = 64
 IN_ALL = 256
 """At once, the silent ones included: a thread and a socket each."""
-
 _SHORTEST_S = 0.05
 _SILENCE_S = 1.0
 
 
-class Turns(Protocol):
-    """Decides how many items are worked on at once; times are of one clock, in seconds."""
-
-    def admits(self, now: float) -> bool:
-        """True where work on another item may begin."""
-
-    def wait(self, now: float) -> float | None:
-        """How long until one more may begin though none ends; None: not before."""
-
-    def begin(self, number: int, now: float) -> None:
-        """Work on an item begins."""
-
-    def end(self, number: int, now: float, *, well: bool) -> None:
-        """It ended; one that came to nothing says nothing of how fast the others can be."""
-
-
-@dataclass
-class AllAtOnce:
-    """So many at once, whatever they take: for what each host answers by itself."""
-
-    limit: int = AT_ONCE
-    _running: int = 0
-
-    def admits(self, _now: float) -> bool:
-        """While fewer than the limit run."""
-        return self._running < self.limit
-
-    def wait(self, _now: float) -> None:
-        """Only an end makes room."""
-
-    def begin(self, _number: int, _now: float) -> None:
-        """Counts it in."""
-        self._running += 1
-
-    def end(self, _number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as Turns
-        """Counts it out."""
-        self._running -= 1
-
-
 @dataclass
 class Window:
-    """As many as end fast; times are of one clock, in seconds.
+    """As many at once as end fast; times are of one clock, in seconds.
 
-    Attributes:
-        limit: handshakes at once, those not counted that have been silent for long.
-        usual: what those that ended well took lately.
+    ``limit``: handshakes at once, those not counted that have been silent for long; ``usual``: what those that ended
+    well took lately.
     """
 
     limit: float = FIRST
@@ -134,12 +93,30 @@ class Window:
 
 
 @dataclass
+class AllAtOnce(Window):
+    """So many at once, whatever they take: for what each host answers by itself."""
+
+    limit: float = AT_ONCE
+
+    def admits(self, _now: float) -> bool:
+        """While fewer than the limit run."""
+        return len(self._began) < self.limit
+
+    def wait(self, _now: float) -> None:
+        """Only an end makes room."""
+
+    def end(self, number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as a window
+        """Counts it out."""
+        del self._began[number]
+
+
+@dataclass
 class Stage(Generic[Item]):
     """Work on every item, as much at once as the window admits; ``on_done`` hears of each that is through."""
 
     work: Callable[[Item], object]
     on_done: Callable[[Item], None] = lambda _item: None
-    window: Turns = field(default_factory=Window)
+    window: Window = field(default_factory=Window)
 
 
 def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.inf) -> list[Exception | None]:
@@ -194,7 +171,7 @@ def fan_out(
     work: Callable[[Item], Result],
     items: Iterable[Item],
     on_done: Callable[[Item], None] = lambda _item: None,
-    window: Turns | None = None,
+    window: Window | None = None,
     until: float = math.inf,
 ) -> list[Result | Exception]:
     """The results in the items' order, exceptions among them; ``until`` as :func:`in_turns` has it."""
@@ -248,7 +225,7 @@ def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
 
 
 def failure_of(error: Exception, stage: str, doing: str) -> AnyAccessFailure:
-    """Why nothing is known of a host: an error of :func:`ask_all` at a stage of ``ProbeFacts``, while ``doing`` that."""
+    """Why nothing is known of a host: an error of :func:`ask_all`, at a stage of ``ProbeFacts``, ``doing`` that."""
     if isinstance(error, ConnectionLostError) and error.failure is not None:
         return error.failure
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-_LINES:]
@@ -287,13 +264,10 @@ class LoadWatch:
 
 AGAIN = 0.35
 """The quiet try's share of the first one's time, where hosts answer fast: what is healthy needs far less."""
-
 CONNECT_S = 10.0
 """For a host to answer where neither ``--connect-timeout`` nor a configuration of the user's says how long."""
-
 PATIENCE = 4.0
 """Times that the others needed; whoever takes longer alone is not merely one of many."""
-
 Look = Callable[[ProbeSession, float], None]
 """Asks a host, within this share of the time that it has; :class:`NoAnswerError` where more time may help."""
 
@@ -341,8 +315,10 @@ class Reach:
             failed = {node.name for node in late if self._ran_out_of_time(node)} | self.failures.keys()
             self.again = tuple(node.name for node in late if node.name not in failed)
         controller = watch.stop()
-        if controller.busy:
-            self._say(controller.words)
+        for name, failure in self.failures.items() if controller.busy else ():
+            if failure.facts.ran_out_of_time:  # who is said to have been late is said to have been so on a busy machine
+                words = (*failure.evidence, controller.words)
+                self.failures[name] = failure.model_copy(update={"evidence": words})
         hosts = {name: one.hello.load for name, one in self.opened.items() if one.hello.load is not None}
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
@@ -359,9 +335,15 @@ class Reach:
     def _try(self, nodes: Sequence[Node], share: float) -> float:
         """Tries each once, for a share of its time; what a host that answered needed, in seconds, 0 where none did."""
         window = Window()
-        stages = [Stage[Node](lambda node: self._open(node, share), self._connected, window)]
-        if self.look is not None:
-            stages.append(Stage(lambda node: self._ask(node, share), lambda node: self.on_looked(node.name)))
+
+        def connected(node: Node) -> None:
+            self.connected_s = time.monotonic() - self._began
+            self.on_done(node.name)
+
+        stages = [Stage[Node](lambda node: self._open(node, share), connected, window)]
+        if (look := self.look) is not None:
+            ask = apart(lambda session: look(session, share))
+            stages.append(Stage(lambda node: self._ask(node, ask), lambda node: self.on_looked(node.name)))
         try:
             ends = in_turns(nodes, *stages)
         except KeyboardInterrupt:
@@ -377,10 +359,9 @@ class Reach:
 
     def _open(self, node: Node, share: float) -> None:
         if node.name not in self.opened:
-            seconds = share * (self.connect_s or self.transport.connect_timeout(node) or CONNECT_S)
             now = time.monotonic()
             left = max(self.until - now, 0.1)
-            deadline = now + min(seconds, left)
+            deadline = now + min(share * (self.connect_s or self.transport.connect_timeout(node) or CONNECT_S), left)
             self._entering.add(node.name)
             try:
                 self.opened[node.name] = ProbeSession.open(
@@ -389,15 +370,9 @@ class Reach:
             finally:
                 self._entering.discard(node.name)
 
-    def _connected(self, node: Node) -> None:
-        self.connected_s = time.monotonic() - self._began
-        self.on_done(node.name)
-
-    def _ask(self, node: Node, share: float) -> None:
-        look = self.look
-        assert look is not None
+    def _ask(self, node: Node, ask: Callable[[ProbeSession], None]) -> None:
         try:
-            apart(lambda session: look(session, share))(self.opened[node.name])
+            ask(self.opened[node.name])
         except ProbeError as error:
             self.unanswered[node.name] = error
         else:
@@ -407,9 +382,3 @@ class Reach:
         failure = self.failures.get(node.name)
         late = failure is not None and failure.facts.ran_out_of_time
         return late or isinstance(self.unanswered.get(node.name), NoAnswerError)
-
-    def _say(self, busy: str) -> None:
-        """A host that is said to have been late is said to have been so on a busy machine."""
-        for name, failure in self.failures.items():
-            if failure.facts.ran_out_of_time:
-                self.failures[name] = failure.model_copy(update={"evidence": (*failure.evidence, busy)})

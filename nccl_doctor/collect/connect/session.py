@@ -23,17 +23,6 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import (
-    ConnectionLostError,
-    ControllerPausedError,
-    HeartbeatLostError,
-    Hello,
-    MalformedError,
-    NoAnswerError,
-    OwnFaultError,
-    ProbeError,
-    RankEvent,
-)
 from nccl_doctor.collect.connect import start as bundle
 from nccl_doctor.collect.connect.start import SILENT, Start, start_failure
 from nccl_doctor.model.cluster import Node
@@ -88,35 +77,35 @@ class Messages:
             if framed:
                 message = answers.parsed(text)
                 if "silent" in message:
-                    raise HeartbeatLostError(self._silence_s)
+                    raise answers.HeartbeatLostError(self._silence_s)
                 return message
             if chatter.strip():
                 self.chatter.append(chatter[:300].decode(errors="replace"))
 
-    def last_word(self, deadline: float, otherwise: str) -> ConnectionLostError:
+    def last_word(self, deadline: float, otherwise: str) -> answers.ConnectionLostError:
         """Why a connection takes nothing any more: what the probe said as it ended, if it said so."""
         try:
             while True:
                 self.next(deadline)
-        except HeartbeatLostError as told:
+        except answers.HeartbeatLostError as told:
             return told
-        except ProbeError:
-            return ConnectionLostError(otherwise)
+        except answers.ProbeError:
+            return answers.ConnectionLostError(otherwise)
 
     def _line(self, deadline: float) -> bytes:
         try:
             line = self._channel.read_line(deadline)
             self._allowance.spend(line or b"")
         except TimeoutError:
-            raise NoAnswerError("no answer in time") from None
+            raise answers.NoAnswerError("no answer in time") from None
         except FloodError as error:
-            raise MalformedError(str(error)) from error
+            raise answers.MalformedError(str(error)) from error
         except (OSError, ValueError) as error:
-            lost = ConnectionLostError(f"the connection broke: {error}")
+            lost = answers.ConnectionLostError(f"the connection broke: {error}")
             lost.failure = error.failure if isinstance(error, LostError) else None
             raise lost from error
         if line is None:
-            raise ConnectionLostError("the connection ended")
+            raise answers.ConnectionLostError("the connection ended")
         return line
 
 
@@ -127,7 +116,6 @@ PATIENT_S = 60.0
 """The same for a run that begins anew because this machine stood still: it may merely be overloaded."""
 MARGIN_S = 2.0
 """A gap between two words that a host feels may be so much shorter here."""
-
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """One that goes on while the machine sleeps; macOS has it by the other name (clock_gettime(2), (3))."""
 
@@ -193,8 +181,8 @@ class ProbeSession:
 
     def __init__(self, node: Node, channel: Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
         self.node = node
-        self.hello: Hello
-        self.lost: ConnectionLostError | None = None
+        self.hello: answers.Hello
+        self.lost: answers.ConnectionLostError | None = None
         self._channel, self._silence_s, self._since = channel, silence_s, heartbeat.begin()
         self._messages = Messages(channel, nonce, silence_s)
         self._last_id = 0
@@ -224,10 +212,10 @@ class ProbeSession:
         try:
             header = {"nonce": nonce, "lifetime_s": lifetime_s, "silence_s": silence_s}
             session._greet(header, bound, latest)
-        except (OSError, EOFError, ValueError, ProbeError) as error:
+        except (OSError, EOFError, ValueError, answers.ProbeError) as error:
             broke = isinstance(error, (OSError, EOFError))
-            seen = ConnectionLostError(f"the connection broke: {error}") if broke else error
-            why = session.gone(seen) if isinstance(seen, ConnectionLostError) else seen
+            seen = answers.ConnectionLostError(f"the connection broke: {error}") if broke else error
+            why = session.gone(seen) if isinstance(seen, answers.ConnectionLostError) else seen
             failure = getattr(error, "failure", None) or session._start_failure(why)
             session.close()
             raise AccessError(failure) from error
@@ -249,7 +237,11 @@ class ProbeSession:
         return self._last_id
 
     def wait(
-        self, kind: TypeAdapter[T], number: int, deadline: float, on_event: Callable[[RankEvent], None] | None = None
+        self,
+        kind: TypeAdapter[T],
+        number: int,
+        deadline: float,
+        on_event: Callable[[answers.RankEvent], None] | None = None,
     ) -> T:
         """The answer to a request; events that come before it go to ``on_event``.
 
@@ -258,7 +250,7 @@ class ProbeSession:
         """
         try:
             return self._answer(kind, number, deadline, on_event)
-        except ConnectionLostError as error:
+        except answers.ConnectionLostError as error:
             raise self.gone(error) from error
 
     def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: Any) -> T:  # noqa: ANN401 - JSON
@@ -267,7 +259,7 @@ class ProbeSession:
         number = self._late.pop(request, None) or self.send(do, deadline, **arguments)
         try:
             return self.wait(kind, number, deadline)
-        except NoAnswerError:
+        except answers.NoAnswerError:
             self._late[request] = number
             raise
 
@@ -275,14 +267,16 @@ class ProbeSession:
         """True where provably an answer does not come because its packets are large."""
         return isinstance(self._channel, KnowsItsPath) and self._channel.large_packets_vanish(by)
 
-    def gone(self, error: ConnectionLostError) -> ConnectionLostError:
+    def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
         """Takes note that the host is not listened to any more; the error, to be raised.
 
         A host that heard nothing from us for too long has let go: whatever it looks like, that was not its fault.
         """
         still = heartbeat.longest_gap(self._since)
-        ours = still >= self._silence_s - MARGIN_S and not isinstance(error, (MalformedError, OwnFaultError))
-        self.lost = ControllerPausedError(still) if ours else error
+        ours = still >= self._silence_s - MARGIN_S and not isinstance(
+            error, (answers.MalformedError, answers.OwnFaultError)
+        )
+        self.lost = answers.ControllerPausedError(still) if ours else error
         return self.lost
 
     def close(self) -> None:
@@ -291,7 +285,7 @@ class ProbeSession:
         self._channel.close()
 
     def _answer(
-        self, kind: TypeAdapter[T], number: int, deadline: float, on_event: Callable[[RankEvent], None] | None
+        self, kind: TypeAdapter[T], number: int, deadline: float, on_event: Callable[[answers.RankEvent], None] | None
     ) -> T:
         if self.lost is not None:
             raise self.lost
@@ -300,45 +294,45 @@ class ProbeSession:
             if "event" in message:
                 event = answers.typed(answers.RANK_EVENT, "event", message["event"])
                 if on_event is None or message.get("id") != number:
-                    raise MalformedError("an event of nothing that runs")
+                    raise answers.MalformedError("an event of nothing that runs")
                 on_event(event)
                 continue
             its = message.get("id")
             if type(its) is not int or its not in self._awaited or its in self._early:
-                raise MalformedError("the answer to a request that nobody made")
+                raise answers.MalformedError("the answer to a request that nobody made")
             if its != number:
                 self._early[its] = message
                 continue
             self._since = max(self._since, self._awaited.pop(number))  # it outlived what stood still before
             if "error" in message:
                 words = answers.typed(answers.WORDS, "error", message["error"])
-                raise ProbeError(words, answers.typed(answers.TRACEBACK, "traceback", message.get("traceback")))
+                raise answers.ProbeError(words, answers.typed(answers.TRACEBACK, "traceback", message.get("traceback")))
             if "ok" not in message:
-                raise MalformedError("neither an answer nor an error")
+                raise answers.MalformedError("neither an answer nor an error")
             return answers.typed(kind, "answer", message["ok"])
 
     def _greet(self, header: dict[str, Any], bound: float, latest: float) -> None:
         if self._messages.next(min(time.monotonic() + LOGIN_TIMES * bound, latest), bound):
-            raise MalformedError("a word before the probe was sent")
+            raise answers.MalformedError("a word before the probe was sent")
         self._ready = True
         deadline = min(time.monotonic() + bound, latest)
         try:
             self._channel.send(bundle.bundle(), deadline)  # by itself: it is the same for all hosts
             self._channel.send(json.dumps(header).encode() + b"\n", deadline)
         except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds
-            raise NoAnswerError("no answer in time") from None
+            raise answers.NoAnswerError("no answer in time") from None
         heartbeat.add(self._channel)
         message = self._messages.next(deadline)
         if "refused" in message:
-            raise ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
+            raise answers.ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
         self.hello = answers.typed(answers.HELLO, "greeting", message.get("hello"))
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
         """Why the probe did not come up."""
-        ours = isinstance(error, ControllerPausedError)  # it says why the loader heard nothing
+        ours = isinstance(error, answers.ControllerPausedError)  # it says why the loader heard nothing
         stderr = [] if ours else [line for line in self._channel.stderr_tail().splitlines() if line.strip()]
-        silent = isinstance(error, ConnectionLostError) and any(SILENT in line for line in stderr)
-        late = isinstance(error, NoAnswerError) or ours or silent
+        silent = isinstance(error, answers.ConnectionLostError) and any(SILENT in line for line in stderr)
+        late = isinstance(error, answers.NoAnswerError) or ours or silent
         return start_failure(
             Start(
                 python=self.node.python,
@@ -347,7 +341,7 @@ class ProbeSession:
                 came=self._messages.came,
                 ready=self._ready,
                 late=late,
-                lied=isinstance(error, MalformedError),
+                lied=isinstance(error, answers.MalformedError),
                 status=None if late else self._channel.exit_status(time.monotonic() + 1),
                 stderr=stderr[-5:],
                 chatter=self._messages.chatter,

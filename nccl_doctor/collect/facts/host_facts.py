@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +84,7 @@ class Asking:
         answer["outside"] = None if around is None else around.model_dump(by_alias=True)
         if isinstance(around, Outside) and around.job_limits is not None:
             answer["limits"] = around.job_limits.model_dump()
-        answer["clock"] = _clock(session, deadline).model_dump(by_alias=True)
+        answer["clock"] = _read_clock(session, deadline).model_dump(by_alias=True)
         facts = typed(answer)
         if isinstance(facts.resolution, Names):
             self._names.learn(node, facts.resolution)
@@ -94,15 +95,15 @@ class Asking:
 
     def all(self) -> dict[str, HostFacts]:
         """The hosts' facts, by name."""
-        return {name: self._final(name, facts) for name, facts in self._facts.items()}
+        return {
+            name: facts.model_copy(update={"resolution": self._names.final(name, facts.resolution)})
+            for name, facts in self._facts.items()
+        }
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
         """The resolvers' answers that hold where a host's own facts say nothing else."""
         return self._names.common
-
-    def _final(self, name: str, facts: HostFacts) -> HostFacts:
-        return facts.model_copy(update={"resolution": self._names.final(name, facts.resolution)})
 
 
 def firewalls_again(
@@ -115,14 +116,11 @@ def firewalls_again(
         told = session.ask(answers.RULES, "firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
         return facts[session.node.name].model_copy(update={"firewall_after": told.firewall})
 
-    named = {
-        session.node.name: result
-        for session, result in zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
-    }
-    return {name: result for name, result in named.items() if isinstance(result, HostFacts)}
+    found = zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
+    return {session.node.name: result for session, result in found if isinstance(result, HostFacts)}
 
 
-def _clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
+def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
     """The host's clock against ours, by one short exchange as in NTP: the error is half the round trip."""
     sent = time.time()
     try:
@@ -150,13 +148,13 @@ def typed(answer: dict[str, Any]) -> HostFacts:
 def failure(error: Exception, session: ProbeSession, until: float) -> AnyAccessFailure:
     """Why a host gave no facts."""
     found = failure_of(error, "facts", NO_FACTS)
-    if isinstance(error, NoAnswerError) and session.large_packets_vanish(min(until, time.monotonic() + PATH_S)):
-        detail = (
-            "the probe runs there and its short answers come, but its long ones do not: the host sends them again and "
-            "again, so large packets vanish on their way to this machine"
-        )
-        return found.model_copy(update={"detail": detail})
-    return found
+    if not isinstance(error, NoAnswerError) or not session.large_packets_vanish(min(until, time.monotonic() + PATH_S)):
+        return found
+    detail = (
+        "the probe runs there and its short answers come, but its long ones do not: the host sends them again and "
+        "again, so large packets vanish on their way to this machine"
+    )
+    return found.model_copy(update={"detail": detail})
 
 
 SCRIPT = """\
@@ -175,7 +173,6 @@ echo {mark} end
 exit
 """
 """For /bin/sh; the devices are those of probe/facts/host.py."""
-
 _MOST = 8 << 20
 """Bytes that it may print: a cluster's /etc/hosts has a line for each host."""
 _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +(unlimited|\d{1,20})\b")
@@ -210,7 +207,7 @@ def parse_outside(
     lines: Iterable[str], mark: str, options: InsideOptions, wanted: Collection[str]
 ) -> Outside | Unknown:
     """Reads what the script printed, each part behind a line with the mark and its name."""
-    parts: dict[str, list[str]] = {}
+    parts: defaultdict[str, list[str]] = defaultdict(list)
     part: list[str] = []
     for line in lines:
         marked, found, name = line.partition(f"{mark} ")
@@ -218,18 +215,20 @@ def parse_outside(
             part = parts[name] = []
         else:
             part.append(line)
+    words = (parts["shm"] or [""])[-1].split()  # as df -P -k tells of a file system, in KiB
+    names = (name for line in parts["hosts"] for name in line.partition("#")[0].split()[1:])  # hosts(5)
     try:
         return Outside(
             runtime=options.runtime,
             name=options.name,
             place=options.place,
-            network=_first_line(parts, "network"),
-            hostname=_first_line(parts, "hostname") or "",
-            limits=_read_limits(parts.get("limits", [])),
-            shm_bytes=_size(parts.get("shm", [])),
-            devices=tuple(parts.get("devices", [])),
-            names=tuple(dict.fromkeys(name for name in _host_names(parts.get("hosts", [])) if name in wanted)),
-            job_limits=_read_limits(parts.get("job limits", [])),
+            network=next(iter(parts["network"]), None),
+            hostname=next(iter(parts["hostname"]), ""),
+            limits=_read_limits(parts["limits"]),
+            shm_bytes=int(words[1]) * 1024 if len(words) >= 6 and re.fullmatch("[0-9]{1,15}", words[1]) else None,
+            devices=tuple(parts["devices"]),
+            names=tuple(dict.fromkeys(name for name in names if name in wanted)),
+            job_limits=_read_limits(parts["job limits"]),
         )
     except ValidationError as error:
         return unknown(f"the host around the container told something else: {error.errors()[0]['msg']}")
@@ -245,10 +244,6 @@ def _lines(channel: Channel, last: str, deadline: float) -> Iterator[str]:
         yield text
 
 
-def _first_line(parts: dict[str, list[str]], name: str) -> str | None:
-    return next(iter(parts.get(name, [])), None)
-
-
 def _read_limits(lines: list[str]) -> ResourceLimits | None:
     """Those of proc_pid_limits(5) that matter."""
     told = {match[1]: match.groups()[1:] for line in lines if (match := _LIMIT.match(line))}
@@ -258,15 +253,3 @@ def _read_limits(lines: list[str]) -> ResourceLimits | None:
     return ResourceLimits(
         nofile_soft=nofile[0], nofile_hard=nofile[1], memlock_soft=memlock[0], memlock_hard=memlock[1]
     )
-
-
-def _size(lines: list[str]) -> int | None:
-    """Bytes of the file system that ``df -P -k`` tells of."""
-    words = lines[-1].split() if lines else []
-    return int(words[1]) * 1024 if len(words) >= 6 and words[1].isdigit() and len(words[1]) < 16 else None
-
-
-def _host_names(lines: list[str]) -> Iterator[str]:
-    """The names of hosts(5)."""
-    for line in lines:
-        yield from line.partition("#")[0].split()[1:]

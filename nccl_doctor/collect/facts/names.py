@@ -57,24 +57,20 @@ class CommonNames:
             }
             if new:
                 self._tables.append({**before, **new})
-                self._request = _packed({name: _row(self.common.get(name)) for name in self._wanted})
+                rows = {name: [list(told.addresses), told.error] for name, told in self.common.items()}
+                self._request = _packed({name: rows.get(name) for name in self._wanted})
 
     def final(self, name: str, names: Names | Unknown) -> Names | Unknown:
         """The answers of the host of this name, in terms of the last table."""
         if isinstance(names, Unknown):
             return names
-        asked = self._asked[name][0]
-        last = self.common
+        asked, last = self._asked[name][0], self.common
         changed = [] if asked is last else [one for one, told in asked.items() if last[one] != told]
         return names.beside(asked).relative_to(last, changed)
 
 
 def _packed(names: dict[str, list[Any] | None]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(names).encode())).decode()
-
-
-def _row(answer: ResolverAnswer | None) -> list[Any] | None:
-    return None if answer is None else [list(answer.addresses), answer.error]
 
 
 def look_up(names: Iterable[str], within_s: float) -> dict[str, tuple[IpAddress, ...]]:

@@ -72,24 +72,24 @@ def host_look(answer: LookAnswer, job: JobRanks, read_dump: ReadDump) -> HostLoo
     """Types a host's look."""
     flows = _typed(_FLOWS, answer.flows)
     numbers = {rank.pid: rank.rank for rank in job.ranks}
+    ranks = [
+        RankLook(
+            pid=row.pid,
+            state=_typed(_STATE, row.state),
+            stack=_typed(_STACK, row.stack) if row.stack is not None else RankLook.model_fields["stack"].default,
+            recorder=recorded(row.recorder, numbers[row.pid], read_dump),
+            flows=flows.get(str(row.pid), ()) if isinstance(flows, dict) else flows,
+        )
+        for row in answer.ranks
+        if row.pid in numbers
+    ]
     return HostLook(
         at_s=answer.at_s,
-        ranks=tuple(_rank(row, numbers[row.pid], flows, read_dump) for row in answer.ranks if row.pid in numbers),
+        ranks=tuple(ranks),
         launchers=answer.launchers,
         serves_ras=answer.serves_ras is True,
         killed=_typed(_KILLED, answer.killed),
         xids=_typed(_XIDS, answer.xids),
-    )
-
-
-def _rank(row: _Row, rank: int, flows: Any, read_dump: ReadDump) -> RankLook:  # noqa: ANN401 - a fact or a dict, see _FLOWS
-    state = _typed(_STATE, row.state)
-    return RankLook(
-        pid=row.pid,
-        state=state,
-        stack=_typed(_STACK, row.stack) if row.stack is not None else RankLook.model_fields["stack"].default,
-        recorder=recorded(row.recorder, rank, read_dump),
-        flows=flows.get(str(row.pid), ()) if isinstance(flows, dict) else flows,
     )
 
 
@@ -107,9 +107,10 @@ def recorded(answer: object, rank: int, read_dump: ReadDump) -> Any:  # noqa: AN
     if isinstance(answer, dict) and "$unknown" in answer:
         return _typed(_UNKNOWN, answer)
     try:
-        if isinstance(answer, dict) and isinstance(answer.get("live"), dict):
-            return _live(answer["live"], rank)
         assert isinstance(answer, dict)
+        if isinstance(live := answer.get("live"), dict):
+            status = TypeAdapter(dict[str, _Status]).validate_python(live.get("pg_status") or {})
+            return _recorded(flight.read(f"rank_{rank}", json.dumps(live).encode()), status, None)
         dump = answer["dump"]
         return _recorded(read_dump(f"rank_{rank}", base64.b64decode(dump["data"])), {}, float(dump["age_s"]))
     except ValidationError as error:
@@ -119,26 +120,13 @@ def recorded(answer: object, rank: int, read_dump: ReadDump) -> Any:  # noqa: AN
         return unknown(f"the flight recorder is not understood: {words or type(error).__name__}")
 
 
-def _live(document: dict[str, Any], rank: int) -> Recorded:
-    status = TypeAdapter(dict[str, _Status]).validate_python(document.get("pg_status") or {})
-    dump = flight.read(f"rank_{rank}", json.dumps(document).encode())
-    return _recorded(dump, status, None)
-
-
 def _recorded(dump: flight.Dump | None, status: dict[str, _Status], age_s: float | None) -> Recorded:
     if dump is None:
         raise ValueError("it is no dump")
+    cut = [(one, {"sizes": one.sizes[:_TEXT], "dtypes": one.dtypes[:_TEXT]}) for one in dump.records]
     calls = [
-        Call(
-            group=record.group,
-            seq=record.seq,
-            name=record.name,
-            sizes=record.sizes[:_TEXT],
-            dtypes=record.dtypes[:_TEXT],
-            place=record.place,
-            done=record.ended,
-        )
-        for record in dump.records
+        Call(group=one.group, seq=one.seq, name=one.name, place=one.place, done=one.ended, **texts)
+        for one, texts in cut
     ]
     issued = {group[:_TEXT]: max(one.last_enqueued_collective, 0) for group, one in status.items()}
     for call in calls:

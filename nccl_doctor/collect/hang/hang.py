@@ -39,7 +39,6 @@ from nccl_doctor.snapshot.hang import (
     JobRanks,
     Ras,
     Starter,
-    StoreClient,
 )
 from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.transport.base import Transport
@@ -182,23 +181,29 @@ class _Watch:
         for name, why in choice.contradictory_hosts.items():
             self._fail(name, ValueError(why))
         self._others, self._misnumbered_ranks, self._rivals = choice.others, choice.misnumbered_ranks, choice.rivals
-        self._jobs = {
-            name: one.model_copy(update={"ranks": choice.ranks[name], "unnumbered": _reason(one.unnumbered)})
-            for name, one in told.items()
-            if name not in choice.contradictory_hosts
-        }
+        for name, one in told.items():
+            if name not in choice.contradictory_hosts:  # other programs' processes are nobody's business
+                kept = one.unnumbered if isinstance(one.unnumbered, Unknown) else ()
+                self._jobs[name] = one.model_copy(update={"ranks": choice.ranks[name], "unnumbered": kept})
         self._timings["find"] = time.monotonic() - began
 
     def look(self) -> None:
         if not self._with_ranks():
             return
         began = self._phase("looking", [name for name, job in self._jobs.items() if job.ranks])
+        stacks = None if self._options.stacks == "none" else self._options.stacks
+
+        def look_at(session: ProbeSession) -> HostLook:
+            pids = self._pids(session)
+            answer = _ask(session, LOOK, "look", LOOK_S + 2, pids=pids, stacks=stacks, deadline_s=LOOK_S)
+            return host_look(answer, self._jobs[session.node.name], partial(self._reader.dump, session.node.name))
+
         if self._options.dump:
             self._everywhere(lambda session: _ask(session, _PIDS, "dump", ANSWER_S, pids=self._pids(session)))
         for number in range(self._options.looks):
             if number:
                 time.sleep(max(0.0, self._options.interval_s))
-            for name, look in self._everywhere(self._look_at_host, self._with_ranks()).items():
+            for name, look in self._everywhere(look_at, self._with_ranks()).items():
                 self._looks.setdefault(name, []).append(look)
         self._timings["look"] = time.monotonic() - began
 
@@ -212,35 +217,33 @@ class _Watch:
         self._starters = self._everywhere(lambda session: _ask(session, _STARTERS, "starters", ANSWER_S))
         self._timings["look"] = time.monotonic() - began
 
-    def _look_at_host(self, session: ProbeSession) -> HostLook:
-        stacks = None if self._options.stacks == "none" else self._options.stacks
-        answer = _ask(session, LOOK, "look", LOOK_S + 2, pids=self._pids(session), stacks=stacks, deadline_s=LOOK_S)
-        return host_look(answer, self._jobs[session.node.name], partial(self._reader.dump, session.node.name))
-
     def ask_ras(self) -> None:
         """Each host's service knows the whole job; the second one is asked where the first does not answer."""
-        serving = [one for one in self._with_ranks() if self._serves_ras(one)][:RAS_HOSTS]
-        if not serving:
+        serving = {name for name, looks in self._looks.items() if any(look.serves_ras for look in looks)}
+        asked = [session for session in self._with_ranks() if session.node.name in serving][:RAS_HOSTS]
+        if not asked:
             return
-        began = self._phase("asking NCCL's RAS", [session.node.name for session in serving])
-        for session in serving:
+
+        @apart
+        def ask(session: ProbeSession) -> Phased[Ras]:
+            told = _ask(session, _RAS, "ras", RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
             try:
-                told = apart(self._ras_of)(session)
+                for report in told.reports if isinstance(told, Ras) else ():
+                    self._reader.look_through(session.node.name, report.text)
+            except UnreadableError as error:
+                return unknown(f"NCCL's RAS: {error}")
+            return told
+
+        began = self._phase("asking NCCL's RAS", [session.node.name for session in asked])
+        for session in asked:
+            try:
+                told = ask(session)
             except answers.ProbeError as error:
                 told = unknown(f"NCCL's RAS: {' '.join(str(error).split())}")
             self._ras[session.node.name] = (told,)
             if isinstance(told, Ras):
                 break
         self._timings["ras"] = time.monotonic() - began
-
-    def _ras_of(self, session: ProbeSession) -> Phased[Ras]:
-        told = _ask(session, _RAS, "ras", RAS_ANSWER_S, pids=self._pids(session), force=self._options.force)
-        try:
-            for report in told.reports if isinstance(told, Ras) else ():
-                self._reader.look_through(session.node.name, report.text)
-        except UnreadableError as error:
-            return unknown(f"NCCL's RAS: {error}")
-        return told
 
     def close(self) -> None:
         self._reader.close()
@@ -261,25 +264,22 @@ class _Watch:
         )
 
     def _host(self, node: Node) -> HangHost:
+        def whole() -> HangHost:
+            return HangHost(
+                node=node,
+                job=self._jobs.get(node.name),
+                misnumbered_ranks=self._misnumbered_ranks.get(node.name, ()),
+                rivals=self._rivals.get(node.name, ()),
+                looks=tuple(self._looks.get(node.name, ())),
+                starters=self._starters.get(node.name, ()),
+                ras=self._ras.get(node.name, ()),
+                failure=self._failures.get(node.name),
+            )
+
         try:
-            return answers.attempt(lambda: self._whole(node))
+            return answers.attempt(whole)
         except answers.OwnFaultError as error:
             return HangHost(node=node, failure=failure_of(error, "hang", "what the probe told is not understood"))
-
-    def _whole(self, node: Node) -> HangHost:
-        return HangHost(
-            node=node,
-            job=self._jobs.get(node.name),
-            misnumbered_ranks=self._misnumbered_ranks.get(node.name, ()),
-            rivals=self._rivals.get(node.name, ()),
-            looks=tuple(self._looks.get(node.name, ())),
-            starters=self._starters.get(node.name, ()),
-            ras=self._ras.get(node.name, ()),
-            failure=self._failures.get(node.name),
-        )
-
-    def _serves_ras(self, session: ProbeSession) -> bool:
-        return any(look.serves_ras for look in self._looks.get(session.node.name, ()))
 
     def _with_ranks(self) -> list[ProbeSession]:
         return [one for one in self._sessions if one.node.name in self._jobs and self._jobs[one.node.name].ranks]
@@ -309,11 +309,6 @@ class _Watch:
     def _phase(self, name: str, hosts: list[str]) -> float:
         self._progress.phase(name, hosts)
         return time.monotonic()
-
-
-def _reason(unnumbered: Unknown | tuple[StoreClient, ...]) -> Unknown | tuple[()]:
-    """Why nobody could look for ranks without variables; those of other programs are nobody's business."""
-    return unnumbered if isinstance(unnumbered, Unknown) else ()
 
 
 def _ask(session: ProbeSession, kind: TypeAdapter[Result], what: str, seconds: float, **arguments: object) -> Result:

@@ -65,36 +65,25 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tup
     if len(meant) > 1:
         told = "; ".join(f"{_named(job, jobs)} ({_count(jobs[job])} ranks here)" for job in meant[:MOST_TOLD])
         error = UsageError(f"{len(meant)} jobs run: {told}. Name one of its processes with --pid:")
-        error.commands = tuple(_lines(meant[:MOST_TOLD], jobs, words))
+        by_job = {job: [rank.pid for some in hosts.values() for rank in some] for job, hosts in jobs.items()}
+        for job in meant[:MOST_TOLD]:
+            elsewhere = {pid for other, its in by_job.items() if other != job for pid in its}
+            lone = next((pid for pid in by_job[job] if pid not in elsewhere), None)
+            if lone is not None and (made := line("nccl-doctor hang {*words} --pid {pid}", words=words, pid=lone)):
+                error.commands += (made.text,)
         raise error
     chosen = next(iter(meant), None)
     own = {name: jobs[chosen].get(name, []) if chosen else [] for name in found}
     ranks = {name: _latest(some) for name, some in own.items()}
     rivals = {name: tuple(one for one in some if one not in ranks[name]) for name, some in own.items()}
-    misnumbered_ranks: dict[str, list[JobRank]] = {name: [] for name in found}
+    misnumbered_ranks: dict[str, tuple[JobRank, ...]] = dict.fromkeys(found, ())
     looked_at = {chosen}
     for job, name, rank in _misnumbered_ranks(jobs, chosen) if chosen else ():
-        misnumbered_ranks[name].append(rank)
+        misnumbered_ranks[name] += (rank,)
         looked_at.add(job)
-    others = tuple(
-        f"{_named(job, jobs)} ({plural(_count(some), 'rank')})"
-        for job, some in sorted(jobs.items())
-        if job not in looked_at
-    )
-    return Choice(
-        ranks, rivals, {name: tuple(some) for name, some in misnumbered_ranks.items()}, others, _contradicted(ranks)
-    )
-
-
-def _lines(meant: list[HangingJob], jobs: Jobs, words: tuple[str, ...]) -> Iterator[str]:
-    """The line that looks at each of the jobs, by a PID that none of the others has on any host."""
-    pids = {job: [rank.pid for some in hosts.values() for rank in some] for job, hosts in jobs.items()}
-    for job in meant:
-        others = {pid for other, its in pids.items() if other != job for pid in its}
-        own = next((pid for pid in pids[job] if pid not in others), None)
-        made = None if own is None else line("nccl-doctor hang {*words} --pid {pid}", words=words, pid=own)
-        if made is not None:
-            yield made.text
+    left = sorted(jobs.keys() - looked_at)
+    others = tuple(f"{_named(job, jobs)} ({plural(_count(jobs[job]), 'rank')})" for job in left)
+    return Choice(ranks, rivals, misnumbered_ranks, others, _contradicted(ranks))
 
 
 def _named(job: HangingJob, jobs: Jobs) -> str:
@@ -146,7 +135,13 @@ def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[Hanging
 
 def _jobs(found: dict[str, JobRanks]) -> Jobs:
     """All ranks by their jobs: the same variables, the same user, in containers or in none."""
-    alike = grouped((_job(name, rank), (name, rank)) for name, told in sorted(found.items()) for rank in told.ranks)
+
+    def job_of(host: str, rank: JobRank) -> HangingJob:
+        alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
+        run_id, where = rank.told.get("TORCHELASTIC_RUN_ID", ""), host if alone else ""
+        return HangingJob(rank.master_addr, rank.master_port, rank.world_size, run_id, where, "", rank.contained)
+
+    alike = grouped((job_of(name, rank), (name, rank)) for name, told in sorted(found.items()) for rank in told.ranks)
     jobs: Jobs = {}
     for job, some in alike.items():
         names = _user_names([(name, rank.owner) for name, rank in some])
@@ -168,13 +163,6 @@ def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
         known = sorted(user.name for user in some if not user.is_nameless) or sorted(user.name for user in some)
         names.update({user: known[0] if one else f"{user.name} ({user.uid})" for user in some})
     return names
-
-
-def _job(host: str, rank: JobRank) -> HangingJob:
-    alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
-    run_id = rank.told.get("TORCHELASTIC_RUN_ID", "")
-    where = host if alone else ""
-    return HangingJob(rank.master_addr, rank.master_port, rank.world_size, run_id, where, "", rank.contained)
 
 
 def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
@@ -243,7 +231,12 @@ def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
 
 
 def _stores(unnumbered: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
-    dialled = _dialled(unnumbered)
+    dialled = grouped(  # by end: host and place there of the processes that dialled it
+        (_end(*dial), (name, number))
+        for name, clients in unnumbered.items()
+        for number, client in enumerate(clients)
+        for dial in client.dials
+    )
     found = []
     for host, clients in unnumbered.items():
         served = (
@@ -252,7 +245,9 @@ def _stores(unnumbered: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
             for port in sorted({end[1] for end in server.serves} - {0})
         )
         for server, port, ends in islice(served, MOST_STORES):
-            mine = (place for end in ends for place in dialled.get(end, ()) if place[0] == host or not _is_own(end))
+            # a loopback address leads to another end on each host
+            shared = {end for end in ends if not ipaddress.ip_address(end[0]).is_loopback}
+            mine = (place for end in ends for place in dialled.get(end, ()) if place[0] == host or end in shared)
             users = [(name, unnumbered[name][number]) for name, number in dict.fromkeys(mine)]
             own = tuple((name, client) for name, client in users if client.is_alike(server))
             strange = sum(_dials(client, ends) for _, client in users if not client.is_alike(server))
@@ -260,32 +255,30 @@ def _stores(unnumbered: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
     return found
 
 
-def _dialled(unnumbered: dict[str, tuple[StoreClient, ...]]) -> dict[End, list[tuple[str, int]]]:
-    """Host and place there of the processes that dialled each end."""
-    return grouped(
-        (_end(*dial), (name, number))
-        for name, clients in unnumbered.items()
-        for number, client in enumerate(clients)
-        for dial in client.dials
-    )
-
-
-def _is_own(end: End) -> bool:
-    """True for a loopback address, which leads to another end on each host."""
-    return ipaddress.ip_address(end[0]).is_loopback
-
-
 def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[str]) -> list[tuple[str, JobRank]]:
     hosts = sorted({name for name, _ in clients}, key=lambda name: (name != store.host, order.index(name)))
     size = 0
     numbered: list[tuple[str, StoreClient, int]] = []
     for name in hosts:
-        mine, local = _local(sorted((one for host, one in clients if host == name), key=_start))
+        started = sorted((one for host, one in clients if host == name), key=lambda one: (one.started, one.pid))
+        mine, local = _local(started)
         numbered += [(name, one, size + (one.local_rank or 0)) for one in mine]
         size += local
-    size = min(size + _unseen(store, clients), MAX_RANKS)
+    # hosts that were not asked: connections came to the store that none of those seen has
+    held = [_dials(one, store.ends) for _, one in clients]
+    unseen = min(sum(store.ends.values()) - sum(held) - store.strange, MAX_RANKS // 2)
+    size = min(size + max(0, -(-unseen // max(1, *held))), MAX_RANKS)
     address = min(store.ends, key=lambda end: (ipaddress.ip_address(end[0]).is_loopback, end))[0]
-    return [(name, _rank(one, number, size, address, store.port)) for name, one, number in numbered]
+    master = {"world_size": size, "master_addr": address, "master_port": store.port, "counted": True}
+    return [
+        (
+            name,
+            JobRank.model_validate(
+                {**client.model_dump(exclude={"dials", "serves"}, by_alias=True), "rank": number, **master}
+            ),
+        )
+        for name, client, number in numbered
+    ]
 
 
 def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
@@ -293,40 +286,17 @@ def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
     told = [one for one in clients if one.local_rank is not None]
     sizes, numbers = {one.local_world_size or 0 for one in told}, {one.local_rank for one in told}
     size = max(sizes, default=0)
-    if (
-        len(sizes) == 1
-        and size <= MOST_LOCAL
-        and len(numbers) == len(told)
-        and all((one.local_rank or 0) < size for one in told)
-    ):
+    fits = len(numbers) == len(told) and all((one.local_rank or 0) < size for one in told)
+    if len(sizes) == 1 and size <= MOST_LOCAL and fits:
         # what has lost its parent, beside those that have not, is what an ended one left: a data loader's worker
         return told, size
-    return [one.model_copy(update={"local_rank": at, "local_world_size": None}) for at, one in enumerate(clients)], len(
-        clients
-    )
-
-
-def _start(client: StoreClient) -> tuple[int, int]:
-    return client.started, client.pid
-
-
-def _unseen(store: _Store, clients: list[tuple[str, StoreClient]]) -> int:
-    """Ranks on hosts that were not asked: connections came to the store that none of those seen has."""
-    held = [_dials(one, store.ends) for _, one in clients]
-    unseen = min(sum(store.ends.values()) - sum(held) - store.strange, MAX_RANKS // 2)
-    return max(0, -(-unseen // max(1, *held)))
+    unknown = {"local_world_size": None}
+    return [one.model_copy(update={"local_rank": at, **unknown}) for at, one in enumerate(clients)], len(clients)
 
 
 def _dials(client: StoreClient, ends: dict[End, int]) -> int:
     """How many connections it has to these."""
     return sum(dial[2] for dial in client.dials if _end(*dial) in ends)
-
-
-def _rank(client: StoreClient, number: int, size: int, address: str, port: int) -> JobRank:
-    facts = client.model_dump(exclude={"dials", "serves"}, by_alias=True)
-    return JobRank.model_validate(
-        {**facts, "rank": number, "world_size": size, "master_addr": address, "master_port": port, "counted": True}
-    )
 
 
 def _end(address: object, port: int, _count: int) -> End:

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -182,9 +181,9 @@ def _answer(kind: Kind, name: str, source: BinaryIO, size: int) -> dict[str, Any
 
     began = time.process_time()
     _bind(RLIMIT_CPU, int(began) + 1 + CPU_S)
-    readers: dict[Kind, Callable[[str, bytes], Any]] = {"dump": _read_dump, "ras": _read_ras}
+    told: dict[str, Any]
     try:
-        told = {"read": readers[kind](name, source.read(size))}
+        told = {"read": (_read_dump if kind == "dump" else _read_ras)(name, source.read(size))}
     except CrowdedError as error:
         told = {"refused": str(error)}
     except MemoryError:

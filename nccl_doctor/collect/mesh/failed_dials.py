@@ -23,7 +23,7 @@ from nccl_doctor.collect.connect.reach import ask_all
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.names import look_up
 from nccl_doctor.collect.mesh.mesh import dial_targets, listening
-from nccl_doctor.collect.mesh.plan import Target, address_of, on_link
+from nccl_doctor.collect.mesh.plan import Target, address_of, listener, on_link
 from nccl_doctor.firewall.route_lookup import interface_of
 from nccl_doctor.model.report import DialOutcome, FailedDial
 from nccl_doctor.nccl.reach import LOST
@@ -35,12 +35,9 @@ from nccl_doctor.text.inet import numeric
 
 PAIRS = 16
 """Hosts that one host tries."""
-
 ADDRESSES = 4
 """Of one host that another one tries."""
-
 ANSWER_S = 5.0
-LISTENER = {"address": "", "port": 0, "step": 0, "tries": 1}
 
 AlternativeAddresses = dict[str, dict[str, tuple[str, ...]]]
 """By host and its address, who met its listener there."""
@@ -56,7 +53,7 @@ def find_other_nets(
     nonce = secrets.token_hex(16)
     ends = wanted.keys() | {dst for told in wanted.values() for dst, _ in told}
     concerned = [session for session in sessions if session.node.name in ends]
-    with listening(concerned, nonce, lambda _session: [LISTENER]) as opened:
+    with listening(concerned, nonce, lambda _session: [listener()]) as opened:
         ports = {name: told.ports[0] for name, told in opened.items() if isinstance(told, Listening)}
 
         def meet(session: ProbeSession) -> list[tuple[str, str]]:
@@ -92,7 +89,7 @@ def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -
 
 
 CLOSED_DIAL_S = 1.0
-CLOSED = {"address": "", "port": 0, "step": 0, "tries": 1, "mute": True}
+CLOSED = listener(mute=True)
 
 
 def find_interceptions(
@@ -128,7 +125,6 @@ def was_accepted(dial: FailedDial | DialRow) -> bool:
 
 AT_MOST = 64
 """Packets that a host is asked about: a host that is cut off from all others shows it with a few of them."""
-
 Packet = tuple[str, str | None, str | None]
 """Where to, from which address, by which interface it comes in."""
 
@@ -199,19 +195,15 @@ def _between(sender: HostFacts, dev: str, receiver: HostFacts) -> str | None:
 
 PEERS = 2
 """Hosts that look."""
-
 TARGETS = 64
 """Addresses that each looks at."""
-
 PEER_DIAL_S = 2.0
 NAMES_S = 2.0
 PEER_ANSWER_S = 3.0
 TAKES_S = NAMES_S + 2 * PEER_DIAL_S + PEER_ANSWER_S
 """What all of it may take: what is silent is spoken to, and waited for as long again."""
-
 WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")
 """Where nothing of the host's own was seen."""
-
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",
 )  # fmt: skip

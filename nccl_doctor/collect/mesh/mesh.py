@@ -22,11 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedError, PathMtuResult, ProbeError
+from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedError, ProbeError
 from nccl_doctor.collect.connect.reach import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh.plan import (
@@ -55,10 +55,8 @@ from nccl_doctor.text.hostlist import fold
 
 PARTNERS = 8
 """Hosts that each one tries, the next in the list; every host is tried by as many."""
-
 DEADLINE_S = 1.5
 """The kernel's first retransmission comes after 0.2 s; ten of them fit in."""
-
 MTU_ANSWER_S = 3.0
 
 
@@ -84,23 +82,16 @@ def find_stalls(
         told = session.ask(answers.PATH_MTU, "path_mtu", deadline, targets=wanted, deadline_s=DEADLINE_S)
         if len(told) != len(wanted):
             raise session.gone(MalformedError("large packets to others than it was asked for"))
-        return tuple(_stall(session, *row) for row in zip(mine, told, strict=True) if row[1].outcome == "stalled")
+        return tuple(
+            Stall(src=session.node.name, dst=to.dst, address=to.address, **row.model_dump(exclude={"outcome", "error"}))
+            for to, row in zip(mine, told, strict=True)
+            if row.outcome == "stalled"
+        )
 
     found = ask_all(ask, sessions, window=Window())
     stalls = tuple(stall for result in found if not isinstance(result, Exception) for stall in result)
     broken = [f"{name}: {result}" for name, result in zip(names, found, strict=True) if isinstance(result, Exception)]
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
-
-
-def _stall(session: ProbeSession, target: Target, result: PathMtuResult) -> Stall:
-    return Stall(
-        src=session.node.name,
-        dst=target.dst,
-        address=target.address,
-        sent=result.sent,
-        unacked=result.unacked,
-        segment=result.segment,
-    )
 
 
 _MOST_ERRORS = 8
@@ -125,7 +116,13 @@ def run_mesh(
     """Opens the listeners, dials them all, closes them."""
     nonce = secrets.token_hex(16)
     names = [session.node.name for session in sessions]
-    with listening(sessions, nonce, partial(_sockets, facts, cluster, nonce), Window()) as opened:
+
+    def sockets(session: ProbeSession) -> list[dict[str, Any]]:
+        own = facts[session.node.name]
+        free = session.node.node_rank == 0 and isinstance(own.master_port, PortTrial) and own.master_port.free
+        return listeners(own, cluster.master_port if free else None, own_nonce(nonce, session.node.name))
+
+    with listening(sessions, nonce, sockets, Window()) as opened:
         ports, silent = _listening(opened)
         sample = sampled([node.name for node in cluster.nodes], limits.size)
         addresses = {session.node.name: address_of(session.node, facts[session.node.name]) for session in sessions}
@@ -144,19 +141,9 @@ def run_mesh(
             silent[name] = f"did not report its dials: {answer}"
             continue
         tested += len({target.dst for target in targets[name]} - {name})
-        for row in answer.failed:
-            to = targets[name][row.target]
-            failed.append(
-                FailedDial(
-                    src=name,
-                    dst=to.dst,
-                    address=to.address,
-                    port=row.port,
-                    outcome=row.outcome,
-                    error=row.error,
-                    seconds=row.seconds,
-                )
-            )
+        for seen in (row._asdict() for row in answer.failed):
+            to = targets[name][seen.pop("target")]
+            failed.append(FailedDial(src=name, dst=to.dst, address=to.address, **seen))
     return Mesh(
         hosts=len(names),
         pairs=len(names) * (len(names) - 1),
@@ -187,15 +174,6 @@ def _answered(
     return met
 
 
-def _sockets(
-    facts: Mapping[str, HostFacts], cluster: Cluster, nonce: str, session: ProbeSession
-) -> list[dict[str, Any]]:
-    own = facts[session.node.name]
-    trial = own.master_port
-    free = session.node.node_rank == 0 and isinstance(trial, PortTrial) and trial.free
-    return listeners(own, cluster.master_port if free else None, own_nonce(nonce, session.node.name))
-
-
 def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
     """By host, the ports it listens on, and why it does not listen on some."""
     ports: dict[str, tuple[int, ...]] = {}
@@ -213,7 +191,6 @@ def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, t
 
 FEW = 0.05
 """Share of all dials up to which those that timed out are tried again; of three hosts, one dial."""
-
 LATE = ("timed-out", "reset", "intercepted")
 NO_FILE = ("EMFILE", "ENFILE")
 
@@ -228,7 +205,10 @@ def retry(
     dial: Callable[[ProbeSession, list[Target]], Dialled],
 ) -> list[Dialled | Exception]:
     """The answers of all hosts, without the dials that came through when they were tried once more."""
-    answers = [_looked(answer) for answer in _again(sessions, targets, answers, dial, _unopened, replace_rows)]
+    answers = _again(sessions, targets, answers, dial, _unopened, replace_rows)
+    for place, answer in enumerate(answers):
+        if missed := len(_unopened(answer)):
+            answers[place] = ProbeError(f"it may open no more files, for {missed} of them")
     busy = any(session.hello.load is not None and session.hello.load.busy for session in sessions)
     for _ in range(TRIES if busy else 1):
         before = sum(len(_late(answer)) for answer in answers)
@@ -272,11 +252,6 @@ def _unopened(answer: Dialled | Exception) -> list[DialRow]:
     return [] if isinstance(answer, Exception) else [row for row in answer.failed if row.error in NO_FILE]
 
 
-def _looked(answer: Dialled | Exception) -> Dialled | Exception:
-    missed = len(_unopened(answer))
-    return ProbeError(f"it may open no more files, for {missed} of them") if missed else answer
-
-
 def drop_recovered(answer: Dialled, rows: list[DialRow], second: Dialled) -> Dialled:
     """The answer without those of the rows that did not fail again, which stay as they were seen first."""
     still = {row.target for row in second.failed}
@@ -294,13 +269,10 @@ def replace_rows(answer: Dialled, rows: list[DialRow], second: Dialled) -> Diall
 
 AT_ONCE = 256
 """Dials that a host makes at once (probe/mesh/mesh.py)."""
-
 AGAIN = 2.0
 """A dial's time when it is tried again, as a multiple of the first."""
-
 LISTEN_ANSWER_S = 5.0
 """What listening, and reporting after the last dial timed out, may take."""
-
 Dials = tuple[dict[str, list[Target]], list[Dialled | Exception]]
 """By host where it dialled, and in the hosts' order what became of it."""
 

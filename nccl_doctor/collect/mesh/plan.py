@@ -36,22 +36,16 @@ MeshSize = Literal["auto", "full", "none"]
 
 ALL_PAIRS_UP_TO = 128
 """Hosts up to which every pair is dialled."""
-
 RANDOM_PEERS = 14
 """Beyond it, each host dials so many besides the master and its two neighbours in the ring of ranks."""
-
 MOST_SUSPECTS = 16
 """Hosts that all others dial, after a dial failed that they explain."""
-
 RANDOM_PORTS = 1
 """Besides both ends of a host's ephemeral range: three ports in all."""
-
 TRIES = 16
 """How far a listener may step aside from a port that somebody holds."""
-
 FIRST_UNPRIVILEGED = 1024
 """The kernel takes no range below net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst), which this is by default."""
-
 WHOLE = PortRange(low=32768, high=60999)
 """Linux' default for net.ipv4.ip_local_port_range, for hosts whose own could not be read."""
 
@@ -112,13 +106,13 @@ def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict
     middle = draw.sample(range(own.low, own.high + 1), min(RANDOM_PORTS, own.high - own.low + 1))
     wanted = [(own.low, 1), (own.high, -1), *((port, 1) for port in middle)]
     reserved = own.reserved_ports
-    found = [
-        {"address": "", "port": _unreserved(port, step, reserved, own), "step": step, "tries": TRIES}
-        for port, step in wanted
-    ]
-    if master_port is not None:
-        found.insert(0, {"address": "", "port": master_port, "step": 0, "tries": 1})
-    return found
+    found = [listener(_unreserved(port, step, reserved, own), step, TRIES) for port, step in wanted]
+    return found if master_port is None else [listener(master_port), *found]
+
+
+def listener(port: int = 0, step: int = 0, tries: int = 1, **more: bool) -> dict[str, Any]:
+    """A listener as a probe takes it (probe/mesh/mesh.py); port 0 is the kernel's choice."""
+    return {"address": "", "port": port, "step": step, "tries": tries, **more}
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:
@@ -135,19 +129,12 @@ def _unreserved(port: int, step: int, reserved: frozenset[int], own: PortRange) 
     return port if own.low <= port <= own.high else 0
 
 
-PRIVATE = tuple(
-    map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"))
-)
+_BLOCKS = "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"
+PRIVATE = tuple(map(ipaddress.ip_network, _BLOCKS))
 """What an organisation numbers by itself: RFC 1918, the shared space of RFC 6598, unique local addresses (RFC 4193)."""
-
-METADATA = frozenset(
-    map(
-        ipaddress.ip_address,
-        ("169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"),
-    )
-)
+_SERVICES = "169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"
+METADATA = frozenset(map(ipaddress.ip_address, _SERVICES))
 """Where clouds serve credentials to whoever asks from a host: all of them; ECS; Alibaba; AWS and GCP by IPv6."""
-
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
@@ -175,9 +162,14 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
         return False
     there = getattr(there, "ipv4_mapped", None) or there
     own = list(own_networks(source))
-    if there.is_loopback or there.is_multicast or there.is_unspecified or there in METADATA or _broadcast(there, own):
+    # nets of two addresses and of one have no broadcast address (RFC 3021)
+    broadcast = {_BROADCAST, *(net.broadcast_address for net in own if net.version == 4 and net.prefixlen < 31)}
+    if there.is_loopback or there.is_multicast or there.is_unspecified or there in METADATA or there in broadcast:
         return False
-    return any(there in network for network in (*own, *_routes(source), *_private_blocks(own)))
+    routes = () if isinstance(source.routes, Unknown) else source.routes
+    led = (net for route in routes if (net := inet.network_of(route.destination)).prefixlen > 0)
+    private = (block for block in PRIVATE if any(net.network_address in block for net in own))
+    return any(there in network for network in (*own, *led, *private))
 
 
 def own_networks(source: HostFacts) -> Iterator[inet.Network]:
@@ -185,26 +177,6 @@ def own_networks(source: HostFacts) -> Iterator[inet.Network]:
     for entry in source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ():
         address = entry.address.partition("%")[0]
         yield inet.network_of(address if entry.netmask is None else f"{address}/{inet.prefix_length(entry.netmask)}")
-
-
-def _routes(source: HostFacts) -> Iterator[inet.Network]:
-    """Where a host's routes lead, the default routes left out."""
-    for route in () if isinstance(source.routes, Unknown) else source.routes:
-        network = inet.network_of(route.destination)
-        if network.prefixlen > 0:
-            yield network
-
-
-def _private_blocks(own: list[inet.Network]) -> Iterator[inet.Network]:
-    """The private blocks in which a host has an address."""
-    return (block for block in PRIVATE if any(net.network_address in block for net in own))
-
-
-def _broadcast(there: inet.Address, own: list[inet.Network]) -> bool:
-    """True where all hosts of a net would hear it; nets of two addresses and of one have no such (RFC 3021)."""
-    return there == _BROADCAST or any(
-        there == net.broadcast_address for net in own if net.version == 4 and net.prefixlen < 31
-    )
 
 
 @dataclass(frozen=True)

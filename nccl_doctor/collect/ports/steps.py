@@ -22,7 +22,6 @@ from nccl_doctor.text.shell import line, script
 
 Tell = Callable[[str], None]
 """Shows what is waited for; the next call replaces it."""
-
 POLL_S = 0.1
 KILL_S = 5.0
 """What a process may take to go after SIGKILL: the kernel gives back its memory, a GPU's driver its own."""
@@ -308,9 +307,11 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
     """By host, those of the target's free ports to which it connects; raises NotReachedError: a host did not answer."""
+    from nccl_doctor.collect.mesh.plan import listener
+
     nonce = secrets.token_hex(16)
     wanted = list(ports)
-    sockets = [{"address": "", "port": port, "step": 0, "tries": 1} for port in wanted]
+    sockets = [listener(port) for port in wanted]
 
     def dial(machine: Machine) -> set[int]:
         machine.ask("listen", nonce=nonce, sockets=[])

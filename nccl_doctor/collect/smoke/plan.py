@@ -16,10 +16,8 @@ Backend = Literal["nccl", "gloo"]
 
 LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
 """Bytes of the largest message where none is asked for: NVLink and InfiniBand reach their speed near a gigabyte."""
-
 OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """What it sets where nobody else does (distributed/run.py and elastic/agent/server/local_elastic_agent.py, 2.13)."""
-
 LOGGING = {
     "NCCL_DEBUG": "INFO",
     # INIT and NET hold the interfaces, the network in use, channels and rings; not the topology's dump.

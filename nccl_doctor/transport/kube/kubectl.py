@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
 from typing import Literal
 
 from nccl_doctor.model.engine import Entry
@@ -17,7 +16,6 @@ from nccl_doctor.transport.process import ProcessChannel, english
 
 MAX_OUTPUT = 256 << 20
 """Bytes of a pod list that are read: 10,000 pods take some 100 MB."""
-
 Trouble = Literal[
     "forbidden", "unauthorized", "gone", "no-such-kind", "not-running", "ended", "no-shell", "kubelet", "no-server",
     "not-configured", "failed",
@@ -49,34 +47,9 @@ class KubectlError(Exception):
         super().__init__(last)
 
 
-@dataclass(frozen=True)
-class _Ended:
-    output: bytes
-    status: int | None
-    stderr: str
-
-
 def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
     """The output of ``kubectl ARGUMENTS``; FileNotFoundError, TimeoutError, or KubectlError where it failed."""
-    ended = _run(["kubectl", *arguments], time.monotonic() + seconds, text)
-    if ended.status != 0:
-        raise KubectlError(trouble(ended.stderr), last_line(ended.stderr) or f"status {ended.status}")
-    return ended.output
-
-
-def trouble(stderr: str) -> Trouble:
-    """Names the trouble that kubectl's words mean."""
-    return next((name for name, words in _WORDS if re.search(words, stderr, re.IGNORECASE)), "failed")
-
-
-def last_line(stderr: str) -> str:
-    """The last thing that it said, in one line of bounded length."""
-    lines = [re.sub(r"\s+", " ", line).strip() for line in stderr.splitlines() if line.strip()]
-    return lines[-1][:400] if lines else ""
-
-
-def _run(argv: list[str], deadline: float, text: str) -> _Ended:
-    channel = ProcessChannel(argv, english())
+    deadline, channel = time.monotonic() + seconds, ProcessChannel(["kubectl", *arguments], english())
     try:
         if text:
             channel.send(text.encode(), deadline)
@@ -88,9 +61,23 @@ def _run(argv: list[str], deadline: float, text: str) -> _Ended:
             if size > MAX_OUTPUT:
                 raise KubectlError("failed", f"more than {MAX_OUTPUT >> 20} MiB of output")
             lines.append(line)
-        return _Ended(b"\n".join(lines), channel.exit_status(deadline), channel.stderr_tail())
+        status, stderr = channel.exit_status(deadline), channel.stderr_tail()
     finally:
         channel.close()
+    if status != 0:
+        raise KubectlError(trouble(stderr), last_line(stderr) or f"status {status}")
+    return b"\n".join(lines)
+
+
+def trouble(stderr: str) -> Trouble:
+    """Names the trouble that kubectl's words mean."""
+    return next((name for name, words in _WORDS if re.search(words, stderr, re.IGNORECASE)), "failed")
+
+
+def last_line(stderr: str) -> str:
+    """The last thing that it said, in one line of bounded length."""
+    lines = [re.sub(r"\s+", " ", line).strip() for line in stderr.splitlines() if line.strip()]
+    return lines[-1][:400] if lines else ""
 
 
 _LATER = "See what has become of the pod (kubectl describe pod), and check again when it runs."
@@ -111,6 +98,7 @@ _DETAIL: dict[Trouble, tuple[str, str]] = {
         "was not entered: the API server gets no answer from the kubelet of its node",
         "See with kubectl get nodes whether its node is Ready, and have it mended or the pod moved.",
     ),
+    "failed": ("was not entered: kubectl exec ended", "See what kubectl exec into that pod says."),
     "no-server": (
         "was not entered: the cluster's API server does not answer here",
         "See that kubectl get pods works here: a VPN, a proxy, or the cluster's address in the kubeconfig.",
@@ -130,50 +118,29 @@ def not_ready(options: KubeOptions, why: NotReady) -> EngineFailure:
 
 def failure(options: KubeOptions, entry: Entry) -> EngineFailure:
     """The failure that kubectl's end or silence shows."""
+    late, last = entry.seconds is not None, ""
     if entry.absent:
-        return _failure(options, "kubectl", "was not entered: there is no kubectl here")
-    return _ended(options, entry.stderr) if entry.seconds is None else _silent(options, entry.seconds)
-
-
-def _ended(options: KubeOptions, stderr: str) -> EngineFailure:
-    why, last = trouble(stderr), last_line(stderr)
-    plain = "was not entered: kubectl exec ended", "See what kubectl exec into that pod says."
-    detail, remedy = _DETAIL.get(why, plain)
+        why, detail, remedy = "kubectl", "was not entered: there is no kubectl here", "Install kubectl."
+    elif late:
+        why, detail = "silent", f"gave no answer to kubectl exec in {entry.seconds:.0f} s"
+        remedy = (
+            "The API server took the request and the kubelet of the pod's node stays silent, or the link to either "
+            "does: see with kubectl get nodes whether it is Ready."
+        )
+    else:
+        why, last = trouble(entry.stderr), last_line(entry.stderr)
+        detail, remedy = _DETAIL.get(why, _DETAIL["failed"])
     holes = {"namespace": options.namespace, "container": options.container}
+    where = () if options.machine is None else (f"on the node {options.machine}",)
     return EngineFailure(
         kind="pod-not-ready" if why in _AWAY else "pod-unreachable",
         detail=detail.format(**holes),
-        evidence=(*_where(options), *((f"kubectl: {last}",) if last else ())),
+        evidence=(*where, *((f"kubectl: {last}",) if last else ())),
         remedy=remedy.format(**holes),
-        facts=_facts(options, why),
+        facts=_facts(options, why).model_copy(update={"late": late}),
     )
-
-
-def _silent(options: KubeOptions, seconds: float) -> EngineFailure:
-    detail = f"gave no answer to kubectl exec in {seconds:.0f} s"
-    remedy = (
-        "The API server took the request and the kubelet of the pod's node stays silent, or the link to either does: "
-        "see with kubectl get nodes whether it is Ready."
-    )
-    return _failure(options, "silent", detail, remedy, late=True)
-
-
-def _failure(
-    options: KubeOptions, reason: str, detail: str, remedy: str = "Install kubectl.", *, late: bool = False
-) -> EngineFailure:
-    facts = _facts(options, reason).model_copy(update={"late": late})
-    return EngineFailure(kind="pod-unreachable", detail=detail, evidence=_where(options), remedy=remedy, facts=facts)
-
-
-def _where(options: KubeOptions) -> tuple[str, ...]:
-    return () if options.machine is None else (f"on the node {options.machine}",)
 
 
 def _facts(options: KubeOptions, reason: str) -> EngineFacts:
-    return EngineFacts(
-        pod=options.pod,
-        namespace=options.namespace,
-        container=options.container,
-        node=options.machine,
-        reason=reason,
-    )
+    asked = options.model_dump(include={"pod", "namespace", "container"})
+    return EngineFacts(**asked, node=options.machine, reason=reason)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +36,11 @@ class ChoosingTransport:
         self._local, self._openssh = LocalTransport(), OpensshTransport(ssh_config)
         self._either = kind == "auto" and shutil.which("ssh") is not None
         self._agents = Agents()
-        self._paramiko = None if kind == "openssh" else _paramiko(self._resolve_jump, alone=not self._either)
+        self._paramiko: ParamikoTransport | None = None
+        if kind != "openssh":
+            from nccl_doctor.transport.ssh.paramiko_transport import ParamikoTransport
+
+            self._paramiko = ParamikoTransport(self._resolve_jump, alone=not self._either)
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
         """Starts ``command`` on ``node``; AccessError, or ControllerError for a fault of this machine."""
@@ -110,23 +113,14 @@ class ChoosingTransport:
 
     def _hops(self, settings: HostSettings, deadline: float) -> list[HostSettings]:
         """The jump hosts on the way, the nearest to the host first; AccessError where they lead back to themselves."""
-        seen: set[str] = set()
-        hops: list[HostSettings] = []
+        hops: dict[str, HostSettings] = {}
         way = settings
         while way.proxy_jump:
-            if way.proxy_jump in seen:
+            if way.proxy_jump in hops:  # we would wait, and ssh start processes, without end
                 detail = f"is not reached: in the SSH configuration the jump host {way.proxy_jump} leads to itself"
                 raise failures.unreachable(settings.target(), "ssh-config", detail)
-            seen.add(way.proxy_jump)
-            way = self._resolve_jump(way.proxy_jump, deadline)
-            hops.append(way)
-        return hops
-
-
-def _paramiko(resolve_jump: Callable[[str, float], HostSettings], *, alone: bool) -> ParamikoTransport:
-    from nccl_doctor.transport.ssh.paramiko_transport import ParamikoTransport
-
-    return ParamikoTransport(resolve_jump, alone=alone)
+            way = hops[way.proxy_jump] = self._resolve_jump(way.proxy_jump, deadline)
+        return [*hops.values()]
 
 
 def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> str:

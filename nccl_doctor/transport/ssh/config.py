@@ -22,7 +22,6 @@ from nccl_doctor.transport.base import remaining
 
 Values = dict[str, list[str]]
 """Keyword in lower case, and its values: some keywords stand more than once."""
-
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
 IMPLEMENTED = frozenset(
@@ -45,7 +44,6 @@ WITHOUT_BEARING = frozenset(
     channeltimeout ignoreunknown warnweakcrypto""".split()  # noqa: SIM905 - words, not quotes
 )
 """Canonical names are resolved in the answer; certificates and hardware keys go through ssh; GSSAPI is tried after."""
-
 _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
 
 

@@ -11,18 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nccl_doctor.snapshot.access import (
-    ChangedKeyFacts,
-    HostKeyChanged,
-    HostKeyUnknown,
-    LoginFacts,
-    Reason,
-    SshAuthFailed,
-    SshTarget,
-    SshUnreachable,
-    UnknownKeyFacts,
-    UnreachableFacts,
-)
+from nccl_doctor.snapshot import access
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.ssh import known_hosts
 
@@ -42,9 +31,9 @@ class Target:
     via: bool = False
 
     @property
-    def facts(self) -> SshTarget:
+    def facts(self) -> access.SshTarget:
         """The beginning of every failure's facts."""
-        return SshTarget(
+        return access.SshTarget(
             target=self.name,
             address=self.address,
             port=self.port,
@@ -53,7 +42,7 @@ class Target:
         )
 
 
-_WORDS: tuple[tuple[Reason, str], ...] = (
+_WORDS: tuple[tuple[access.Reason, str], ...] = (
     ("refused", r"connection refused"),
     ("timed-out", r"timed out|timeout"),
     ("no-route", r"no route to host|host is down"),
@@ -66,14 +55,14 @@ _MOST_NAMES, _OFFER = 12, 300
 """Of a server's algorithms: a dozen tells what it is, and a hostile one could fill a page."""
 _EXTENSIONS = ("ext-info-", "kex-strict-")
 """What stands among the key exchanges and is none (RFC 8308; OpenSSH's PROTOCOL, section 1.10)."""
-_ERRNO: dict[int, Reason] = {
+_ERRNO: dict[int, access.Reason] = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed-out",
     errno.EHOSTUNREACH: "no-route",
     errno.EHOSTDOWN: "no-route",
     errno.ENETUNREACH: "unreachable",
 }
-_DETAIL: dict[Reason, str] = {
+_DETAIL: dict[access.Reason, str] = {
     "name-unresolved": "has a name that does not resolve on this machine",
     "refused": "refused the TCP connection: no sshd listens there",
     "no-route": 'answered "no route to host": it is down, or a firewall rejects the connection',
@@ -84,12 +73,12 @@ _DETAIL: dict[Reason, str] = {
 
 
 def unreachable(
-    target: Target, reason: Reason, detail: str = "", evidence: tuple[str, ...] = (), *, late: bool = False
+    target: Target, reason: access.Reason, detail: str = "", evidence: tuple[str, ...] = (), *, late: bool = False
 ) -> AccessError:
     """No SSH session came about; ``late`` on this machine is tried again, unless the reason itself speaks of time."""
-    facts = UnreachableFacts(**dict(target.facts), reason=reason, via=target.via, late=late)
+    facts = access.UnreachableFacts(**dict(target.facts), reason=reason, via=target.via, late=late)
     words = detail or _DETAIL[reason]
-    return AccessError(SshUnreachable(detail=words, evidence=bounded(evidence), facts=facts))
+    return AccessError(access.SshUnreachable(detail=words, evidence=bounded(evidence), facts=facts))
 
 
 def timed_out(target: Target, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
@@ -112,7 +101,7 @@ def dropped(target: Target, message: str) -> AccessError:
 
 def is_dropped(error: AccessError) -> bool:
     """Tells whether :func:`dropped` made it, so that it may be tried again."""
-    return isinstance(error.failure, SshUnreachable) and error.failure.facts.reason == "dropped"
+    return isinstance(error.failure, access.SshUnreachable) and error.failure.facts.reason == "dropped"
 
 
 def says_dropped(message: str) -> bool:
@@ -130,7 +119,7 @@ def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
     return unreachable(target, reason, evidence=(f"connect: {error.strerror}",))
 
 
-def not_forwarded(target: Target, reason: Reason, message: str) -> AccessError:
+def not_forwarded(target: Target, reason: access.Reason, message: str) -> AccessError:
     """The jump host could not connect to the host, or may not."""
     detail = "" if reason in ("refused", "forwarding") else "could not be connected to from its jump host"
     if reason == "name-unresolved":
@@ -162,7 +151,7 @@ def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) 
     return unreachable(target, "no-algorithm", detail, (f"taken here: {taken}",) if taken else ())
 
 
-def reason_of(text: str) -> Reason | None:
+def reason_of(text: str) -> access.Reason | None:
     """The reason that a message of ssh, sshd or a proxy command means; None for no known one."""
     return next((reason for reason, words in _WORDS if re.search(words, text, re.IGNORECASE)), None)
 
@@ -176,7 +165,7 @@ def host_key_unknown(
     target: Target, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
 ) -> AccessError:
     """No file knows the host. ``line`` is the one to add, where the key itself was seen."""
-    facts = UnknownKeyFacts(
+    facts = access.UnknownKeyFacts(
         **dict(target.facts),
         key_type=key_type,
         fingerprint=fingerprint,
@@ -187,7 +176,7 @@ def host_key_unknown(
     )
     detail = "has a host key that no known_hosts file holds"
     evidence = (f"{key_type} {fingerprint}",) if fingerprint else ()
-    return AccessError(HostKeyUnknown(detail=detail, evidence=evidence, facts=facts))
+    return AccessError(access.HostKeyUnknown(detail=detail, evidence=evidence, facts=facts))
 
 
 def host_key_changed(target: Target, verdict: known_hosts.KeyMatch, key: bytes) -> AccessError:
@@ -207,7 +196,7 @@ def key_mismatch(
 ) -> AccessError:
     """As :func:`host_key_changed`, with (file, line) and (type, fingerprint) pairs."""
     file, line = where
-    facts = ChangedKeyFacts(
+    facts = access.ChangedKeyFacts(
         **dict(target.facts),
         file=file,
         line=line,
@@ -222,7 +211,7 @@ def key_mismatch(
     evidence: tuple[str, ...] = (f"it showed {new[0]} {new[1]}",)
     if old is not None and not revoked:
         evidence = (f"{place} holds {old[0]} {old[1]}", *evidence)
-    return AccessError(HostKeyChanged(detail=detail, evidence=evidence, facts=facts))
+    return AccessError(access.HostKeyChanged(detail=detail, evidence=evidence, facts=facts))
 
 
 _PHRASE = 300
@@ -263,7 +252,7 @@ class Login:
 
 def auth_failed(target: Target, login: Login) -> AccessError:
     """The failure where none of the keys let the user in."""
-    facts = LoginFacts(
+    facts = access.LoginFacts(
         **dict(target.facts),
         identity_file=login.identity_file,
         encrypted=login.encrypted,
@@ -283,7 +272,7 @@ def auth_failed(target: Target, login: Login) -> AccessError:
     if login.barred:
         words = f'said "{message[-_PHRASE:]}"' if message else "hung up without a word"
         detail = f"took a key of the user {target.user}, barred the account and {words}"
-        return AccessError(SshAuthFailed(detail=detail, evidence=bounded(login.notes), facts=facts))
+        return AccessError(access.SshAuthFailed(detail=detail, evidence=bounded(login.notes), facts=facts))
     evidence = [f"refused: {key}" for key in login.offered]
     if not evidence and not login.partial:
         evidence = ["no key could be offered"]
@@ -296,7 +285,9 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         evidence.append(f"the server takes: {', '.join(login.methods)}")
     if login.aborted:
         evidence.append("the server broke off after too many keys (MaxAuthTries)")
-    return AccessError(SshAuthFailed(detail=_refusal(target.user, login), evidence=bounded(evidence), facts=facts))
+    return AccessError(
+        access.SshAuthFailed(detail=_refusal(target.user, login), evidence=bounded(evidence), facts=facts)
+    )
 
 
 def _refusal(user: str, login: Login) -> str:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO
 
 from nccl_doctor.snapshot.access import Reason
-from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Greeting, pause
-from nccl_doctor.transport.process import ProcessChannel
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Greeting, close_all, pause
+from nccl_doctor.transport.process import ProcessChannel, english
 from nccl_doctor.transport.ssh import SshOptions, failures, identities
 from nccl_doctor.transport.ssh.failures import Login, Target
 from nccl_doctor.transport.ssh.settings import QUEUE, HostSettings, Places, arguments, split_jump
@@ -69,11 +69,14 @@ def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
     """The failure that the attempt shows; that of ``jump``, the last jump host, where the way ended there."""
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
-        if through is None and _let_in(attempt.stderr) and (attempt.late or _NO_GREETING.search(attempt.log)):
+        # each jump host that is itself behind one tells of its proxy command
+        inside = len(_LET_IN.findall(attempt.stderr)) > attempt.stderr.count("debug1: Executing proxy command")
+        if through is None and inside and (attempt.late or _NO_GREETING.search(attempt.log)):
             return _greeting(attempt, attempt.settings.target(), attempt.log, _last_words(attempt.log))
         if through is None:
-            inner = replace(attempt, log=attempt.stderr, stderr="")
-            return _of_log(inner, _addressed(jump, inner.log))
+            found = _RESOLVED.search(attempt.stderr)
+            jump = replace(jump, address=found[1], port=int(found[3])) if found else jump
+            return _of_log(replace(attempt, log=attempt.stderr, stderr=""), jump)
         reason = failures.reason_of(through[0]) or "failed"
         return failures.not_forwarded(attempt.settings.target(), reason, through[1])
     return _of_log(attempt, attempt.settings.target())
@@ -82,11 +85,6 @@ def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
 def logs_in(log: str) -> bool:
     """Tells whether the handshake is over; an open ControlMaster has had its own."""
     return _HANDSHAKEN.search(log) is not None
-
-
-def _let_in(hops: str) -> bool:
-    """True where all jump hosts let us in; each that is itself behind one tells of its proxy command."""
-    return len(_LET_IN.findall(hops)) > hops.count("debug1: Executing proxy command")
 
 
 def _of_log(attempt: Attempt, target: Target) -> AccessError:
@@ -113,10 +111,13 @@ def _host_key(attempt: Attempt, target: Target, log: str) -> AccessError | None:
 
 
 def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
-    if not attempt.late and _barred(log):
-        return failures.auth_failed(
-            target, Login(barred=True, message=_server_words(attempt.stderr), agent=_AGENT in log)
-        )
+    # the server's words during the login, which ssh hands on among its own
+    message = "\n".join(line for line in attempt.stderr.splitlines() if not _OWN.match(line))
+    # the server took a key and then hung up, as it does where PAM's account rules say no
+    _, key, after = log.rpartition("Server accepts key: ")
+    hung_up = re.search(r"^Connection (closed|reset) ", after, re.MULTILINE)
+    if not attempt.late and key and hung_up is not None and "Authenticated" not in after:
+        return failures.auth_failed(target, Login(barred=True, message=message, agent=_AGENT in log))
     methods, accepted = _CONTINUE.findall(log), tuple(_ACCEPTED.findall(log))
     if attempt.late or not ("Permission denied" in log or "Too many authentication failures" in log):
         return None
@@ -131,7 +132,7 @@ def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
         notes=tuple(f"{path} does not exist" for path in files if attempt.settings.chosen_keys and not path.exists()),
         identity_file=next(map(str, existing), None),
         agent=_AGENT in log,
-        message=_server_words(attempt.stderr),
+        message=message,
         aborted="Too many authentication failures" in log,
         partial=partial,
         exposed=exposed,
@@ -139,18 +140,6 @@ def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
         early=early,
     )
     return failures.auth_failed(target, login)
-
-
-def _barred(log: str) -> bool:
-    """The server took a key and then hung up, as it does where PAM's account rules say no."""
-    _, taken, after = log.rpartition("Server accepts key: ")
-    hung_up = re.search(r"^Connection (closed|reset) ", after, re.MULTILINE)
-    return bool(taken) and hung_up is not None and "Authenticated" not in after
-
-
-def _server_words(stderr: str) -> str:
-    """The server's words during the login, which ssh hands on among its own."""
-    return "\n".join(line for line in stderr.splitlines() if not _OWN.match(line))
 
 
 def _session(attempt: Attempt, target: Target, log: str) -> AccessError | None:
@@ -203,15 +192,8 @@ def _last_words(log: str) -> str:
     return next((line for line in reversed(lines) if line and not line.startswith("debug")), "")
 
 
-def _addressed(jump: Target, log: str) -> Target:
-    """The jump host with the address that its ssh connected to."""
-    found = _RESOLVED.search(log)
-    return replace(jump, address=found[1], port=int(found[3])) if found else jump
-
-
 _STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no")
 """Nothing is asked, and no key is added to a known_hosts file."""
-
 _PLAIN = (
     "ControlMaster=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no",
     "RemoteCommand=none", "RequestTTY=no", "ConnectionAttempts=1", "ServerAliveInterval=15", "ServerAliveCountMax=3",
@@ -255,13 +237,9 @@ class OpensshTransport:
         """Ends the logins of whoever was interrupted."""
         with self._lock:
             entering, self._entering = [*self._entering], set()
-        closing = [threading.Thread(target=channel.close, daemon=True) for channel in entering]
         for channel in entering:
             channel.grace_s = 0.0  # the end of its input says nothing to a login shell
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join()
+        close_all(entering)
 
     def _places(self, jump: str | None) -> Places:
         """Handshakes through one jump host share its places; a host reached directly has its own."""
@@ -280,7 +258,8 @@ class OpensshTransport:
         with _log() as log:
             try:
                 argv = [*self._argv(settings, options, deadline, log.path), "--", settings.name, command]
-                channel = ProcessChannel(argv, _environment())
+                # in English for classify(), and without a window that asks for a password
+                channel = ProcessChannel(argv, english() | {"SSH_ASKPASS_REQUIRE": "never"})
                 channel.bound_files(_LONGEST_LOG)
                 with self._lock:
                     self._entering.add(channel)
@@ -311,7 +290,11 @@ class OpensshTransport:
             stderr = channel.stderr_tail()
             channel.close()
             self._entered(channel)
-            raise classify(Attempt(settings, log.text(), stderr, seconds, late), _last_jump(settings))
+            attempt, jump = Attempt(settings, log.text(), stderr, seconds, late), None
+            if settings.proxy_jump:
+                _, name, hop = split_jump(settings.proxy_jump)
+                jump = Target(name, name, hop.port or 22, hop.user or settings.user, hop=True)
+            raise classify(attempt, jump)
 
     def _entered(self, channel: ProcessChannel) -> None:
         """From now on it is its owner who closes it."""
@@ -369,21 +352,9 @@ def _log() -> Iterator[_Log]:
         yield _Log(file, file.name)
 
 
-def _last_jump(settings: HostSettings) -> Target | None:
-    if not settings.proxy_jump:
-        return None
-    _, name, hop = split_jump(settings.proxy_jump)
-    return Target(name, name, hop.port or 22, hop.user or settings.user, hop=True)
-
-
 def _unwritten(settings: HostSettings) -> str:
     """CheckHostIP has ssh add addresses to the first file of the user's; where that can't be led aside it is off."""
     if "userknownhostsfile" in settings.beyond:
         return "CheckHostIP=no"
     files = " ".join(f'"{path}"' for path in (os.devnull, *settings.user_known_hosts))
     return f"UserKnownHostsFile={files.replace('%', '%%')}"
-
-
-def _environment() -> dict[str, str]:
-    """Ours, in English for :func:`classify`, and without a window that asks for a password."""
-    return os.environ | {"LC_ALL": "C", "SSH_ASKPASS_REQUIRE": "never"}

@@ -29,11 +29,10 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from weakref import WeakSet
 
-from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, LineBuffer, Tail, if_free, remaining
+from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, LineBuffer, Tail, close_all, if_free, remaining
 from nccl_doctor.transport.ssh import failures, known_hosts
 from nccl_doctor.transport.ssh.config import BeyondError
 from nccl_doctor.transport.ssh.failures import Target
@@ -61,17 +60,14 @@ ResolveJump = Callable[[str, float], HostSettings]
 
 SMALL_MSS = 1200
 """Bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does."""
-
 TIMES = 3
 """Retransmissions of one segment in a row, none of them acknowledged; after so many Linux suspects the path itself
 (tcp_retries1 in ip-sysctl)."""
-
 _ROW = re.compile(
     r"^ *\d+: [0-9A-F]+:[0-9A-F]{4} (?P<address>[0-9A-F]+):(?P<port>[0-9A-F]{4}) 0[18] "
     r"(?P<queued>[0-9A-F]{8}):[0-9A-F]{8} 01:[0-9A-F]{8} (?P<times>[0-9A-F]{8}) "
 )
 """Of /proc/net/tcp (proc(5)), in a state in which the host may send, and with its retransmission timer running."""
-
 _ACKED = slice(120, 128)
 """tcpi_bytes_acked in struct tcp_info (linux/tcp.h), since Linux 4.1."""
 _MOST = 64 * 1024
@@ -91,9 +87,15 @@ def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callabl
         small = again()
         try:
             with ends_at(by, small):
-                rows = _ask(small, f"grep -h ':{ours[1]:04X} 0' /proc/net/tcp /proc/net/tcp6", by)
+                channel = small.open_session(timeout=remaining(by))
+                channel.settimeout(remaining(by))
+                channel.exec_command(f"grep -h ':{ours[1]:04X} 0' /proc/net/tcp /proc/net/tcp6")
+                said = b""
+                while len(said) < _MOST and (chunk := channel.recv(_MOST)):
+                    said += chunk
         finally:
             small.close()
+        rows = said.decode(errors="replace").splitlines()
         return any(is_resent(row, ours[0], ours[1]) for row in rows) and _acknowledged(held) > before
     except (AccessError, BeyondError, paramiko.SSHException, EOFError, OSError):
         return False  # nothing is proven, and the session's own failure is told
@@ -116,16 +118,6 @@ def is_resent(row: str, address: str, port: int) -> bool:
 def _acknowledged(connection: socket.socket) -> int:
     """The bytes of ours that the host's kernel has acknowledged."""
     return int.from_bytes(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.stop)[_ACKED], "little")
-
-
-def _ask(session: SshSession, command: str, by: float) -> list[str]:
-    channel = session.open_session(timeout=remaining(by))
-    channel.settimeout(remaining(by))
-    channel.exec_command(command)
-    said = b""
-    while len(said) < _MOST and (chunk := channel.recv(_MOST)):
-        said += chunk
-    return said.decode(errors="replace").splitlines()
 
 
 _CHUNK, _CHUNKS = 256 * 1024, 64
@@ -299,7 +291,11 @@ class ParamikoTransport:
             if isinstance(error, paramiko.ChannelException):
                 raise failures.no_session(target, error.text) from error
             raise failures.broken(target, "starting a command", str(error)) from error
-        opened = ParamikoChannel(session, channel, partial(self._small, settings))
+
+        def small(by: float) -> SshSession:
+            return self._session(settings, remaining(by), by, self._tries[target], mss=SMALL_MSS)[0]
+
+        opened = ParamikoChannel(session, channel, small)
         with self._lock:
             self._channels.add(opened)
         return opened
@@ -309,11 +305,7 @@ class ParamikoTransport:
         with self._lock:
             jumps, self._jumps = list(self._jumps.values()), {}
             channels = list(self._channels)
-        closing = [threading.Thread(target=channel.close, daemon=True) for channel in channels]
-        for thread in closing:
-            thread.start()
-        for thread in closing:
-            thread.join()
+        close_all(channels)
         for jump in jumps:
             if jump.done() and jump.exception() is None:
                 jump.result().session.close()
@@ -345,10 +337,6 @@ class ParamikoTransport:
             by = Deadlines(began + bound, min(latest, began + LOGIN_TIMES * bound))
             session = establish(settings, connect, self.known_keys(settings), by, hop=hop, alone=self._alone)
             return session, by.login
-
-    def _small(self, settings: HostSettings, by: float) -> SshSession:
-        """Another session with a host, which sends small packets on it."""
-        return self._session(settings, remaining(by), by, self._tries[settings.target()], mss=SMALL_MSS)[0]
 
     def known_keys(self, settings: HostSettings) -> tuple[known_hosts.KnownKey, ...]:
         """The entries of every file that may know the host, read once."""

@@ -226,10 +226,8 @@ class ProxyCommandStream:
 
 MAX_PACKET = 256 * 1024
 """Bytes of a packet: OpenSSH's PACKET_MAX_SIZE. paramiko believes a server's word, which has 32 bits."""
-
 _OF_A_CHANNEL = (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_CLOSE)
 """What may not be sent to a channel any more once it was closed (RFC 4254, section 5.3)."""
-
 _MAX_VERSIONS = 64 * 1024
 """Bytes of the version that a server tells, and of the lines that it may send before (RFC 4253, section 4.2)."""
 

@@ -141,7 +141,6 @@ _ALIAS_S = 5.0
 
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
 """OpenSSH's own names and order (readconf.c, fill_default_options); DSA and XMSS are gone from it."""
-
 _ALGORITHMS = {
     "ciphers": ("ciphers",),
     "digests": ("macs",),
@@ -294,10 +293,8 @@ def _default_keys() -> tuple[Path, ...]:
 
 MAX_HANDSHAKES = 8
 """At once through one jump host: sshd's MaxStartups (10:30:100) drops connections from the eleventh on."""
-
 PLACE_S = 2.0
 """How long a host holds one of these at most: it then waits behind the jump host, which has let us in long ago."""
-
 QUEUE = 6.0
 """How many times its own bound a host may wait for its turn at a jump host."""
 

@@ -1,4 +1,7 @@
-"""An all-reduce that runs, what its ranks have reported, and what checks judge of it."""
+"""The all-reduce: starts it on all hosts at once, over the connections that stand, and follows it to its end.
+
+What its ranks have reported is kept as they say it, and what checks judge of it is made of that in the end.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,28 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from nccl_doctor.collect.answers import MalformedError, OwnFaultError, RankEvent, SmokeEnd, attempt
-from nccl_doctor.collect.smoke.plan import Plan
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.answers import (
+    MalformedError,
+    NoAnswerError,
+    OwnFaultError,
+    ProbeError,
+    RankEvent,
+    SmokeEnd,
+    attempt,
+)
+from nccl_doctor.collect.connect.reach import AllAtOnce, apart, fan_out
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.options import Progress
+from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits, environment, plan
+from nccl_doctor.model.base import Phased, Skipped, skipped
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import STAGES, RankReport, SizeReport, Stage
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import PortTrial
 from nccl_doctor.snapshot.smoke import Smoke
-from nccl_doctor.text.hostlist import grouped
+from nccl_doctor.text.hostlist import fold, grouped
 
 if TYPE_CHECKING:
     from nccl_doctor.logs.facts import Facts
@@ -23,21 +43,94 @@ if TYPE_CHECKING:
 
 GRACE_S = 3.0
 """After the first failure, the time the other ranks get to say what they saw of it."""
-
 ACCUSE_S = 15.0
 """After a wrong sum, the time the ranks get to find which of them it comes from."""
-
 START_S = 20.0
 """What an interpreter gets at least from the last sign of its work until it is up."""
-
 IMPORT_TIMES = 2.0
 """How much longer than the slowest yet a rank may take to import torch."""
-
 ANSWER_S = 8.0
 """What a host may take to take stacks, to hear how ranks died, to end the others and to say so."""
-
 MOST_EVENTS = 400
 """Reports of one rank: its stages, its state, and of rank 0 a line a size; no rank has a quarter as many."""
+SEND_S = 10.0
+POLL_S = 0.25
+
+
+def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -> Skipped | None:
+    """The reason for which the all-reduce could not succeed and is spared; None where it is worth trying."""
+    away = [node.name for node in cluster.nodes if node.name not in facts]
+    if away:
+        return skipped(f"needs every host; not reached: {fold(away)}")
+    without = [node.name for node in cluster.nodes if facts[node.name].torch is None]
+    if without:
+        return skipped(f"needs torch, which is missing on {fold(without)}")
+    trial = facts[cluster.nodes[0].name].master_port
+    if isinstance(trial, PortTrial) and not trial.free:
+        return skipped(f"could not succeed while port {trial.port} is not free")
+    if isinstance(mesh, Mesh) and mesh.failed:
+        return skipped(f"could not succeed while ports are closed on {fold(sorted({d.dst for d in mesh.failed}))}")
+    return None
+
+
+def begin_import(session: ProbeSession, deadline: float) -> None:
+    """Has a host import torch while it is asked other things, unless it is busy; ProbeError where it is lost."""
+    load = session.hello.load
+    if load is not None and load.queue + 1 <= load.cpus:
+        session.send("import_torch", deadline, env=environment(session.node))
+
+
+def run(
+    sessions: list[ProbeSession],
+    facts: dict[str, HostFacts],
+    cluster: Cluster,
+    limits: SmokeLimits,
+    until: float,
+    progress: Progress,
+) -> Smoke:
+    """Starts every node's ranks at once and follows them to the end; ProbeError where that can't be begun.
+
+    At ``until`` (:func:`time.monotonic`) the last host has answered, or is given up.
+    """
+    what = plan(cluster, facts, limits)
+    all_reduce = AllReduceRun(what, until - ANSWER_S)
+    numbers = {s.node.name: s.send("smoke", time.monotonic() + SEND_S, **what.request(s.node)) for s in sessions}
+
+    def stop() -> None:
+        fan_out(lambda session: session.send("stop", time.monotonic() + ANSWER_S), sessions)
+
+    def follow(session: ProbeSession) -> None:
+        name = session.node.name
+
+        def on_event(event: RankEvent) -> None:
+            all_reduce.event(name, event)
+            progress.stage(name, all_reduce.stage(name), event.size.bytes if event.size else None)
+
+        all_reduce.end(name, _answer(session, numbers[name], all_reduce, on_event))
+
+    threading.Thread(target=all_reduce.watch, args=(stop,), daemon=True).start()
+    fan_out(follow, sessions, lambda session: progress.done(session.node.name), AllAtOnce(len(sessions)))
+    limits.keep_output({name: end.output for name, end in all_reduce.ends.items()})
+    return result(what, all_reduce)
+
+
+def _answer(
+    session: ProbeSession, number: int, all_reduce: AllReduceRun, on_event: Callable[[RankEvent], None]
+) -> SmokeEnd:
+    """The last answer of a host's probe, or why there is none."""
+
+    @apart
+    def wait(session: ProbeSession) -> SmokeEnd:
+        return session.wait(answers.SMOKE_END, number, time.monotonic() + POLL_S, on_event)
+
+    while True:
+        try:
+            return wait(session)
+        except NoAnswerError:
+            if all_reduce.given_up:
+                return SmokeEnd(broken="it gave no answer when it was told to stop")
+        except ProbeError as error:
+            return SmokeEnd(broken=str(error)[:500])
 
 
 @dataclass
@@ -106,7 +199,13 @@ class AllReduceRun:
                 self._wait_for_start()
                 return
             if event.size is not None or event.wrong_group is not None:
-                self._take_result(number, event)
+                if event.size is not None and number != 0:
+                    raise MalformedError("timings that rank 0 reports")
+                group = event.wrong_group or (number,)
+                if number not in group or max(group) >= len(self.ranks):
+                    raise MalformedError("a wrong sum of ranks that are not its own")
+                self.sizes += [] if event.size is None else [event.size]
+                self.wrong_groups |= set() if event.wrong_group is None else {group}
                 return
             self.ranks[number].take(event)
             if event.error is not None:
@@ -120,16 +219,6 @@ class AllReduceRun:
         """How far the slowest rank of a host has come."""
         first = self._offsets[host]
         return min((rank.stage for rank in self.ranks[first : first + self._counts[host]]), key=STAGES.index)
-
-    def _take_result(self, number: int, event: RankEvent) -> None:
-        if event.size is not None:
-            if number != 0:
-                raise MalformedError("timings that rank 0 reports")
-            self.sizes.append(event.size)
-        if event.wrong_group is not None:
-            if number not in event.wrong_group or max(event.wrong_group) >= len(self.ranks):
-                raise MalformedError("a wrong sum of ranks that are not its own")
-            self.wrong_groups.add(event.wrong_group)
 
     def end(self, host: str, answer: SmokeEnd) -> None:
         """Takes a host's last answer."""
@@ -208,19 +297,25 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
             mine, told = [_rank(number, rank, None) for number, rank in own], None
         ranks += mine
         facts.update({} if told is None else {name: told})
-    output = {name: end.output for name, end in all_reduce.ends.items()}
     world = range(len(ranks))
     rings = next((one.rings for one in facts.values() if one.rings), {})
+    wrong = any(rank.wrong for rank in all_reduce.ranks)
+    outcome: Literal["ok", "failed", "timeout", "wrong-result"] = "wrong-result" if wrong else "failed"
+    ends = all_reduce.ends.values()
+    if all(rank.stage == "done" for rank in all_reduce.ranks) and not any(end.broken for end in ends):
+        outcome = "ok"
+    elif not wrong and not any(map(_died, ranks)) and (all_reduce.timed_out or any(end.timed_out for end in ends)):
+        outcome = "timeout"
     return Smoke(
         backend=plan.backend,
         reason=plan.reason,
         world_size=len(ranks),
-        outcome=_outcome(all_reduce, ranks),
+        outcome=outcome,
         deadline_s=plan.limits.deadline_s,
         ranks=tuple(ranks),
         sizes=tuple(all_reduce.sizes),
         wrong_groups=tuple(sorted(all_reduce.wrong_groups)),
-        output={name: tuple(kept(lines)) for name, lines in output.items()},
+        output={name: tuple(kept(end.output)) for name, end in all_reduce.ends.items()},
         launchers=_launchers(plan, all_reduce, ranks),
         launcher_signals={
             name: end.signal for name, end in all_reduce.ends.items() if end.signal is not None and end.broken is None
@@ -275,21 +370,6 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
         plugin=own.plugin if own else None,
         transports=dict(own.transports) if own else {},
     )
-
-
-def _outcome(
-    all_reduce: AllReduceRun, ranks: Iterable[RankReport]
-) -> Literal["ok", "failed", "timeout", "wrong-result"]:
-    if all(rank.stage == "done" for rank in all_reduce.ranks) and not any(
-        end.broken for end in all_reduce.ends.values()
-    ):
-        return "ok"
-    if any(rank.wrong for rank in all_reduce.ranks):
-        return "wrong-result"
-    if any(_died(rank) for rank in ranks):
-        return "failed"
-    hanging = all_reduce.timed_out or any(end.timed_out for end in all_reduce.ends.values())
-    return "timeout" if hanging else "failed"
 
 
 def _died(rank: RankReport) -> bool:

@@ -16,8 +16,7 @@ from nccl_doctor.collect.answers import ControllerPausedError, OwnFaultError, Pr
 from nccl_doctor.collect.connect.reach import CONNECT_S, Reach, failure_of, fan_out
 from nccl_doctor.collect.connect.session import PATIENT_S, ProbeSession
 from nccl_doctor.collect.facts import host_facts
-from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, firewalls_again
-from nccl_doctor.collect.facts.names import look_up
+from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, firewalls_again, look_up
 from nccl_doctor.collect.mesh.failed_dials import (
     ask_reachability_from_peers,
     find_interceptions,
@@ -197,7 +196,11 @@ class Run:
                 self._clock.busy(session.node.name, "mesh", since)
 
             mesh = run_mesh(self._sessions, self._facts, self._cluster, limits, done)
-            self._read_counters(mesh)
+            # the counters tell which rule the dials that failed met
+            ends = {name for dial in mesh.failed for name in (dial.src, dial.dst)}
+            hosts = [session for session in self._sessions if session.node.name in ends]
+            filtered = [one for one in hosts if isinstance(self._facts[one.node.name].firewall, FirewallFacts)]
+            self._facts.update(firewalls_again(filtered, self._facts, self._options.facts_limits))
             self._facts.update(look_up_routes(self._sessions, self._facts, mesh.failed))
             self._mesh = self._without_lost(mesh)
             self.dials = FailedDials(self.snapshot())
@@ -230,16 +233,6 @@ class Run:
         if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):
             names = (self._cluster.master_addr, *(node.address for node in self._cluster.nodes))
             self._resolved = look_up(names, self._clock.within(NAMES_S))
-
-    def _read_counters(self, mesh: Mesh) -> None:
-        """Where dials failed, reads the firewalls of both ends again: the counters tell which rule they met."""
-        ends = {name for dial in mesh.failed for name in (dial.src, dial.dst)}
-        concerned = [
-            session
-            for session in self._sessions
-            if session.node.name in ends and isinstance(self._facts[session.node.name].firewall, FirewallFacts)
-        ]
-        self._facts.update(firewalls_again(concerned, self._facts, self._options.facts_limits))
 
     def smoke(self) -> None:
         """Runs the all-reduce, where it can succeed."""

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.facts.names import CommonNames
+from nccl_doctor.collect.facts.host_facts import CommonNames
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.probe.facts.network import deviating, unpacked

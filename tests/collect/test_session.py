@@ -21,7 +21,7 @@ from nccl_doctor.collect.connect import session as sessions
 from nccl_doctor.collect.connect import start as bundle
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.connect.start import SILENT
-from nccl_doctor.collect.facts.names import _packed
+from nccl_doctor.collect.facts.host_facts import _packed
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.facts.names import _packed
+from nccl_doctor.collect.facts.host_facts import _packed
 from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.probe import facts
 from nccl_doctor.probe.ports import requests

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.facts.names import look_up
+from nccl_doctor.collect.facts.host_facts import look_up
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot.hosts import Snapshot, corroborated_addresses, corroborated_by_name

@@ -21,7 +21,7 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedError
 from nccl_doctor.collect.connect.reach import ask_all
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.facts.names import look_up
+from nccl_doctor.collect.facts.host_facts import look_up
 from nccl_doctor.collect.mesh.mesh import dial_targets, listening
 from nccl_doctor.collect.mesh.plan import Target, address_of, listener, on_link
 from nccl_doctor.firewall.route_lookup import interface_of

@@ -143,7 +143,7 @@ class SessionMachine:
 
 
 class Fleet:
-    """This machine alone; or one host, by default the master, of a hosts file; or one named directly.
+    """This machine alone; or one host, by default the master, of a hosts file; or one named directly, or UsageError.
 
     Attributes:
         target: the host that is meant; this machine until :meth:`connect`.
@@ -206,17 +206,15 @@ class Fleet:
         cluster = load(
             hosts, where=where, exclude=None, environ=os.environ, overrides=overrides, engine=job, transport=kind
         )
-        if alone:
-            if len(cluster.nodes) > 1:
-                which = f"--host {host}" if host else cluster.source
-                raise UsageError(f"{which} names {len(cluster.nodes)} hosts; name one")
-            self._target = cluster.nodes[0]
-        else:
+        found = [node for node in cluster.nodes if alone or host in (None, node.name, node.address)]
+        if alone and len(found) > 1:
+            which = f"--host {host}" if host else cluster.source
+            raise UsageError(f"{which} names {len(found)} hosts; name one")
+        if not found:
+            raise UsageError(f"--host {host} is no host of {cluster.source}")
+        if not alone:
             self.master_port, self.master, self._nodes = cluster.master_port, cluster.master_addr, cluster.nodes
-            found = [node for node in cluster.nodes if host in (None, node.name, node.address)]
-            if not found:
-                raise UsageError(f"--host {host} is no host of {cluster.source}")
-            self._target = found[0]
+        self._target = found[0]
         self.address = cluster.master_addr if self._target.node_rank == 0 else self._target.address
         self._transport = make_transport(kind, cluster)
 

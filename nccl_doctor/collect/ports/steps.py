@@ -113,13 +113,11 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
 
 def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S) -> PortReport:
     """Tries the port again as long as waiting can help: the kernel ends a TIME_WAIT by itself, no process."""
-    settled = time.monotonic() + settle_s
     began = time.monotonic()
     while not report.free:
         waiting = report.cause == "time-wait"
-        if waiting and time.monotonic() - began > min(2 * (report.time_wait_s or 60) + 60, MOST_WAIT_S):
-            return report
-        if not waiting and time.monotonic() > settled:
+        patience = min(2 * (report.time_wait_s or 60) + 60, MOST_WAIT_S) if waiting else settle_s
+        if time.monotonic() - began > patience:
             return report
         if waiting and report.time_wait_s is not None:
             tell(f"port {report.port}: TIME_WAIT, free in {report.time_wait_s:.0f} s")

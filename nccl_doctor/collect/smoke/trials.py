@@ -137,13 +137,8 @@ class _Groups:
             seconds = deadline - time.monotonic()
             if seconds < 1:
                 return False
-            session.ask(
-                answers.NOTHING,
-                "prepare_trials",
-                deadline + ANSWER_S,
-                env=environment(session.node),
-                deadline_s=seconds,
-            )
+            env = environment(session.node)
+            session.ask(answers.NOTHING, "prepare_trials", deadline + ANSWER_S, env=env, deadline_s=seconds)
             return True
 
         sessions = self._sessions.values()
@@ -171,7 +166,10 @@ class _Groups:
 
     def _group(self, group: Group, seconds: float) -> bool:
         sessions = [self._sessions[name] for name in group]
-        address, port = self._master(sessions[0])
+        address, port = self._plan.cluster.master_addr, self._plan.cluster.master_port
+        if group[0] != self._plan.cluster.nodes[0].name:  # the ranks meet where the job's would if its master is there
+            address = sessions[0].node.address
+            port = sessions[0].ask(answers.FREE_PORT, "free_port", self._within(ANSWER_S))
         counts = [self._plan.counts[name] for name in group]
 
         def works(session: ProbeSession) -> bool:
@@ -187,10 +185,3 @@ class _Groups:
             return told.ok
 
         return all(result is True for result in fan_out(apart(works), sessions, window=AllAtOnce(len(group))))
-
-    def _master(self, session: ProbeSession) -> tuple[str, int]:
-        """Where the group's ranks meet: as the job would where its master is among them."""
-        cluster = self._plan.cluster
-        if session.node.name == cluster.nodes[0].name:
-            return cluster.master_addr, cluster.master_port
-        return session.node.address, session.ask(answers.FREE_PORT, "free_port", self._within(ANSWER_S))

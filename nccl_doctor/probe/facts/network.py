@@ -282,7 +282,7 @@ def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
-    """The cluster's names, thousands of them, as collect/facts/names.py sends them: JSON, zlib, base64."""
+    """The cluster's names, thousands of them, as collect/facts/host_facts.py sends them: JSON, zlib, base64."""
     names: dict[str, list[Any] | None] = json.loads(zlib.decompress(binascii.a2b_base64(text)).decode())
     return names
 

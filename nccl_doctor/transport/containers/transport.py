@@ -10,8 +10,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from nccl_doctor.model.base import CONTAINER_NAME
@@ -57,66 +56,53 @@ def problem(entry: Entry) -> Problem:
     return next((found for found, words in _SAID if re.search(words, text, re.IGNORECASE)), "failed")
 
 
-def failure(entry: Entry) -> EngineFailure:
-    """The failure that what was seen shows."""
-    found = problem(entry)
-    return _failure(entry.options, found, _detail(entry, found), tuple(entry.output))
-
-
-def late(options: InsideOptions, seconds: float) -> EngineFailure:
-    """The failure where no end and no answer came."""
-    return _failure(options, "late", f"{options.program} did not get into {options.place} in {seconds:.0f} s", ())
-
-
-def is_unrecognised(failure: AnyAccessFailure) -> bool:
-    """Tells whether the runtime's words are of no known kind."""
-    return isinstance(failure, EngineFailure) and (failure.facts.model_extra or {}).get("problem") == "failed"
-
-
-def explains(failure: AnyAccessFailure) -> bool:
-    """Tells whether the runtime's words name what keeps the command out."""
-    unexplained = ("failed", "late")
-    return isinstance(failure, EngineFailure) and (failure.facts.model_extra or {}).get("problem") not in unexplained
-
-
-def _failure(options: InsideOptions, found: Problem, detail: str, evidence: tuple[str, ...]) -> EngineFailure:
+def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
+    """The failure that what was seen shows; after so many seconds neither an end nor an answer came."""
+    found = problem(entry) if seconds is None else "late"
+    options = entry.options
     facts = EngineFacts.model_validate(
         {"problem": found, "runtime": options.runtime, "name": options.name, "late": found == "late"}
     )
-    remedy = _REMEDY.get(f"{found} {options.runtime}") or _REMEDY[found]
-    words = {"program": options.program, "place": options.place, "name": options.name}
-    return EngineFailure(kind=KIND, detail=detail, evidence=evidence, facts=facts, remedy=remedy.format(**words))
-
-
-def _detail(entry: Entry, found: Problem) -> str:
-    options = entry.options
-    program, place = options.program, options.place
     output = next((line.strip()[:_LAST_WORDS] for line in reversed(entry.output) if line.strip()), "")
-    quoted = f', and said "{output}"' if output else ""
-    if found == "missing":
-        if options.runtime == "enter":
-            return f"no process {options.name} runs there"
-        return f"there is no {place.removeprefix('the ')}{_running(entry.running)}"
-    return {
-        "stopped": f"{place} does not run{_running(entry.running)}",
-        "paused": f"{place} is paused",
-        "forbidden": f"the user who logs in may not use {program}{quoted}",
-        "no-runtime": f"there is no program {program}",
-        "no-daemon": f"{program} has no service that answers{quoted}",
-        "no-shell": f"{place} has no /bin/sh",
-        "failed": f"{program} did not get into {place}: it ended with status {entry.status}{quoted}",
-    }[found]
+    names, running = entry.running, ""
+    if names is not None:
+        more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+        running = (
+            f"; there run {', '.join(names[:_MOST])}{more}" if names else "; no container of this user's runs there"
+        )
+    words = {
+        "program": options.program,
+        "place": options.place,
+        "name": options.name,
+        "kind": options.place.removeprefix("the "),
+        "status": entry.status,
+        "seconds": seconds or 0.0,
+        "running": running,
+        "quoted": f', and said "{output}"' if output else "",
+    }
+    detail, remedy = (
+        (texts.get(f"{found} {options.runtime}") or texts[found]).format(**words) for texts in (_DETAIL, _REMEDY)
+    )
+    return EngineFailure(kind=KIND, detail=detail, evidence=tuple(entry.output), facts=facts, remedy=remedy)
 
 
-def _running(names: Sequence[str] | None) -> str:
-    if names is None:
-        return ""
-    if not names:
-        return "; no container of this user's runs there"
-    more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
-    return f"; there run {', '.join(names[:_MOST])}{more}"
+def _problem_of(failure: AnyAccessFailure) -> object:
+    """Names what the runtime's words say, as :func:`problem`; None for a failure before them."""
+    return (failure.facts.model_extra or {}).get("problem") if isinstance(failure, EngineFailure) else None
 
 
+_DETAIL = {
+    "missing": "there is no {kind}{running}",
+    "missing enter": "no process {name} runs there",
+    "stopped": "{place} does not run{running}",
+    "paused": "{place} is paused",
+    "forbidden": "the user who logs in may not use {program}{quoted}",
+    "no-runtime": "there is no program {program}",
+    "no-daemon": "{program} has no service that answers{quoted}",
+    "no-shell": "{place} has no /bin/sh",
+    "late": "{program} did not get into {place} in {seconds:.0f} s",
+    "failed": "{program} did not get into {place}: it ended with status {status}{quoted}",
+}
 _REMEDY = {
     "missing": "Give the name of a container that runs on the host, under inside: in the hosts file or with --inside; "
     "podman, nerdctl and apptainer show each user his own alone.",
@@ -164,10 +150,13 @@ class InsideTransport:
             try:
                 return self._enter(node, command, deadline, latest)
             except AccessError as error:
-                if explains(error.failure):
+                why, now = _problem_of(error.failure), time.monotonic()
+                if isinstance(error.failure, EngineFailure) and why not in ("failed", "late"):
                     raise
                 first = first or error
-                if not (left and is_unrecognised(error.failure) and _as_long_again(began, deadline, latest)):
+                # after a pause there must be as much time as this try took: a shorter one only ends too late
+                rest = min(LOGIN_TIMES * (deadline - now - _PAUSE_S), latest - now - _PAUSE_S)
+                if not left or why != "failed" or rest < max(now - began, _PAUSE_S):
                     raise first from None
             time.sleep(_PAUSE_S)
         raise AssertionError("the last try enters or raises")
@@ -180,7 +169,7 @@ class InsideTransport:
         channel = self._outside.open(node, line, deadline, latest)
         try:
             _await_login(channel, there, options, min(latest, time.monotonic() + seconds))
-            self._await_entry(channel, inside, node, (time.monotonic(), min(latest, time.monotonic() + seconds)))
+            self._await_entry(channel, inside, node, min(latest, time.monotonic() + seconds))
         except (OSError, EOFError, ValueError) as error:
             channel.close()
             facts = ProbeFacts(stage="connect")
@@ -207,12 +196,12 @@ class InsideTransport:
             return error.failure if isinstance(error.failure, EngineFailure) else None
         return None
 
-    def _await_entry(self, channel: Channel, mark: str, node: Node, span: tuple[float, float]) -> None:
-        options, (began, deadline) = node.options(InsideOptions), span
+    def _await_entry(self, channel: Channel, mark: str, node: Node, deadline: float) -> None:
+        options, seconds = node.options(InsideOptions), deadline - time.monotonic()
         try:
             arrived, output = _read_to(channel, mark, deadline)
         except TimeoutError:
-            raise AccessError(late(options, deadline - began)) from None
+            raise AccessError(failure(Entry(options, (), None), seconds)) from None
         if arrived:
             return
         entry = Entry(options, output, channel.exit_status(time.monotonic() + 1))
@@ -231,7 +220,9 @@ class InsideTransport:
         except AccessError:
             return None
         try:
-            words = [line.split()[0] for line in islice(_lines(channel, deadline), _LISTED)]
+            words: list[str] = []
+            while len(words) < _LISTED and (line := channel.read_line(deadline)) is not None:
+                words += line.decode(errors="replace").strip()[:_LINE].split()[:1]
             ended_well = channel.exit_status(deadline) == 0
         except (OSError, ValueError):
             return None
@@ -261,13 +252,6 @@ class _InsideChannel:
         self._channel.close()
 
 
-def _as_long_again(began: float, deadline: float, latest: float) -> bool:
-    """Tells whether after a pause there is as much time as the last try took: a shorter one only ends too late."""
-    now = time.monotonic()
-    left = min(LOGIN_TIMES * (deadline - now - _PAUSE_S), latest - now - _PAUSE_S)
-    return left >= max(now - began, _PAUSE_S)
-
-
 def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: float) -> None:
     late = f"{options.program} did not start in time: the login waits or runs something else"
     try:
@@ -286,11 +270,3 @@ def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[
     if greeting.ends(deadline):
         return True, ()
     return False, (*greeting.words, *[line for line in channel.stderr_tail().splitlines() if line.strip()][-_WORDS:])
-
-
-def _lines(channel: Channel, deadline: float) -> Iterator[str]:
-    """The lines until the end of output, without empty ones."""
-    while (line := channel.read_line(deadline)) is not None:
-        text = line.decode(errors="replace").strip()
-        if text:
-            yield text[:_LINE]

@@ -115,11 +115,11 @@ class ChoosingTransport:
         """The jump hosts on the way, the nearest to the host first; AccessError where they lead back to themselves."""
         hops: dict[str, HostSettings] = {}
         way = settings
-        while way.proxy_jump:
-            if way.proxy_jump in hops:  # we would wait, and ssh start processes, without end
-                detail = f"is not reached: in the SSH configuration the jump host {way.proxy_jump} leads to itself"
+        while jump := way.proxy_jump:
+            if jump in hops:  # we would wait, and ssh start processes, without end
+                detail = f"is not reached: in the SSH configuration the jump host {jump} leads to itself"
                 raise failures.unreachable(settings.target(), "ssh-config", detail)
-            way = hops[way.proxy_jump] = self._resolve_jump(way.proxy_jump, deadline)
+            way = hops[jump] = self._resolve_jump(jump, deadline)
         return [*hops.values()]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import paramiko
 from paramiko.ssh_exception import IncompatiblePeer
@@ -58,12 +59,12 @@ def negotiate(
     if verdict.outcome == "known" and settings.check_host_ip and not settings.via:
         by_address = known_hosts.match_key(entries, known_hosts.entry_name(stream.peer(), settings.port), key)
         verdict = by_address if by_address.outcome == "changed" else verdict
-    if verdict.outcome in ("changed", "revoked"):
-        raise failures.host_key_changed(target, verdict, key)
+    new = known_hosts.key_type(key), known_hosts.fingerprint(key)
+    if (by := verdict.by) is not None and verdict.outcome != "known":  # it is changed, or revoked
+        where, old = (str(by.path), by.line), (by.key_type, known_hosts.fingerprint(by.key))
+        raise failures.key_mismatch(target, where=where, new=new, old=old, revoked=verdict.outcome == "revoked")
     if verdict.outcome == "unknown":
-        file, line = settings.own_known_hosts, known_hosts.line_for(name, key)
-        kind, fingerprint = known_hosts.key_type(key), known_hosts.fingerprint(key)
-        raise failures.host_key_unknown(target, kind, fingerprint, file, line)
+        raise failures.host_key_unknown(target, *new, settings.own_known_hosts, known_hosts.line_for(name, key))
 
 
 def _choose_algorithms(
@@ -99,23 +100,15 @@ def _why_no_session(
             return failures.broken(target, "the SSH handshake", "the server closed the connection")
         if error is None or isinstance(error, EOFError):
             return failures.stalled(target, "the SSH handshake", seconds)
-        nothing = _nothing_shared(transport, target) if isinstance(error, IncompatiblePeer) else None
-        return nothing or failures.broken(target, "the SSH handshake", str(error))
-    if not stream.ended and not isinstance(error, paramiko.SSHException):
-        return failures.silent(target, seconds)
-    if said and not failures.says_dropped(said):
+        ours = transport.get_security_options()
+        for sort, theirs in transport.offers if isinstance(error, IncompatiblePeer) else ():
+            if not set(theirs) & set(here := tuple(getattr(ours, sort))):
+                return failures.no_common(target, _SORTS[sort], ",".join(theirs), here)
+        return failures.broken(target, "the SSH handshake", str(error))
+    silent = not stream.ended and not isinstance(error, paramiko.SSHException)
+    if not silent and said and not failures.says_dropped(said):
         return failures.unreachable(target, "not-ssh", evidence=(f'it said "{said.splitlines()[0][:100]}"',))
     return DroppedError() if stream.ended else failures.silent(target, seconds)
-
-
-def _nothing_shared(transport: SshSession, target: Target) -> AccessError | None:
-    """The failure where of some sort of algorithms the server has none of ours; None where that is not why."""
-    ours = transport.get_security_options()
-    for sort, theirs in transport.offers:
-        here = tuple(getattr(ours, sort))
-        if not set(theirs) & set(here):
-            return failures.no_common(target, _SORTS[sort], ",".join(theirs), here)
-    return None
 
 
 def log_in(
@@ -201,8 +194,7 @@ def _methods(transport: paramiko.Transport, user: str) -> list[str]:
 _KEEPALIVE_S = 15
 
 
-@dataclass(frozen=True)
-class Deadlines:
+class Deadlines(NamedTuple):
     """For the handshake, and for the login after it."""
 
     handshake: float

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from nccl_doctor.snapshot import access
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.ssh import known_hosts
 
 
 @dataclass(frozen=True)
@@ -179,22 +178,10 @@ def host_key_unknown(
     return AccessError(access.HostKeyUnknown(detail=detail, evidence=evidence, facts=facts))
 
 
-def host_key_changed(target: Target, verdict: known_hosts.KeyMatch, key: bytes) -> AccessError:
-    """A file knows the host by another key, or the key is revoked."""
-    assert verdict.by is not None, "changed and revoked name their line"
-    return key_mismatch(
-        target,
-        where=(str(verdict.by.path), verdict.by.line),
-        new=(known_hosts.key_type(key), known_hosts.fingerprint(key)),
-        old=(verdict.by.key_type, known_hosts.fingerprint(verdict.by.key)),
-        revoked=verdict.outcome == "revoked",
-    )
-
-
 def key_mismatch(
     target: Target, *, where: tuple[str, int], new: tuple[str, str], old: tuple[str, str] | None, revoked: bool
 ) -> AccessError:
-    """As :func:`host_key_changed`, with (file, line) and (type, fingerprint) pairs."""
+    """A file knows the host by another key, or revokes it: (file, line) and (type, fingerprint) pairs."""
     file, line = where
     facts = access.ChangedKeyFacts(
         **dict(target.facts),
@@ -252,22 +239,10 @@ class Login:
 
 def auth_failed(target: Target, login: Login) -> AccessError:
     """The failure where none of the keys let the user in."""
-    facts = access.LoginFacts(
-        **dict(target.facts),
-        identity_file=login.identity_file,
-        encrypted=login.encrypted,
-        offered=len(login.offered),
-        methods=login.methods,
-        agent=login.agent,
-        hardware=login.beyond,
-        barred=login.barred,
-        partial=login.partial,
-        aborted=login.aborted,
-        exposed=login.exposed,
-        out_of_time=login.out_of_time,
-        early=login.early,
-        public=login.identity_file is None or Path(f"{login.identity_file}.pub").exists(),
-    )
+    same = {key: value for key, value in vars(login).items() if key in access.LoginFacts.model_fields}
+    public = login.identity_file is None or Path(f"{login.identity_file}.pub").exists()
+    counted = {"offered": len(login.offered), "hardware": login.beyond, "public": public}
+    facts = access.LoginFacts(**{**dict(target.facts), **same, **counted})
     message = re.sub(r"\s+", " ", login.message).strip()
     if login.barred:
         words = f'said "{message[-_PHRASE:]}"' if message else "hung up without a word"
@@ -285,16 +260,11 @@ def auth_failed(target: Target, login: Login) -> AccessError:
         evidence.append(f"the server takes: {', '.join(login.methods)}")
     if login.aborted:
         evidence.append("the server broke off after too many keys (MaxAuthTries)")
-    return AccessError(
-        access.SshAuthFailed(detail=_refusal(target.user, login), evidence=bounded(evidence), facts=facts)
-    )
-
-
-def _refusal(user: str, login: Login) -> str:
+    detail = f"refused to let the user {target.user} in"
     if login.partial:
-        return f"took a key of the user {user} and asks for more, which nobody can type here"
-    if login.aborted:
-        return f"broke off the login of the user {user}: too many keys were offered that it does not know"
-    if login.methods and "publickey" not in login.methods:
-        return f"takes no keys of the user {user}"
-    return f"refused to let the user {user} in"
+        detail = f"took a key of the user {target.user} and asks for more, which nobody can type here"
+    elif login.aborted:
+        detail = f"broke off the login of the user {target.user}: too many keys were offered that it does not know"
+    elif login.methods and "publickey" not in login.methods:
+        detail = f"takes no keys of the user {target.user}"
+    return AccessError(access.SshAuthFailed(detail=detail, evidence=bounded(evidence), facts=facts))

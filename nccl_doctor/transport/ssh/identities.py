@@ -6,6 +6,7 @@ Certificates of the user's keys that no server takes at this time.
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import socket
 import threading
@@ -80,40 +81,22 @@ def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
     First the agent's that a file stands for, then the agent's others, then the files. A key that the hosts file names
     goes before them all: an agent full of other keys must not use up the server's patience.
     """
-    connection = _agent_socket(settings, deadline)
-    try:
-        agent = [] if connection is None else _agent_keys(connection)
-        yield _Ring(settings, agent).identities(answered=connection is not None)
-    finally:
-        if connection is not None:
-            connection.close()
+    agent: list[Identity] = []
+    answered = False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        if (path := _agent_path(settings)) is not None:
+            # else a variable is left over from an agent that is gone
+            with contextlib.suppress(OSError, paramiko.SSHException):
+                connection.settimeout(remaining(deadline))
+                connection.connect(path)
+                answered = True
+                agent = [Identity(key, f"agent: {key.comment or 'key'}") for key in _Agent(connection).get_keys()]
+        yield _Ring(settings, agent).identities(answered=answered)
 
 
 def _agent_path(settings: HostSettings) -> str | None:
     path = settings.identity_agent or os.environ.get("SSH_AUTH_SOCK", "")
     return None if path in ("", "none") else path
-
-
-def _agent_socket(settings: HostSettings, deadline: float) -> socket.socket | None:
-    path = _agent_path(settings)
-    if path is None:
-        return None
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(remaining(deadline))
-        connection.connect(path)
-    except OSError:  # a variable left over from an agent that is gone
-        connection.close()
-        return None
-    return connection
-
-
-def _agent_keys(connection: socket.socket) -> list[Identity]:
-    try:
-        keys = _Agent(connection).get_keys()
-    except (OSError, paramiko.SSHException):
-        return []
-    return [Identity(key, f"agent: {key.comment or 'key'}") for key in keys]
 
 
 AGENT_S = 3.0
@@ -140,8 +123,15 @@ class Agents:
                 if path not in self._silent:
                     self._silent[path] = _silent_for(path)
                 waited = self._silent[path]
-            if waited is not None:
-                raise ControllerError(_silence(settings, path, waited))
+            if waited is None:
+                continue
+            where, without = "IdentityAgent of the SSH configuration", "IdentityAgent none there"
+            if settings.identity_agent is None:
+                where, without = "SSH_AUTH_SOCK", "env -u SSH_AUTH_SOCK nccl-doctor ..."
+            raise ControllerError(
+                f"the ssh-agent at {path} ({where}) did not answer in {waited:.0f} s, and ssh to any host waits for "
+                f"it: unlock it, or end it and start another; or go without it, by key files alone: {without}"
+            )
 
 
 def _silent_for(path: str) -> float | None:
@@ -167,24 +157,14 @@ def _silent_for(path: str) -> float | None:
     return None
 
 
-def _silence(settings: HostSettings, path: str, seconds: float) -> str:
-    if settings.identity_agent is None:
-        where, without = "SSH_AUTH_SOCK", "env -u SSH_AUTH_SOCK nccl-doctor ..."
-    else:
-        where, without = "IdentityAgent of the SSH configuration", "IdentityAgent none there"
-    return (
-        f"the ssh-agent at {path} ({where}) did not answer in {seconds:.0f} s, and ssh to any host waits for it: "
-        f"unlock it, or end it and start another; or go without it, by key files alone: {without}"
-    )
-
-
 class _Ring:
     """Puts an agent's keys and those of files in order."""
 
     def __init__(self, settings: HostSettings, agent: list[Identity]) -> None:
         self._settings = settings
         self._agent = agent
-        self._named = [identity for identity in agent if self._of_file(identity.key.asbytes())]
+        public = [_public_blob(path) for path in settings.identity_files]
+        self._named = [identity for identity in agent if identity.key.asbytes() in public]
         self._files: list[tuple[Path, Identity]] = []
         self._encrypted: list[str] = []
         self._exposed: list[str] = []
@@ -213,9 +193,6 @@ class _Ring:
             public=next(iter(existing), None),
             agent=answered,
         )
-
-    def _of_file(self, blob: bytes) -> bool:
-        return any(_public_blob(path) == blob for path in self._settings.identity_files)
 
     def _add(self, path: Path) -> None:
         if not path.exists():
@@ -264,27 +241,22 @@ class _Ring:
 
 def _public_blob(path: Path) -> bytes:
     """The public key of a file, of .pub beside it, or in it (authfile.c, sshkey_load_public); empty for none."""
-    texts = [_text(path), _text(Path(f"{path}.pub"))]
+
+    def read(path: Path) -> str:
+        try:
+            return path.read_text("utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    texts = [read(path), read(Path(f"{path}.pub"))]
     for text in texts:
         entry = next(known_hosts.parse(path, f"- {text}"), None)
         if entry is not None:
             return entry.key
-    return _public_part(texts[0])
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _public_part(text: str) -> bytes:
-    """The public half in an OpenSSH private key (PROTOCOL.key), which no passphrase covers."""
-    lines = text.strip().splitlines()
+    lines = texts[0].strip().splitlines()
     if not lines or "BEGIN OPENSSH PRIVATE KEY" not in lines[0]:
         return b""
-    try:
+    try:  # the public half in an OpenSSH private key (PROTOCOL.key), which no passphrase covers
         message = paramiko.Message(base64.b64decode("".join(lines[1:-1])).removeprefix(b"openssh-key-v1\0"))
     except ValueError:
         return b""
@@ -328,22 +300,17 @@ def out_of_time(keys: Iterable[Path], now: datetime | None = None) -> OutOfTime:
     expired: list[str] = []
     early: list[str] = []
     for path in (Path(f"{key}-cert.pub") for key in keys):
-        certificate = _certificate(path)
-        if certificate is None:
+        try:
+            certificate = load_ssh_public_identity(path.read_bytes())
+        except (OSError, ValueError, UnsupportedAlgorithm):  # there is none, or none that can be read
+            continue
+        if not isinstance(certificate, SSHCertificate):
             continue
         if moment >= certificate.valid_before:
             expired.append(f"the certificate {path} expired on {_shown(certificate.valid_before)}")
         elif moment < certificate.valid_after:
             early.append(f"the certificate {path} is not valid before {_shown(certificate.valid_after)}")
     return OutOfTime(tuple(expired), tuple(early))
-
-
-def _certificate(path: Path) -> SSHCertificate | None:
-    try:
-        found = load_ssh_public_identity(path.read_bytes())
-    except (OSError, ValueError, UnsupportedAlgorithm):  # there is none, or none that can be read
-        return None
-    return found if isinstance(found, SSHCertificate) else None
 
 
 def _shown(seconds: int) -> str:

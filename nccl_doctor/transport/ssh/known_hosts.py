@@ -129,8 +129,12 @@ def line_for(name: str, key: bytes) -> str:
 
 
 def _matches(patterns: str, name: str) -> bool:
-    if patterns.startswith("|1|"):
-        return _matches_hash(patterns, name)
+    if patterns.startswith("|1|"):  # |1|salt|HMAC-SHA1 of the name (HashKnownHosts)
+        try:
+            salt, digest = (base64.b64decode(part, validate=True) for part in patterns[3:].split("|"))
+        except (ValueError, binascii.Error):
+            return False
+        return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
     words = patterns.lower().split(",")
     if any(word.startswith("!") and _glob(word[1:], name) for word in words):
         return False
@@ -142,13 +146,3 @@ def _glob(pattern: str, name: str) -> bool:
     if "*" not in pattern and "?" not in pattern:
         return pattern == name
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
-
-
-def _matches_hash(pattern: str, name: str) -> bool:
-    """|1|salt|HMAC-SHA1 of the name (HashKnownHosts)."""
-    try:
-        _, _, salt, digest = pattern.split("|")
-        wanted = base64.b64decode(digest, validate=True)
-        return hmac.compare_digest(hmac.digest(base64.b64decode(salt, validate=True), name.encode(), "sha1"), wanted)
-    except (ValueError, binascii.Error):
-        return False

@@ -88,12 +88,8 @@ def logs_in(log: str) -> bool:
 
 
 def _of_log(attempt: Attempt, target: Target) -> AccessError:
-    log = attempt.log
-    for judge in (_host_key, _login, _session):
-        failure = judge(attempt, target, log)
-        if failure is not None:
-            return failure
-    return _connection(attempt, target, log)
+    seen = attempt, target, attempt.log
+    return _host_key(*seen) or _login(*seen) or _session(*seen) or _connection(*seen)
 
 
 def _host_key(attempt: Attempt, target: Target, log: str) -> AccessError | None:

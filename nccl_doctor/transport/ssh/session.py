@@ -59,9 +59,7 @@ class GreetedStream:
     """Keeps the first KiB that came, and notes that the server hung up, not we; paramiko tells neither apart."""
 
     def __init__(self, inner: Stream) -> None:
-        self.inner = inner
-        self.head = b""
-        self.ended = False
+        self.inner, self.head, self.ended = inner, b"", False
         self._closed = False  # paramiko asks for it, as the standard library's sockets have it
 
     @property
@@ -152,23 +150,17 @@ def dial(target: Target, deadline: float, bound: float, mss: int | None = None) 
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mss)
             connection.settimeout(remaining(deadline) / share)
             connection.connect(address)
-            _watch(connection)
+            # a host that dies is noticed within half a minute, whether we wait for it or it for us
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            lives = (socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)
+            for option, value in ((socket.TCP_NODELAY, 1), *lives, (socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)):
+                connection.setsockopt(socket.IPPROTO_TCP, option, value)
         except OSError as error:
             connection.close()
             last = error
         else:
             return connection
     raise failures.of_os_error(target, last, bound) from last
-
-
-def _watch(connection: socket.socket) -> None:
-    """A host that dies is noticed within half a minute, whether we wait for it or it for us."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)
 
 
 def _wake(connection: socket.socket) -> None:

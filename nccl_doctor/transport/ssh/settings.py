@@ -160,9 +160,9 @@ def resolve(name: str, options: SshOptions, deadline: float, config: Path | None
     target = asked(name, options)
     try:
         if shutil.which("ssh") is None or not (options.options or ssh_config.exists(config)):
-            return _Reader(name, options, {}, {}).settings()
+            return _read(name, options, {}, {})
         values = ssh_config.ask([*(["-F", str(config)] if config else []), *arguments(options)], name, deadline)
-        return _Reader(name, options, values, ssh_config.compiled_in()).settings()
+        return _read(name, options, values, ssh_config.compiled_in())
     except ssh_config.NoAccountError:
         raise ControllerError(
             f"the user id {os.getuid()} has no name on this machine, and ssh works for none without: add a line for it "
@@ -190,105 +190,83 @@ def unread_configuration(config: Path | None = None) -> bool:
     return shutil.which("ssh") is None and ssh_config.exists(config)
 
 
-class _Reader:
-    """Reads an answer of ``ssh -G``, and notes what only ssh can read."""
+def _read(name: str, options: SshOptions, values: Values, defaults: Values) -> HostSettings:
+    """The settings in an answer of ``ssh -G``, without one the defaults; what only ssh can read is beyond us."""
+    beyond = list(ssh_config.beyond(values, defaults))
 
-    def __init__(self, name: str, options: SshOptions, values: Values, defaults: Values) -> None:
-        self._values, self._options = values, options
-        self._beyond = list(ssh_config.beyond(values, defaults))
-        self._name = name
-        self._hostname = self._first("hostname") or name
-        self._port = options.port or int(self._first("port") or 22)
-        self._user = options.user or self._first("user") or ssh_config.login()
-        self._alias = self._first("hostkeyalias")
-        self._tokens = ssh_config.host_tokens(
-            name=name, hostname=self._hostname, port=self._port, user=self._user, alias=self._alias
-        )
-
-    def settings(self) -> HostSettings:
-        identities = self._identities()
-        given = expand(self._options.identity_file) if self._options.identity_file else None
-        if given is not None and given not in identities:
-            identities = (given, *identities) if self._values else (given,)
-        if any(Path(f"{path}-cert.pub").exists() for path in identities) or self._files("certificatefile", ()):
-            self._beyond.append("certificatefile")
-        control = self._first("controlpath")
-        if control and ("%" in control or expand(control).is_socket()):
-            self._beyond.append("controlpath")
-        algorithms = {
-            sort: tuple(value.split(","))
-            for sort, keys in _ALGORITHMS.items()
-            if (value := next((found for key in keys if (found := self._first(key))), None))
-        }
-        timeout = self._first("connecttimeout")
-        own = self._files("userknownhostsfile", ("~/.ssh/known_hosts ~/.ssh/known_hosts2",))
-        system = self._files("globalknownhostsfile", ("/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2",))
-        return HostSettings(
-            name=self._name,
-            hostname=self._hostname,
-            port=self._port,
-            user=self._user,
-            identity_files=identities,
-            chosen_keys=not set(identities) >= set(_default_keys()),
-            identity_file=given,
-            user_known_hosts=own,
-            global_known_hosts=system,
-            identities_only=self._first("identitiesonly") == "yes",
-            identity_agent=self._agent(),
-            host_key_alias=self._alias,
-            proxy_jump=self._proxy("proxyjump"),
-            proxy_command=self._proxy("proxycommand"),
-            connect_timeout=float(timeout) if timeout else None,
-            algorithms={**OPENSSH_ALGORITHMS, **algorithms},
-            least_rsa_bits=int(self._first("requiredrsasize") or LEAST_RSA_BITS),
-            check_host_ip=self._first("checkhostip") == "yes",
-            beyond=tuple(self._beyond),
-        )
-
-    def _first(self, key: str) -> str | None:
-        value = next(iter(self._values.get(key, [])), None)
+    def first(key: str) -> str | None:
+        value = next(iter(values.get(key, [])), None)
         return None if value in (None, "", "none") else value
 
-    def _identities(self) -> tuple[Path, ...]:
-        """Paths, one a line; an answer without any, or with "none", means that there are none."""
-        if not self._values:
-            return _default_keys()
-        lines = [value for value in self._values.get("identityfile", []) if value != "none"]
-        return tuple(expand(filled) for line in lines if (filled := self._fill("identityfile", line)))
-
-    def _agent(self) -> str | None:
-        value = next(iter(self._values.get("identityagent", [])), None)
-        if value in (None, "none", "SSH_AUTH_SOCK"):
-            return "none" if value == "none" else None
-        assert value is not None
-        if value.startswith("$") and not value.startswith("${"):  # the older form: the whole value is a variable
-            return os.environ.get(value[1:]) or "none"
-        return str(expand(self._fill("identityagent", value) or "none"))
-
-    def _proxy(self, key: str) -> str | None:
-        value = self._first(key)
-        tokens = {token: self._tokens[token] for token in ssh_config.PROXY_TOKENS}
-        return self._fill(key, value, tokens, environment=False) if value else None
-
-    def _files(self, key: str, default: tuple[str, ...]) -> tuple[Path, ...]:
+    def fill(key: str, value: str, among: dict[str, str], *, environment: bool = True) -> str | None:
         try:
-            return ssh_config.files(self._values.get(key, () if self._values else default), self._tokens)
+            return ssh_config.fill(value, among, environment=environment)
         except BeyondError:
-            self._beyond.append(key)
-            return ()
-
-    def _fill(
-        self, key: str, value: str, tokens: dict[str, str] | None = None, *, environment: bool = True
-    ) -> str | None:
-        try:
-            return ssh_config.fill(value, tokens or self._tokens, environment=environment)
-        except BeyondError:
-            self._beyond.append(key)
+            beyond.append(key)
             return None
 
+    def files(key: str, *default: str) -> tuple[Path, ...]:
+        try:
+            return ssh_config.files(values.get(key, () if values else default), tokens)
+        except BeyondError:
+            beyond.append(key)
+            return ()
 
-def _default_keys() -> tuple[Path, ...]:
-    return tuple(expand(f"~/.ssh/{key}") for key in DEFAULT_KEYS)
+    hostname, alias = first("hostname") or name, first("hostkeyalias")
+    port, user = options.port or int(first("port") or 22), options.user or first("user") or ssh_config.login()
+    tokens = ssh_config.host_tokens(name=name, hostname=hostname, port=port, user=user, alias=alias)
+    default_keys = tuple(expand(f"~/.ssh/{key}") for key in DEFAULT_KEYS)
+    # an answer without paths, or with "none", means that there are none
+    lines = [value for value in values.get("identityfile", []) if value != "none"]
+    own_keys = tuple(expand(filled) for line in lines if (filled := fill("identityfile", line, tokens)))
+    identities = own_keys if values else default_keys
+    given = expand(options.identity_file) if options.identity_file else None
+    if given is not None and given not in identities:
+        identities = (given, *identities) if values else (given,)
+    if any(Path(f"{path}-cert.pub").exists() for path in identities) or files("certificatefile"):
+        beyond.append("certificatefile")
+    control = first("controlpath")
+    if control and ("%" in control or expand(control).is_socket()):
+        beyond.append("controlpath")
+    own = files("userknownhostsfile", "~/.ssh/known_hosts ~/.ssh/known_hosts2")
+    system = files("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")
+    agent = next(iter(values.get("identityagent", [])), "SSH_AUTH_SOCK")
+    if agent not in ("none", "SSH_AUTH_SOCK"):
+        variable = re.match(r"\$(?!\{)", agent)  # the older form: the whole value is one
+        named = os.environ.get(agent[1:]) if variable else fill("identityagent", agent, tokens)
+        agent = named or "none" if variable else str(expand(named or "none"))
+    among = {token: tokens[token] for token in ssh_config.PROXY_TOKENS}
+    jump, command = (
+        fill(key, value, among, environment=False) if (value := first(key)) else None
+        for key in ("proxyjump", "proxycommand")
+    )
+    algorithms = {
+        sort: tuple(value.split(","))
+        for sort, keys in _ALGORITHMS.items()
+        if (value := next((found for key in keys if (found := first(key))), None))
+    }
+    timeout = first("connecttimeout")
+    return HostSettings(
+        name=name,
+        hostname=hostname,
+        port=port,
+        user=user,
+        identity_files=identities,
+        chosen_keys=not set(identities) >= set(default_keys),
+        identity_file=given,
+        user_known_hosts=own,
+        global_known_hosts=system,
+        identities_only=first("identitiesonly") == "yes",
+        identity_agent=None if agent == "SSH_AUTH_SOCK" else agent,
+        host_key_alias=alias,
+        proxy_jump=jump,
+        proxy_command=command,
+        connect_timeout=float(timeout) if timeout else None,
+        algorithms={**OPENSSH_ALGORITHMS, **algorithms},
+        least_rsa_bits=int(first("requiredrsasize") or LEAST_RSA_BITS),
+        check_host_ip=first("checkhostip") == "yes",
+        beyond=tuple(beyond),
+    )
 
 
 MAX_HANDSHAKES = 8

@@ -38,71 +38,6 @@ from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.transport.base import Transport
 
-
-class FirstLook:
-    """Connects to a cluster's hosts and collects their facts; ``opened`` must be closed by whoever is interrupted."""
-
-    def __init__(self, cluster: Cluster, options: RunOptions, progress: Progress, clock: Clock) -> None:
-        self._cluster, self._options, self._progress, self._clock = cluster, options, progress, clock
-        self.opened: dict[str, ProbeSession] = {}
-        self.failures: dict[str, AnyAccessFailure] = {}
-        self.facts: dict[str, HostFacts] = {}
-        self.names: dict[str, ResolverAnswer] = {}
-        self.load: Load | None = None
-        self._awaited = {node.name for node in cluster.nodes}
-        self._answered: set[str] = set()
-
-    def connect_and_collect(self, transport: Transport) -> list[ProbeSession]:
-        """Reaches and asks all; the sessions of those that answered, in the cluster's order."""
-        names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
-        around = partial(host_facts.look_outside, transport, names)
-        asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
-
-        def look(session: ProbeSession, share: float) -> None:
-            if self._options.smoke:
-                allreduce.begin_import(session, self._clock.until)
-            asking(session, share)
-
-        reach = Reach(
-            transport,
-            self._options.connect_s,
-            self._clock.until,
-            self._connected,
-            look=look,
-            on_looked=self._looked,
-            silence_s=self._options.silence_s,
-            opened=self.opened,
-            failures=self.failures,
-        )
-        hosts = [node.name for node in self._cluster.nodes]
-        self._progress.phase("connecting", hosts, self._clock.within(self._options.connect_s or CONNECT_S))
-        with self._clock.timed("probe"):
-            self.load = reach.all(self._cluster.nodes)
-        self._clock.timings["connect"] = reach.connected_s
-        self._clock.timings["probe"] -= reach.connected_s
-        self.facts, self.names = asking.all(), asking.common
-        silent = [name for name in hosts if name in reach.unanswered.keys() - self.facts.keys()]
-        whys = fan_out(lambda name: failure(reach.unanswered[name], self.opened[name], self._clock.until), silent)
-        for name, why in zip(silent, whys, strict=True):
-            lost = failure_of(OwnFaultError(why), "facts", NO_FACTS) if isinstance(why, Exception) else why
-            self.failures[name] = lost
-        return [self.opened[name] for name in hosts if name in self.facts]
-
-    def _connected(self, name: str) -> None:
-        self._progress.done(name)
-        self._clock.busy(name, "connect", 0.0)
-        asked = [name for name in self.opened if name not in self._answered]
-        if self._awaited == {name} and asked:
-            self._progress.phase("asking", asked)
-        self._awaited.discard(name)
-
-    def _looked(self, name: str) -> None:
-        self._answered.add(name)
-        self._clock.busy(name, "probe", self._clock.spent.get(name, {}).get("connect", (0.0, 0.0))[1])
-        if not self._awaited:
-            self._progress.done(name)
-
-
 NAMES_S = 3.0
 """What this machine's resolver may take for all names; what it has not told by then confirms nothing."""
 WORTH_S = 5.0
@@ -145,14 +80,19 @@ class Run:
         self.dials: FailedDials | None = None
         self._clock = Clock(options.total_s)
         self._began_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._first = FirstLook(cluster, options, progress, self._clock)
+        self._opened: dict[str, ProbeSession] = {}
+        self._failures: dict[str, AnyAccessFailure] = {}
+        self._facts: dict[str, HostFacts] = {}
+        self._names: dict[str, ResolverAnswer] = {}
+        self._load: Load | None = None
+        self._awaited, self._answered = {node.name for node in cluster.nodes}, set[str]()
         self._sessions: list[ProbeSession] = []
         self._mesh: Phased[Mesh] = skipped(PENDING)
         self._smoke: Phased[Smoke] = skipped(PENDING)
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
 
     def all(self) -> None:
-        """Every phase; raises StoodStillError: this machine did, and what was seen since is no host's fault."""
+        """Every phase; ControllerPausedError where this machine stood still: what was seen since is no host's fault."""
         self.look()
         self._go_on()
         self.mesh()
@@ -161,17 +101,57 @@ class Run:
         self.smoke()
         self._still_there()
 
-    @property
-    def _facts(self) -> dict[str, HostFacts]:
-        return self._first.facts
-
     def look(self) -> None:
         """Reaches the hosts, and asks each what it knows of itself as soon as it is there."""
-        self._sessions = self._first.connect_and_collect(self._transport)
-        self._first.failures.update(
-            ask_reachability_from_peers(self._sessions, self._first.failures, self._clock.until)
+        names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
+        around = partial(host_facts.look_outside, self._transport, names)
+        asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
+
+        def look(session: ProbeSession, share: float) -> None:
+            if self._options.smoke:
+                allreduce.begin_import(session, self._clock.until)
+            asking(session, share)
+
+        reach = Reach(
+            self._transport,
+            self._options.connect_s,
+            self._clock.until,
+            self._connected,
+            look=look,
+            on_looked=self._looked,
+            silence_s=self._options.silence_s,
+            opened=self._opened,
+            failures=self._failures,
         )
+        hosts = [node.name for node in self._cluster.nodes]
+        self._progress.phase("connecting", hosts, self._clock.within(self._options.connect_s or CONNECT_S))
+        with self._clock.timed("probe"):
+            self._load = reach.all(self._cluster.nodes)
+        self._clock.timings["connect"] = reach.connected_s
+        self._clock.timings["probe"] -= reach.connected_s
+        self._facts, self._names = asking.all(), asking.common
+        silent = [name for name in hosts if name in reach.unanswered.keys() - self._facts.keys()]
+        whys = fan_out(lambda name: failure(reach.unanswered[name], self._opened[name], self._clock.until), silent)
+        for name, why in zip(silent, whys, strict=True):
+            lost = failure_of(OwnFaultError(why), "facts", NO_FACTS) if isinstance(why, Exception) else why
+            self._failures[name] = lost
+        self._sessions = [self._opened[name] for name in hosts if name in self._facts]
+        self._failures |= ask_reachability_from_peers(self._sessions, self._failures, self._clock.until)
         self._leave_lost("hosts that others can't reach were looked for")
+
+    def _connected(self, name: str) -> None:
+        self._progress.done(name)
+        self._clock.busy(name, "connect", 0.0)
+        asked = [name for name in self._opened if name not in self._answered]
+        if self._awaited == {name} and asked:
+            self._progress.phase("asking", asked)
+        self._awaited.discard(name)
+
+    def _looked(self, name: str) -> None:
+        self._answered.add(name)
+        self._clock.busy(name, "probe", self._clock.spent.get(name, {}).get("connect", (0.0, 0.0))[1])
+        if not self._awaited:
+            self._progress.done(name)
 
     def mesh(self) -> None:
         """Has every host dial the others."""
@@ -222,14 +202,14 @@ class Run:
         for session in self._sessions:
             if session.lost is not None:
                 doing = f"the probe ended while {meanwhile}"
-                self._first.failures[session.node.name] = failure_of(session.lost, "mesh", doing)
+                self._failures[session.node.name] = failure_of(session.lost, "mesh", doing)
                 del self._facts[session.node.name]
         self._sessions = [session for session in self._sessions if session.lost is None]
 
     def names(self) -> None:
         """Looks up the names of the hosts file here, where what is to be done may hang on them."""
         seen = [facts.resolution.own for facts in self._facts.values() if isinstance(facts.resolution, Names)]
-        lost = any(not told.addresses for told in chain(self._first.names.values(), *(own.values() for own in seen)))
+        lost = any(not told.addresses for told in chain(self._names.values(), *(own.values() for own in seen)))
         if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):
             names = (self._cluster.master_addr, *(node.address for node in self._cluster.nodes))
             self._resolved = look_up(names, self._clock.within(NAMES_S))
@@ -280,19 +260,19 @@ class Run:
         self._progress.refresh(self.snapshot, self.dials)
 
     def _still_there(self) -> None:
-        for session in self._first.opened.values():
+        for session in self._opened.values():
             if isinstance(session.lost, ControllerPausedError):
                 raise session.lost
 
     def close(self) -> None:
         """Ends every probe and connection."""
-        fan_out(lambda session: session.close(), list(self._first.opened.values()))
+        fan_out(lambda session: session.close(), list(self._opened.values()))
         self._transport.close()
 
     def snapshot(self) -> Snapshot:
         """All that was seen up to now."""
         hosts = tuple(
-            Host(node=node, facts=self._facts.get(node.name), failure=self._first.failures.get(node.name))
+            Host(node=node, facts=self._facts.get(node.name), failure=self._failures.get(node.name))
             for node in self._cluster.nodes
         )
         return Snapshot(
@@ -303,8 +283,8 @@ class Run:
             mesh=self._mesh,
             smoke=self._smoke,
             resolved=self._resolved,
-            names=self._first.names,
-            load=self._first.load,
+            names=self._names,
+            load=self._load,
             spent=self._clock.spent,
             timings={name: round(s, 3) for name, s in (self._clock.timings | {"total": self._clock.now()}).items()},
         )

@@ -12,8 +12,8 @@ import pytest
 from nccl_doctor.collect.answers import ConnectionLostError, NoAnswerError
 from nccl_doctor.collect.connect.reach import LoadWatch, Reach
 from nccl_doctor.collect.connect.session import PULSE_S, ProbeSession, heartbeat
-from nccl_doctor.collect.options import Clock, Progress, RunOptions
-from nccl_doctor.collect.run import FirstLook
+from nccl_doctor.collect.options import Progress, RunOptions
+from nccl_doctor.collect.run import Run
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import Load, MachineLoad
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
@@ -185,5 +185,5 @@ def test_nobody_is_said_to_be_asked_where_the_last_host_has_failed() -> None:
             pass
 
     cluster = Cluster(nodes=(node(),), master_addr="127.0.0.1", master_port=29500)
-    FirstLook(cluster, RunOptions(), cast("Progress", Follower()), Clock(9.0))._connected("here")
+    Run(cluster, LocalTransport(), RunOptions(), cast("Progress", Follower()))._connected("here")
     assert phases == []

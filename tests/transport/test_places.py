@@ -6,29 +6,36 @@ from contextlib import ExitStack
 
 import pytest
 
+from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.ssh import settings
+from nccl_doctor.transport.ssh.failures import Target
 from nccl_doctor.transport.ssh.settings import MAX_HANDSHAKES, Places
 from tests.patience import LONG_S
+
+TARGET = Target("node1", "10.0.0.1", 22, "root")
 
 
 def test_nobody_gets_more_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "PLACE_S", LONG_S)
     places = Places()
     with ExitStack() as held:
-        assert all(held.enter_context(places.place(0.0)) for _ in range(MAX_HANDSHAKES))
-        with places.place(0.01) as one_more:
-            assert not one_more
-    with places.place(0.0) as after:
-        assert after
+        for _ in range(MAX_HANDSHAKES):
+            held.enter_context(places.place(TARGET, 0.0))
+        with pytest.raises(AccessError, match="waiting for its turn"), places.place(TARGET, 0.01):
+            pass
+    with places.place(TARGET, 0.0):
+        pass
 
 
 def test_dead_hosts_give_their_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "PLACE_S", 0.05)
     places = Places()
     with ExitStack() as held:
-        assert all(held.enter_context(places.place(LONG_S)) for _ in range(3 * MAX_HANDSHAKES))
+        for _ in range(3 * MAX_HANDSHAKES):
+            held.enter_context(places.place(TARGET, LONG_S))
     with ExitStack() as held:  # and each only once
         monkeypatch.setattr(settings, "PLACE_S", LONG_S)
-        assert all(held.enter_context(places.place(LONG_S)) for _ in range(MAX_HANDSHAKES))
-        with places.place(0.01) as one_more:
-            assert not one_more
+        for _ in range(MAX_HANDSHAKES):
+            held.enter_context(places.place(TARGET, LONG_S))
+        with pytest.raises(AccessError, match="waiting for its turn"), places.place(TARGET, 0.01):
+            pass

@@ -135,6 +135,7 @@ def run_mesh(
         stalls = find_stalls(sessions, targets, dialled)
     silent.update(doubts(dialling.doubtful))
     failed: list[FailedDial] = []
+    met: dict[str, dict[str, tuple[str, ...]]] = {}
     tested = 0
     for name, answer in zip(names, dialled, strict=True):
         if isinstance(answer, Exception):
@@ -144,6 +145,11 @@ def run_mesh(
         for seen in (row._asdict() for row in answer.failed):
             to = targets[name][seen.pop("target")]
             failed.append(FailedDial(src=name, dst=to.dst, address=to.address, **seen))
+        lost = Counter(row.target for row in answer.failed)
+        for place, to in enumerate(targets[name]):
+            if lost[place] < len(to.ports) and to.dst != name:  # nobody vouches for himself
+                mine = met.setdefault(to.dst, {})
+                mine[to.address] = (*mine.get(to.address, ()), name)
     return Mesh(
         hosts=len(names),
         pairs=len(names) * (len(names) - 1),
@@ -152,26 +158,10 @@ def run_mesh(
         failed=tuple(failed),
         not_listening=silent,
         stalls=stalls,
-        answered=_answered(targets, dict(zip(names, dialled, strict=True))),
+        answered=met,
         rails={name: {to: dialling.used[name].of(to) for to in extra} for name, extra in dialling.beside.items()},
         sample=sample,
     )
-
-
-def _answered(
-    targets: dict[str, list[Target]], dialled: Mapping[str, Dialled | Exception]
-) -> dict[str, dict[str, tuple[str, ...]]]:
-    """By host and address, who met its listener there."""
-    met: dict[str, dict[str, tuple[str, ...]]] = {}
-    for name, answer in dialled.items():
-        if isinstance(answer, Exception):
-            continue
-        failed = Counter(row.target for row in answer.failed)
-        for place, to in enumerate(targets[name]):
-            if failed[place] < len(to.ports) and to.dst != name:  # nobody vouches for himself
-                mine = met.setdefault(to.dst, {})
-                mine[to.address] = (*mine.get(to.address, ()), name)
-    return met
 
 
 def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:

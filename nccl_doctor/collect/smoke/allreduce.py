@@ -106,31 +106,23 @@ def run(
             all_reduce.event(name, event)
             progress.stage(name, all_reduce.stage(name), event.size.bytes if event.size else None)
 
-        all_reduce.end(name, _answer(session, numbers[name], all_reduce, on_event))
+        @apart
+        def wait(session: ProbeSession) -> SmokeEnd:
+            return session.wait(answers.SMOKE_END, numbers[name], time.monotonic() + POLL_S, on_event)
+
+        while True:
+            try:
+                return all_reduce.end(name, wait(session))
+            except NoAnswerError:
+                if all_reduce.given_up:
+                    return all_reduce.end(name, SmokeEnd(broken="it gave no answer when it was told to stop"))
+            except ProbeError as error:
+                return all_reduce.end(name, SmokeEnd(broken=str(error)[:500]))
 
     threading.Thread(target=all_reduce.watch, args=(stop,), daemon=True).start()
     fan_out(follow, sessions, lambda session: progress.done(session.node.name), AllAtOnce(len(sessions)))
     limits.keep_output({name: end.output for name, end in all_reduce.ends.items()})
     return result(what, all_reduce)
-
-
-def _answer(
-    session: ProbeSession, number: int, all_reduce: AllReduceRun, on_event: Callable[[RankEvent], None]
-) -> SmokeEnd:
-    """The last answer of a host's probe, or why there is none."""
-
-    @apart
-    def wait(session: ProbeSession) -> SmokeEnd:
-        return session.wait(answers.SMOKE_END, number, time.monotonic() + POLL_S, on_event)
-
-    while True:
-        try:
-            return wait(session)
-        except NoAnswerError:
-            if all_reduce.given_up:
-                return SmokeEnd(broken="it gave no answer when it was told to stop")
-        except ProbeError as error:
-            return SmokeEnd(broken=str(error)[:500])
 
 
 @dataclass

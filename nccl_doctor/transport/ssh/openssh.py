@@ -214,9 +214,7 @@ class OpensshTransport:
         """Starts ``command`` on the host that ``settings`` describe; raises AccessError: the host was not reached."""
         started, target = time.monotonic(), settings.target()
         bound = deadline - started
-        with self._places(settings.proxy_jump).place(QUEUE * bound) as held:
-            if not held:
-                raise failures.stalled(target, "waiting for its turn at the jump host", QUEUE * bound)
+        with self._places(settings.proxy_jump).place(target, QUEUE * bound):
             started = time.monotonic()  # a host's time begins with its turn
             deadline = started + bound
             login = min(latest, started + LOGIN_TIMES * bound)

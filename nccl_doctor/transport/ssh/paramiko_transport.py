@@ -24,12 +24,12 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakSet
 
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, LineBuffer, Tail, close_all, if_free, remaining
@@ -247,20 +247,11 @@ class ParamikoChannel:
             self._lines.feed(chunk)
 
 
-@dataclass(frozen=True)
-class _Jump:
+class _Jump(NamedTuple):
     """A session with a jump host, and the handshakes that may go through it at once."""
 
     session: SshSession
-    places: Places = field(default_factory=Places)
-
-    @contextmanager
-    def place(self, target: Target, seconds: float) -> Iterator[None]:
-        """Holds one of the handshakes, for which it waits no longer than that."""
-        with self.places.place(seconds) as held:
-            if not held:
-                raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
-            yield
+    places: Places
 
 
 class ParamikoTransport:
@@ -332,7 +323,7 @@ class ParamikoTransport:
                 return ProxyCommandStream(settings.proxy_command)
             return dial(settings.target(hop=hop), began + bound, bound, mss)
 
-        with jump.place(settings.target(), QUEUE * bound) if jump else nullcontext():
+        with jump.places.place(settings.target(), QUEUE * bound) if jump else nullcontext():
             began = time.monotonic()
             by = Deadlines(began + bound, min(latest, began + LOGIN_TIMES * bound))
             session = establish(settings, connect, self.known_keys(settings), by, hop=hop, alone=self._alone)
@@ -355,7 +346,7 @@ class ParamikoTransport:
             shared = self._jumps.setdefault((jumps, turn), Future())
         if mine:
             try:
-                shared.set_result(_Jump(self._session(jump, bound, latest, turn, hop=True)[0]))
+                shared.set_result(_Jump(self._session(jump, bound, latest, turn, hop=True)[0], Places()))
             except BaseException as error:
                 shared.set_exception(error)
                 raise

@@ -284,11 +284,10 @@ class Places:
         self._free = threading.BoundedSemaphore(MAX_HANDSHAKES)
 
     @contextmanager
-    def place(self, seconds: float) -> Iterator[bool]:
-        """Holds a place, for :data:`PLACE_S` at most; False where none was free for so many seconds."""
+    def place(self, target: Target, seconds: float) -> Iterator[None]:
+        """Holds a place, for :data:`PLACE_S` at most; AccessError where none was free for so many seconds."""
         if not self._free.acquire(timeout=max(0.0, seconds)):
-            yield False
-            return
+            raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
         once = threading.Lock()
 
         def give_back() -> None:
@@ -299,7 +298,7 @@ class Places:
         timer.daemon = True
         timer.start()
         try:
-            yield True
+            yield
         finally:
             timer.cancel()
             give_back()

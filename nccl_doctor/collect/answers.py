@@ -14,21 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from nccl_doctor.errors import DoctorError, describe
-from nccl_doctor.model.base import (
-    Clipped,
-    ClippedEnd,
-    Count,
-    Fact,
-    Observed,
-    Pid,
-    Port,
-    ProcessState,
-    Seconds,
-    Signed,
-    SignedSeconds,
-    Version,
-    clip,
-)
+from nccl_doctor.model import base
 from nccl_doctor.model.report import DialOutcome, DialSeconds, MachineLoad, Reported, SizeReport
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.network import FirewallFacts, Way
@@ -51,7 +37,7 @@ class ProbeError(Exception):
 
     def __init__(self, message: str, traceback: str | None = None) -> None:
         self.traceback = traceback
-        super().__init__(clip(message))
+        super().__init__(base.clip(message))
 
 
 class NoAnswerError(ProbeError):
@@ -108,85 +94,85 @@ def attempt(work: Callable[[], T]) -> T:
         raise OwnFaultError(fault) from fault
 
 
-class Hello(Observed):
+class Hello(base.Observed):
     """The probe's greeting."""
 
-    python: Version
+    python: base.Version
     machine: str
-    pid: Pid
+    pid: base.Pid
     load: MachineLoad | None = None
 
 
-class Listening(Observed):
+class Listening(base.Observed):
     """Ports in the order of the listeners asked for, None where one could not be opened; errors by their places."""
 
-    ports: tuple[Port | None, ...]
-    errors: dict[str, Clipped]
+    ports: tuple[base.Port | None, ...]
+    errors: dict[str, base.Clipped]
 
 
 class DialRow(NamedTuple):
     """A dial that did not reach our listener, the seconds it took; ``target`` is the place in the list of targets."""
 
-    target: Count
-    port: Port
+    target: base.Count
+    port: base.Port
     outcome: DialOutcome
-    error: Clipped | None
+    error: base.Clipped | None
     seconds: DialSeconds | None
 
 
-class Dialled(Observed):
+class Dialled(base.Observed):
     """The outcome of all dials of a host."""
 
-    connected: Count
+    connected: base.Count
     failed: tuple[DialRow, ...]
 
 
-class PathMtuResult(Observed):
+class PathMtuResult(base.Observed):
     """The outcome of full-size packets to a target (probe/mesh/mesh.py)."""
 
     outcome: Literal["passed", "stalled", "reset", "not-connected"]
-    sent: Count
-    unacked: Count
-    segment: Count
-    error: Clipped | None
+    sent: base.Count
+    unacked: base.Count
+    segment: base.Count
+    error: base.Clipped | None
 
 
-class RankEvent(Observed):
+class RankEvent(base.Observed):
     """A report of a rank, or of the probe on it; see probe/smoke/worker.py and probe/smoke/ranks.py."""
 
-    local_rank: Count
-    since: Seconds = 0.0
+    local_rank: base.Count
+    since: base.Seconds = 0.0
     stage: Reported | None = None
-    error: Clipped | None = None
+    error: base.Clipped | None = None
     wrong: bool = False
-    pid: Pid | None = None
-    torch: Version | None = None
-    nccl: Version | None = None
-    state: ProcessState | None = None
+    pid: base.Pid | None = None
+    torch: base.Version | None = None
+    nccl: base.Version | None = None
+    state: base.ProcessState | None = None
     stack: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     exit_code: Annotated[int, Field(ge=-128, le=255)] | None = None
-    own_s: SignedSeconds | None = None
-    inside_s: SignedSeconds | None = None
-    working: Seconds | None = None
+    own_s: base.SignedSeconds | None = None
+    inside_s: base.SignedSeconds | None = None
+    working: base.Seconds | None = None
     size: SizeReport | None = None
-    wrong_group: Annotated[tuple[Count, ...], Field(min_length=1, max_length=2)] | None = None
+    wrong_group: Annotated[tuple[base.Count, ...], Field(min_length=1, max_length=2)] | None = None
 
 
-class SmokeEnd(Observed):
+class SmokeEnd(base.Observed):
     """How the ranks of a host ended together, and what they printed.
 
     ``exit`` is 0 where all ended well, else 1, or the status of what forks them; ``signal``: what killed that;
     ``broken``: why there is no answer.
     """
 
-    exit: Signed | None = None
+    exit: base.Signed | None = None
     signal: Annotated[int, Field(ge=1, le=128)] | None = None
     timed_out: bool = False
     output: tuple[str, ...] = ()
-    broken: Clipped | None = None
+    broken: base.Clipped | None = None
 
 
-class TrialEnd(Observed):
+class TrialEnd(base.Observed):
     """The outcome of the all-reduce over a group for this host's ranks."""
 
     model_config = ConfigDict(extra="ignore")
@@ -194,10 +180,10 @@ class TrialEnd(Observed):
     ok: bool
 
 
-class FirewallAgain(Observed):
+class FirewallAgain(base.Observed):
     """The rules as they are now."""
 
-    firewall: Fact[FirewallFacts]
+    firewall: base.Fact[FirewallFacts]
 
 
 HELLO = TypeAdapter(Hello)
@@ -208,13 +194,13 @@ RANK_EVENT = TypeAdapter(RankEvent)
 SMOKE_END = TypeAdapter(SmokeEnd)
 TRIAL_END = TypeAdapter(TrialEnd)
 FREE_PORT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=1024, le=65535)])
-CLOCK: TypeAdapter[float] = TypeAdapter(SignedSeconds)
+CLOCK: TypeAdapter[float] = TypeAdapter(base.SignedSeconds)
 RULES = TypeAdapter(FirewallAgain)
 WAYS = TypeAdapter(tuple[Way, ...])
 NOTHING: TypeAdapter[None] = TypeAdapter(None)
 FACTS: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-WORDS: TypeAdapter[str] = TypeAdapter(Clipped)
-TRACEBACK: TypeAdapter[str | None] = TypeAdapter(ClippedEnd | None)
+WORDS: TypeAdapter[str] = TypeAdapter(base.Clipped)
+TRACEBACK: TypeAdapter[str | None] = TypeAdapter(base.ClippedEnd | None)
 
 
 def parsed(text: bytes) -> dict[str, Any]:

@@ -28,17 +28,7 @@ from nccl_doctor.collect.connect.start import SILENT, Start, start_failure
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import place_of
 from nccl_doctor.snapshot.access import ProbeFailed, PythonMissing
-from nccl_doctor.transport.base import (
-    LOGIN_TIMES,
-    MAX_GREETING,
-    AccessError,
-    Allowance,
-    Channel,
-    FloodError,
-    KnowsItsPath,
-    LostError,
-    Transport,
-)
+from nccl_doctor.transport import base
 
 MAX_REQUEST = 64 << 20
 """Bytes that a host may send for one request, chatter and events included."""
@@ -50,17 +40,17 @@ class Messages:
     ``chatter`` are the last lines that others said there; ``came``: the login shell came to our line.
     """
 
-    def __init__(self, channel: Channel, nonce: str, silence_s: float) -> None:
+    def __init__(self, channel: base.Channel, nonce: str, silence_s: float) -> None:
         self._channel, self._silence_s = channel, silence_s
         self._nonce = nonce.encode()
         self._mark = bundle.login_mark(nonce).encode()
-        self._allowance = Allowance(MAX_GREETING)
+        self._allowance = base.Allowance(base.MAX_GREETING)
         self.chatter: deque[str] = deque(maxlen=5)
         self.came = False
 
     def requested(self) -> None:
         """Takes note of a request: its answer may have all the bytes that one may have."""
-        self._allowance = Allowance(MAX_REQUEST)
+        self._allowance = base.Allowance(MAX_REQUEST)
 
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
         """The next message; once the login shell is through, before ``after_login`` more seconds are over.
@@ -98,11 +88,11 @@ class Messages:
             self._allowance.spend(line or b"")
         except TimeoutError:
             raise answers.NoAnswerError("no answer in time") from None
-        except FloodError as error:
+        except base.FloodError as error:
             raise answers.MalformedError(str(error)) from error
         except (OSError, ValueError) as error:
             lost = answers.ConnectionLostError(f"the connection broke: {error}")
-            lost.failure = error.failure if isinstance(error, LostError) else None
+            lost.failure = error.failure if isinstance(error, base.LostError) else None
             raise lost from error
         if line is None:
             raise answers.ConnectionLostError("the connection ended")
@@ -125,7 +115,7 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._channels: set[Channel] = set()
+        self._channels: set[base.Channel] = set()
         self._gaps: deque[tuple[float, float]] = deque(maxlen=100)
         self._last: float | None = None  # None until somebody is to be told
 
@@ -137,12 +127,12 @@ class Heartbeat:
                 threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
             return now()
 
-    def add(self, channel: Channel) -> None:
+    def add(self, channel: base.Channel) -> None:
         """Sends words on a channel, too."""
         with self._lock:
             self._channels.add(channel)
 
-    def remove(self, channel: Channel) -> None:
+    def remove(self, channel: base.Channel) -> None:
         """Sends none on it any more."""
         with self._lock:
             self._channels.discard(channel)
@@ -179,7 +169,7 @@ T = TypeVar("T")
 class ProbeSession:
     """A probe that answers; ``lost`` says why it is not listened to any more."""
 
-    def __init__(self, node: Node, channel: Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
+    def __init__(self, node: Node, channel: base.Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
         self.node = node
         self.hello: answers.Hello
         self.lost: answers.ConnectionLostError | None = None
@@ -194,7 +184,7 @@ class ProbeSession:
     @classmethod
     def open(
         cls,
-        transport: Transport,
+        transport: base.Transport,
         node: Node,
         deadline: float,
         lifetime_s: float,
@@ -218,7 +208,7 @@ class ProbeSession:
             why = session.gone(seen) if isinstance(seen, answers.ConnectionLostError) else seen
             failure = getattr(error, "failure", None) or session._start_failure(why)
             session.close()
-            raise AccessError(failure) from error
+            raise base.AccessError(failure) from error
         except BaseException:
             session.close()
             raise
@@ -265,7 +255,7 @@ class ProbeSession:
 
     def large_packets_vanish(self, by: float) -> bool:
         """True where provably an answer does not come because its packets are large."""
-        return isinstance(self._channel, KnowsItsPath) and self._channel.large_packets_vanish(by)
+        return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
         """Takes note that the host is not listened to any more; the error, to be raised.
@@ -312,7 +302,7 @@ class ProbeSession:
             return answers.typed(kind, "answer", message["ok"])
 
     def _greet(self, header: dict[str, Any], bound: float, latest: float) -> None:
-        if self._messages.next(min(time.monotonic() + LOGIN_TIMES * bound, latest), bound):
+        if self._messages.next(min(time.monotonic() + base.LOGIN_TIMES * bound, latest), bound):
             raise answers.MalformedError("a word before the probe was sent")
         self._ready = True
         deadline = min(time.monotonic() + bound, latest)

@@ -12,27 +12,16 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from nccl_doctor.collect.hang.reader import MOST_CALLS
 from nccl_doctor.logs import flight
 from nccl_doctor.model.base import Count, Fact, Phased, Seconds, Unknown, unknown
-from nccl_doctor.snapshot.hang import (
-    Call,
-    Flow,
-    HostLook,
-    JobRanks,
-    Launcher,
-    OomKill,
-    RankLook,
-    RankState,
-    Recorded,
-    Thread,
-)
+from nccl_doctor.snapshot import hang
 from nccl_doctor.snapshot.system import Xid
 
 _TEXT = 200
 
 _UNKNOWN = TypeAdapter(Unknown)
-_STATE: TypeAdapter[Fact[RankState | None]] = TypeAdapter(Fact[RankState | None])
-_STACK: TypeAdapter[Phased[tuple[Thread, ...]]] = TypeAdapter(Phased[tuple[Thread, ...]])
-_FLOWS: TypeAdapter[Fact[dict[str, tuple[Flow, ...]]]] = TypeAdapter(Fact[dict[str, tuple[Flow, ...]]])
-_KILLED: TypeAdapter[Fact[tuple[OomKill, ...]]] = TypeAdapter(Fact[tuple[OomKill, ...]])
+_STATE: TypeAdapter[Fact[hang.RankState | None]] = TypeAdapter(Fact[hang.RankState | None])
+_STACK: TypeAdapter[Phased[tuple[hang.Thread, ...]]] = TypeAdapter(Phased[tuple[hang.Thread, ...]])
+_FLOWS: TypeAdapter[Fact[dict[str, tuple[hang.Flow, ...]]]] = TypeAdapter(Fact[dict[str, tuple[hang.Flow, ...]]])
+_KILLED: TypeAdapter[Fact[tuple[hang.OomKill, ...]]] = TypeAdapter(Fact[tuple[hang.OomKill, ...]])
 _XIDS: TypeAdapter[Fact[tuple[Xid, ...]]] = TypeAdapter(Fact[tuple[Xid, ...]])
 
 
@@ -48,7 +37,7 @@ class LookAnswer(BaseModel):
 
     at_s: Seconds
     ranks: Annotated[tuple[_Row, ...], Field(max_length=4096)]
-    launchers: tuple[Launcher, ...]
+    launchers: tuple[hang.Launcher, ...]
     serves_ras: Any
     flows: Any
     killed: Any
@@ -68,22 +57,22 @@ ReadDump = Callable[[str, bytes], flight.Dump | None]
 """Reads a dump that a rank wrote; a ValueError says why it can't."""
 
 
-def host_look(answer: LookAnswer, job: JobRanks, read_dump: ReadDump) -> HostLook:
+def host_look(answer: LookAnswer, job: hang.JobRanks, read_dump: ReadDump) -> hang.HostLook:
     """Types a host's look."""
     flows = _typed(_FLOWS, answer.flows)
     numbers = {rank.pid: rank.rank for rank in job.ranks}
     ranks = [
-        RankLook(
+        hang.RankLook(
             pid=row.pid,
             state=_typed(_STATE, row.state),
-            stack=_typed(_STACK, row.stack) if row.stack is not None else RankLook.model_fields["stack"].default,
+            stack=_typed(_STACK, row.stack) if row.stack is not None else hang.RankLook.model_fields["stack"].default,
             recorder=recorded(row.recorder, numbers[row.pid], read_dump),
             flows=flows.get(str(row.pid), ()) if isinstance(flows, dict) else flows,
         )
         for row in answer.ranks
         if row.pid in numbers
     ]
-    return HostLook(
+    return hang.HostLook(
         at_s=answer.at_s,
         ranks=tuple(ranks),
         launchers=answer.launchers,
@@ -120,18 +109,18 @@ def recorded(answer: object, rank: int, read_dump: ReadDump) -> Any:  # noqa: AN
         return unknown(f"the flight recorder is not understood: {words or type(error).__name__}")
 
 
-def _recorded(dump: flight.Dump | None, status: dict[str, _Status], age_s: float | None) -> Recorded:
+def _recorded(dump: flight.Dump | None, status: dict[str, _Status], age_s: float | None) -> hang.Recorded:
     if dump is None:
         raise ValueError("it is no dump")
     cut = [(one, {"sizes": one.sizes[:_TEXT], "dtypes": one.dtypes[:_TEXT]}) for one in dump.records]
     calls = [
-        Call(group=one.group, seq=one.seq, name=one.name, place=one.place, done=one.ended, **texts)
+        hang.Call(group=one.group, seq=one.seq, name=one.name, place=one.place, done=one.ended, **texts)
         for one, texts in cut
     ]
     issued = {group[:_TEXT]: max(one.last_enqueued_collective, 0) for group, one in status.items()}
     for call in calls:
         issued[call.group] = max(call.seq, issued.get(call.group, 0))
-    return Recorded(
+    return hang.Recorded(
         live=age_s is None,
         age_s=age_s or 0,
         issued=issued,

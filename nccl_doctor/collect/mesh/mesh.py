@@ -29,22 +29,7 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedError, ProbeError
 from nccl_doctor.collect.connect.reach import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.mesh.plan import (
-    MeshSize,
-    Rails,
-    Target,
-    address_of,
-    could_open,
-    listeners,
-    of_host,
-    own_nonce,
-    own_targets,
-    partner_targets,
-    partners,
-    rail_targets,
-    sampled,
-    suspects,
-)
+from nccl_doctor.collect.mesh import plan
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import FailedDial
@@ -61,11 +46,11 @@ MTU_ANSWER_S = 3.0
 
 
 def find_stalls(
-    sessions: list[ProbeSession], targets: dict[str, list[Target]], dials: list[Dialled | Exception]
+    sessions: list[ProbeSession], targets: dict[str, list[plan.Target]], dials: list[Dialled | Exception]
 ) -> tuple[Stall, ...] | Unknown:
     """The pairs between which large packets vanish, of those whose dials were answered."""
     names = [session.node.name for session in sessions]
-    chosen: dict[str, list[Target]] = {}
+    chosen: dict[str, list[plan.Target]] = {}
     for place, (name, answer) in enumerate(zip(names, dials, strict=True)):
         if not isinstance(answer, Exception):
             near = {names[(place + step) % len(names)] for step in range(1, PARTNERS + 1)} - {name}
@@ -103,7 +88,7 @@ class MeshLimits:
     """How much is dialled: seconds for one connection, and which pairs."""
 
     dial_s: float = 3.0
-    size: MeshSize = "auto"
+    size: plan.MeshSize = "auto"
 
 
 def run_mesh(
@@ -120,18 +105,18 @@ def run_mesh(
     def sockets(session: ProbeSession) -> list[dict[str, Any]]:
         own = facts[session.node.name]
         free = session.node.node_rank == 0 and isinstance(own.master_port, PortTrial) and own.master_port.free
-        return listeners(own, cluster.master_port if free else None, own_nonce(nonce, session.node.name))
+        return plan.listeners(own, cluster.master_port if free else None, plan.own_nonce(nonce, session.node.name))
 
     with listening(sessions, nonce, sockets, Window()) as opened:
         ports, silent = _listening(opened)
-        sample = sampled([node.name for node in cluster.nodes], limits.size)
-        addresses = {session.node.name: address_of(session.node, facts[session.node.name]) for session in sessions}
+        sample = plan.sampled([node.name for node in cluster.nodes], limits.size)
+        addresses = {session.node.name: plan.address_of(session.node, facts[session.node.name]) for session in sessions}
         dialling = Dialling(sessions, facts, cluster, limits.dial_s, nonce, ports, addresses)
-        targets, dialled = dialling.run(partners(dict.fromkeys(names), sample), on_done, sample, oneself=True)
-        if sample is not None and (found := suspects(failed_pairs(targets, names, dialled))):
+        targets, dialled = dialling.run(plan.partners(dict.fromkeys(names), sample), on_done, sample, oneself=True)
+        if sample is not None and (found := plan.suspects(failed_pairs(targets, names, dialled))):
             first, sample = sample, sample.model_copy(update={"by_all": found})
-            plan = {name: [dst for dst in found if dst != name and not first.holds(name, dst)] for name in names}
-            targets, dialled = together(names, (targets, dialled), dialling.run(plan, lambda _session: None))
+            missed = {name: [dst for dst in found if dst != name and not first.holds(name, dst)] for name in names}
+            targets, dialled = together(names, (targets, dialled), dialling.run(missed, lambda _session: None))
         stalls = find_stalls(sessions, targets, dialled)
     silent.update(doubts(dialling.doubtful))
     failed: list[FailedDial] = []
@@ -190,9 +175,9 @@ TRIES = 4
 
 def retry(
     sessions: list[ProbeSession],
-    targets: dict[str, list[Target]],
+    targets: dict[str, list[plan.Target]],
     answers: list[Dialled | Exception],
-    dial: Callable[[ProbeSession, list[Target]], Dialled],
+    dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
 ) -> list[Dialled | Exception]:
     """The answers of all hosts, without the dials that came through when they were tried once more."""
     answers = _again(sessions, targets, answers, dial, _unopened, replace_rows)
@@ -213,9 +198,9 @@ def retry(
 
 def _again(
     sessions: list[ProbeSession],
-    targets: dict[str, list[Target]],
+    targets: dict[str, list[plan.Target]],
     answers: list[Dialled | Exception],
-    dial: Callable[[ProbeSession, list[Target]], Dialled],
+    dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
     lost: Callable[[Dialled | Exception], list[DialRow]],
     mended: Callable[[Dialled, list[DialRow], Dialled], Dialled],
 ) -> list[Dialled | Exception]:
@@ -227,7 +212,7 @@ def _again(
         if not rows or isinstance(first, Exception):
             return first
         told = targets[session.node.name]
-        wanted = [Target(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
+        wanted = [plan.Target(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
         return mended(first, rows, dial(session, wanted))
 
     redone = fan_out(again, range(len(sessions)), window=Window())
@@ -263,7 +248,7 @@ AGAIN = 2.0
 """A dial's time when it is tried again, as a multiple of the first."""
 LISTEN_ANSWER_S = 5.0
 """What listening, and reporting after the last dial timed out, may take."""
-Dials = tuple[dict[str, list[Target]], list[Dialled | Exception]]
+Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
 """By host where it dialled, and in the hosts' order what became of it."""
 
 
@@ -290,39 +275,39 @@ class Dialling:
         return {node.name: node for node in self.cluster.nodes}
 
     @cached_property
-    def used(self) -> dict[str, Rails]:
+    def used(self) -> dict[str, plan.Rails]:
         """By host, the addresses over which it will move data."""
-        return {name: of_host(self.nodes[name], self.facts[name]) for name in self.ports}
+        return {name: plan.of_host(self.nodes[name], self.facts[name]) for name in self.ports}
 
     def run(
         self,
-        plan: dict[str, list[str]],
+        partners: dict[str, list[str]],
         on_done: Callable[[ProbeSession], None],
         sample: Sample | None = None,
         *,
         oneself: bool = False,
     ) -> Dials:
         """Every host dials its partners, and itself; of a sample's star the master dials one port of each."""
-        targets: dict[str, list[Target]] = {}
-        for name, others in plan.items():
+        targets: dict[str, list[plan.Target]] = {}
+        for name, others in partners.items():
             ports = self.ports
             if sample is not None and name == sample.order[0]:
                 ports = {dst: some[-1:] for dst, some in ports.items()}
-            targets[name], doubtful = partner_targets(
+            targets[name], doubtful = plan.partner_targets(
                 others, self.cluster, self.nodes, self.addresses, self.facts[name], ports
             )
             self.doubtful.setdefault(name, {}).update(doubtful)
-            for other in rail_targets(name, targets[name], others, self.facts, self.ports, self.used):
+            for other in plan.rail_targets(name, targets[name], others, self.facts, self.ports, self.used):
                 targets[name].append(other)
                 self.beside.setdefault(other.dst, set()).add(other.address)
             if oneself:
                 own = self.facts[name], self.addresses[name], self.cluster, self.ports.get(name, ())
-                targets[name] += own_targets(self.nodes[name], *own)
+                targets[name] += plan.own_targets(self.nodes[name], *own)
 
         def first(session: ProbeSession) -> Dialled:
             return dial_targets(session, targets[session.node.name], self.nonce, self.dial_s)
 
-        def again(session: ProbeSession, wanted: list[Target]) -> Dialled:
+        def again(session: ProbeSession, wanted: list[plan.Target]) -> Dialled:
             return dial_targets(session, wanted, self.nonce, AGAIN * self.dial_s)
 
         dialled = ask_all(first, self.sessions, on_done, Window())
@@ -344,10 +329,10 @@ def listening(
 
 def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:
     """Has a host listen; the ports that it opened, of those asked for."""
-    mine = own_nonce(nonce, session.node.name)
+    mine = plan.own_nonce(nonce, session.node.name)
     told = session.ask(answers.LISTENING, "listen", time.monotonic() + LISTEN_ANSWER_S, nonce=mine, sockets=sockets)
     if len(told.ports) != len(sockets) or any(
-        port is not None and not could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
+        port is not None and not plan.could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
     ):
         # others dial what it says: what it was not asked for may be somebody's else
         raise session.gone(MalformedError("ports on which it was not asked to listen"))
@@ -355,7 +340,7 @@ def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, An
 
 
 def failed_pairs(
-    targets: dict[str, list[Target]], names: list[str], dialled: list[Dialled | Exception]
+    targets: dict[str, list[plan.Target]], names: list[str], dialled: list[Dialled | Exception]
 ) -> set[tuple[str, str]]:
     """The pairs that could not connect on a port at least; without a host's dials to itself."""
     return {
@@ -380,10 +365,10 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
 
 
 def dial_targets(
-    session: ProbeSession, targets: list[Target], nonce: str, timeout_s: float, latest: float = math.inf
+    session: ProbeSession, targets: list[plan.Target], nonce: str, timeout_s: float, latest: float = math.inf
 ) -> Dialled:
     """Has a host dial listeners of this nonce; its answer comes before ``latest``, on the monotonic clock."""
-    wanted = [[target.address, list(target.ports), own_nonce(nonce, target.dst)] for target in targets]
+    wanted = [[target.address, list(target.ports), plan.own_nonce(nonce, target.dst)] for target in targets]
     # A resolver has its time, and dials beyond the number made at once wait for their turn, at worst a time-out each.
     rounds = 2 + sum(len(target.ports) for target in targets) // AT_ONCE
     deadline = min(time.monotonic() + rounds * timeout_s + LISTEN_ANSWER_S, latest)

@@ -82,11 +82,8 @@ ANSWERS: dict[str, TypeAdapter[Any]] = {
     "signal": TypeAdapter(Signalled),
     "free": TypeAdapter(FreePorts),
     "named": TypeAdapter(NamedPorts),
-    "listen": answers.LISTENING,
-    "dial": answers.DIALLED,
-    "unlisten": answers.NOTHING,
 }
-"""By the request's name (probe/ports/requests.py, and of the port mesh)."""
+"""By the request's name (probe/ports/requests.py)."""
 
 
 class Machine(Protocol):
@@ -123,8 +120,7 @@ class SessionMachine:
     """A host behind a session."""
 
     def __init__(self, session: ProbeSession) -> None:
-        self._session = session
-        self.name = session.node.name
+        self.session, self.name = session, session.node.name
 
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
         """The answer to a request, of no other values than the probe can give."""
@@ -133,13 +129,13 @@ class SessionMachine:
             return session.ask(ANSWERS[do], do, time.monotonic() + ANSWER_S, **arguments)
 
         try:
-            return apart(answer)(self._session)
+            return apart(answer)(self.session)
         except answers.ProbeError as error:
             raise NotReachedError(f"{self.name}: {error}") from error
 
     def close(self) -> None:
         """Ends the probe."""
-        self._session.close()
+        self.session.close()
 
 
 class Fleet:

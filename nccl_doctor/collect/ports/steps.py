@@ -13,8 +13,9 @@ from itertools import chain, islice
 from time import sleep
 from typing import Any, NamedTuple
 
-from nccl_doctor.collect.connect.reach import fan_out
-from nccl_doctor.collect.ports.fleet import Fleet, Look, Machine, Signalled, Trial
+from nccl_doctor.collect.connect.reach import ask_all, fan_out
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.ports.fleet import Fleet, Look, Machine, SessionMachine, Signalled, Trial
 from nccl_doctor.errors import DoctorError, NotReachedError
 from nccl_doctor.model.ports import LAST_PORT, HolderJob, Identity, PortReport, Suggestion
 from nccl_doctor.text.hostlist import fold
@@ -174,20 +175,12 @@ def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict
 
 
 def _free_on_all(machines: Sequence[Machine], ports: list[int], *, ephemeral: bool = False) -> set[int]:
-    def ask(machine: Machine) -> set[int]:
-        return set(machine.ask("free", ports=ports, ephemeral=ephemeral).free)
-
-    return set.intersection(*_ask_all(ask, machines))
-
-
-def _ask_all(ask: Callable[[Machine], set[int]], machines: Sequence[Machine]) -> list[set[int]]:
-    """The answers of all machines, asked at once; the first that fails is raised."""
-    found = []
-    for answer in fan_out(ask, machines):
+    free: list[set[int]] = []
+    for answer in fan_out(lambda machine: machine.ask("free", ports=ports, ephemeral=ephemeral), machines):
         if isinstance(answer, Exception):
             raise answer
-        found.append(answer)
-    return found
+        free.append(set(answer.free))
+    return set.intersection(*free)
 
 
 def suggestion(fleet: Fleet, after: int) -> Suggestion | None:
@@ -304,22 +297,23 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
-    """By host, those of the target's free ports to which it connects; raises NotReachedError: a host did not answer."""
-    from nccl_doctor.collect.mesh.plan import listener
+    """By host, those of the target's free ports to which it connects, as in a mesh; NotReachedError for no answer."""
+    from nccl_doctor.collect.mesh.mesh import dial_targets, listening
+    from nccl_doctor.collect.mesh.plan import Target, listener
 
-    nonce = secrets.token_hex(16)
-    wanted = list(ports)
-    sockets = [listener(port) for port in wanted]
+    nonce, wanted = secrets.token_hex(16), [listener(port) for port in ports]
+    # who has others was named, and is none of this process
+    sessions = [machine.session for machine in (target, *others) if isinstance(machine, SessionMachine)]
+    with listening(sessions, nonce, lambda session: wanted if session is sessions[0] else []) as opened:
+        told = opened[target.name]
+        good = () if isinstance(told, Exception) else tuple(port for port in told.ports if port is not None)
 
-    def dial(machine: Machine) -> set[int]:
-        machine.ask("listen", nonce=nonce, sockets=[])
-        dialled = machine.ask("dial", targets=[[address, good, nonce]], timeout_s=DIAL_S)
-        return set(good) - {dial.port for dial in dialled.failed}
+        def dial(session: ProbeSession) -> set[int]:
+            dialled = dial_targets(session, [Target(target.name, address, good)], nonce, DIAL_S)
+            return {*good} - {row.port for row in dialled.failed}
 
-    try:
-        listening = target.ask("listen", nonce=nonce, sockets=sockets)
-        # what it was not asked for may be somebody else's
-        good = sorted({port for port in listening.ports if port is not None} & set(wanted))
-        return dict(zip((machine.name for machine in others), _ask_all(dial, others), strict=True))
-    finally:
-        fan_out(lambda machine: machine.ask("unlisten"), [target, *others])
+        found = dict(zip((machine.name for machine in others), ask_all(dial, sessions[1:]), strict=True))
+    for name, answer in {**opened, **found}.items():
+        if isinstance(answer, Exception):
+            raise NotReachedError(f"{name}: {answer}")
+    return {name: answer for name, answer in found.items() if isinstance(answer, set)}

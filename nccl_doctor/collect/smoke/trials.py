@@ -161,15 +161,12 @@ class _Groups:
         deadline = min(time.monotonic(), self._until) + ANSWER_S
         ask_all(lambda session: session.ask(answers.NOTHING, "end_launcher", deadline), self._sessions.values())
 
-    def _within(self, seconds: float) -> float:
-        return min(time.monotonic() + seconds, self._until)
-
     def _group(self, group: Group, seconds: float) -> bool:
         sessions = [self._sessions[name] for name in group]
         address, port = self._plan.cluster.master_addr, self._plan.cluster.master_port
         if group[0] != self._plan.cluster.nodes[0].name:  # the ranks meet where the job's would if its master is there
             address = sessions[0].node.address
-            port = sessions[0].ask(answers.FREE_PORT, "free_port", self._within(ANSWER_S))
+            port = sessions[0].ask(answers.FREE_PORT, "free_port", min(time.monotonic() + ANSWER_S, self._until))
         counts = [self._plan.counts[name] for name in group]
 
         def works(session: ProbeSession) -> bool:
@@ -181,7 +178,7 @@ class _Groups:
                 "max_bytes": TRIAL_BYTES,
                 "deadline_s": seconds,
             }
-            told = session.ask(answers.TRIAL_END, "trial", self._within(seconds + ANSWER_S), order=order)
-            return told.ok
+            deadline = min(time.monotonic() + seconds + ANSWER_S, self._until)
+            return session.ask(answers.TRIAL_END, "trial", deadline, order=order).ok
 
         return all(result is True for result in fan_out(apart(works), sessions, window=AllAtOnce(len(group))))

@@ -8,6 +8,7 @@ left of that name.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -109,23 +110,21 @@ def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: b
         step = f"srun --jobid={options.job} --overlap -w {node} -N1 -n1 hostname" if plain else "srun with that node"
         remedy = f"See what {step} says."
     facts = EngineFacts.model_validate({"job": options.job, "node": node, "reason": reason, "late": late})
-    return EngineFailure(kind=KIND, detail=detail, remedy=remedy, evidence=(*lines[-4:], *_state(node)), facts=facts)
+    text = "\n".join(_asked("scontrol", "-o", "show", "node", node))
+    state, why = _STATE.search(text), _WHY.search(text)
+    evidence = lines[-4:]
+    if why is not None or (state is not None and state[1] not in ("IDLE", "ALLOCATED", "MIXED")):
+        evidence.append(f"Slurm has the node as {state[1] if state else '?'}{f': {why[1]}' if why else ''}")
+    return EngineFailure(kind=KIND, detail=detail, remedy=remedy, evidence=tuple(evidence), facts=facts)
 
 
 def step_exists(job: str, name: str, node: str) -> bool:
     """Tells whether Slurm has a step of this name on the node."""
-    lines = (line.partition(" ") for line in _asked("squeue", "-h", "-s", "-j", job, "-o", "%j %N"))
-    return any(step == name and node in _expanded(nodes) for step, _, nodes in lines)
-
-
-def _state(node: str) -> tuple[str, ...]:
-    """The node's state for Slurm's controller, where that is more than that it works."""
-    text = "\n".join(_asked("scontrol", "-o", "show", "node", node))
-    state, why = _STATE.search(text), _WHY.search(text)
-    plain = state is None or state[1] in ("IDLE", "ALLOCATED", "MIXED")
-    if plain and why is None:
-        return ()
-    return (f"Slurm has the node as {state[1] if state else '?'}{f': {why[1]}' if why else ''}",)
+    for step, _, nodes in (line.partition(" ") for line in _asked("squeue", "-h", "-s", "-j", job, "-o", "%j %N")):
+        with contextlib.suppress(ValueError):  # nodes that are no list
+            if step == name and node in expand(nodes):
+                return True
+    return False
 
 
 def _asked(*argv: str) -> list[str]:
@@ -138,13 +137,6 @@ def _asked(*argv: str) -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return done.stdout.splitlines()
-
-
-def _expanded(nodes: str) -> list[str]:
-    try:
-        return expand(nodes)
-    except ValueError:
-        return []
 
 
 STEP_S = 15.0

@@ -86,7 +86,8 @@ def ask(arguments: list[str], name: str, deadline: float) -> Values:
         raise TimeoutError from error
     if done.returncode:
         raise ConfigError(done.stderr.decode(errors="replace").strip().splitlines())
-    return _parse(done.stdout.decode(errors="replace"))
+    lines = (line.partition(" ") for line in done.stdout.decode(errors="replace").splitlines())
+    return grouped((key.lower(), value) for key, _, value in lines)
 
 
 @thread_safe_cache
@@ -131,7 +132,7 @@ def host_tokens(*, name: str, hostname: str, port: int, user: str, alias: str | 
     """The tokens that mean the same in every version of OpenSSH; ``%C`` and ``%j`` do not."""
     here = socket.gethostname()
     return {
-        "d": str(home()),
+        "d": account().pw_dir,
         "h": hostname,
         "i": str(os.getuid()),
         "k": alias or name,
@@ -140,7 +141,7 @@ def host_tokens(*, name: str, hostname: str, port: int, user: str, alias: str | 
         "n": name,
         "p": str(port),
         "r": user,
-        "u": login(),
+        "u": account().pw_name,
     }
 
 
@@ -151,30 +152,16 @@ PROXY_TOKENS = frozenset("hnpr")
 def expand(path: str) -> Path:
     """A path with ``~`` as ssh takes it: the home of the account, whatever $HOME says."""
     if path == "~" or path.startswith("~/"):
-        return home() / path[2:]
+        return Path(account().pw_dir) / path[2:]
     try:
         return Path(path).expanduser()
     except RuntimeError:  # a user that does not exist
         return Path(path)
 
 
-def home() -> Path:
-    """The home directory of the account; raises NoAccountError: there is no account."""
-    return Path(_account().pw_dir)
-
-
-def login() -> str:
-    """The account's name; raises NoAccountError: there is none."""
-    return _account().pw_name
-
-
-def _account() -> pwd.struct_passwd:
+def account() -> pwd.struct_passwd:
+    """Our own account, or NoAccountError."""
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError as error:
         raise NoAccountError from error
-
-
-def _parse(text: str) -> Values:
-    lines = (line.partition(" ") for line in text.splitlines())
-    return grouped((key.lower(), value) for key, _, value in lines)

@@ -213,7 +213,7 @@ def _read(name: str, options: SshOptions, values: Values, defaults: Values) -> H
             return ()
 
     hostname, alias = first("hostname") or name, first("hostkeyalias")
-    port, user = options.port or int(first("port") or 22), options.user or first("user") or ssh_config.login()
+    port, user = options.port or int(first("port") or 22), options.user or first("user") or ssh_config.account().pw_name
     tokens = ssh_config.host_tokens(name=name, hostname=hostname, port=port, user=user, alias=alias)
     default_keys = tuple(expand(f"~/.ssh/{key}") for key in DEFAULT_KEYS)
     # an answer without paths, or with "none", means that there are none

@@ -117,6 +117,7 @@ socket with a port is in.
 ALL_STATES = (1 << len(STATES)) - 1
 LISTENING = 1 << STATES.index("LISTEN")
 TABLE_FIELDS = 10  # of a line of /proc/net/tcp, up to the inode (proc_pid_net(5))
+MOST_TABLE = 1 << 23  # fifty thousand sockets fit; anybody can make more in a namespace of their own
 TIMER_RETRANSMIT, TIMER_TIME_WAIT, TIMER_PROBE = 1, 3, 4
 INET_DIAG_INFO = 2
 
@@ -171,7 +172,8 @@ def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket
         found = [one for port in sorted(ports) for one in sockets_on(port)]
         everywhere = sockets_on(0, states=LISTENING) if listeners else []
     except OSError:
-        return [one for one in read_table() if one.local_port in ports or (listeners and one.state == "LISTEN")]
+        table = [flow.socket for flow in read_table()]
+        return [one for one in table if one.local_port in ports or (listeners and one.state == "LISTEN")]
     return found + [one for one in everywhere if one.local_port not in ports]
 
 
@@ -240,17 +242,13 @@ def plain(address: str) -> str:
     return address[7:] if address.startswith("::ffff:") and "." in address else address
 
 
-def read_table(folder: str = "/proc/net") -> list[DiagSocket]:
-    """All TCP sockets that /proc/net/tcp and tcp6 list, as :func:`sockets_on` tells them.
-
-    Raises:
-        OSError: there is no such table, or it may not be read.
-    """
+def read_table(folder: str = "/proc/net") -> list[Flow]:
+    """The TCP sockets that tcp and tcp6 of /proc/net or /proc/PID/net list, and what waits in them; OSError without."""
     found = []
     for name in ("tcp", "tcp6"):
         try:
             with open(f"{folder}/{name}", encoding="ascii") as table:
-                lines = [line.split() for line in table][1:]
+                lines = [line.split() for line in table.read(MOST_TABLE).splitlines()[1:]]
         except FileNotFoundError:
             if name == "tcp":
                 raise
@@ -267,10 +265,12 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     return socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)
 
 
-def _parse_line(fields: list[str]) -> DiagSocket:
+def _parse_line(fields: list[str]) -> Flow:
     (local_address, local_port), (remote_address, remote_port) = map(parse_endpoint, fields[1:3])
     state, (timer, ticks) = int(fields[3], 16), (int(part, 16) for part in fields[5].split(":"))
-    return DiagSocket(
+    unsent, unread = (int(part, 16) for part in fields[4].split(":"))
+    retransmits, probes = int(fields[6], 16) * (timer == TIMER_RETRANSMIT), int(fields[8]) * (timer == TIMER_PROBE)
+    sock = DiagSocket(
         state=STATES[state] if state < len(STATES) else f"state {state}",
         local_address=local_address,
         local_port=local_port,
@@ -280,6 +280,7 @@ def _parse_line(fields: list[str]) -> DiagSocket:
         uid=int(fields[7]),
         expires_s=ticks / os.sysconf("SC_CLK_TCK") if timer == TIMER_TIME_WAIT else None,
     )
+    return Flow(sock, unread, unsent, retransmits, probes, acked=None, received=None)
 
 
 def _dump(port: int, extensions: int, timeout_s: float, states: int) -> Iterator[bytes]:

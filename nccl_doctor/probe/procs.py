@@ -6,13 +6,14 @@ when the clock is set. Beyond its user a process belongs to a container, Slurm j
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 from itertools import islice
 from typing import Iterator, NamedTuple
 
-from nccl_doctor.probe.tools import read
+from nccl_doctor.probe import netlink
 
 MOST_FILES = 1 << 16  # Descriptors of one process that are looked at
 
@@ -66,6 +67,8 @@ class Proc(NamedTuple):
     terminal: bool  # whether it has a controlling terminal
     kernel: bool  # whether it is a kernel thread
     started: int  # clock ticks since boot
+    cpu_s: float = 0.0  # seconds of CPU that all its threads had
+    status: int = 0  # of a zombie, as waitpid(2) gives it
 
 
 def read_proc(pid: int) -> Proc | None:
@@ -93,6 +96,8 @@ def read_proc(pid: int) -> Proc | None:
         terminal=fields[4] != b"0",
         kernel=bool(int(fields[6]) & PF_KTHREAD),
         started=int(fields[STARTED]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        status=int(fields[-1]),
     )
 
 
@@ -218,8 +223,6 @@ LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "cro
 """Services that start what people ask for and do not look after it; without pam_systemd it stays in their group."""
 NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of what no login started (proc_pid_loginuid(5))
 MOST_SPACES = 64  # Network namespaces that are looked into: any user may make as many as they like
-LISTEN, CLOSE = "0A", "07"
-"""include/net/tcp_states.h, as /proc/net/tcp prints them; 07 with a port is one that is only bound (Linux 6.8)."""
 
 
 def unit_of(pid: int, table: Table) -> str | None:
@@ -326,8 +329,9 @@ def _login(pid: int, table: Table) -> int | None:
 
 def _held_ports(pid: int) -> Iterator[int]:
     """Local ports that a listener, or a socket that is only bound, has in a process's network namespace."""
-    for name in ("tcp", "tcp6"):
-        for line in (read(f"/proc/{pid}/net/{name}") or "").splitlines()[1:]:
-            fields = line.split()
-            if len(fields) > 3 and fields[3] in (LISTEN, CLOSE):
-                yield int(fields[1].rpartition(":")[2], 16)
+    with contextlib.suppress(OSError):  # it is gone, or another user's
+        yield from (
+            flow.socket.local_port
+            for flow in netlink.read_table(f"/proc/{pid}/net")
+            if flow.socket.state in ("LISTEN", "BOUND")
+        )

@@ -45,12 +45,9 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
 
 
 def cpu_s(pid: int) -> float | None:
-    """Seconds of CPU that all threads had, utime and stime of proc_pid_stat(5)."""
-    text = tools.read(f"/proc/{pid}/stat")
-    if text is None:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
+    """Seconds of CPU that all threads had; None where it is gone."""
+    proc = procs.read_proc(pid)
+    return None if proc is None else proc.cpu_s
 
 
 def _threads(pid: int) -> tuple[int, dict[str, float]]:

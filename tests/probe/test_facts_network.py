@@ -370,7 +370,7 @@ def test_proc_lists_what_the_kernel_tells_by_netlink() -> None:
             keep.enter_context(server.accept()[0])
             ports |= {port, client.getsockname()[1]}
         told = {one._replace(expires_s=None) for one in netlink.find_sockets(ports)}
-        listed = {one._replace(expires_s=None) for one in netlink.read_table() if one.local_port in ports}
+        listed = {one.socket._replace(expires_s=None) for one in netlink.read_table() if one.socket.local_port in ports}
         by_psutil = {one for one in psutil.net_connections(kind="tcp") if one.laddr and one.laddr.port in ports}
         rows = [row for row in list_sockets(ports) if row["local_port"] in ports]
     assert told == listed

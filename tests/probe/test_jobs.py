@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe import guard, jobs, procs, tools
+from nccl_doctor.probe import guard, jobs, netlink, procs, tools
 from nccl_doctor.probe.procs import Table
 from tests.patience import LONG_S
 from tests.probe.tables import RUN, Fake, FakeTable, rank
@@ -160,7 +160,9 @@ def test_ports_of_another_namespace_are_read_from_its_table(tmp_path: Path, monk
     head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
     row = "   0: 00000000:{:04X} 00000000:0000 {} 00000000:00000000 00:00000000 00000000     0        0 1 1\n"
     text = head + row.format(29500, "0A") + row.format(29501, "01") + row.format(29502, "07")
-    monkeypatch.setattr(procs, "read", {"/proc/20/net/tcp": text}.get)
+    (tmp_path / "tcp").write_text(text)
+    read = netlink.read_table
+    monkeypatch.setattr(netlink, "read_table", lambda _folder: read(str(tmp_path)))
     assert list(procs._held_ports(20)) == [29500, 29502]
 
 

@@ -10,12 +10,14 @@ server closes. Lost peers stand in the text alone, so both forms are asked for.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
 from typing import Any, Iterator
 
-from nccl_doctor.probe import netlink, tools
+from nccl_doctor.probe import netlink
+from nccl_doctor.probe.procs import open_files
 from nccl_doctor.probe.tools import Unavailable
 
 CONNECTED = ("ESTABLISHED", "FIN_WAIT1", "FIN_WAIT2", "CLOSE_WAIT", "LAST_ACK", "CLOSING", "SYN_SENT")
@@ -26,11 +28,12 @@ def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
     """snapshot.Flow of each process's connections; OSError where the kernel does not tell."""
     own = _namespace("self")
     at_home = [pid for pid in pids if _namespace(str(pid)) in (own, None)]
-    by_inode = {flow.socket.inode: _flow(flow) for flow in netlink.flows() if flow.socket.state in CONNECTED}
-    found = {pid: _of(pid, by_inode) for pid in at_home}
-    for pid in pids:
+    counted = {flow.socket.inode: _flow(flow) for flow in netlink.flows() if flow.socket.state in CONNECTED}
+    found = {}
+    for pid in [*at_home, *pids]:
         if pid not in found:
-            found[pid] = _of(pid, dict(_table(pid)))
+            by_inode = counted if pid in at_home else table_of(pid)
+            found[pid] = [by_inode[inode] for inode in sorted(set(inodes_of(pid))) if inode in by_inode][:MOST]
     return found
 
 
@@ -42,27 +45,14 @@ def listens(pids: list[int], port: int) -> bool:
 
 def inodes_of(pid: int) -> Iterator[int]:
     """The inodes of the sockets that a process holds."""
-    try:
-        numbers = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return
-    for number in numbers:
-        try:
-            target = os.readlink(f"/proc/{pid}/fd/{number}")
-        except OSError:  # closed meanwhile
-            continue
-        if target.startswith("socket:["):
-            yield int(target[8:-1])
-
-
-def _of(pid: int, by_inode: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [by_inode[inode] for inode in sorted(set(inodes_of(pid))) if inode in by_inode][:MOST]
+    return (int(target[8:-1]) for _, _, target in open_files({pid}) if target.startswith("socket:["))
 
 
 def _flow(flow: netlink.Flow) -> dict[str, Any]:
+    local, remote = netlink.ends(flow.socket)
     return {
-        "local": [netlink.plain(flow.socket.local_address), flow.socket.local_port],
-        "remote": [netlink.plain(flow.socket.remote_address), flow.socket.remote_port],
+        "local": [*local],
+        "remote": [*remote],
         "state": flow.socket.state,
         "unread": flow.unread,
         "unsent": flow.unsent,
@@ -80,34 +70,13 @@ def _namespace(pid: str) -> str | None:
         return None
 
 
-def _table(pid: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    for name in ("tcp", "tcp6"):
-        for line in (tools.read(f"/proc/{pid}/net/{name}") or "").splitlines()[1:]:
-            fields = line.split()
-            state = netlink.STATES[int(fields[3], 16)] if len(fields) >= netlink.TABLE_FIELDS else ""
-            if state in CONNECTED:
-                yield int(fields[9]), _row(fields, state)
-
-
-def _row(fields: list[str], state: str) -> dict[str, Any]:
-    unsent, unread = (int(part, 16) for part in fields[4].split(":"))
-    timer = int(fields[5].partition(":")[0], 16)
-    return {
-        "local": _end(fields[1]),
-        "remote": _end(fields[2]),
-        "state": state,
-        "unread": unread,
-        "unsent": unsent,
-        "retransmits": int(fields[6], 16) if timer == netlink.TIMER_RETRANSMIT else 0,
-        "probes": int(fields[8]) if timer == netlink.TIMER_PROBE else 0,
-        "acked": None,
-        "received": None,
-    }
-
-
-def _end(text: str) -> list[Any]:
-    address, port = netlink.parse_endpoint(text)
-    return [netlink.plain(address), port]
+def table_of(pid: int) -> dict[int, dict[str, Any]]:
+    """By inode, the connections of a process's network namespace as its table lists them; none where it is gone."""
+    try:
+        found = netlink.read_table(f"/proc/{pid}/net")
+    except OSError:
+        return {}
+    return {flow.socket.inode: _flow(flow) for flow in found if flow.socket.state in CONNECTED}
 
 
 PORT = 28028
@@ -131,9 +100,17 @@ def ask(host: str, port: int, *, json_form: bool, deadline: float) -> dict[str, 
     """Asks for a report: ``{"protocol", "form", "text", "whole"}``; ``form`` is what the server agreed to."""
     try:
         with socket.create_connection((host, port), max(0.1, deadline - time.monotonic())) as server:
-            return _talk(_Line(server, deadline), json_form)
+            line = _Line(server, deadline)
+            greeting = line.say("CLIENT PROTOCOL 2")
+            words = greeting.split()
+            if words[:2] != ["SERVER", "PROTOCOL"] or len(words) != 3 or not words[2].isdigit():
+                raise Unavailable(f"no NCCL RAS service: it greeted with {greeting[:60]!r}")
+            line.say(f"TIMEOUT {COLLECT_S}")  # an old one that knows no time-out says ERROR, and goes on
+            form = "json" if json_form and line.say("SET FORMAT json") == "OK" else "text"
+            text, whole = line.rest("VERBOSE STATUS")
     except OSError as error:
         raise Unavailable(f"NCCL's RAS at {host}:{port}: {error}") from error
+    return {"protocol": int(words[2]), "form": form, "text": text, "whole": whole}
 
 
 class _Line:
@@ -156,13 +133,9 @@ class _Line:
         """Sends a line and returns all that comes then, and whether the server ended it."""
         self._server.sendall(text.encode() + b"\n")
         whole = False
-        try:
-            while len(self._data) < MOST_BYTES:
-                if not self._more():
-                    whole = True
-                    break
-        except (socket.timeout, ConnectionError):  # what came is still worth reading
-            whole = False
+        with contextlib.suppress(socket.timeout, ConnectionError):  # what came is still worth reading
+            while len(self._data) < MOST_BYTES and not whole:
+                whole = not self._more()
         return self._data.decode("utf-8", "replace"), whole
 
     def _more(self) -> bool:
@@ -170,14 +143,3 @@ class _Line:
         block = self._server.recv(1 << 16)
         self._data += block
         return bool(block)
-
-
-def _talk(line: _Line, json_form: bool) -> dict[str, Any]:
-    greeting = line.say("CLIENT PROTOCOL 2")
-    words = greeting.split()
-    if words[:2] != ["SERVER", "PROTOCOL"] or len(words) != 3 or not words[2].isdigit():
-        raise Unavailable(f"no NCCL RAS service: it greeted with {greeting[:60]!r}")
-    line.say(f"TIMEOUT {COLLECT_S}")  # an old one that knows no time-out says ERROR, and goes on
-    form = "json" if json_form and line.say("SET FORMAT json") == "OK" else "text"
-    text, whole = line.rest("VERBOSE STATUS")
-    return {"protocol": int(words[2]), "form": form, "text": text, "whole": whole}

@@ -26,7 +26,7 @@ import time
 from collections import deque
 from typing import Any, Callable, Dict, Iterable
 
-from nccl_doctor.probe import children, tools
+from nccl_doctor.probe import children, procs, tools
 from nccl_doctor.probe.smoke import ranks as allreduce_ranks
 
 FOLDER = "/dev/shm"  # noqa: S108 - shared memory lies nowhere else
@@ -302,10 +302,6 @@ def available_kib() -> int:
 
 
 def _cpu_s(pid: int) -> float:
-    """Seconds of CPU time that a child of ours has had, from proc(5); 0 for one that has just ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            user, system = file.read().rpartition(b")")[2].split()[11:13]
-    except OSError:
-        return 0.0
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    """Seconds of CPU time that a child of ours has had; 0 for one that has just ended."""
+    proc = procs.read_proc(pid)
+    return 0.0 if proc is None else proc.cpu_s

@@ -8,6 +8,8 @@ import signal
 import time
 from typing import Any, Callable, Dict
 
+from nccl_doctor.probe import procs, tools
+
 PATIENCE_S = 0.5
 """What a rank gets to write its stack; faulthandler needs a few microseconds once the signal is delivered."""
 FRAMES = 12
@@ -88,26 +90,16 @@ class Ranks:
 
 
 def _exit_code(pid: int) -> int | None:
-    """Negative for a signal (the last field of proc(5)'s stat); None where it is not there."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, *_, last = file.read().rpartition(b")")[2].split()
-    except OSError:
+    """Negative for a signal; None for a process that has not ended, or that its parent has asked for."""
+    proc = procs.read_proc(pid)
+    if proc is None or proc.state != "Z":
         return None
-    if state != b"Z":
-        return None
-    status = int(last)
-    return -(status & 127) if status & 127 else status >> 8
+    return -(proc.status & 127) if proc.status & 127 else proc.status >> 8
 
 
 def _state(pid: int) -> str | None:
     """The letter of proc(5)'s "state", with the kernel's function behind it for one that can't be interrupted."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state = file.read().rpartition(b")")[2].split()[0].decode()
-        if state != "D":
-            return state
-        with open(f"/proc/{pid}/wchan") as file:
-            return f"D {file.read().strip()}".strip()
-    except OSError:
-        return None
+    proc = procs.read_proc(pid)
+    if proc is None or proc.state != "D":
+        return None if proc is None else proc.state
+    return f"D {tools.read(f'/proc/{pid}/wchan') or ''}".strip()

@@ -86,7 +86,7 @@ def test_its_connection_waits_for_a_reader(sleeper: int) -> None:
     assert flow["unsent"] > 0
     assert flow["acked"] > 0
     assert (flow["local"][0], flow["retransmits"]) == ("127.0.0.1", 0)
-    told = dict(flows._table(sleeper))
+    told = flows.table_of(sleeper)
     assert any(row["unsent"] == flow["unsent"] and row["remote"] == flow["remote"] for row in told.values())
 
 

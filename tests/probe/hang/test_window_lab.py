@@ -42,7 +42,7 @@ except BlockingIOError:
     pass
 for _ in sys.stdin:
     counted, = flows.by_rank([os.getpid()])[os.getpid()]
-    tabled, = (row for _, row in flows._table(os.getpid()) if row["remote"] == counted["remote"])
+    tabled, = (row for row in flows.table_of(os.getpid()).values() if row["remote"] == counted["remote"])
     print(json.dumps([counted, tabled]), flush=True)
 """
 

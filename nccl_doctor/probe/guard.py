@@ -13,9 +13,8 @@ import time
 from typing import Iterable, Literal, NamedTuple, Sequence
 
 from nccl_doctor.probe import jobs, procs, progress
-from nccl_doctor.probe import jobs as programs
 from nccl_doctor.probe.jobs import JobProcesses
-from nccl_doctor.probe.procs import Proc, Table
+from nccl_doctor.probe.procs import Table
 
 SHELLS = frozenset(
     {
@@ -34,8 +33,8 @@ def watcher(job: JobProcesses, table: Table) -> str | None:
     """Names what watches over a job, in a sentence; None where provably nothing does."""
     alive = [pid for pid in job.pids if pid in table.procs and table.procs[pid].state != "Z"]
     for pid in alive:
-        if programs.is_launcher(table.argv(pid)):
-            return f"a running job of yours holds it ({programs.program(table.argv(pid))}, pid {pid})"
+        if jobs.is_launcher(table.argv(pid)):
+            return f"a running job of yours holds it ({jobs.program(table.argv(pid))}, pid {pid})"
         debugger = table.status(pid, "TracerPid") or "0"
         if debugger != "0":
             return f"pid {debugger} is looking into it with a debugger"
@@ -64,7 +63,7 @@ def attended(pids: Sequence[int], table: Table) -> str | None:
 
 def _names(pid: int, table: Table) -> list[str]:
     """Its names: its own, its command line's program, and the program that the kernel says it runs."""
-    names = (table.procs[pid].name.partition(":")[0], programs.program(table.argv(pid)), table.executable(pid))
+    names = (table.procs[pid].name.partition(":")[0], jobs.program(table.argv(pid)), table.executable(pid))
     return [name.lstrip("-") for name in names]  # a login shell is "-bash"
 
 
@@ -92,15 +91,12 @@ def _of_top(pid: int, table: Table) -> str | None:
     shell = None if parent.pid == 1 else _shell(parent.pid, table)
     if shell is not None:
         return f"a shell waits for it: {shell}, pid {parent.pid}"
-    return None if jobs.is_orphan(pid, table) else _parent_words(proc, parent, table)
-
-
-def _parent_words(proc: Proc, parent: Proc, table: Table) -> str:
+    words = f"its parent lives: {parent.name}, pid {parent.pid}"
     if parent.name.startswith(STEP):
-        return f"it runs in a Slurm step (pid {parent.pid})"
-    if jobs.is_adopted(proc, table):
-        return f"nothing shows that pid {proc.pid} is a rank that lost its launcher; it may be meant to run on its own"
-    return f"its parent lives: {parent.name}, pid {parent.pid}"
+        words = f"it runs in a Slurm step (pid {parent.pid})"
+    elif jobs.is_adopted(proc, table):
+        words = f"nothing shows that pid {pid} is a rank that lost its launcher; it may be meant to run on its own"
+    return None if jobs.is_orphan(pid, table) else words
 
 
 GRACE_S = 10.0  # as port_model.GRACE_S: what was started less than that ago may just be starting
@@ -207,13 +203,13 @@ def _foreign(pid: int, table: Table) -> str | None:
 
 def _no_training(pid: int, table: Table) -> str | None:
     argv = table.argv(pid)
-    kind = programs.service(argv)
+    kind = jobs.service(argv)
     if kind is not None:
-        return f"pid {pid} is {kind} ({programs.program(argv)}) and no training"
+        return f"pid {pid} is {kind} ({jobs.program(argv)}) and no training"
     executable = table.executable(pid)
     if table.link(pid, "exe") is None:
         return f"pid {pid} ({table.procs[pid].name}) does not tell what program it runs"
-    if programs.is_python(executable) or programs.is_launcher(argv) or executable in programs.HELPERS:
+    if jobs.is_python(executable) or jobs.is_launcher(argv) or executable in jobs.HELPERS:
         return None
     return f"pid {pid} ({executable}) is no Python or launcher process"
 

@@ -1,10 +1,8 @@
-"""Finds the processes of a job: a launcher and its ranks, or what is left of them.
+"""The processes of a job, a launcher and its ranks or what is left of them, by what their command lines run.
 
 Up from a process to its launcher or to the Python process that forked or spawned it; down to all descendants; and where
 the launcher is gone, to the orphans that it had started with it. No step goes by a guess: each member is a descendant,
 or an orphan of the same user that says of itself that it belongs to the same run.
-
-What a process runs, as its command line tells: Python, a launcher of training jobs, one of its ranks, a service.
 """
 
 from __future__ import annotations
@@ -20,43 +18,25 @@ PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
 WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 """Options of the interpreter whose value is the next argument (python --help)."""
 
-LAUNCHERS = frozenset(  # programs and modules that start the ranks of a job and wait for them
-    {
-        *("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"),
-        *("accelerate.commands.launch", "accelerate.commands.accelerate_cli", "deepspeed", "deepspeed.pt"),
-        *("deepspeed.launcher.launch", "deepspeed.launcher.runner", "mpirun", "mpiexec", "mpiexec.hydra", "orterun"),
-        *("prterun", "orted", "prted", "hydra_pmi_proxy", "pmi_proxy", "horovodrun", "horovod.runner", "colossalai"),
-    }
+TORCH_LAUNCHERS = frozenset(  # torch's own, whose options tell how nodes meet
+    {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"}
+    | {"accelerate.commands.launch", "accelerate.commands.accelerate_cli"}
 )
+LAUNCHERS = TORCH_LAUNCHERS | {  # programs and modules that start the ranks of a job and wait for them
+    *("deepspeed", "deepspeed.pt", "deepspeed.launcher.launch", "deepspeed.launcher.runner", "mpirun", "mpiexec"),
+    *("mpiexec.hydra", "orterun", "prterun", "orted", "prted", "hydra_pmi_proxy", "pmi_proxy", "horovodrun"),
+    *("horovod.runner", "colossalai"),
+}
 
 SERVICES = {  # Python programs that serve people or others and are no training, by what :func:`program` says of them
-    "http.server": "a web server",
-    "uvicorn": "a web server",
-    "gunicorn": "a web server",
-    "hypercorn": "a web server",
-    "waitress-serve": "a web server",
-    "flask": "a web server",
-    "manage.py": "a web server",
-    "streamlit": "a web server",
-    "tensorboard": "TensorBoard",
-    "tensorboard.main": "TensorBoard",
-    "jupyter": "a notebook server",
-    "jupyter-lab": "a notebook server",
-    "jupyter-notebook": "a notebook server",
-    "jupyter-server": "a notebook server",
-    "jupyterhub": "a notebook server",
-    "jupyterlab": "a notebook server",
-    "notebook": "a notebook server",
-    "ipykernel_launcher": "a notebook's kernel",
-    "ipykernel": "a notebook's kernel",
-    "ipython": "an interactive Python",
-    "IPython": "an interactive Python",
-    "ptpython": "an interactive Python",
-    "bpython": "an interactive Python",
-    "pdb": "a debugger",
-    "ipdb": "a debugger",
-    "pudb": "a debugger",
-    "debugpy": "a debugger",
+    **dict.fromkeys(("http.server", "uvicorn", "gunicorn", "hypercorn", "waitress-serve"), "a web server"),
+    **dict.fromkeys(("flask", "manage.py", "streamlit"), "a web server"),
+    **dict.fromkeys(("tensorboard", "tensorboard.main"), "TensorBoard"),
+    **dict.fromkeys(("jupyter", "jupyter-lab", "jupyter-notebook", "jupyter-server"), "a notebook server"),
+    **dict.fromkeys(("jupyterhub", "jupyterlab", "notebook"), "a notebook server"),
+    **dict.fromkeys(("ipykernel_launcher", "ipykernel"), "a notebook's kernel"),
+    **dict.fromkeys(("ipython", "IPython", "ptpython", "bpython"), "an interactive Python"),
+    **dict.fromkeys(("pdb", "ipdb", "pudb", "debugpy"), "a debugger"),
     "supervisord": "a supervisor of services",
     "celery": "a task queue's worker",
     "dask-scheduler": "Dask's scheduler",
@@ -132,7 +112,9 @@ class JobProcesses(NamedTuple):
 
 def job_of(pid: int, table: Table) -> JobProcesses:
     """The job that a process belongs to."""
-    root = _root(table.procs[pid], table)
+    root = table.procs[pid]
+    while (parent := table.procs.get(root.ppid)) is not None and parent.pid != 1 and _started(parent, root, table):
+        root = parent
     roots = [root.pid, *_orphans_of_the_same_run(root, table)]
     members = [member for one in roots for member in (one, *table.descendants(one))]
     return JobProcesses(root.pid, tuple(dict.fromkeys(members)))
@@ -186,14 +168,6 @@ def tops(job: JobProcesses, table: Table) -> list[int]:
     """Those of its living processes whose parent is none of them."""
     alive = [pid for pid in job.pids if pid in table.procs]
     return [pid for pid in alive if table.procs[pid].ppid not in alive]
-
-
-def _root(proc: Proc, table: Table) -> Proc:
-    while True:
-        parent = table.procs.get(proc.ppid)
-        if parent is None or parent.pid == 1 or not _started(parent, proc, table):
-            return proc
-        proc = parent
 
 
 def _started(parent: Proc, child: Proc, table: Table) -> bool:

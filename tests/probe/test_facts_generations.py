@@ -163,7 +163,7 @@ def machine(root: Path, devices: dict[str, tuple[str, str]], iommu: str | None =
 
 
 def test_switches_modules_and_iommu_are_read_from_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware, "_service", lambda _deadline: "active")
+    monkeypatch.setattr(hardware, "parse_service", lambda _told: "active")
     root = machine(
         tmp_path,
         {

@@ -42,7 +42,7 @@ def test_a_pods_environment_says_kubernetes(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 123456)
-    assert host.user_name() == "123456"
+    assert host.identity()["user"] == "123456"
 
 
 def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ only in the system's own folders, since root is handed their paths.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from contextlib import suppress
@@ -18,17 +19,7 @@ from nccl_doctor.probe.tools import Unavailable, fact
 
 MAX_BYTES = 8 << 20
 """Of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
-CAP_NET_ADMIN = 12  # its bit (linux/capability.h)
-
-
-def _may_administer() -> bool:
-    """True where our root has CAP_NET_ADMIN (capabilities(7)), or the kernel does not tell."""
-    try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
-            told = [line.split()[1] for line in status if line.startswith("CapEff:")]
-    except OSError:
-        return True
-    return not told or bool(int(told[0], 16) >> CAP_NET_ADMIN & 1)
+CAP_NET_ADMIN = 12  # its bit (linux/capability.h, capabilities(7))
 
 
 class Root:
@@ -39,13 +30,13 @@ class Root:
         self._sudo: list[str] = []
         self._wraps = True
         if os.geteuid() == 0:
-            if not _may_administer():
+            told = re.search(r"^CapEff:\s*(\w+)", tools.read("/proc/self/status") or "", re.MULTILINE)
+            if told and not int(told[1], 16) >> CAP_NET_ADMIN & 1:
                 raise Unavailable("root of this container has no CAP_NET_ADMIN")
             return
         if not sudo:
             raise Unavailable("only root may read the rules")
-        found = find("sudo")
-        if found is None:
+        if (found := find("sudo")) is None:
             raise Unavailable("only root may read the rules, and there is no sudo")
         self._sudo = [found, "-n"]
         # Whether anything may be run without a password; what, each program's own attempt tells: a right to nft alone
@@ -91,13 +82,18 @@ class Root:
         try:
             printed, complaint = process.communicate(timeout=left + (2 if self._wraps else 0))
         except subprocess.TimeoutExpired as error:
-            _abandon(process)
+            with suppress(PermissionError):  # root's, under sudo: it runs into its closed pipes
+                process.kill()
+                process.wait(2)
+            for pipe in filter(None, (process.stdout, process.stderr)):
+                pipe.close()
             raise Unavailable("%s did not end in %.1f s" % (name, left)) from error
         if process.returncode in (124, 137):
             raise Unavailable("%s did not end in %.1f s" % (name, left))
         if len(printed) > MAX_BYTES:
             raise Unavailable("%s prints more than %d MiB of rules" % (name, MAX_BYTES >> 20))
-        return process.returncode, _text(printed), _text(complaint)
+        text, words = (told.decode("utf-8", "backslashreplace") for told in (printed, complaint))
+        return process.returncode, text, words
 
     def output(self, *command: str) -> str:
         """Stdout of a program; its failure is :class:`Unavailable` with its own words."""
@@ -113,20 +109,6 @@ def find(program: str) -> str | None:
     return tools.find(program, tools.SYSTEM, for_root=True)
 
 
-def _abandon(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process, or, where it is root's under sudo, lets it run into its closed pipes."""
-    with suppress(PermissionError):
-        process.kill()
-        process.wait(2)
-    for pipe in (process.stdout, process.stderr):
-        if pipe is not None:
-            pipe.close()
-
-
-def _text(printed: bytes) -> str:
-    return printed.decode("utf-8", "backslashreplace")
-
-
 FIREWALLD_DOWN = 252
 """NOT_RUNNING: firewall-cmd's exit status where the daemon is not there (firewall/errors.py of firewalld)."""
 XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
@@ -135,11 +117,10 @@ FIREWALLD = ("firewalld", "_ZONES", "_direct")
 """The table of its nftables back end, and chains of its iptables one (firewall/core/nftables.py, ipXtables.py)."""
 UFW = ("ufw-", "ufw6-")  # how ufw's chains begin (/usr/share/ufw)
 RULES = ('"table"', '"chain"', '"rule"')  # what every rule set that does something holds in nft's JSON
+INTERFACES = "/sys/class/net"
 NF_TABLES = "/sys/module/nf_tables"
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
 """Which tables of the kernel's own x_tables there are; only root may read it."""
-
-Reader = Callable[[], object]
 
 
 @fact("firewall", slow=True)
@@ -154,6 +135,10 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     iptables = _part(lambda: _iptables(root, hidden))
     brief = again or (isinstance(nft, str) and not any(sign in nft for sign in RULES) and iptables == [])
     wants_sets = not again and isinstance(iptables, list) and any("--match-set" in save["text"] for save in iptables)
+    try:
+        interfaces = sorted(os.listdir(INTERFACES))
+    except OSError:
+        interfaces = []
     return {
         "nft": nft,
         "nft_text": _part(lambda: None if brief else _nft(root, "-a")),
@@ -164,8 +149,8 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
         ),
         "ufw": _part(lambda: _ufw(root) if not brief and _signed(UFW, nft, iptables) else None),
         "docker": os.path.exists("/var/run/docker.sock") or os.path.exists("/sys/class/net/docker0"),
-        "groups": {name: int(_read("/sys/class/net/%s/netdev_group" % name) or 0) for name in _interfaces()},
-        "bridges": [name for name in _interfaces() if os.path.isdir("/sys/class/net/%s/bridge" % name)],
+        "groups": {name: int(tools.read(f"{INTERFACES}/{name}/netdev_group") or 0) for name in interfaces},
+        "bridges": [name for name in interfaces if os.path.isdir(f"{INTERFACES}/{name}/bridge")],
     }
 
 
@@ -176,7 +161,7 @@ def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
     return any(sign in text for text in (nft, *(save["text"] for save in iptables)) for sign in signs)
 
 
-def _part(reader: Reader) -> object:
+def _part(reader: Callable[[], object]) -> object:
     try:
         return reader()
     except Unavailable as error:
@@ -195,18 +180,15 @@ def _iptables(root: Root, hidden: bool) -> list[dict[str, Any]]:
     """Every table that exists."""
     saves: list[dict[str, Any]] = []
     for family, tables in LEGACY_TABLES.items():
-        if os.path.exists(tables) and root.output("cat", tables).strip():
-            saves.append(_save(root, family, "legacy"))
-        if hidden and _program(root, family, "nft"):
-            saves.append(_save(root, family, "nft"))
+        kept = os.path.exists(tables) and root.output("cat", tables).strip()
+        for backend in (*(["legacy"] if kept else []), *(["nft"] if hidden else [])):
+            program = _program(root, family, backend)
+            if program is None and backend == "legacy":
+                raise Unavailable("no %stables of the legacy kind is installed to show its rules" % family)
+            if program is not None:
+                text = root.output(program + "-save", "-c")
+                saves.append({"command": program, "family": family, "backend": backend, "text": text})
     return saves
-
-
-def _save(root: Root, family: str, backend: str) -> dict[str, Any]:
-    program = _program(root, family, backend)
-    if program is None:
-        raise Unavailable("no %stables of the %s kind is installed to show its rules" % (family, backend))
-    return {"command": program, "family": family, "backend": backend, "text": root.output(program + "-save", "-c")}
 
 
 def _program(root: Root, family: str, backend: str) -> str | None:
@@ -243,18 +225,3 @@ def _ufw(root: Root) -> str | None:
         return None
     status = root.output("ufw", "status", "verbose")
     return None if "Status: inactive" in status else status
-
-
-def _interfaces() -> list[str]:
-    try:
-        return sorted(os.listdir("/sys/class/net"))
-    except OSError:
-        return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

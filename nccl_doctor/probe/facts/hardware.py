@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
 import time
-from typing import Any, Mapping
+from typing import Any, Iterator, Mapping
 
 from nccl_doctor.probe import gpus
 from nccl_doctor.probe.facts.network import entries
@@ -16,7 +17,7 @@ NVIDIA = "0x10de"
 NVSWITCH_CLASS = "0x0680"
 """PCI class of an NVSwitch: bridge, other (A100 and H100 boards; GB200 keeps its switches in trays of their own)."""
 GPU_CLASSES = ("0x0300", "0x0302")
-SERVICE = "nvidia-fabricmanager.service"
+SERVICE_STATE = ("systemctl", "show", "-p", "LoadState", "-p", "ActiveState", "nvidia-fabricmanager.service")
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 DMABUF_SINCE = (5, 12)  # the first Linux in which RDMA takes DMA-BUF memory (NVIDIA's GPUDirect RDMA documentation)
 HEADER = re.compile(r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)")
@@ -39,13 +40,14 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
                 gpus.append(address)
     groups = {read(f"{devices}/{address}/iommu_group/type") for address in gpus}
     matters = bool(gpus) and bool(entries(f"{root}/sys/class/infiniband"))
+    bridges = _printed(["lspci", "-D", "-vvv"], deadline) if matters else None
     return {
         "nvswitches": len(switches),
-        "fabric_manager": _service(deadline) if switches else None,
+        "fabric_manager": parse_service(_printed([*SERVICE_STATE], deadline) or "") if switches else None,
         "peermem": any(os.path.isdir(f"{root}/sys/module/{name}") for name in PEERMEM),
         "dmabuf": dmabuf(read(f"{root}/proc/driver/nvidia/version"), os.uname().release),
         "iommu": sorted(group for group in groups if group),
-        "acs": _acs(deadline) if matters else None,
+        "acs": None if bridges is None else parse_acs(bridges),
     }
 
 
@@ -80,17 +82,11 @@ def parse_service(text: str) -> str | None:
     return told.get("ActiveState") or None
 
 
-def _service(deadline: float) -> str | None:
+def _printed(argv: list[str], deadline: float) -> str | None:
+    """The output of a program; None where it is missing or fails, as in a container."""
     try:
-        return parse_service(output(["systemctl", "show", "-p", "LoadState", "-p", "ActiveState", SERVICE], deadline))
-    except (FileNotFoundError, Unavailable):  # a container, or an init of another kind
-        return None
-
-
-def _acs(deadline: float) -> list[str] | None:
-    try:
-        return parse_acs(output(["lspci", "-D", "-vvv"], deadline))
-    except (FileNotFoundError, Unavailable):  # a hint: without lspci, or without its answer, there is none
+        return output(argv, deadline)
+    except (FileNotFoundError, Unavailable):
         return None
 
 
@@ -117,7 +113,15 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
             continue
         for name in filter(PLUGIN_NAME.fullmatch, names):
             path = os.path.join(folder, name)
-            found.setdefault(os.path.realpath(path), {"name": name, "path": path, **_read_plugin(path)})
+            try:
+                with open(path, "rb") as file:
+                    data = file.read(MOST_PLUGIN_BYTES)
+            except OSError as error:
+                raise Unavailable(f"{path} can't be read: {error.strerror}") from error
+            import hashlib  # takes 5 ms, and most hosts have no plugin
+
+            told = {"digest": hashlib.sha256(data).hexdigest(), "version": parse_plugin_version(data)}
+            found.setdefault(os.path.realpath(path), {"name": name, "path": path, **told})
     return list(found.values())
 
 
@@ -125,17 +129,6 @@ def parse_plugin_version(data: bytes) -> str | None:
     """The version that aws-ofi-nccl writes into its log, and so into its file."""
     match = PLUGIN_VERSION.search(data)
     return match.group(1).decode() if match else None
-
-
-def _read_plugin(path: str) -> dict[str, str | None]:
-    import hashlib  # takes 5 ms, and most hosts have no plugin
-
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MOST_PLUGIN_BYTES)
-    except OSError as error:
-        raise Unavailable(f"{path} can't be read: {error.strerror}") from error
-    return {"digest": hashlib.sha256(data).hexdigest(), "version": parse_plugin_version(data)}
 
 
 HEALTH_FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
@@ -165,7 +158,9 @@ def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
             if not unknown or unknown.group(1) not in fields:
                 raise
             fields.remove(unknown.group(1))
-    rows = _rows(deadline) if found else {}
+    rows = {}
+    with contextlib.suppress(Unavailable):  # the driver or the GPUs know no remapping
+        rows = parse_rows(gpus.query("remapped-rows", ROW_FIELDS, deadline)) if found else {}
     for gpu in found:
         gpu["remap_pending"], gpu["remap_failed"] = rows.get(str(gpu["bus_id"]), (None, None))
     return found
@@ -173,8 +168,20 @@ def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
 
 def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     """The rows of the query; a line that is no row is passed over, as is a value not understood."""
-    rows = [dict(zip(fields, (part.strip() for part in line.split(",")))) for line in text.splitlines()]
-    return [_health(row) for row in rows if len(row) == len(fields) and re.fullmatch(r"[0-9]{1,4}", row["index"])]
+    found = []
+    for row in (dict(zip(fields, (part.strip() for part in line.split(",")))) for line in text.splitlines()):
+        errors, fabric = row.get("ecc.errors.uncorrected.volatile.total", ""), row.get("fabric.state", "")
+        if len(row) == len(fields) and re.fullmatch(r"[0-9]{1,4}", row["index"]):
+            known = re.fullmatch(r"[A-Za-z][A-Za-z ]{0,30}", fabric) and fabric != "N/A"
+            health = {
+                "index": int(row["index"]),
+                "bus_id": row.get("pci.bus_id", "").lower() or None,
+                "mig": _flag(row.get("mig.mode.current", "")),
+                "ecc_uncorrected": int(errors) if re.fullmatch(r"[0-9]{1,15}", errors) else None,
+                "fabric": fabric if known else None,
+            }
+            found.append(health)
+    return found
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
@@ -192,68 +199,50 @@ def xids(path: str = KMSG) -> list[dict[str, Any]]:
     """snapshot.Xid of the last day, oldest first; PermissionError under kernel.dmesg_restrict."""
     if path == KMSG and not any(os.path.exists(sign) for sign in gpus.DEVICES):
         return []
-    try:
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise Unavailable("there is no " + path) from None
-    try:
-        return parse_xids(records(number), time.clock_gettime(time.CLOCK_MONOTONIC))
-    finally:
-        os.close(number)
+    return parse_xids(read_records(path), time.clock_gettime(time.CLOCK_MONOTONIC))
 
 
 def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
-    """The errors among records of /dev/kmsg (``6,1234,987654321,-;text``; the third is microseconds since boot)."""
+    """The errors of the last day among records of /dev/kmsg."""
     found = []
+    for match, age_s in _recent(records, XID, now_s, DAY_S):
+        text = "".join((match[3] or "").splitlines()[:1])[:200]
+        found.append({"bus_id": match[1].lower(), "number": int(match[2]), "text": text, "age_s": age_s})
+    return found
+
+
+def _recent(
+    records: list[str], pattern: re.Pattern[str], now_s: float, within_s: float
+) -> Iterator[tuple[re.Match[str], float]]:
+    """Matches and their age in records like ``6,1234,987654321,-;text``; the third is microseconds since boot."""
     for record in records:
         head, _, text = record.partition(";")
-        match = XID.search(text)
-        stamp = head.split(",")[2:3]
+        match, stamp = pattern.search(text), head.split(",")[2:3]
         if match and stamp and re.fullmatch(r"[0-9]{1,18}", stamp[0]):
             age_s = max(0.0, now_s - int(stamp[0]) / 1e6)
-            if age_s <= DAY_S:
-                words = (match.group(3) or "").splitlines()[:1]
-                told = {"bus_id": match.group(1).lower(), "number": int(match.group(2)), "text": "".join(words)[:200]}
-                found.append({**told, "age_s": round(age_s, 1)})
-    return found
+            if age_s <= within_s:
+                yield match, round(age_s, 1)
 
 
-def records(number: int) -> list[str]:
+def read_records(path: str) -> list[str]:
     """Each read(2) of /dev/kmsg gives one record; EPIPE says that some were overwritten meanwhile."""
     found: list[str] = []
-    while len(found) < MAX_RECORDS:
-        try:
-            record = os.read(number, 8192)
-        except BlockingIOError:
-            break
-        except OSError as error:
-            if error.errno == errno.EPIPE:
-                continue
-            raise
-        if not record:
-            break
-        found.append(record.decode("utf-8", "replace"))
-    return found
-
-
-def _rows(deadline: float) -> dict[str, tuple[bool | None, bool | None]]:
-    """The rows' state by bus id; none where the driver or the GPUs know no remapping."""
     try:
-        return parse_rows(gpus.query("remapped-rows", ROW_FIELDS, deadline))
-    except Unavailable:
-        return {}
-
-
-def _health(row: dict[str, str]) -> dict[str, Any]:
-    errors = row.get("ecc.errors.uncorrected.volatile.total", "")
-    fabric = row.get("fabric.state", "")
-    return {
-        "index": int(row["index"]),
-        "bus_id": row.get("pci.bus_id", "").lower() or None,
-        "mig": _flag(row.get("mig.mode.current", "")),
-        "ecc_uncorrected": int(errors) if re.fullmatch(r"[0-9]{1,15}", errors) else None,
-        "fabric": fabric if re.fullmatch(r"[A-Za-z][A-Za-z ]{0,30}", fabric) and fabric != "N/A" else None,
-    }
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise Unavailable(f"there is no {path}") from None
+    with open(number, "rb", buffering=0) as log:
+        while len(found) < MAX_RECORDS:
+            try:
+                record = log.read(8192)
+            except OSError as error:
+                if error.errno != errno.EPIPE:
+                    raise
+                continue
+            if not record:  # None where there is nothing more yet
+                break
+            found.append(record.decode("utf-8", "replace"))
+    return found
 
 
 def _flag(text: str) -> bool | None:
@@ -268,21 +257,10 @@ MOST_KILLED = 50
 
 def killed(since_s: float) -> list[dict[str, Any]]:
     """snapshot.OomKill of the last ``since_s`` seconds, oldest first; OSError where the log is hidden or missing."""
-    number = os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        return parse_killed(records(number), time.clock_gettime(time.CLOCK_MONOTONIC), since_s)
-    finally:
-        os.close(number)
+    return parse_killed(read_records(KMSG), time.clock_gettime(time.CLOCK_MONOTONIC), since_s)
 
 
 def parse_killed(records: list[str], now_s: float, since_s: float) -> list[dict[str, Any]]:
-    """The kills among records of /dev/kmsg, whose third field is microseconds since boot."""
-    found = []
-    for record in records:
-        head, _, text = record.partition(";")
-        match, stamp = KILLED.search(text), head.split(",")[2:3]
-        if match and stamp and stamp[0].isdigit():
-            age_s = max(0.0, now_s - int(stamp[0]) / 1e6)
-            if age_s <= since_s:
-                found.append({"pid": int(match[1]), "name": match[2], "age_s": round(age_s, 1)})
-    return found[-MOST_KILLED:]
+    """The last kills among records of /dev/kmsg."""
+    found = _recent(records, KILLED, now_s, since_s)
+    return [{"pid": int(match[1]), "name": match[2], "age_s": age_s} for match, age_s in found][-MOST_KILLED:]

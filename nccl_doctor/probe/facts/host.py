@@ -32,23 +32,18 @@ CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "do
 def identity() -> dict[str, Any]:
     """snapshot.Identity."""
     system = os.uname()
+    user = str(os.getuid())
+    with contextlib.suppress(KeyError):  # a container with a foreign uid
+        user = pwd.getpwuid(os.getuid()).pw_name
     return {
         "hostname": socket.gethostname(),
-        "user": user_name(),
+        "user": user,
         "uid": os.getuid(),
         "machine": system.machine,
         "kernel": system.release,
         "boot_id": read("/proc/sys/kernel/random/boot_id"),
         "container": container(),
     }
-
-
-def user_name() -> str:
-    """The login name, or the uid as text where no name is known for it (containers with a foreign uid)."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
 
 
 def container(root: str = "") -> str | None:
@@ -96,6 +91,8 @@ def shm(path: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - POSIX shared 
     return {**sizes, "problem": None if os.access(path, os.W_OK | os.X_OK) else "forbidden"}
 
 
+# The files below /proc/sys/net/ipv4/neigh stand in the machine's first network namespace alone; the kernel tells of the
+# one table to everybody, in containers too (net/core/neighbour.c, neightbl_dump_info).
 RTM_GETNEIGHTBL = 66
 NDTA_NAME, NDTA_THRESH1, NDTA_THRESH2, NDTA_THRESH3 = 1, 2, 3, 4
 TIMEOUT_S = 2.0
@@ -155,7 +152,13 @@ def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[s
     groups = read(root + "/proc/self/cgroup") or ""
     if "SLURM_JOB_ID" not in environ and not SLURM.search(groups):
         return None
-    folders = dict(_folders(groups, root))
+    # "NUMBER:CONTROLLERS:PATH" (cgroups(7)), v2's with no controller
+    lines = [line.split(":", 2) for line in groups.splitlines()]
+    folders = {
+        controller: f"{root}/sys/fs/cgroup/{controller}{path}".replace("//", "/")
+        for _, controllers, path in lines
+        for controller in controllers.split(",")
+    }
     memory = [
         int(told)
         for folder in _upwards(folders.get("memory") or folders.get("", ""))
@@ -165,14 +168,6 @@ def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[s
     quotas = [_quota(folder) for folder in _upwards(folders.get("cpu") or folders.get("", ""))]
     cpus = [len(os.sched_getaffinity(0)), *(quota for quota in quotas if quota is not None)]
     return {"cpus": min(cpus), "memory_bytes": min(memory, default=None)}
-
-
-def _folders(groups: str, root: str) -> Iterator[tuple[str, str]]:
-    """Each controller's folder, v2's under ""; a line is "NUMBER:CONTROLLERS:PATH" (cgroups(7))."""
-    for line in groups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        for controller in controllers.split(","):
-            yield controller, f"{root}/sys/fs/cgroup/{controller}{path}".replace("//", "/")
 
 
 def _upwards(folder: str) -> Iterator[str]:
@@ -240,7 +235,7 @@ def _entry(path: str, deadline: float) -> dict[str, Any]:
     folder = stat.S_ISDIR(mode)
     try:
         entry["kind"] = "folder" if folder else "file"
-        names = _walk(resolved) if folder else iter([""])
+        names = _files(resolved) if folder else iter([""])
         if folder and os.path.exists(os.path.join(resolved, ".git")):
             entry["kind"] = "checkout"
             entry["commit"], names = _checkout(resolved, deadline)
@@ -251,18 +246,16 @@ def _entry(path: str, deadline: float) -> dict[str, Any]:
 
 def _digests(root: str, names: Iterator[str], deadline: float) -> dict[str, Any]:
     files: dict[str, str] = {}
-    size = 0
-    problem = None
-    for name in names:
-        if len(files) >= MAX_FILES:
-            problem = f"has more than {MAX_FILES} files; name those that matter"
-            break
-        try:
+    size, problem = 0, None
+    try:
+        for name in names:
+            if len(files) >= MAX_FILES:
+                problem = f"has more than {MAX_FILES} files; name those that matter"
+                break
             files[name], length = _digest(os.path.join(root, name) if name else root, deadline)
             size += length
-        except Unavailable as error:
-            problem = str(error)
-            break
+    except Unavailable as error:
+        problem = str(error)
     return {"files": files, "size": size, "problem": problem}
 
 
@@ -292,7 +285,7 @@ def _digest(path: str, deadline: float) -> tuple[str, int]:
         os.close(number)
 
 
-def _walk(root: str) -> Iterator[str]:
+def _files(root: str) -> Iterator[str]:
     """Every file below, by its path within, in an order that is the same everywhere."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(set(subfolders) - SKIPPED_FOLDERS)

@@ -87,12 +87,14 @@ def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
         return None
     bits = len(address) * 8
     netmask = (1 << bits) - (1 << bits - min(prefix, bits))
+    first = int.from_bytes(address[:2], "big")
+    link_local = first & 0xFFC0 == 0xFE80 or first & 0xFF0F == 0xFF02  # fe80::/10, and ff02::/16 (RFC 4291)
     return {
         "interface": _text(told[IFA_LABEL]) if IFA_LABEL in told else names[index],
         "family": "inet" if family == socket.AF_INET else "inet6",
         "address": socket.inet_ntop(family, address),
         "netmask": socket.inet_ntop(family, netmask.to_bytes(len(address), "big")),
-        "scope_id": index if family == socket.AF_INET6 and _is_link_local(address) else 0,
+        "scope_id": index if family == socket.AF_INET6 and link_local else 0,
     }
 
 
@@ -133,22 +135,12 @@ def _ask_driver(asking: socket.socket, name: str, command: int, size: int) -> by
     return buffer.tobytes()
 
 
-def _is_link_local(address: bytes) -> bool:
-    """fe80::/10, and ff02::/16 of multicast (RFC 4291)."""
-    first = int.from_bytes(address[:2], "big")
-    return first & 0xFFC0 == 0xFE80 or first & 0xFF0F == 0xFF02
-
-
 def _text(field: bytes) -> str:
     return os.fsdecode(field.partition(b"\0")[0])
 
 
-RTF_UP = 0x1
-RTF_GATEWAY = 0x2
-RTF_REJECT = 0x200
-RTF_CACHE = 0x01000000
-RTF_LOCAL = 0x80000000
-RTF_ANYCAST = 0x00100000
+RTF_UP, RTF_GATEWAY, RTF_REJECT = 0x1, 0x2, 0x200
+RTF_CACHE, RTF_LOCAL, RTF_ANYCAST = 0x01000000, 0x80000000, 0x00100000
 
 
 @fact("routes")
@@ -204,8 +196,8 @@ def _inet6(text: str) -> str:
 
 
 FOLDER = "/sys/class/infiniband"
-EMPTY_GID = re.compile(r"[0:]*")
-"""An unused entry is all zeros, and one that only holds the link-local prefix is used by nobody."""
+EMPTY_GID = re.compile(r"[0:]*|fe80:(?::0000){7}")
+"""An unused entry is all zeros (the kernel answers EINVAL for its type), or only holds the link-local prefix."""
 STATE = re.compile(r"\d+: *(.+)")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 
@@ -213,7 +205,15 @@ RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 @fact("rdma")
 def read_rdma(folder: str = FOLDER) -> list[dict[str, Any]]:
     """snapshot.RdmaDevice of each; none where the kernel has no RDMA."""
-    return [_device(f"{folder}/{name}", name) for name in entries(folder)]
+    return [
+        {
+            "name": name,
+            "model": read(f"{folder}/{name}/hca_type"),
+            "firmware": read(f"{folder}/{name}/fw_ver"),
+            "ports": [_port(f"{folder}/{name}/ports/{at}", int(at)) for at in _numbers(f"{folder}/{name}/ports")],
+        }
+        for name in entries(folder)
+    ]
 
 
 def entries(folder: str) -> list[str]:
@@ -238,15 +238,8 @@ def parse_rate(text: str | None) -> float | None:
     return float(match.group(1)) if match else None
 
 
-def _device(folder: str, name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "model": read(f"{folder}/hca_type"),
-        "firmware": read(f"{folder}/fw_ver"),
-        "ports": [
-            _port(f"{folder}/ports/{number}", int(number)) for number in entries(f"{folder}/ports") if number.isdigit()
-        ],
-    }
+def _numbers(folder: str) -> list[str]:
+    return [name for name in entries(folder) if name.isdigit()]
 
 
 def _port(folder: str, number: int) -> dict[str, Any]:
@@ -256,17 +249,17 @@ def _port(folder: str, number: int) -> dict[str, Any]:
         "physical_state": parse_state(read(f"{folder}/phys_state")),
         "rate_gbps": parse_rate(read(f"{folder}/rate")),
         "link_layer": read(f"{folder}/link_layer") or None,
-        "gids": [gid for index in entries(f"{folder}/gids") if index.isdigit() for gid in _gid(folder, int(index))],
+        "gids": [
+            {
+                "index": int(index),
+                "gid": gid,
+                "type": read(f"{folder}/gid_attrs/types/{index}") or None,
+                "interface": read(f"{folder}/gid_attrs/ndevs/{index}") or None,
+            }
+            for index in _numbers(f"{folder}/gids")
+            if not EMPTY_GID.fullmatch(gid := read(f"{folder}/gids/{index}") or "")
+        ],
     }
-
-
-def _gid(folder: str, index: int) -> list[dict[str, Any]]:
-    """The entry, where it is used. The kernel answers EINVAL for the type of one that is not."""
-    gid = read(f"{folder}/gids/{index}") or ""
-    if EMPTY_GID.fullmatch(gid) or gid == "fe80:" + ":0000" * 7:
-        return []
-    kind = read(f"{folder}/gid_attrs/types/{index}") or None
-    return [{"index": index, "gid": gid, "type": kind, "interface": read(f"{folder}/gid_attrs/ndevs/{index}") or None}]
 
 
 @fact("sockets")

@@ -61,7 +61,12 @@ class Interpreter:
     def torch(self) -> tuple[str | None, list[str], str]:
         """Path of torch's __init__.py, None where there is no torch; sys.path and sys.prefix."""
         try:
-            self._await_word()
+            while b"\n" not in self._output.partition(CHILD_MARK)[2]:
+                if not self._read():
+                    words = " ".join(self._output.decode("utf-8", "replace").split())[-200:]
+                    if self._child is not None:
+                        self._failure = words or "it ended without a word"
+                    raise Unavailable(f"{sys.executable} did not say where torch is: {words}")
         finally:
             self._heard.set()
         said, _, self._output = self._output.partition(CHILD_MARK)[2].partition(b"\n")
@@ -102,17 +107,6 @@ class Interpreter:
         except Unavailable as error:
             return libnccl.failed(f"libnccl did not answer: {error}")
         return libnccl.understand(self._output)
-
-    def _await_word(self) -> None:
-        while not self._has_answer():
-            if not self._read():
-                words = " ".join(self._output.decode("utf-8", "replace").split())[-200:]
-                if self._child is not None:
-                    self._failure = words or "it ended without a word"
-                raise Unavailable(f"{sys.executable} did not say where torch is: {words}")
-
-    def _has_answer(self) -> bool:
-        return b"\n" in self._output.partition(CHILD_MARK)[2]
 
     def _read(self) -> bool:
         """Takes more of what the child says; False at its end."""
@@ -156,8 +150,9 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
             told = parse_version(file.read())
     except FileNotFoundError:
         raise Unavailable(f"{location} has no version.py") from None
-    folders = [*path, os.path.dirname(location)]
-    wheel = wheel_library(folders)
+    folders = [folder for folder in (*path, os.path.dirname(location)) if folder]
+    # the nvidia-nccl wheel's, which torch's wheels find by their RPATH before any other
+    wheel = _first([f"{folder}/nvidia/nccl/lib" for folder in folders])
     return {
         "version": told["__version__"],
         "cuda": told["cuda"],
@@ -179,22 +174,13 @@ def parse_version(text: str) -> dict[str, str | None]:
     return told
 
 
-def wheel_library(folders: list[str]) -> str | None:
-    """The library of the nvidia-nccl wheel, which torch's wheels find by their RPATH before any other."""
-    return _first([f"{folder}/nvidia/nccl/lib" for folder in folders if folder])
-
-
 def wheel_version(folders: list[str]) -> str | None:
     """The version of the nvidia-nccl wheel, from the name of its metadata folder (PEP 376)."""
     for folder in folders:
-        try:
-            names = os.listdir(folder) if folder else []
-        except OSError:  # sys.path may name what is not there, or a zip file
-            continue
-        for name in sorted(names):
-            match = NCCL_WHEEL.fullmatch(name)
-            if match:
-                return match.group(1)
+        with contextlib.suppress(OSError):  # sys.path may name what is not there, or a zip file
+            found = filter(None, map(NCCL_WHEEL.fullmatch, sorted(os.listdir(folder))))
+            for match in found:
+                return match[1]
     return None
 
 
@@ -217,18 +203,8 @@ def _first(folders: list[str]) -> str | None:
 
 
 PREFIXES = (
-    "NCCL_",
-    "TORCH_",
-    "TORCHELASTIC_",
-    "PET_",
-    "MASTER_",
-    "GLOO_",
-    "TP_",
-    "CUDA_",
-    "NVIDIA_",
-    "OMP_",
-    "UCX_",
-    "FI_",
+    *("NCCL_", "TORCH_", "TORCHELASTIC_", "PET_", "MASTER_", "GLOO_"),
+    *("TP_", "CUDA_", "NVIDIA_", "OMP_", "UCX_", "FI_"),
 )
 NAMES = frozenset(
     {

@@ -1,18 +1,9 @@
-"""The ranks of the jobs that run on a host, by the variables that their launcher gave them.
+"""The ranks of a host's jobs, and launchers that have none yet: torchrun waits for its nodes without a word.
 
 A rank's own children (data loaders) inherit its variables, and a wrapper script stands above it with the same ones: the
-topmost Python process with a rank's variables is the rank.
-
-Which NCCL a running process has loaded, from its memory map and the name of its wheel: nothing is started.
-
-Ranks whose launcher gave them no variables, by the store that they share.
-
-What torch.multiprocessing.spawn, Ray or a notebook starts learns its rank after it began, where /proc does not tell it.
-But each rank keeps a connection to the job's TCPStore, and the one that serves the store is its own client too.
-
-Launchers of torch's that have no rank yet: how they were started, and with whom they are connected.
-
-torchrun starts its ranks when as many nodes have met as it was told; until then it prints nothing.
+topmost Python process with a rank's variables is the rank. What torch.multiprocessing.spawn, Ray or a notebook starts
+learns its rank after it began, where /proc does not tell it; but each keeps a connection to the job's TCPStore, and
+the one that serves the store is its own client too. The NCCL that a process has loaded is read from its memory map.
 """
 
 from __future__ import annotations
@@ -21,13 +12,11 @@ import os
 import re
 from collections import Counter
 from itertools import islice
-from typing import Any, Dict, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Dict, Iterable, Mapping, Sequence
 
-from nccl_doctor.probe import guard, procs, progress
-from nccl_doctor.probe import jobs as programs
+from nccl_doctor.probe import guard, jobs, procs, progress
 from nccl_doctor.probe.hang import flows
-from nccl_doctor.probe.jobs import is_python
-from nccl_doctor.probe.procs import Proc, Table
+from nccl_doctor.probe.procs import Table
 
 IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
 """A torch that links NCCL statically has it in libtorch_cuda.so."""
@@ -40,22 +29,17 @@ WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-in
 
 def loaded_nccl(pid: int) -> dict[str, str | None] | None:
     """``{"path", "version"}`` of the libnccl in a process, None where it has none; no name may tell the version."""
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-            found = [match[1] for match in IN_MAP.finditer(file.read(MOST_MAP))]
-    except OSError:
-        return None
+    found = [match[1] for match in IN_MAP.finditer(_memory_map(pid))]
     path = next((one for one in found if "libnccl" in one), found[0] if found else None)
     return None if path is None else {"path": path[-300:], "version": _version(pid, path)}
 
 
-def has_torch(pid: int) -> bool:
-    """True for a process that has torch's libraries mapped."""
+def _memory_map(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-            return TORCH in file.read(MOST_MAP)
+            return file.read(MOST_MAP)
     except OSError:  # gone, or another user's
-        return False
+        return ""
 
 
 def _version(pid: int, path: str) -> str | None:
@@ -74,6 +58,7 @@ def _version(pid: int, path: str) -> str | None:
 
 
 CHILD = ("python", "pt_main")  # how the kernel's names of ranks begin; of one that has ended no more is left
+MULTIPROCESSING_HELPERS = ("resource_tracker", "semaphore_tracker", "forkserver import main")
 MOST_CLIENTS = 512
 Ends = Dict[str, Any]
 
@@ -86,7 +71,7 @@ def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
         ``serves`` are the ends at ports that it dialled and answers itself, with all that came there; the last two
         count the children of one Python process in the order of their start, and are None for others.
     """
-    held = flows.by_rank([pid for pid in pids if has_torch(pid)])
+    held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     found = []
     for pid, rows in held.items():
         # what a data loader's worker inherited belongs to the rank above it
@@ -96,10 +81,9 @@ def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
         came = _counted(own, "local")
         ports = {end[1] for end in came if end in dialled}
         serves = [[*end, count] for end, count in sorted(came.items()) if end[1] in ports]
+        dials = [[*end, count] for end, count in sorted(dialled.items())[:MOST_CLIENTS]]
         if dialled:
-            found.append(
-                {"pid": pid, "dials": _count_ends(dialled), "serves": serves[:MOST_CLIENTS], **_place(pid, table)}
-            )
+            found.append({"pid": pid, "dials": dials, "serves": serves[:MOST_CLIENTS], **_place(pid, table)})
     return found
 
 
@@ -107,26 +91,17 @@ def _counted(rows: list[Ends], side: str) -> Counter[tuple[str, int]]:
     return Counter((row[side][0], row[side][1]) for row in rows)
 
 
-def _count_ends(ends: Counter[tuple[str, int]]) -> list[list[Any]]:
-    return [[*end, count] for end, count in sorted(ends.items())[:MOST_CLIENTS]]
-
-
 def _place(pid: int, table: Table) -> dict[str, int | None]:
     """Its number among the children of the Python process that started it, with those that have ended."""
     parent = table.procs[pid].ppid
-    if parent not in table.procs or not is_python(table.executable(parent)):
+    if parent not in table.procs or not jobs.is_python(table.executable(parent)):
         return {"local_rank": None, "local_world_size": None}
     below = (table.procs[one] for one in table.descendants(parent))
-    alike = [one for one in below if one.ppid == parent and one.name.startswith(CHILD) and _works(one, table)]
+    named = [one for one in below if one.ppid == parent and one.name.startswith(CHILD)]
+    alike = [one for one in named if not any(helper in table.command(one.pid) for helper in MULTIPROCESSING_HELPERS)]
     order = sorted(alike, key=lambda one: (one.started, one.pid))
     number = next((at for at, one in enumerate(order) if one.pid == pid), None)
     return {"local_rank": number, "local_world_size": None if number is None else len(order)}
-
-
-def _works(proc: Proc, table: Table) -> bool:
-    """False for a helper of multiprocessing's own, and one that has ended: it has no command line any more."""
-    line = table.command(proc.pid)
-    return not any(helper in line for helper in ("resource_tracker", "semaphore_tracker", "forkserver import main"))
 
 
 NUMBERS = (  # Rank, world size and the same on this host, as torchrun, Open MPI and Slurm name them
@@ -146,21 +121,39 @@ TEXT = 300
 def find_ranks(table: Table) -> dict[str, Any]:
     """snapshot.JobRank of each rank that is ours to look at, and how many may be that are not."""
     ours = _ours(table)
+    # Python processes whose variables we may not see: another user's, or ptrace is restricted
+    hidden = [
+        proc
+        for proc in table.procs.values()
+        if proc.pid not in ours and not proc.kernel and proc.state != "Z" and proc.name.startswith(CHILD)
+        if os.getuid() not in (0, table.uid(proc.pid)) or table.link(proc.pid, "exe") is None
+    ]
     numbered = {pid: told for pid in table.procs if pid not in ours and (told := _numbers(table.environ(pid)))}
     ranks = [pid for pid in numbered if _is_rank(pid, numbered, table)]
     readable = [pid for pid in ranks if os.getuid() in (0, table.uid(pid))]
     return {
         "ranks": [_row(pid, numbered[pid], table) for pid in sorted(readable)[:MOST]],
-        "hidden": sum(1 for pid in table.procs if pid not in ours and _hidden(table.procs[pid], table)),
+        "hidden": len(hidden),
     }
 
 
 def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
-    """snapshot.Launcher of each process that starts ranks: by its name, or as the Python process above one of these."""
+    """snapshot.Launcher of each process that starts ranks, by its name or as the Python above one of these."""
     above = {table.procs[pid].ppid for pid in ranks if pid in table.procs}
-    parents = {pid for pid in above if pid in table.procs and programs.is_python(table.executable(pid))}
-    named = {pid for pid in table.procs if programs.is_launcher(table.argv(pid))}
-    return [_launcher(pid, table) for pid in sorted((named | parents) - _ours(table))[:MOST]]
+    parents = {pid for pid in above if pid in table.procs and jobs.is_python(table.executable(pid))}
+    named = {pid for pid in table.procs if jobs.is_launcher(table.argv(pid))}
+    found = []
+    for pid in sorted((named | parents) - _ours(table))[:MOST]:
+        below = [proc for proc in map(table.procs.__getitem__, table.descendants(pid)) if proc.ppid == pid]
+        launcher = {
+            "pid": pid,
+            "state": table.procs[pid].state,
+            "program": jobs.program(table.argv(pid)),
+            "children": [one.pid for one in below if one.state != "Z"],
+            "defunct": [one.pid for one in below if one.state == "Z"],
+        }
+        found.append(launcher)
+    return found
 
 
 def unnumbered(table: Table) -> list[dict[str, Any]]:
@@ -172,8 +165,8 @@ def unnumbered(table: Table) -> list[dict[str, Any]]:
         if pid not in known
         and proc.state != "Z"
         and os.getuid() in (0, table.uid(pid))
-        and programs.is_python(table.executable(pid))
-        and not programs.is_launcher(table.argv(pid))
+        and jobs.is_python(table.executable(pid))
+        and not jobs.is_launcher(table.argv(pid))
     ]
     found = clients(table, may)
     return [{**_describe(one["pid"], table), **one} for one in found[:MOST]]
@@ -198,10 +191,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
-    """True where it runs Python and is no launcher, and no such process above it is the same rank.
-
-    A launcher may have a rank's variables too: its own node's number, from Slurm or from Kubernetes' training operator.
-    """
+    """True where it runs Python and no such process above it is the same rank; a launcher may have its variables."""
     if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False
     above = [one for one in table.ancestors(pid) if numbered.get(one) == numbered[pid]]
@@ -209,14 +199,7 @@ def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
 
 
 def _runs_python(pid: int, table: Table) -> bool:
-    return programs.is_python(table.executable(pid)) and not programs.is_launcher(table.argv(pid))
-
-
-def _hidden(proc: Proc, table: Table) -> bool:
-    """True for a Python process whose variables we may not see: another user's, or ptrace is restricted."""
-    if proc.kernel or proc.state == "Z" or not proc.name.startswith(("python", "pt_main")):
-        return False
-    return os.getuid() not in (0, table.uid(proc.pid)) or table.link(proc.pid, "exe") is None
+    return jobs.is_python(table.executable(pid)) and not jobs.is_launcher(table.argv(pid))
 
 
 def _row(pid: int, numbers: tuple[int, int, int | None, int | None], table: Table) -> dict[str, Any]:
@@ -237,7 +220,8 @@ def _describe(pid: int, table: Table) -> dict[str, Any]:
     environ, nccl = table.environ(pid), loaded_nccl(pid)
     return {
         "pid": pid,
-        "inner_pid": inner_pid(pid),
+        # the PID that it has in its own container, as NCCL tells it (proc_pid_status(5))
+        "inner_pid": int((table.status(pid, "NSpid") or str(pid)).split()[-1]),
         "started": table.procs[pid].started,
         "age_s": guard.age_s(pid, table),
         "uid": table.uid(pid),
@@ -250,33 +234,6 @@ def _describe(pid: int, table: Table) -> dict[str, Any]:
     }
 
 
-def _launcher(pid: int, table: Table) -> dict[str, Any]:
-    below = [table.procs[one] for one in table.descendants(pid)]
-    return {
-        "pid": pid,
-        "state": table.procs[pid].state,
-        "program": programs.program(table.argv(pid)),
-        "children": [one.pid for one in below if one.ppid == pid and one.state != "Z"],
-        "defunct": [one.pid for one in below if one.ppid == pid and one.state == "Z"],
-    }
-
-
-def inner_pid(pid: int) -> int:
-    """The PID that a process has in its own container, as NCCL tells it; NSpid of proc_pid_status(5)."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("NSpid:"):
-                    return int(line.split()[-1])
-    except OSError:  # gone: asked for again at the look
-        return pid
-    return pid
-
-
-LAUNCHERS = frozenset(
-    {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"}
-    | {"accelerate.commands.launch", "accelerate.commands.accelerate_cli"}
-)
 OPTIONS = {  # what a node is told of the others, by torchrun's name: torchrun's option and accelerate's
     "nnodes": ("nnodes", "num_machines"),
     "node_rank": ("node_rank", "machine_rank"),
@@ -299,7 +256,7 @@ def find_launchers(table: Table) -> list[dict[str, Any]]:
     return [
         {
             "pid": pid,
-            "program": programs.program(table.argv(pid)),
+            "program": jobs.program(table.argv(pid)),
             "age_s": guard.age_s(pid, table),
             "state": progress.look(pid, table.procs[pid].started, table),
             "asked": asked(table.argv(pid), table.environ(pid)),
@@ -311,28 +268,24 @@ def find_launchers(table: Table) -> list[dict[str, Any]]:
 
 def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """The settings of a launcher, by options or by torchrun's variables (PET_NNODES, torch's argparse_util.py)."""
-    given = dict(reversed(list(_options(argv))))
-    found = {}
-    for name, options in OPTIONS.items():
-        value = next((given[one] for one in options if one in given), environ.get(f"PET_{name.upper()}"))
-        if value:
-            found[name] = value[:OPTION_TEXT]
-    return found
-
-
-def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each option and its value, in their order: the script's own come behind the launcher's."""
+    given: dict[str, str] = {}  # the first of each: the script's own come behind the launcher's
     for word, after in zip(argv, [*argv[1:], ""]):
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            yield name.replace("-", "_"), value if equals else after
+            given.setdefault(name.replace("-", "_"), value if equals else after)
+    found = {}
+    for name, options in OPTIONS.items():
+        told = next((given[one] for one in options if one in given), environ.get(f"PET_{name.upper()}"))
+        if told:
+            found[name] = told[:OPTION_TEXT]
+    return found
 
 
 def _starts(pid: int, table: Table) -> bool:
-    """True for such a launcher of ours, below which no rank of any language runs, nor what it was put into."""
+    """True for such a launcher of ours, below which no rank runs, nor what it was put into."""
     if table.procs[pid].state == "Z" or os.getuid() not in (0, table.uid(pid)):
         return False
-    if programs.program(table.argv(pid)) not in LAUNCHERS:
+    if jobs.program(table.argv(pid)) not in jobs.TORCH_LAUNCHERS:
         return False
     below = table.descendants(pid)
-    return not any(programs.is_python(table.executable(one)) or "LOCAL_RANK" in table.environ(one) for one in below)
+    return not any(jobs.is_python(table.executable(one)) or "LOCAL_RANK" in table.environ(one) for one in below)

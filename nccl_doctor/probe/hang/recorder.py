@@ -2,21 +2,19 @@
 
 The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a unix socket at the path that
 TORCH_WORKER_SERVER_SOCKET begins with; no other socket is asked, for a stranger's request can end a program. A pipe
-(TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump: only when asked to. All of it is done as the rank
-(as_rank.py).
-
-A rank's own files, opened as the rank would open them: in a child with its root, its user and no privilege.
+(TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump: only when asked to.
 
 Root that opens a path for somebody follows that one's links with root's rights, and between a look and an open the
-path can come to lead elsewhere. So the child takes the rank's root and folder, its user and its groups, gives up every
-capability, and only then resolves a path: what it reaches is what the rank reaches itself. It opens nothing before it
-has seen of which kind it is, and nothing that would wait. It loads nothing either: below a container's root that would
-be the container's code.
+path can come to lead elsewhere. So all of it is done in a child, which takes the rank's root and folder, its user and
+its groups, gives up every capability, and only then resolves a path: what it reaches is what the rank reaches itself.
+It opens nothing before it has seen of which kind it is, and nothing that would wait. It loads nothing either: below a
+container's root that would be the container's code.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import ctypes
 import json
 import os
@@ -75,13 +73,7 @@ class RankFiles(NamedTuple):
 
 
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
-    """The answer of a piece of work that is done as a rank; it imports nothing, and looks nothing up by name.
-
-    A process that did not start at these ticks since boot is another one by now, and is not looked at.
-
-    Raises:
-        Unavailable: it failed, or did not end in time.
-    """
+    """The answer of work that is done as the rank that started at these ticks since boot; it may import nothing."""
     reading, writing = os.pipe()
     parent, child = os.getpid(), os.fork()
     if not child:
@@ -97,20 +89,15 @@ def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: fl
             answer += block
     finally:
         os.close(reading)
-        _end(child)
+        os.kill(child, signal.SIGKILL)
+        until = time.monotonic() + REAP_S  # one that the kernel holds, as a dead file server does, is left to it
+        while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < until:
+            time.sleep(0.001)
     if not whole or not answer:
         raise Unavailable("no answer in time" if len(answer) <= limit else f"more than {most >> 20} MiB")
     if answer[:1] != b"+":
         raise Unavailable(answer[1:].decode("utf-8", "replace")[:ERROR_TEXT])
     return bytes(answer[1:])
-
-
-def _end(child: int) -> None:
-    """Ends the child; one that the kernel holds, as a dead file server does, is left to it."""
-    os.kill(child, signal.SIGKILL)
-    until = time.monotonic() + REAP_S
-    while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < until:
-        time.sleep(0.001)
 
 
 def _serve(enter: Callable[[], RankFiles], work: Callable[[RankFiles], bytes], writing: int, parent: int) -> None:
@@ -152,7 +139,8 @@ def _enter(pid: int, started: int, writing: int) -> RankFiles:
         own=os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY),
     )
     if os.geteuid() == 0:
-        if not _shares_root(place):
+        same_mounts = os.readlink("ns/mnt", dir_fd=place) == os.readlink("/proc/self/ns/mnt")
+        if not (same_mounts and os.path.samestat(os.stat("root", dir_fd=place), os.stat("/"))):
             os.fchdir(files.root)
             os.chroot(".")
         _become(user, group, groups)
@@ -167,11 +155,6 @@ def _rights(place: int) -> tuple[int, int, list[int]]:
     if len({*told["Uid"]}) > 1 or len({*told["Gid"]}) > 1:
         raise Unavailable("it has the rights of several users")
     return int(told["Uid"][0]), int(told["Gid"][0]), [int(one) for one in told["Groups"]]
-
-
-def _shares_root(place: int) -> bool:
-    same_mounts = os.readlink("ns/mnt", dir_fd=place) == os.readlink("/proc/self/ns/mnt")
-    return same_mounts and os.path.samestat(os.stat("root", dir_fd=place), os.stat("/"))
 
 
 def _become(user: int, group: int, groups: list[int]) -> None:
@@ -238,7 +221,8 @@ def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any]
             return b"{}\n"
         written, path, file = found
         head = {"name": os.path.basename(path), "age_s": max(0.0, time.time() - written)}
-        return json.dumps(head).encode() + b"\n" + _content(file)
+        with open(file, "rb") as dump:
+            return json.dumps(head).encode() + b"\n" + dump.read(MOST_DUMP_BYTES)
 
     answer = ask(row["pid"], row["started"], newest, deadline, MOST_DUMP_BYTES + (1 << 16))
     head, _, data = answer.partition(b"\n")
@@ -247,7 +231,7 @@ def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any]
 
 
 def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
-    """Writes to the rank's pipe, which makes it write its dump; whether there is such a pipe and somebody reads it."""
+    """Writes to the rank's pipe, which makes it write its dump; False where nobody reads one."""
     prefix = row["told"].get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not prefix:
         return False
@@ -273,16 +257,6 @@ def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[
         written = os.fstat(file).st_mtime
         if written >= oldest:
             yield written, path, file
-
-
-def _content(file: int) -> bytes:
-    data = bytearray()
-    while len(data) < MOST_DUMP_BYTES:
-        block = os.read(file, MOST_DUMP_BYTES - len(data))
-        if not block:
-            break
-        data += block
-    return bytes(data)
 
 
 def _servers(pid: int, prefix: str) -> Iterator[str]:
@@ -315,7 +289,7 @@ def _post(server: socket.socket, deadline: float) -> bytes:
 
 
 def _whole(data: bytes) -> bool:
-    """True once as many bytes came as the head announced: the server keeps the connection open for more requests."""
+    """True once as many bytes came as the head announced; the server keeps the connection open."""
     head, mark, body = data.partition(b"\r\n\r\n")
     lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     return bool(mark and lengths and lengths[0].strip().isdigit() and len(body) >= int(lengths[0]))
@@ -327,7 +301,6 @@ def _home(prefix: str, uid: int) -> str:
         return prefix
     import pwd
 
-    try:
+    with contextlib.suppress(KeyError):
         return pwd.getpwuid(uid).pw_dir + prefix[1:]
-    except KeyError:
-        return prefix[1:]
+    return prefix[1:]

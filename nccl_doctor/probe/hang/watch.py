@@ -39,7 +39,7 @@ class Watch:
         self._found_at = time.monotonic()
         self.handlers: dict[str, Callable[[dict[str, Any]], Any]] = {
             "ranks": self._find,
-            "starters": lambda _request: _starters(Table()),
+            "starters": lambda _request: run({"starters": partial(find_launchers, Table())}, ASK_S)["starters"],
             "py_spy": lambda request: self._spy.install(request["bundle"]),
             "look": self._look,
             "dump": self._dump,
@@ -57,8 +57,8 @@ class Watch:
         # a file system that hangs must not hold up what does not need it
         spy = run({"py_spy": self._spy.find}, ASK_S)["py_spy"]
         above = ranks.launchers(table, [row["pid"] for row in some])
-        waiting = {"launchers": above, "starters": _starters(table)}
-        return {**found, **told, **waiting, "py_spy": spy is True, "machine": os.uname().machine}
+        starters = run({"starters": partial(find_launchers, table)}, ASK_S)
+        return {**found, **told, **starters, "launchers": above, "py_spy": spy is True, "machine": os.uname().machine}
 
     def _look(self, request: dict[str, Any]) -> dict[str, Any]:
         """snapshot.HostLook at the ranks whose PIDs are asked for; ``stacks`` is a mode of theirs or None."""
@@ -76,7 +76,7 @@ class Watch:
                 "flows": lambda: {str(pid): rows for pid, rows in flows.by_rank(list(alive)).items()},
                 "killed": partial(hardware.killed, age_s),
                 "xids": hardware.xids,
-                "serves_ras": partial(self._serves_ras, list(alive)),
+                "serves_ras": lambda: any(flows.listens([*alive], port) for _, port in self._ras_places([*alive])),
             },
             left_s,
         )
@@ -98,9 +98,9 @@ class Watch:
             **around,
         }
 
-    def _serves_ras(self, pids: list[int]) -> bool:
-        where = {place for pid in pids if (place := flows.address(self._ranks[pid]["told"])) is not None}
-        return any(flows.listens(pids, port) for _, port in where)
+    def _ras_places(self, pids: list[int]) -> set[tuple[str, int]]:
+        """Where NCCL's RAS service of these ranks listens."""
+        return {place for pid in pids if (place := flows.address(self._ranks[pid]["told"])) is not None}
 
     def _record(self, pid: int, deadline: float) -> Any:
         row = self._ranks[pid]
@@ -125,7 +125,7 @@ class Watch:
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         loaded = {pid: found for pid in pids if (found := loaded_nccl(pid)) is not None}
         versions = sorted({found["version"] or "unknown" for found in loaded.values()})
-        where = {at for pid in pids if (at := flows.address(self._ranks[pid]["told"])) is not None}
+        where = self._ras_places(pids)
         answer = {"versions": versions, "reports": []}
         if not where:
             raise Unavailable("NCCL's RAS is switched off in the job (NCCL_RAS_ENABLE=0)")
@@ -139,10 +139,6 @@ class Watch:
                 report = flows.ask(host, port, json_form=turn < RAS_TURNS // 2, deadline=deadline)
                 reports.setdefault(report["text"], report)
         return {**answer, "reports": list(reports.values())}
-
-
-def _starters(table: Table) -> Any:
-    return run({"starters": partial(find_launchers, table)}, ASK_S)["starters"]
 
 
 def _safe(version: str) -> bool:
@@ -159,21 +155,18 @@ MFD_CLOEXEC = 1
 def write_memory_file(data: bytes) -> int:
     """The descriptor of a file that exists in memory only."""
     # Pythons built against a glibc before 2.27, such as conda's, don't have the call.
-    file = os.memfd_create("py-spy") if hasattr(os, "memfd_create") else _create_by_number()
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("py-spy")
+    else:
+        import ctypes
+
+        file = ctypes.CDLL(None, use_errno=True).syscall(MEMFD_CREATE[os.uname().machine], b"py-spy", MFD_CLOEXEC)
+        if file < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
-    return file
-
-
-def _create_by_number() -> int:
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    file: int = libc.syscall(MEMFD_CREATE[os.uname().machine], b"py-spy", MFD_CLOEXEC)
-    if file < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
     return file
 
 
@@ -268,18 +261,14 @@ def _understood(status: int | None, output: bytes) -> Any:
         return {"$unknown": "py-spy did not end in time"}
     start = text.find("[\n") if status == 0 else -1
     if start < 0:
-        return {"$unknown": f"py-spy: {_why(text)}"}
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        reasons = [line.partition("Reason: ")[2] for line in lines if line.startswith("Reason: ")]
+        return {"$unknown": f"py-spy: {(reasons or lines or ['no word'])[-1][:TEXT]}"}
     try:
         threads = json.JSONDecoder().raw_decode(text[start:])[0]
         return [_thread(one, main=n == 0) for n, one in enumerate(threads[:MOST_THREADS])]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return {"$unknown": f"py-spy's answer is not understood: {type(error).__name__}: {error}"[:TEXT]}
-
-
-def _why(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    reasons = [line.partition("Reason: ")[2] for line in lines if line.startswith("Reason: ")]
-    return (reasons or lines or ["no word"])[-1][:TEXT]
 
 
 def _thread(thread: dict[str, Any], *, main: bool) -> dict[str, Any]:

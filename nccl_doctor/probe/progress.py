@@ -1,10 +1,8 @@
-"""Does a job make progress? Two looks at what its processes have used and exchanged, a moment apart.
+"""A rank's state at one moment, and whether a job makes progress between two: CPU, files, peers and GPUs.
 
 A job that computes or talks to its peers is alive, whoever its parent is. Progress is CPU time, bytes that files and
 pipes gave or took, bytes that peers sent or acknowledged, or work of a GPU whose memory it holds. A rank that waits in
 a collective which never ends has none of these; NCCL's own spins, and passes for alive: it is refused, not ended.
-
-What the kernel tells of one rank at one moment: its state, the CPU it had and wanted, its files, its workers.
 """
 
 from __future__ import annotations
@@ -30,17 +28,18 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
     if proc is None or proc.started != started or proc.state in "ZX":
         return None
     count, wanted = _threads(pid)
-    below = [table.procs[one] for one in table.descendants(pid)]
+    status = tools.read(f"/proc/{pid}/task/{pid}/status") or ""
+    switches = [int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line]
     return {
         "state": proc.state,
         "wchan": _wchan(pid),
         "kernel_stack": _kernel_stack(pid) if proc.state == "D" else [],
         "cpu_s": cpu_s(pid),
         "wanted_s": wanted,
-        "switches": _switches(pid),
+        "switches": sum(switches) if switches else None,  # unchanged, the main thread has not moved at all
         "io_bytes": io_bytes(pid),
         "threads": count,
-        "workers": [_worker(one) for one in below[:MOST_WORKERS]],
+        "workers": [_worker(table.procs[one]) for one in table.descendants(pid)[:MOST_WORKERS]],
     }
 
 
@@ -51,11 +50,7 @@ def cpu_s(pid: int) -> float | None:
 
 
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
-    """How many there are; and of each the seconds that it ran or stood in the queue for a CPU.
-
-    The queue counts, for a busy machine can't hide by it that a thread wants to work. From schedstat, see
-    Documentation/scheduler/sched-stats.rst; nothing where the kernel keeps none. Of many threads, those with the most.
-    """
+    """How many there are, and the seconds that those with the most ran or queued for a CPU (sched-stats.rst)."""
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -64,17 +59,10 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
     for number in numbers[:MOST_THREADS]:
         text = tools.read(f"/proc/{pid}/task/{number}/schedstat")
         if text:
-            ran, waited, _ = text.split()
+            ran, waited, _ = text.split()  # by the queue a busy machine can't hide that a thread wants to work
             found[number] = (int(ran) + int(waited)) / 1e9
     most = sorted(found, key=lambda number: -found[number])[:MOST_TOLD]
     return len(numbers), {number: round(found[number], 3) for number in most}
-
-
-def _switches(pid: int) -> int | None:
-    """How often the main thread was taken from a CPU or left it: unchanged, it has not moved at all."""
-    text = tools.read(f"/proc/{pid}/task/{pid}/status") or ""
-    found = [int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line]
-    return sum(found) if found else None
 
 
 def io_bytes(pid: int) -> int | None:
@@ -164,10 +152,8 @@ def _look(pids: Sequence[int]) -> Look:
 
 
 def _talked(look: Look) -> str | None:
-    for flow in look.peers.values():
-        if flow.heard_s is not None and flow.heard_s < TALKED_S:
-            return f"{_peer(flow)} sent it data {int(flow.heard_s)} s ago"
-    return None
+    told = [flow for flow in look.peers.values() if flow.heard_s is not None and flow.heard_s < TALKED_S]
+    return f"{_peer(told[0])} sent it data {int(told[0].heard_s or 0)} s ago" if told else None
 
 
 def _peer(flow: Flow) -> str:

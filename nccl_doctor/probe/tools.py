@@ -142,7 +142,11 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,)) -> st
     name, folders = argv[0], login_folders()
     program = find(name, [*folders, *SYSTEM, *MORE])
     if program is None:
-        raise _refusal(name)
+        own = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder[:1] == "/"]
+        for path in _named(name, [*own, *SYSTEM, *MORE]):
+            place = weak_place(os.path.dirname(path)) or weak_place(path)
+            raise Unavailable(f"{path} is not run as root: others can change {place}"[:300])
+        raise FileNotFoundError(name)
     try:
         done = subprocess.run(
             [program, *argv[1:]],
@@ -175,8 +179,10 @@ def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | 
     if name not in PROGRAMS:
         raise ValueError(f"{name} is no program of the list")
     strict = for_root or os.geteuid() == 0
-    found = _named(name, folders)
-    return next((path for path in found if not strict or (_closed(os.path.dirname(path)) and _closed(path))), None)
+    for path in _named(name, folders):
+        if not strict or (weak_place(os.path.dirname(path)) is None and weak_place(path) is None):
+            return path
+    return None
 
 
 def weak_place(path: str) -> str | None:
@@ -185,8 +191,11 @@ def weak_place(path: str) -> str | None:
     Links are followed step by step, each folder on the way included. In a folder with the sticky bit nobody can
     replace what is root's, so that such a one may stand above, but not be the folder itself.
     """
+    # root; in a user namespace also whoever has no number there, such as the host's root (user_namespaces(7))
+    whole = (read("/proc/self/uid_map") or "").split() == ["0", "0", "4294967295"]
+    outside = "" if whole else read("/proc/sys/kernel/overflowuid") or ""
+    trusted = {0, int(outside)} if outside.isdigit() else {0}
     here, names = "/", _parts(path)
-    trusted = _trusted_owners()
     for _ in range(MOST_STEPS):
         try:
             status = os.lstat(here)
@@ -208,30 +217,10 @@ def weak_place(path: str) -> str | None:
     return path
 
 
-def _closed(path: str) -> bool:
-    return weak_place(path) is None
-
-
 def _named(name: str, folders: Sequence[str]) -> list[str]:
     paths = (os.path.join(folder, name) for folder in folders)
     return [path for path in paths if os.path.isfile(path) and os.access(path, os.X_OK)]
 
 
-def _refusal(name: str) -> Exception:
-    """Why there is none: it is not there, or root must not run what is there."""
-    own = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder[:1] == "/"]
-    for path in _named(name, [*own, *SYSTEM, *MORE]):
-        place = weak_place(os.path.dirname(path)) or weak_place(path)
-        return Unavailable(f"{path} is not run as root: others can change {place}"[:300])
-    return FileNotFoundError(name)
-
-
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part not in ("", ".")]
-
-
-def _trusted_owners() -> frozenset[int]:
-    """Root; in a user namespace also whoever has no number there, such as the host's root (user_namespaces(7))."""
-    whole = (read("/proc/self/uid_map") or "").split() == ["0", "0", "4294967295"]
-    outside = None if whole else read("/proc/sys/kernel/overflowuid")
-    return frozenset({0, int(outside)}) if outside and outside.isdigit() else frozenset({0})

@@ -21,6 +21,7 @@ import array
 import contextlib
 import errno
 import fcntl
+import itertools
 import selectors
 import socket
 import struct
@@ -34,7 +35,6 @@ from nccl_doctor.probe.mesh.dials import dial_all, end_with_reset, endpoints
 
 PATIENCE_S = 60.0
 """How long a listener waits for the other side to hang up; a busy host that looks later is told of a reset."""
-
 PAUSE_S = 0.05  # After an accept that failed: the other side hung up first, or no file is left. The dial tells.
 
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
@@ -85,7 +85,8 @@ class Listeners:
 
     def _serve(self) -> None:
         while not self._closing:
-            for key, _ in self._selector.select(self._until_next()):
+            ends = [next(iter(times.values())) for times in (self._answered, self._resting) if times]
+            for key, _ in self._selector.select(max(0.0, min(ends) - time.monotonic()) if ends else None):
                 act: Callable[[socket.socket], object] = key.data
                 act(key.fileobj)  # type: ignore[arg-type]  # a socket: nothing else is registered
             now = time.monotonic()
@@ -94,10 +95,6 @@ class Listeners:
             for sock in _due(self._resting, now):
                 del self._resting[sock]
                 self._selector.register(sock, selectors.EVENT_READ, self._accept)
-
-    def _until_next(self) -> float | None:
-        ends = [next(iter(times.values())) for times in (self._answered, self._resting) if times]
-        return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -134,12 +131,7 @@ class Listeners:
 
 def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
     """Those whose time has come; they were entered in the order of their times."""
-    found: list[socket.socket] = []
-    for sock, end in times.items():
-        if end > now:
-            break
-        found.append(sock)
-    return found
+    return [sock for sock, _ in itertools.takewhile(lambda item: item[1] <= now, times.items())]
 
 
 class MeshEnd:
@@ -196,16 +188,13 @@ def _bound_near(wanted: dict[str, Any]) -> socket.socket:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """A bound socket: the address given, or as torch's TCPStore: both families, or where that fails, IPv4 alone.
-
-    It fails without IPv6, and where somebody listens on one of its addresses, as ``ssh -L`` does on [::1].
-    """
+    """A socket bound to an address, or as torch's TCPStore: to both families, or where that fails, IPv4 alone."""
     if address:
         ((family, place),) = endpoints(address, port)
         return _bound_to(family, place)
     try:
         return _bound_to(socket.AF_INET6, ("::", port))
-    except OSError:
+    except OSError:  # without IPv6, or somebody listens on one of its addresses, as ``ssh -L`` does on [::1]
         return _bound_to(socket.AF_INET, ("", port))
 
 
@@ -231,12 +220,7 @@ TCP_MAXSEG = 2  # linux/tcp.h
 
 
 def try_large(address: str, port: int, deadline_s: float) -> dict[str, Any]:
-    """Sends full segments to a listener of ours.
-
-    Args:
-        address: IPv4, or IPv6 with its zone where link-local.
-        port: of any TCP listener there; it is best one of our own.
-        deadline_s: seconds for everything; give it more than a second, the kernel's first retransmission is at 0.2 s.
+    """Sends full segments to a listener, best one of ours, in more than a second (the kernel sends again at 0.2 s).
 
     Returns:
         ``{"outcome": "passed" | "stalled" | "not-connected" | "reset", "sent": bytes, "unacked": bytes,
@@ -384,7 +368,7 @@ def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str
 
 def request(number: int, to: str, source: str | None, iif: str | None) -> bytes:
     """The message that asks for one way; OSError where an interface or address is none."""
-    family = socket.AF_INET6 if ":" in to else socket.AF_INET
+    family = _family(to)
     bits = 128 if family == socket.AF_INET6 else 32
     body = _ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_LOOKUP_TABLE)
     body += netlink.attribute(RTA_DST, socket.inet_pton(family, to))

@@ -1,6 +1,4 @@
-"""``fix-port``: tries torch's bind of a port, explains it, signals named processes, and finds ports that are free.
-
-It runs in the probe on a host, and in nccl-doctor's own process for this machine.
+"""``fix-port``: tries torch's bind of a port, explains it, signals processes and finds free ports; here and on hosts.
 
 No reading of a table replaces the trial: whether a TIME_WAIT or an accepted connection is in the way depends on
 SO_REUSEADDR of a socket that may be gone, which no table shows. The table then explains the answer.
@@ -12,6 +10,7 @@ has none or a container's filter refuses it, the comparison stands alone.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -19,14 +18,14 @@ import signal
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, Sequence
+from typing import Any, Callable, Dict
 
 from nccl_doctor.probe import guard, jobs, netlink, procs
 from nccl_doctor.probe.gpus import list_gpu_processes
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, program
 from nccl_doctor.probe.netlink import DiagSocket
 from nccl_doctor.probe.procs import Table, open_files, pids_by_inode
-from nccl_doctor.probe.tools import Unavailable, port_range
+from nccl_doctor.probe.tools import Unavailable, port_range, read
 
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
 """States in which a socket may have lost its process; the kernel ends it by itself."""
@@ -58,15 +57,6 @@ def describe(pid: int, table: Table) -> dict[str, Any]:
     }
 
 
-def describe_all(pids: Sequence[int]) -> list[dict[str, Any]]:
-    """snapshot.Process of each that is still there, with the reason for which its job is not ended."""
-    table = Table()
-    found = jobs.jobs_of(list(pids), table)
-    refusals = guard.refusals(found, pids, table, guard.GRACE_S)
-    reasons = {pid: one and one.reason for job, one in zip(found, refusals) for pid in job.pids}
-    return [{**describe(pid, table), "refusal": reasons[pid]} for pid in pids if pid in table.procs]
-
-
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
     """snapshot.PortTrial of torch's bind; of holders that are ``described`` who they are, which may take seconds."""
     return explain(port, bind_error(port), described=described)
@@ -87,10 +77,11 @@ def explain(port: int, error: int | None, *, described: bool = True) -> dict[str
     trial: dict[str, Any] = {"port": port, "free": False, "error": errno.errorcode.get(error, str(error))}
     if error == errno.EADDRINUSE:
         return {**trial, **_in_use(port, described=described)}
+    hint = os.strerror(error)
     if error == errno.EACCES:
-        hint = f"ports below {_first_unprivileged()} (net.ipv4.ip_unprivileged_port_start) are for root"
-        return {**trial, "cause": "unknown", "hint": hint}
-    return {**trial, "cause": "unknown", "hint": os.strerror(error)}
+        first = read("/proc/sys/net/ipv4/ip_unprivileged_port_start") or 1024  # fixed before Linux 4.11
+        hint = f"ports below {first} (net.ipv4.ip_unprivileged_port_start) are for root"
+    return {**trial, "cause": "unknown", "hint": hint}
 
 
 def bind_error(port: int) -> int | None:
@@ -139,7 +130,13 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     nobody: list[int | None] = [None]
     rows = [netlink.describe_socket(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
     everybody = sorted({pid for some in pids.values() for pid in some})
-    processes = describe_all(everybody) if described else [{"pid": pid} for pid in everybody]
+    processes: list[dict[str, Any]] = [{"pid": pid} for pid in everybody]
+    if described:
+        table = Table()
+        owners = jobs.jobs_of(everybody, table)
+        refusals = guard.refusals(owners, everybody, table, guard.GRACE_S)
+        reasons = {pid: one and one.reason for job, one in zip(owners, refusals) for pid in job.pids}
+        processes = [{**describe(pid, table), "refusal": reasons[pid]} for pid in everybody if pid in table.procs]
     explained: dict[str, Any] = {"cause": cause, "sockets": rows, "holders": processes}
     if cause == "time-wait":
         explained["time_wait_s"] = max((one.expires_s for one in found if one.expires_s is not None), default=None)
@@ -169,24 +166,12 @@ def unlisted_holders() -> list[int]:
         return []
     found = set()
     for pid, link, target in open_files():
-        if target.startswith("socket:") and target not in listed and _protocol(link) in (b"TCP", b"TCPv6"):
-            found.add(pid)
+        if target.startswith("socket:") and target not in listed:
+            # the protocol is an extended attribute of the link (sockfs_xattr_get, net/socket.c)
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.getxattr(link, "system.sockprotoname").rstrip(b"\0") in (b"TCP", b"TCPv6"):
+                    found.add(pid)
     return sorted(found)
-
-
-def _protocol(link: str) -> bytes:
-    try:
-        return os.getxattr(link, "system.sockprotoname").rstrip(b"\0")
-    except OSError:  # closed meanwhile
-        return b""
-
-
-def _first_unprivileged() -> int:
-    try:
-        with open("/proc/sys/net/ipv4/ip_unprivileged_port_start") as file:
-            return int(file.read())
-    except (OSError, ValueError):  # Linux before 4.11 has the fixed limit
-        return 1024
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
@@ -210,14 +195,13 @@ def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
 
 def _open(pid: int) -> int | None:
     """A pidfd; None where there are none here; ProcessLookupError where the process is gone."""
-    own = getattr(os, "pidfd_open", None)  # Python 3.9
     try:
-        descriptor: int = own(pid) if own else _call(PIDFD_OPEN, pid, 0)
+        own = getattr(os, "pidfd_open", None)  # Python 3.9
+        return int(own(pid) if own else _call(PIDFD_OPEN, pid, 0))
     except ProcessLookupError:
         raise
     except OSError:  # ENOSYS before Linux 5.3, EPERM from a container's seccomp filter
         return None
-    return descriptor
 
 
 def _deliver(pid: int, descriptor: int | None, number: signal.Signals) -> None:
@@ -309,7 +293,10 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
     """
     told = _range()
     drawn = told or {"low": 1, "high": 0, "reserved": ""}
-    kept = _numbers(drawn["reserved"]) | _known_services()
+    kept = _known_services()
+    for part in filter(None, drawn["reserved"].split(",")):  # "8080,9000-9005", as ip_local_reserved_ports prints them
+        low, _, high = part.partition("-")
+        kept.update(range(int(low), int(high or low) + 1))
     fit = (
         port
         for port in request["ports"]
@@ -340,10 +327,8 @@ class _Gpus:
         self._thread.start()
 
     def _ask(self) -> None:
-        try:
+        with contextlib.suppress(Unavailable):  # the port can be judged without
             self._uses = list_gpu_processes(self._deadline)
-        except Unavailable:  # the port can be judged without
-            return
 
     def of(self, pid: int) -> list[dict[str, Any]]:
         """Finds the memory that a process holds."""
@@ -354,47 +339,39 @@ class _Gpus:
 def _job(
     job: JobProcesses, named: list[int], table: Table, refused: guard.Refusal | None, gpus: _Gpus | None
 ) -> dict[str, Any]:
-    """A job and whether it may be ended.
-
-    ``holders`` are those of its processes that were asked for; ``members`` are all, each with its start in ticks, and
-    what it is: a launcher, by name, or a rank. ``refusal`` says why it is not ended, ``final`` that nothing lifts that.
-    """
-    alive = [pid for pid in job.pids if pid in table.procs]
+    """A job and whether it may be ended."""
+    alive = {pid: table.procs[pid] for pid in job.pids if pid in table.procs}
     orphan = jobs.is_orphan(job.root, table)
     return {
         "root": job.root,
         "orphan": orphan,
         "unit": procs.unit_of(job.root, table),
-        "holders": [_holder(pid, alive, orphan, table) for pid in named if pid in alive],
-        "members": [_member(pid, table, gpus) for pid in alive],
+        "holders": [  # snapshot.Process of those of its processes that were asked for
+            {
+                **describe(pid, table),
+                "orphan": orphan,
+                "parent": table.command(alive[pid].ppid) if alive[pid].ppid in table.procs else None,
+                "cwd": table.link(pid, "cwd"),
+                "terminal": alive[pid].terminal,
+                "tree": list(alive),
+            }
+            for pid in named
+            if pid in alive
+        ],
+        "members": [
+            {
+                "pid": pid,
+                "started": proc.started,
+                "command": table.command(pid),
+                # a launcher started it; what a rank starts has its variables too, and is none
+                "rank": jobs.is_rank(pid, table) and not jobs.is_rank(proc.ppid, table),
+                "launcher": program(table.argv(pid)) if is_launcher(table.argv(pid)) else None,
+                "gpus": gpus.of(pid) if gpus else [],
+            }
+            for pid, proc in alive.items()
+        ],
         "refusal": refused and refused.reason,
-        "final": refused is not None and refused.kind == "protected",
-    }
-
-
-def _holder(pid: int, tree: list[int], orphan: bool, table: Table) -> dict[str, Any]:
-    """A snapshot.Process with its parent, working directory and job."""
-    proc = table.procs[pid]
-    return {
-        **describe(pid, table),
-        "orphan": orphan,
-        "parent": table.command(proc.ppid) if proc.ppid in table.procs else None,
-        "cwd": table.link(pid, "cwd"),
-        "terminal": proc.terminal,
-        "tree": tree,
-    }
-
-
-def _member(pid: int, table: Table, gpus: _Gpus | None) -> dict[str, Any]:
-    argv = table.argv(pid)
-    return {
-        "pid": pid,
-        "started": table.procs[pid].started,
-        "command": table.command(pid),
-        # a launcher started it; what a rank starts has its variables too, and is none
-        "rank": jobs.is_rank(pid, table) and not jobs.is_rank(table.procs[pid].ppid, table),
-        "launcher": program(argv) if is_launcher(argv) else None,
-        "gpus": gpus.of(pid) if gpus else [],
+        "final": refused is not None and refused.kind == "protected",  # nothing lifts it
     }
 
 
@@ -407,15 +384,6 @@ def _range() -> dict[str, Any] | None:
         return port_range()
     except Unavailable:
         return None
-
-
-def _numbers(text: str) -> set[int]:
-    """The ports of "8080,9000-9005", as ip_local_reserved_ports prints them."""
-    found: set[int] = set()
-    for part in filter(None, text.split(",")):
-        low, _, high = part.partition("-")
-        found.update(range(int(low), int(high or low) + 1))
-    return found
 
 
 def _known_services(path: str = SERVICES) -> set[int]:

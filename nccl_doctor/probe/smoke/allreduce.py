@@ -5,8 +5,6 @@ may be started long before it is needed, and serves one all-reduce after the oth
 all else. Scratch files lie where we put them and are removed with the processes, and so is shared memory that killed
 ranks could not remove. Ranks report by marked lines; everything else that they print is kept.
 
-What our own ranks leave in /dev/shm when they are killed, and its removal.
-
 NCCL makes ``nccl-XXXXXX`` by mkstemp and unlinks it once the peer has attached (2.30.7, src/misc/shmutils.cc), so a
 rank that is killed between the two leaves it behind. A name tells nothing of its maker, and one that nobody has open
 may still be somebody's: only segments that a descendant of ours was seen to have are removed.
@@ -64,10 +62,9 @@ class Segments:
 
 
 def _names() -> set[str]:
-    try:
+    with contextlib.suppress(OSError):
         return set(os.listdir(FOLDER))
-    except OSError:
-        return set()
+    return set()
 
 
 def _held(pids: Iterable[int]) -> set[str]:
@@ -93,9 +90,7 @@ PART_BYTES = 4 << 20
 within so many lines and bytes."""
 
 WORKED_S = 0.1  # CPU time after which a launcher whose interpreter is not up yet is said to work, however slowly
-
 WORD_S = 2.0  # what the launcher gets at the deadline to say how a rank died that it has already waited for
-
 NEEDED_KIB = 2 << 20  # of memory to be available before torch is imported early; it takes 200 to 500 MB
 
 Emit = Callable[[Dict[str, Any]], None]
@@ -154,11 +149,10 @@ class Output:
 
 
 class Launcher:
-    """The process that imports torch and forks ranks, from its start to its end."""
+    """The process that imports torch and forks ranks; to be made in the probe's main thread."""
 
     def __init__(self, env: dict[str, str], worker: str) -> None:
-        """Starts it; must be called from the probe's main thread."""
-        self.env = env
+        self.env = env  # the variables that it was started with, beside the probe's own
         self._began = self._ready = False
         self._failure: str | None = None
         self._number = 0
@@ -234,7 +228,10 @@ class Launcher:
         finally:
             self._ranks = None
             ranks.close()
-        status = int(not self._good) if self._good is not None else self._status(1.0 if gone else 0.0)
+        status = None if self._good is None else int(not self._good)
+        if status is None:  # its own, negative for a signal
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = self._process.wait(1.0 if gone else 0.0)
         return {
             "exit": status if status is not None and status >= 0 else None,
             "signal": -status if status is not None and status < 0 else None,
@@ -268,13 +265,6 @@ class Launcher:
         if "began" in event or "failed" in event:
             self._report_launcher()
 
-    def _status(self, patience_s: float) -> int | None:
-        """The launcher's own exit status, negative for a signal; None where it has not ended."""
-        try:
-            return self._process.wait(patience_s)
-        except subprocess.TimeoutExpired:
-            return None
-
     def _report_launcher(self) -> None:
         """Tells of all ranks how far their launcher is before it forks them."""
         if self._ranks is None or not self._began:
@@ -287,18 +277,14 @@ class Launcher:
 
 def early(env: dict[str, str], worker: str) -> Launcher | None:
     """A launcher that imports torch while other things are looked at; None where memory is short."""
-    if available_kib() < NEEDED_KIB:
+    # without swapping, by proc(5)
+    available = re.search(r"^MemAvailable:\s+(\d+) kB$", tools.read("/proc/meminfo") or "", re.MULTILINE)
+    if not available or int(available[1]) < NEEDED_KIB:
         return None
     try:
         return Launcher(env, worker)
     except OSError:  # no process or file left: the all-reduce tries again, and says so
         return None
-
-
-def available_kib() -> int:
-    """Memory that can be had without swapping, by proc(5)'s MemAvailable; 0 where the kernel does not tell."""
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", tools.read("/proc/meminfo") or "", re.MULTILINE)
-    return int(found[1]) if found else 0
 
 
 def _cpu_s(pid: int) -> float:

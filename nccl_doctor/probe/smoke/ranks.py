@@ -16,10 +16,9 @@ FRAMES = 12
 
 
 class Ranks:
-    """The ranks of this host, by local rank."""
+    """The ranks of this host, by local rank; ``launcher`` forks them, and writes its stack to the file ``stack``."""
 
     def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None], launcher: int, stack: int) -> None:
-        """Expects no rank yet; ``launcher`` forks them, and writes its stack to a file in memory, ``stack``."""
         self.count = count
         self._emit = emit
         self._launcher, self._launcher_stack = launcher, stack
@@ -28,6 +27,7 @@ class Ranks:
         self._done: set[int] = set()
         self._exit_codes: dict[int, int] = {}
         self._unexplained: set[int] = set()
+        # of each the file in memory to which it writes its stack on SIGUSR1
         self.stacks = [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
 
     @property
@@ -66,7 +66,9 @@ class Ranks:
             time.sleep(0.02)
             waiting = {rank for rank in waiting if not os.fstat(self._stack_file(rank)).st_size}
         for rank, state in living.items():
-            self._emit({"local_rank": rank, "state": state, "stack": self._stack(rank)})
+            text = os.pread(self._stack_file(rank), 16384, 0).decode(errors="replace")
+            frames = [line.strip() for line in text.splitlines() if line.startswith("  File ")]
+            self._emit({"local_rank": rank, "state": state, "stack": frames[:FRAMES]})
         dead = {rank for rank in self._pids if rank not in living.keys() | self._done}
         for rank in sorted(dead - self._exit_codes.keys()):
             code = _exit_code(self._pids[rank])
@@ -83,10 +85,6 @@ class Ranks:
     def _stack_file(self, rank: int) -> int:
         """Where the rank's process writes its stack: its launcher's before it is forked."""
         return self._launcher_stack if self._pids.get(rank) == self._launcher else self._files[rank]
-
-    def _stack(self, rank: int) -> list[str]:
-        text = os.pread(self._stack_file(rank), 16384, 0).decode(errors="replace")
-        return [line.strip() for line in text.splitlines() if line.startswith("  File ")][:FRAMES]
 
 
 def _exit_code(pid: int) -> int | None:

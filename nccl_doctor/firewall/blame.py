@@ -17,13 +17,13 @@ from nccl_doctor.firewall.connection import Objection, Ruleset, compile_rules, g
 from nccl_doctor.firewall.manager import Manager, manager_of, printable
 from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
 from nccl_doctor.firewall.route_lookup import Path, dialled_address, ephemeral, path_of, source_address
-from nccl_doctor.firewall.rules import Direction, Packet, RuleRef, Tri, every, some
+from nccl_doctor.firewall.rules import Direction, RuleRef, Tri, every, some
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Host, Snapshot, corroborated_addresses
 from nccl_doctor.snapshot.mesh import Interception, Mesh
 from nccl_doctor.snapshot.network import FirewallFacts
-from nccl_doctor.snapshot.surroundings import Block, KubeFacts, Peer, PodFacts, Policy, PolicyPort, Rule, Selector
+from nccl_doctor.snapshot.surroundings import KubeFacts, Peer, PodFacts, Policy, PolicyPort, Selector
 from nccl_doctor.text.inet import network_of, numeric
 
 NOT_DIALLED = "not dialled"
@@ -38,7 +38,7 @@ class Blame:
         rules: all that stops them, the one they meet first in front.
         doubtful: rules behind these that may stop them, too: the remedy opens those as well.
         unexpected_outcomes: of the dials, those that did not fail as the rule would make them.
-        unexpected_passes: dials to the same ports that passed, though the host's rules should stop them: source, port.
+        unexpected_passes: dials that passed, though the host's rules should stop them: source, port.
     """
 
     host: Host
@@ -53,7 +53,7 @@ class Blame:
     unexpected_passes: list[tuple[str, int]] = field(default_factory=list)
 
     def enter(self, dial: FailedDial, objection: Objection, *, first: bool) -> None:
-        """Adds a dial and a rule that stops it; ``first``: the one that it meets."""
+        """Adds a dial and a rule that stops it; ``first``: it meets that."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.rules:
             self.rules.append(rule)
@@ -65,14 +65,14 @@ class Blame:
                 self.unexpected_outcomes.append(dial)
 
     def doubt(self, objection: Objection) -> None:
-        """Adds a rule that may stop a dial which others are known to stop."""
+        """Adds a rule that may stop dials which others stop."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.doubtful:
             self.doubtful.append(rule)
 
     @property
     def verb(self) -> str:
-        """The verb for what its rules do with the dials: "drops", "rejects" or "redirects"."""
+        """Its rules' deed: "drops", "rejects" or "redirects"."""
         return "redirects" if self.redirects else "rejects" if self.rejects else "drops"
 
     @property
@@ -83,7 +83,7 @@ class Blame:
 
 @dataclass(frozen=True)
 class Gap:
-    """A failed dial that rules may explain which nobody could read or evaluate."""
+    """A failed dial that unread or unclear rules may explain."""
 
     dial: FailedDial
     hosts: tuple[str, ...]
@@ -92,26 +92,20 @@ class Gap:
 
 @dataclass(frozen=True)
 class ExplainedDials:
-    """Failed dials that rules explain, and those that they might.
-
-    Attributes:
-        redirected: of the connections that somebody took at closed ports, those that a host's rule hands to it.
-    """
+    """Failed dials that rules explain, or might; ``redirected``: connections that a rule hands to somebody."""
 
     blames: tuple[Blame, ...]
     gaps: tuple[Gap, ...]
     redirected: frozenset[Interception] = frozenset()
 
     def unexplained(self, mesh: Mesh) -> tuple[FailedDial, ...]:
-        """The failed dials of the mesh that no rule of either host is known to stop."""
+        """Failed dials of the mesh that no known rule stops."""
         stopped = {dial for blame in self.blames for dial in blame.dials}
         return tuple(dial for dial in mesh.failed if dial not in stopped)
 
 
 def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDials:
     """Compares every failed dial of the mesh with the rules on its way.
-
-    A dial that all rules let through is in neither list: something between the hosts stops it.
 
     ``listens`` has the address of the interface that NCCL uses on each host; the snapshot has a mesh.
     """
@@ -131,44 +125,38 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
         way = path(dial.src, dial.dst, dial.address)
         if way is None or dial.outcome == "no-source-address":
             continue  # the last never left the program
-        stopping, doubtful = _in_the_way(_to(way, dial.port), way, rules[dial.src], rules[dial.dst])
-        if not stopping:
-            gaps |= dict.fromkeys(_gap(dial, objection) for objection in doubtful)
+        stopping, doubtful = _in_the_way(way, dial.port, rules[dial.src], rules[dial.dst])
+        sides = {"dialler": dial.src, "listener": dial.dst}
         for objection in stopping:
-            place = (_host_of(objection, dial), objection.packet.direction)
+            place = (sides[objection.side], objection.packet.direction)
             blame = blames.setdefault(place, Blame(hosts[place[0]], place[1], rules[place[0]].facts))
             blame.enter(dial, _by_counters(objection, later[place[0]]), first=objection is stopping[0])
-        for objection in doubtful if stopping else ():
-            if blamed := blames.get((_host_of(objection, dial), objection.packet.direction)):
-                blamed.doubt(objection)
+        for objection in doubtful:
+            rule, reason = objection.verdict.rule, objection.verdict.reason
+            if stopping:
+                if blamed := blames.get((sides[objection.side], objection.packet.direction)):
+                    blamed.doubt(objection)
+                continue
+            see = "as root, `nft list ruleset` and `iptables-save` show them"
+            unread = f"rules not readable ({printable(reason)}); {see}"
+            gap = Gap(dial, (sides[objection.side],), f"{reason}: {printable(rule.text)}" if rule else unread)
+            gaps[gap] = None
     for blame in blames.values():
         if blame.direction == "input" and mesh.tested == mesh.pairs:
             blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules[blame.host.name], path))
-    redirected = frozenset(one for one in mesh.intercepted if _is_redirected(one, rules, path))
+    ways = {one: path(one.src, one.dst, one.address) for one in mesh.intercepted}
+    stops = {one: _in_the_way(way, one.port, rules[one.src], rules[one.dst])[0] for one, way in ways.items() if way}
+    redirected = frozenset(one for one, first in stops.items() if first and first[0].verdict.kind == "redirect")
     return ExplainedDials(tuple(blames.values()), tuple(gaps), redirected)
 
 
-def _is_redirected(
-    connection: Interception, rules: Mapping[str, Ruleset], path: Callable[[str, str, str], Path | None]
-) -> bool:
-    """True where a host's rule hands the connection to whoever took it."""
-    way = path(connection.src, connection.dst, connection.address)
-    if way is None:
-        return False
-    stopping, _ = _in_the_way(_to(way, connection.port), way, rules[connection.src], rules[connection.dst])
-    return bool(stopping) and stopping[0].verdict.kind == "redirect"
-
-
 def _in_the_way(
-    syn: Packet, way: Path, dialler: Ruleset, listener: Ruleset
+    way: Path, port: int, dialler: Ruleset, listener: Ruleset
 ) -> tuple[list[Objection], tuple[Objection, ...]]:
-    """All that stops a connection, and what may still stop it once that is opened.
-
-    Behind a rule that stops the SYN another may stop the answer, and is met only when the first one is out of the way.
-    """
+    """All that stops a connection, and what may still stop it once that is opened."""
     stopping: list[Objection] = []
     while True:
-        found = handshake(syn, way.ends, dialler, listener)
+        found = handshake(way.syn_to(port), way.ends, dialler, listener)
         more = [objection for objection in found if objection.verdict.blocks]
         if not more:
             return stopping, found
@@ -180,12 +168,8 @@ def _in_the_way(
             return stopping, ()
 
 
-def _host_of(objection: Objection, dial: FailedDial) -> str:
-    return dial.src if objection.side == "dialler" else dial.dst
-
-
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:
-    """Of the rules that may be the one that stops a packet, the one whose counter has grown; never one whose stood."""
+    """Of the rules that may be the one, that whose counter has grown."""
     verdict = objection.verdict
     grown = {one: growth(one.rule, after) for one in (*verdict.instead, verdict) if one.rule is not None}
     likely = [one for one, by in grown.items() if by] or [one for one, by in reversed(grown.items()) if by is None]
@@ -193,7 +177,7 @@ def _by_counters(objection: Objection, after: Ruleset) -> Objection:
 
 
 def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[FailedDial]:
-    """A dial from every other host to the master port, where the master could not listen on it for us."""
+    """Yields dials to a master port where we could not listen."""
     port = snapshot.cluster.master_port
     master = next((host for host in snapshot.reached if host.node.node_rank == 0), None)
     if master is None or port in mesh.ports.get(master.name, (port,)):
@@ -204,7 +188,7 @@ def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> It
 
 
 def compiled(host: Host, *, after: bool = False) -> Ruleset:
-    """The rules of a host as they were before the dials, or after them; without any where nobody could look."""
+    """The rules of a host before the dials, or after them."""
     assert host.facts
     facts = host.facts.firewall_after if after else host.facts.firewall
     if isinstance(facts, FirewallFacts):
@@ -219,47 +203,28 @@ def _unexpected_passes(
     own = blame.host.name
     failed = {(dial.src, dial.address, dial.port) for dial in mesh.failed if dial.dst == own}
     without = Ruleset(rules.facts, ())
-    for address, port in sorted(
-        {(dial.address, dial.port) for dial in blame.dials if dial.dst == own and dial.error != NOT_DIALLED}
-    ):
+    dialled = {(dial.address, dial.port) for dial in blame.dials if dial.dst == own and dial.error != NOT_DIALLED}
+    for address, port in sorted(dialled):
         for source in sorted(mesh.answered.get(own, {}).get(address, ())):  # others did not dial it there
             way = path(source, own, address) if (source, address, port) not in failed else None
             if way is None:
                 continue
-            found = handshake(_to(way, port), way.ends, without, rules)
+            found = handshake(way.syn_to(port), way.ends, without, rules)
             if any(objection.verdict.blocks for objection in found):
                 yield source, port
 
 
-def _to(way: Path, port: int) -> Packet:
-    return replace(way.syn, dport=(port, port))
-
-
-def _gap(dial: FailedDial, objection: Objection) -> Gap:
-    name = dial.src if objection.side == "dialler" else dial.dst
-    rule, reason = objection.verdict.rule, objection.verdict.reason
-    if rule is not None:
-        return Gap(dial, (name,), f"{reason}: {printable(rule.text)}")
-    see = "as root, `nft list ruleset` and `iptables-save` show them"
-    return Gap(dial, (name,), f"rules not readable ({printable(reason)}); {see}")
-
-
 def opening(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> Opening:
-    """The opening that hosts which are blamed alike have to make, in one direction.
-
-    The peers that one of them stops, so that the same lines serve them all, though each then names its own address
-    too; all of the cluster where the mesh was a sample.
-    """
+    """The opening that hosts which are blamed alike have to make."""
     mesh = known(snapshot.mesh)
-    ports = merged(
-        [(snapshot.cluster.master_port,) * 2, *(ephemeral(host.facts) for host in snapshot.reached if host.facts)]
-    )
+    ranges = [ephemeral(host.facts) for host in snapshot.reached if host.facts]
+    ports = merged([(snapshot.cluster.master_port, snapshot.cluster.master_port), *ranges])
     peers = dict.fromkeys(address for blame in blames for _, address in _peers(blame, snapshot, mesh, listens))
     return Opening(blames[0].direction, tuple(peers), ports)
 
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Hosts and the addresses that the opening would let through on the word of these hosts alone."""
+    """Hosts and addresses that an opening lets through on these hosts' word."""
     mesh = known(snapshot.mesh)
     peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     readers = [blame.host.name for blame in blames]
@@ -290,7 +255,7 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
 
 
 def remedies(blame: Blame, way: Opening) -> Remedy:
-    """Lines for all rules in the way, and advice; no lines where one of them needs judgement."""
+    """Lines for all rules in the way, or advice where judgement is needed."""
     found = [remedy(rule, blame.facts, way) for rule in blame.rules]
     advice = " ".join(dict.fromkeys(part.advice for part in found if part.advice))
     if any(not part.commands for part in found):
@@ -304,7 +269,7 @@ Way = Literal["ingress", "egress"]
 
 @dataclass(frozen=True)
 class PolicyBlame:
-    """The policies that keep a dial from a pod, or in it: ``pod`` is the one that they choose."""
+    """The policies that keep a dial from a pod, or in it."""
 
     pod: str
     way: Way
@@ -317,7 +282,7 @@ class PolicyBlame:
 
 
 def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-    """By failed dial, what surely drops it; nothing for those that are let through, or may be."""
+    """By failed dial, the policies that surely drop it, if any."""
     policies = kube.policies
     if isinstance(policies, Unknown):
         return {}
@@ -326,7 +291,7 @@ def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDi
 
 
 def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[PolicyBlame]:
-    """Yields what surely drops a dial: policies of the target on its way in, and of the source on its way out."""
+    """Yields what drops a dial: the target's policies inwards, the source's outwards."""
     source, target = kube.pods.get(dial.src), kube.pods.get(dial.dst)
     if source is None or target is None or source is target:
         return
@@ -341,13 +306,23 @@ def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial
             continue
         chosen = [one for one in policies if getattr(one, way) is not None and selects(one.pods, pod.labels)]
         rules = [rule for one in chosen for rule in getattr(one, way)]
-        passes = some(_lets(rule, peer, _address(peer, dial, way), target, dial.port, known) for rule in rules)
+        named = way == "egress" and numeric(dial.address) is not None
+        address = dial.address if named else peer.addresses[0] if peer.addresses else None
+        passes = some(
+            every(
+                (
+                    some(_is(one, peer, address, known) for one in rule.peers) if rule.peers else True,
+                    any(_holds(one, target, dial.port) for one in rule.ports) if rule.ports else True,
+                )
+            )
+            for rule in rules
+        )
         if chosen and passes is False:
             yield PolicyBlame(name, way, tuple(chosen))
 
 
 def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespace: str) -> dict[str, Any]:
-    """The policy that lets the pods of a job reach those of its pods that are shut; no pod is shut by it that was open.
+    """The policy that lets a job's pods reach those that are shut.
 
     The new policy is for those pods of the job that ``closed`` chooses; ``job`` are labels of the job's pods alone.
     """
@@ -382,23 +357,13 @@ def selects(selector: Selector, labels: Mapping[str, str]) -> bool:
     )
 
 
-def _address(peer: PodFacts, dial: FailedDial, way: Way) -> str | None:
-    if way == "egress" and numeric(dial.address) is not None:
-        return dial.address
-    return peer.addresses[0] if peer.addresses else None
-
-
-def _lets(
-    rule: Rule, peer: PodFacts, address: str | None, target: PodFacts, port: int, namespace: Mapping[str, str] | None
-) -> Tri:
-    who = some(_is(one, peer, address, namespace) for one in rule.peers) if rule.peers else True
-    where = any(_at(one, target, port) for one in rule.ports) if rule.ports else True
-    return every((who, where))
-
-
 def _is(wanted: Peer, peer: PodFacts, address: str | None, namespace: Mapping[str, str] | None) -> Tri:
     if wanted.block is not None:
-        return None if address is None else _inside(wanted.block, address)
+        if address is None:
+            return None
+        there = ip_address(address.partition("%")[0])
+        block, holes = network_of(wanted.block.cidr), map(network_of, wanted.block.without)
+        return there in block and not any(there in hole for hole in holes)
     if peer.host_network:  # it comes from its node's address, which no selector of pods names
         return None
     pods = wanted.pods is None or selects(wanted.pods, peer.labels)
@@ -409,16 +374,8 @@ def _is(wanted: Peer, peer: PodFacts, address: str | None, namespace: Mapping[st
     return every((pods, spaces))
 
 
-def _inside(block: Block, address: str) -> bool:
-    there = ip_address(address.partition("%")[0])
-    cut = any(there in network_of(one) for one in block.without)
-    return there in network_of(block.cidr) and not cut
-
-
-def _at(wanted: PolicyPort, target: PodFacts, port: int) -> bool:
-    if wanted.protocol != "TCP":
-        return False
-    if wanted.port is None:
-        return True
+def _holds(wanted: PolicyPort, target: PodFacts, port: int) -> bool:
+    if wanted.protocol != "TCP" or wanted.port is None:
+        return wanted.protocol == "TCP"
     first = wanted.port if isinstance(wanted.port, int) else target.ports.get(wanted.port)
     return first is not None and first <= port <= (wanted.end or first)

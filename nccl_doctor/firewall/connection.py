@@ -10,7 +10,6 @@ from typing import Literal, TypeVar
 from nccl_doctor.firewall import iptables, nft
 from nccl_doctor.firewall.iptables import Ipsets, load_iptables, table_names
 from nccl_doctor.firewall.rules import (
-    Accept,
     BaseChain,
     Branch,
     Journey,
@@ -18,10 +17,9 @@ from nccl_doctor.firewall.rules import (
     Origin,
     Packet,
     PacketVerdict,
-    Return,
+    Plain,
     Rule,
     RuleRef,
-    Step,
     Tri,
     When,
     through,
@@ -35,11 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ruleset:
-    """The base chains of a host, and why some could not be read.
-
-    Attributes:
-        missing: a phrase for each part of the rules that nobody could read.
-    """
+    """The base chains of a host; ``missing``: a phrase for each part that nobody could read."""
 
     facts: FirewallFacts
     bases: tuple[BaseChain, ...]
@@ -47,37 +41,31 @@ class Ruleset:
 
     @cached_property
     def deciding(self) -> tuple[BaseChain, ...]:
-        """The base chains that can stop or change a packet, without their rules that do nothing.
-
-        Managers make dozens of chains that stay empty, and the mesh asks often.
-        """
+        """Base chains that can stop or change a packet, without their idle rules."""
         return tuple(_without_idle(base) for base in self.bases if _matters(base))
 
     def rules(self) -> Iterator[RuleRef]:
-        """Every rule and policy there is, once a base chain that may reach it."""
+        """Yields every rule and policy, once a base chain that may reach it."""
         for base in self.bases:
             yield base.policy_ref
             for chain in base.chains.values():
                 yield from (rule.ref for rule in chain)
 
     def count(self, rule: RuleRef) -> int | None:
-        """The packets that the rule in this place has counted; None where it has no counter, or is gone."""
+        """The packets that the rule in this place has counted, if any."""
         place = (rule.origin, rule.family, rule.table, rule.chain, rule.place)
         same = (r for r in self.rules() if (r.origin, r.family, r.table, r.chain, r.place) == place)
         return next((r.packets for r in same), None)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
-        """Verdicts that stop the packet, or may, on this host; empty where all rules let it through.
-
-        The first that surely stops it comes first: it does so whatever the unknown ones would say.
-        """
+        """Verdicts that stop a packet on this host, or may; a sure one first."""
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
-        found = through(self.deciding, packet, journey)
-        unread = tuple(PacketVerdict("unknown", reason=reason) for reason in self.missing)
-        return tuple(sorted(found + unread, key=lambda verdict: not verdict.blocks))
+        unread = (PacketVerdict("unknown", reason=reason) for reason in self.missing)
+        found = (*through(self.deciding, packet, journey), *unread)
+        return tuple(sorted(found, key=lambda verdict: not verdict.blocks))
 
     def past(self, verdicts: Sequence[PacketVerdict]) -> Ruleset:
-        """These rules with the base chains opened by which the verdicts were come to."""
+        """These rules without the base chains that came to the verdicts."""
         opened = {_base(verdict.rule, verdict.rule.base) for verdict in verdicts if verdict.rule is not None}
         shut = (base for base in self.bases if _base(base.policy_ref, base.policy_ref.chain) not in opened)
         return replace(self, bases=tuple(shut))
@@ -117,51 +105,38 @@ def _iptables(save: IptablesSave, sets: Ipsets) -> tuple[BaseChain, ...]:
 
 
 def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ipsets) -> list[BaseChain]:
-    """The chains of nftables; the tables whose matches nft hides behind ``xt`` are taken from iptables-save."""
     listing = nft.objects(ruleset)
-    hidden = nft.xtables(listing)
-    read = {(save.family, table) for save in saves for table in table_names(save.text)}
     text = facts.nft_text if isinstance(facts.nft_text, str) else ""
-    elsewhere = hidden & read
+    # the tables whose matches nft hides behind ``xt`` are taken from iptables-save
+    hidden = nft.xtables(listing) & {(save.family, table) for save in saves for table in table_names(save.text)}
+    shown = [(save, base) for save in saves for base in _iptables(save, sets)]
     return [
-        *nft.load(listing, text, elsewhere),
-        *(
-            base
-            for save in saves
-            for base in _iptables(save, sets)
-            if (save.family, base.policy_ref.table) in elsewhere
-        ),
+        *nft.load(listing, text, hidden),
+        *(base for save, base in shown if (save.family, base.policy_ref.table) in hidden),
     ]
 
 
 def _matters(base: BaseChain) -> bool:
-    """Some action that can be reached is more than accepting and going round."""
+    """Tells whether some action that can be reached does more than accept."""
     if base.policy == "drop":
         return True
     seen: set[str] = set()
     waiting = [base.rules]
     while waiting:
         for step in (step for rule in waiting.pop() for step in rule.steps):
-            for action in _actions(step):
+            for action in [action for _, action in step.cases] if isinstance(step, Branch) else [step]:
                 if isinstance(action, Jump) and action.chain in base.chains:
                     if action.chain not in seen:
                         seen.add(action.chain)
                         waiting.append(base.chains[action.chain])
-                elif not isinstance(action, (Accept, Return, When)):
+                elif not isinstance(action, When) and action not in {Plain.ACCEPT, Plain.RETURN}:
                     return True
     return False
 
 
-def _actions(step: Step) -> tuple[Step, ...]:
-    return tuple(action for _, action in step.cases) if isinstance(step, Branch) else (step,)
-
-
 def _without_idle(base: BaseChain) -> BaseChain:
     idle: set[str] = set()
-    while True:
-        more = {name for name, rules in base.chains.items() if all(_idle(rule, idle) for rule in rules)} - idle
-        if not more:
-            break
+    while more := {name for name, rules in base.chains.items() if all(_idle(rule, idle) for rule in rules)} - idle:
         idle |= more
     chains = {name: tuple(rule for rule in rules if not _idle(rule, idle)) for name, rules in base.chains.items()}
     return replace(base, chains=chains, rules=tuple(rule for rule in base.rules if not _idle(rule, idle)))
@@ -180,7 +155,7 @@ Segment = Literal["SYN", "SYN-ACK", "ACK"]
 
 @dataclass(frozen=True)
 class Ends:
-    """The two interfaces, and whether the listener's route back leaves by its own (None: nobody knows)."""
+    """The two interfaces; ``path_back``: the listener's route back leaves by its own."""
 
     oif: str
     iif: str
@@ -189,7 +164,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Objection:
-    """A rule, or the lack of knowledge of one, in the way of a connection."""
+    """A rule, or the lack of knowledge of one, in a connection's way."""
 
     side: Side
     segment: Segment
@@ -198,7 +173,7 @@ class Objection:
 
     @property
     def outcomes(self) -> frozenset[DialOutcome]:
-        """How the dial may fail if this is what it meets.
+        """The ways in which a dial may fail that meets this.
 
         A reject may always look like a drop: the kernel sends a host only so many ICMP errors a second
         (net.ipv4.icmp_ratelimit), and the error has to get past the rules of both hosts itself. And a SYN that is sent
@@ -216,19 +191,16 @@ class Objection:
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """All that stands in the way of a connection, as its packets meet it; empty where nothing does.
-
-    A packet that is surely stopped is the last one looked at, but all that stops it is told, on both hosts.
-
-    Args:
-        syn: of :func:`nccl_doctor.firewall.rules.syn`.
-        ends: "lo" twice where the two are one host, or dialler and listener share its network stack.
-        dialler: the rules of the host that connects.
-        listener: the rules of the other one.
-    """
+    """All that stands in a connection's way up to the packet that is surely stopped."""
+    back = replace(syn, saddr=syn.daddr, daddr=syn.saddr, sport=syn.dport, dport=syn.sport, reply=True)
+    segments: tuple[tuple[Segment, Packet], ...] = (
+        ("SYN", syn),
+        ("SYN-ACK", replace(back, flags=frozenset({"syn", "ack"}), state="established")),
+        ("ACK", replace(syn, flags=frozenset({"ack"}), state="established")),
+    )
     found: list[Objection] = []
-    for segment, legs in _way(syn, ends):
-        for side, packet in legs:
+    for segment, sent in segments:
+        for side, packet in _legs(sent, ends):
             rules = dialler if side == "dialler" else listener
             found += [Objection(side, segment, packet, verdict) for verdict in rules.objections(packet)]
         if any(objection.verdict.blocks for objection in found):
@@ -236,40 +208,13 @@ def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> t
     return tuple(found)
 
 
-Legs = tuple[tuple[Side, Packet], tuple[Side, Packet]]
-
-
-def _way(syn: Packet, ends: Ends) -> Iterator[tuple[Segment, Legs]]:
-    yield "SYN", _forth(syn, ends)
-    answer = _turned(syn)
-    yield (
-        "SYN-ACK",
-        (
-            ("listener", replace(answer, direction="output", oif=ends.iif)),
-            ("dialler", replace(answer, direction="input", iif=ends.oif, path_back=ends.path_back)),
-        ),
-    )
-    yield "ACK", _forth(replace(syn, flags=frozenset({"ack"}), state="established"), ends)
-
-
-def _forth(packet: Packet, ends: Ends) -> Legs:
-    return (
-        ("dialler", replace(packet, direction="output", oif=ends.oif)),
-        ("listener", replace(packet, direction="input", iif=ends.iif, path_back=ends.path_back)),
-    )
-
-
-def _turned(packet: Packet) -> Packet:
-    return replace(
-        packet,
-        saddr=packet.daddr,
-        daddr=packet.saddr,
-        sport=packet.dport,
-        dport=packet.sport,
-        flags=frozenset({"syn", "ack"}),
-        state="established",
-        reply=True,
-    )
+def _legs(packet: Packet, ends: Ends) -> tuple[tuple[Side, Packet], tuple[Side, Packet]]:
+    oif, iif = (ends.iif, ends.oif) if packet.reply else (ends.oif, ends.iif)
+    leaving = replace(packet, direction="output", oif=oif)
+    coming = replace(packet, direction="input", iif=iif, path_back=ends.path_back)
+    if packet.reply:
+        return ("listener", leaving), ("dialler", coming)
+    return ("dialler", leaving), ("listener", coming)
 
 
 _ANYTHING: frozenset[DialOutcome] = frozenset(
@@ -279,12 +224,8 @@ _ANYTHING: frozenset[DialOutcome] = frozenset(
 _RESETS = frozenset({"tcp reset", "tcp-reset"})
 
 _SEEN_AS: dict[str, DialOutcome] = {
-    "net-unreachable": "unreachable",
-    "net-prohibited": "unreachable",
-    "no-route": "unreachable",
-    "host-unreachable": "no-route",
-    "addr-unreachable": "no-route",
-    "host-prohibited": "no-route",
+    **dict.fromkeys(("net-unreachable", "net-prohibited", "no-route"), "unreachable"),
+    **dict.fromkeys(("host-unreachable", "addr-unreachable", "host-prohibited"), "no-route"),
     "port-unreachable": "refused",
 }
 """ICMP codes as connect(2) reports them while it waits: icmp_err_convert in linux/net/ipv4/icmp.c, icmpv6_err_convert
@@ -292,12 +233,7 @@ in linux/net/ipv6/icmp.c."""
 
 
 def reject_outcome(how: str, version: int) -> DialOutcome:
-    """How a dial fails that meets a reject; "failed" for the errnos that have no name of their own.
-
-    Args:
-        how: as nft ("icmpx admin-prohibited") or iptables ("icmp-host-prohibited") spells it.
-        version: of IP.
-    """
+    """The way a dial fails that meets a reject, as nft or iptables spells it."""
     if how in _RESETS:
         return "refused"
     code = how.rsplit(maxsplit=1)[-1].removeprefix("icmp6-").removeprefix("icmp-")
@@ -307,10 +243,7 @@ def reject_outcome(how: str, version: int) -> DialOutcome:
 
 
 def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
-    """Sums up the counters of one rule on some hosts, each with its host's rules after the dials.
-
-    Nothing where it has none.
-    """
+    """The sum of one rule's counters on some hosts, before and after the dials."""
     pairs = [(rule.packets, after.count(rule)) for rule, after in rules if rule.packets is not None]
     if not pairs:
         return ""
@@ -321,6 +254,6 @@ def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
 
 
 def growth(rule: RuleRef, after: Ruleset) -> int | None:
-    """By how many packets a rule's counter has grown until it was read again; None where it has none."""
+    """Packets that a rule has counted until it was read again, if it counts."""
     later = after.count(rule)
     return None if rule.packets is None or later is None else later - rule.packets

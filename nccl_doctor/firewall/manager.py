@@ -9,13 +9,16 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_network
 from itertools import pairwise
 from typing import Literal
 
 from nccl_doctor.firewall.rules import RuleRef
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
+from nccl_doctor.text.inet import Network
 
 _SUFFIX = "_direct"
 """Of the chains that hold them with firewalld's iptables back end; with its nftables one they stand in INPUT itself."""
@@ -45,7 +48,6 @@ class DirectRule:
         text: the line: hostile text.
         place: family, table and chain.
         priority: lower ones stand before; any integer (firewalld.direct(5)).
-        words: the rule itself.
     """
 
     text: str
@@ -55,10 +57,9 @@ class DirectRule:
 
 
 def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
-    """The direct rule that iptables shows so; None where it is none.
+    """The direct rule that iptables shows so; of several the longest.
 
-    iptables-save adds modules, masks and defaults, and sorts: what was given is part of what it prints. So is a rule
-    that asks for less: of several the one with the most words is meant.
+    iptables-save adds modules, masks and defaults, and sorts: what was given is part of what it prints.
     """
     if rule.origin == "nft" or rule.place is None:
         return None
@@ -70,7 +71,7 @@ def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
 
 
 def is_direct_chain(rule: RuleRef) -> bool:
-    """True where nothing but direct rules stand where a rule does, whatever :func:`direct_rule` makes of its words."""
+    """Tells whether nothing but direct rules stand in a rule's chain."""
     return rule.origin != "nft" and rule.chain.endswith(_SUFFIX)
 
 
@@ -119,7 +120,7 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 
 
 def managed_by(facts: FirewallFacts) -> str:
-    """The keeper of a host's rules, in a word: "firewalld", "ufw", "nftables", "iptables"; "" where there are none.
+    """The keeper of a host's rules; "" where there are none.
 
     Where a manager itself did not answer (on a busy host it may not, in time), its chains tell.
     """
@@ -141,7 +142,7 @@ def _ufw_writes_here(facts: FirewallFacts) -> bool:
 
 
 def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
-    """The zone of firewalld that a rule belongs to; the default zone for its last words; None where nobody knows."""
+    """The zone of firewalld that a rule belongs to, else the default."""
     if found := _FIREWALLD_ZONE.match(rule.chain):
         return found[1]
     return facts.firewalld.default_zone if isinstance(facts.firewalld, Firewalld) else None
@@ -149,15 +150,17 @@ def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
 
 @dataclass(frozen=True)
 class Zone:
-    """A zone of firewalld, as ``--list-all-zones`` prints it: its settings by their names."""
+    """A zone of firewalld: its settings by their names, as listed."""
 
     name: str
     settings: dict[str, str]
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        """Addresses and nets whose packets it takes, whatever interface they come by."""
-        return tuple(self.settings.get("sources", "").split())
+    def nets(self) -> Iterator[Network]:
+        """Sources that it takes by any interface, without MAC addresses and ipsets."""
+        for source in self.settings.get("sources", "").split():
+            with suppress(ValueError):
+                yield ip_network(source, strict=False)
 
     @property
     def refusals(self) -> tuple[str, ...]:
@@ -186,31 +189,26 @@ LONGEST = 160
 
 
 def printable(text: str) -> str:
-    """Makes one line of harmless characters, cut where it gets too long to read."""
+    """Makes one line of harmless characters, cut to :data:`LONGEST`."""
     line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
     return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 
 
 def describe(rule: RuleRef, facts: FirewallFacts) -> str:
-    """The rule as its manager's user knows it, else as it stands in the kernel."""
-    words = _of_firewalld(rule, facts) if manager_of(rule, facts) == "firewalld" else None
-    return printable(words or _place(rule))
-
-
-def _of_firewalld(rule: RuleRef, facts: FirewallFacts) -> str | None:
-    direct = direct_rule(rule, facts)
-    if direct is not None:
-        return f"direct rule of firewalld: {direct.text}"
-    return None if is_direct_chain(rule) else _zone(rule, facts)
-
-
-def _place(rule: RuleRef) -> str:
+    """The rule as its manager's user knows it, else as the kernel's."""
+    if manager_of(rule, facts) == "firewalld":
+        direct = direct_rule(rule, facts)
+        if direct is not None:
+            return printable(f"direct rule of firewalld: {direct.text}")
+        if not is_direct_chain(rule) and (zone := _zone(rule, facts)):
+            return printable(zone)
     where = f"{rule.family} {rule.table}, chain {rule.chain}"
     if rule.place is None:
-        return f"{where}: {rule.text} (no rule of it accepts the packet)"
+        return printable(f"{where}: {rule.text} (no rule of it accepts the packet)")
     if rule.origin == "nft":
-        return f"{where}, handle {rule.place}: {rule.text}"
-    return f"{'ip6tables' if rule.family == 'ip6' else 'iptables'} {rule.table}, rule {rule.place}: {rule.text}"
+        return printable(f"{where}, handle {rule.place}: {rule.text}")
+    program = "ip6tables" if rule.family == "ip6" else "iptables"
+    return printable(f"{program} {rule.table}, rule {rule.place}: {rule.text}")
 
 
 def _zone(rule: RuleRef, facts: FirewallFacts) -> str | None:

@@ -19,7 +19,7 @@ from ipaddress import collapse_addresses, ip_address, ip_network
 
 from nccl_doctor.firewall.manager import Zone, direct_rule, direct_rules, is_direct_chain, manager_of, zone_of, zones
 from nccl_doctor.firewall.rules import Direction, RuleRef, Span
-from nccl_doctor.snapshot.network import Firewalld, FirewallFacts, IptablesSave
+from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 from nccl_doctor.text.inet import Network
 from nccl_doctor.text.shell import Line, line, script
 
@@ -39,9 +39,7 @@ class Opening:
 
     Attributes:
         direction: "input" lets the peers in, "output" lets this host out to them.
-        peers: their addresses.
-        ports: of the listener: the master port and the ephemeral ranges, each port once. Answers go to ephemeral ports
-            too, so that the same opening lets them through.
+        ports: of the listener, and ephemeral ones, each once: the same opening lets the answers through.
     """
 
     direction: Direction
@@ -49,7 +47,7 @@ class Opening:
     ports: tuple[Span, ...]
 
     def nets(self, version: int) -> list[str]:
-        """The peers of one IP version: addresses, or nets where there are many."""
+        """The peers of one IP version: addresses, or nets where many."""
         addresses = sorted({ip_address(peer) for peer in self.peers if ip_address(peer).version == version}, key=int)
         if len(addresses) <= SINGLE:
             return [str(address) for address in addresses]
@@ -57,7 +55,7 @@ class Opening:
         return [str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets]
 
     def multiports(self) -> Iterator[str]:
-        """The ports as iptables' multiport takes them: as many lists as are needed."""
+        """The ports in as many lists as iptables' multiport needs."""
         size = _MULTIPORT // 2
         for start in range(0, len(self.ports), size):
             yield ",".join(port_words(self.ports[start : start + size], ":"))
@@ -65,7 +63,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Lines to paste as root on the host; ``advice`` where they do not suffice, or what makes them permanent.
+    """Lines to paste as root on the host; ``advice`` where they don't suffice.
 
     A line that can't be pasted as it is, None, spoils them all.
     """
@@ -75,12 +73,12 @@ class Remedy:
 
 
 def is_built_in(rule: RuleRef) -> bool:
-    """True where a rule of iptables stands behind a chain of the kernel's own, in a table of its own: safe to print."""
+    """Tells whether an iptables rule stands behind built-in chains, safe to print."""
     return rule.base in _CHAINS and rule.table in _TABLES
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same ports in as few spans as possible: neither nft nor iptables takes overlapping ones."""
+    """The same ports in the fewest spans: nft and iptables refuse overlaps."""
     found: list[Span] = []
     for low, high in sorted(spans):
         if found and low <= found[-1][1] + 1:
@@ -103,41 +101,34 @@ _OF_THE_INTERFACE = frozenset({"interfaces", "target", "forward"})
 """Settings that NetworkManager and firewalld's own start change in force, without anybody's doing."""
 
 
-def firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
-    """The commands for one host; in force and permanent where the two differ, else permanent with a reload."""
+_BY_FIREWALLD = "A {} of firewalld does it: see `firewall-cmd {}`, and let the cluster's own addresses through there."
+
+
+def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     known = facts.firewalld if isinstance(facts.firewalld, Firewalld) else None
     runtime = zones(known.runtime) if known else {}
     if direct_rule(rule, facts) is not None:
         return _ahead_of_direct_rules(rule, facts, opening)
     if is_direct_chain(rule):
-        return Remedy(
-            advice="A direct rule of firewalld does it: see `firewall-cmd --direct --get-all-rules`, and let the "
-            "cluster's own addresses through there."
-        )
+        return Remedy(advice=_BY_FIREWALLD.format("direct rule", "--direct --get-all-rules"))
     if opening.direction == "output" or "policy_" in rule.chain:
-        return Remedy(
-            advice="A policy of firewalld does it: see `firewall-cmd --list-all-policies`, and let the cluster's own "
-            "addresses through there."
-        )
+        return Remedy(advice=_BY_FIREWALLD.format("policy", "--list-all-policies"))
     changes = [change for peer in opening.nets(4) + opening.nets(6) for change in _changes(peer, runtime, opening)]
     if rule.chain.startswith(("filter_PRE", "raw_PRE", "PREROUTING")) or not changes:
         return Remedy(advice="Let the cluster's own addresses through in firewalld, zone " + str(zone_of(rule, facts)))
     if known and _settings(runtime) != _settings(zones(known.permanent)):
         # A reload would throw away what somebody changed in force only.
-        return Remedy((*_permanent(changes), *_in_force(changes)))
-    return Remedy((*_permanent(changes), line("firewall-cmd --reload")))
+        return Remedy(_both(changes))
+    return Remedy((*_both(changes)[: len(changes)], line("firewall-cmd --reload")))
 
 
-def _permanent(changes: list[Line | None]) -> list[Line | None]:
-    return [line("firewall-cmd --permanent {change}", change=change) for change in changes]
-
-
-def _in_force(changes: list[Line | None]) -> list[Line | None]:
-    return [line("firewall-cmd {change}", change=change) for change in changes]
+def _both(changes: list[Line | None]) -> tuple[Line | None, ...]:
+    """Each change for good, then each in force."""
+    ways = ("firewall-cmd --permanent {change}", "firewall-cmd {change}")
+    return tuple(line(way, change=change) for way in ways for change in changes)
 
 
 def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
-    """Direct rules that accept, by their priority ahead of all others."""
     advice = (
         "A direct rule of firewalld does it, which comes before all that a zone says. To take it out instead: "
         "`firewall-cmd --permanent --direct --remove-rule` with its words as they stand above, then `firewall-cmd "
@@ -160,45 +151,25 @@ def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening
         for peer in opening.nets(4 if rule.family == "ip" else 6)
         for ports in opening.multiports()
     ]
-    return Remedy((*_permanent(accept), *_in_force(accept)), advice)
+    return Remedy(_both(accept), advice)
 
 
 def _changes(peer: str, runtime: dict[str, Zone], opening: Opening) -> list[Line | None]:
-    claimed = [zone for zone in runtime.values() if zone.name != "trusted" and _claims(zone, peer)]
+    wanted = ip_network(peer).network_address
+    # a zone that has the peer among its sources would win over "trusted", or not let it have the peer too
+    claimed = [zone for zone in runtime.values() if zone.name != "trusted" and any(wanted in net for net in zone.nets)]
     if not claimed:
         return [line("--zone=trusted --add-source={peer}", peer=peer)]
-    rule = 'rule {priority}family="ipv{version}" source address="{peer}" port port="{port}" protocol="tcp" accept'
-    return [
-        line(
-            "--zone={zone} --add-rich-rule={rule}",
-            zone=zone.name,
-            rule=rule.format(priority=_ahead(zone), version=ip_network(peer).version, peer=peer, port=port),
-        )
-        for zone in claimed
-        if _ZONE_NAME.fullmatch(zone.name)
-        for port in port_words(opening.ports, "-")
-    ]
-
-
-def _ahead(zone: Zone) -> str:
-    """The priority by which an accept stands before a zone's own rich rules that reject or drop; "" where none does."""
-    taken = [int(found[1]) if (found := _PRIORITY.search(rule)) else 0 for rule in zone.refusals]
-    return f'priority="{max(_FIRST, min(0, *taken) - 1)}" ' if taken else ""
-
-
-def _claims(zone: Zone, peer: str) -> bool:
-    """The zone has the peer among its sources: it would win over "trusted", or not let it have the peer too."""
-    wanted = ip_network(peer)
-    nets = [net for net in map(_net, zone.sources) if net is not None and net.version == wanted.version]
-    return any(wanted.network_address in net for net in nets)
-
-
-def _net(source: str) -> Network | None:
-    """The addresses of a source; None of a MAC address or an ipset."""
-    try:
-        return ip_network(source, strict=False)
-    except ValueError:
-        return None
+    rules = []
+    for zone in claimed:
+        # an accept stands before the zone's own rich rules that reject or drop
+        others = [int(found[1]) if (found := _PRIORITY.search(rule)) else 0 for rule in zone.refusals]
+        ahead = f'priority="{max(_FIRST, min(0, *others) - 1)}" ' if others else ""
+        source = f'rule {ahead}family="ipv{wanted.version}" source address="{peer}"'
+        for port in port_words(opening.ports, "-") if _ZONE_NAME.fullmatch(zone.name) else ():
+            rule = f'{source} port port="{port}" protocol="tcp" accept'
+            rules.append(line("--zone={zone} --add-rich-rule={rule}", zone=zone.name, rule=rule))
+    return rules
 
 
 def _settings(found: dict[str, Zone]) -> dict[str, dict[str, str]]:
@@ -219,7 +190,7 @@ def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     """The way for an opening past a rule; without commands where judgement is needed."""
     manager = manager_of(rule, facts)
     if manager == "firewalld":
-        return firewalld(rule, facts, opening)
+        return _firewalld(rule, facts, opening)
     if manager == "ufw":
         return _ufw(rule, opening)
     if rule.origin == "nft":
@@ -248,52 +219,34 @@ def _nft(rule: RuleRef, opening: Opening) -> Remedy:
     place = [rule.family, rule.table, rule.base]
     if rule.family not in {"ip", "ip6", "inet"} or not all(_NFT_NAME.fullmatch(name) for name in place[1:]):
         return Remedy(advice=BY_HAND)
-    keep = "To keep it over a reboot and a reload of nftables, write the same rule into the file that loads this table"
-    return Remedy(tuple(_nft_lines(place, opening)), f"{keep} (/etc/nftables.conf, /etc/sysconfig/nftables.conf).")
-
-
-def _nft_lines(place: list[str], opening: Opening) -> Iterator[Line | None]:
     ports = ", ".join(port_words(opening.ports, "-"))
     end = "saddr" if opening.direction == "input" else "daddr"
+    once = "nft list chain {*place} | grep -qF {mark} || nft insert rule {*place} {*match} comment '\"{mark}\"'"
+    lines = []
     for version, protocol in ((4, "ip"), (6, "ip6")):
         nets = opening.nets(version)
-        if not nets or place[0] not in {protocol, "inet"}:
-            continue
-        match = [protocol, end, f"{{ {', '.join(nets)} }}", "tcp", "dport", f"{{ {ports} }}", "accept"]
-        yield line(
-            "nft list chain {*place} | grep -qF {mark} || nft insert rule {*place} {*match} comment '\"{mark}\"'",
-            place=place,
-            match=match,
-            mark=f"nccl-doctor {zlib.crc32(' '.join(match).encode()):08x}",
-        )
+        if nets and rule.family in {protocol, "inet"}:
+            match = [protocol, end, f"{{ {', '.join(nets)} }}", "tcp", "dport", f"{{ {ports} }}", "accept"]
+            mark = f"nccl-doctor {zlib.crc32(' '.join(match).encode()):08x}"
+            lines.append(line(once, place=place, match=match, mark=mark))
+    keep = "To keep it over a reboot and a reload of nftables, write the same rule into the file that loads this table"
+    return Remedy(tuple(lines), f"{keep} (/etc/nftables.conf, /etc/sysconfig/nftables.conf).")
 
 
 def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     saves = facts.iptables if isinstance(facts.iptables, tuple) else ()
-    programs = [save.command for save in saves if _wrote(save, rule)]
-    if not programs or not is_built_in(rule):
+    wrote = ((f"iptables-{save.backend}", save.family, save.command) for save in saves)
+    program = next((name for *origin, name in wrote if origin == [rule.origin, rule.family]), None)
+    if program is None or not is_built_in(rule):
         return Remedy(advice=BY_HAND)
-    program = programs[0]
+    once = "{program} -w {table} -C {chain} {match} 2>/dev/null || {program} -w {table} -I {chain} {match}"
     table = script("") if rule.table == "filter" else line("-t {table}", table=rule.table)
     end = script("-s" if opening.direction == "input" else "-d")
     lines = []
     for peer in opening.nets(4 if rule.family == "ip" else 6):
         for ports in opening.multiports():
             match = line("{end} {peer} -p tcp -m multiport --dports {ports} -j ACCEPT", end=end, peer=peer, ports=ports)
-            lines.append(
-                line(
-                    "{program} -w {table} -C {chain} {match} 2>/dev/null || {program} -w {table} -I {chain} {match}",
-                    program=program,
-                    table=table,
-                    chain=rule.base,
-                    match=match,
-                )
-            )
-    keep = (
-        "To keep it over a reboot, run `netfilter-persistent save` (Debian, Ubuntu) or `service iptables save` (RHEL)"
-    )
-    return Remedy(tuple(lines), f"{keep}, or add the same rule to what loads this host's rules.")
-
-
-def _wrote(save: IptablesSave, rule: RuleRef) -> bool:
-    return (f"iptables-{save.backend}", save.family) == (rule.origin, rule.family)
+            lines.append(line(once, program=program, table=table, chain=rule.base, match=match))
+    keep = "run `netfilter-persistent save` (Debian, Ubuntu) or `service iptables save` (RHEL)"
+    add = "or add the same rule to what loads this host's rules"
+    return Remedy(tuple(lines), f"To keep it over a reboot, {keep}, {add}.")

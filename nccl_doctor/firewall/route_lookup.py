@@ -6,7 +6,7 @@ Which addresses and interfaces a dial runs over, out of what the two hosts told.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Literal
 
@@ -28,12 +28,13 @@ class Path:
     syn: Packet
     ends: Ends
 
+    def syn_to(self, port: int) -> Packet:
+        """The same packet to a port."""
+        return replace(self.syn, dport=(port, port))
+
 
 def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]) -> Path | None:
-    """The way from one host to an address of another, to any port; None where the addresses are not known.
-
-    ``address`` is the target's, as the source names it; ``listens`` has the address that NCCL uses on each host.
-    """
+    """The way from one host to an address of another, if known."""
     assert source.facts
     assert target.facts
     found = dialled_address(source, address)
@@ -53,7 +54,7 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
 
 
 def dialled_address(host: Host, target: str) -> str | None:
-    """The address that a host dials for a target: an address is itself, a name its first there; None for neither."""
+    """The address that a host dials for a target, a name or itself."""
     if numeric(target) is not None:
         return target
     assert host.facts
@@ -62,7 +63,7 @@ def dialled_address(host: Host, target: str) -> str | None:
 
 
 def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str | None:
-    """The address a host sends from to a target: as its kernel told, else the one of NCCL's interface or its own."""
+    """The address a host sends from: its kernel's word, NCCL's interface's, its own."""
     facts = host.facts
     assert facts
     meant = dialled_address(host, target)
@@ -76,7 +77,7 @@ def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str |
 
 
 def ephemeral(facts: HostFacts) -> Span:
-    """The first and last port that a host gives outgoing connections and listeners on port 0."""
+    """Ports that a host gives outgoing connections and listeners on port 0."""
     known = facts.port_range
     return (known.low, known.high) if isinstance(known, PortRange) else DEFAULT_RANGE
 
@@ -90,7 +91,7 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
 
 
 def route_to(facts: HostFacts, address: str) -> str | None:
-    """The interface of the narrowest route to an address in the main table; of equal ones, the least metric's."""
+    """The interface of the narrowest, cheapest route in the main table."""
     if not isinstance(facts.routes, tuple):
         return None
     wanted = ip_address(address)
@@ -129,10 +130,8 @@ class RouteFault:
     """Why packets of a dial do not arrive.
 
     Attributes:
-        host: whose kernel it is.
-        way: its answer.
+        host: whose kernel it is; ``way``: its answer.
         usual: the interface in whose network the destination lies, or would if it had an address, or that was filtered.
-        network: that network, None where there is none.
     """
 
     host: str
@@ -143,7 +142,7 @@ class RouteFault:
 
 
 def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[FailedDial, RouteFault]:
-    """By dial, the first thing that its packets meet; nothing for those that all kernels pass on."""
+    """By dial, what its packets meet first; none where kernels pass them."""
     hosts = {host.name: host for host in snapshot.reached}
     known: dict[tuple[str, str, str], RouteFault | None] = {}
     found: dict[FailedDial, RouteFault] = {}
@@ -166,19 +165,19 @@ def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[F
 
 
 def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
-    """Prefers what surely stops the dial to what may; a filter that follows from a diverted route is that route."""
     diverted = {fault.host for fault in faults if fault.kind == "diverted"}
 
     def merit(fault: RouteFault) -> int:
-        if fault.kind in ("no-way", "no-address"):
+        if fault.kind in ("no-way", "no-address"):  # what surely stops the dial, before what may
             return 0 if fault.way.error is None else 3
+        # a filter that follows from a diverted route is that route
         return 2 if fault.kind == "filtered" and fault.host not in diverted else fault.kind == "diverted"
 
     return max(faults, key=merit, default=None)
 
 
 def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
-    """Yields what stands in the way of a dial, in the order of its packets: out, in, back out, back in."""
+    """Yields what stands in a dial's way: out, in, back out, back in."""
     assert source.facts is not None
     assert target.facts is not None
     out = _asked(source.facts, address, None)
@@ -205,11 +204,14 @@ def _asked(facts: HostFacts, to: str, source: str | None) -> Way | None:
 
 def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
     assert host.facts is not None
-    name, network = _attached(host.facts, way.to)
+    # the narrowest network of the host's own in which an address of somebody else lies
+    attached = list(_networks_of(host.facts, way.to)) if interface_of(host.facts, way.to) is None else []
+    network, name = max(attached, key=lambda pair: pair[0].prefixlen, default=(None, None))
     if way.error in (*NO_WAY, NO_ROUTE) and not address_of(way.to).is_link_local:
         yield RouteFault(host.name, "no-way", way, name, network)
     elif way.error is None and way.dev != "lo" and name is not None:
-        elsewhere = way.dev != name and not _is_on(host.facts, way.dev, network)
+        own = [entry for entry in _entries(host.facts) if entry.interface.partition(":")[0] == way.dev]
+        elsewhere = way.dev != name and not any(address_of(entry.address) in network for entry in own if network)
         by_rule = way.gateway is not None and way.table not in (*MAIN_TABLES, None)
         if elsewhere or by_rule:
             yield RouteFault(host.name, "diverted", way, name, network)
@@ -226,21 +228,11 @@ def _coming(host: Host, to: str, source: str) -> Iterator[RouteFault]:
                 yield RouteFault(host.name, "filtered", way, way.iif)
 
 
-def _attached(facts: HostFacts, address: str) -> tuple[str | None, Network | None]:
-    """The interface in whose own network an address of somebody else lies, and that network; the narrowest of them."""
-    found = list(_networks_of(facts, address))
-    if not found or interface_of(facts, address) is not None:
-        return None, None
-    network, name = max(found, key=lambda fault: fault[0].prefixlen)
-    return name, network
-
-
 def _entries(facts: HostFacts) -> tuple[InterfaceAddress, ...]:
     return facts.interfaces.addresses if isinstance(facts.interfaces, Interfaces) else ()
 
 
 def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]]:
-    """The networks of a host in which an address lies, with their interfaces."""
     there = address_of(address)
     for entry in _entries(facts):
         if entry.netmask is not None:
@@ -250,7 +242,7 @@ def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]
 
 
 def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Network] | None:
-    """The interface that runs without an address, though it bears the name of the one that has the target's.
+    """The interface without an address that bears the name of the target's.
 
     A name alone proves nothing: what a bond or a bridge is made of runs so, too. None where the host is in the target's
     network by another interface, and where it has a gateway there by an interface of which the target has none.
@@ -268,14 +260,5 @@ def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Ne
 
 
 def _has(facts: HostFacts, name: str | None, like: Address) -> bool:
-    """True where an interface has an address of that family, other than link-local."""
     own = (address_of(entry.address) for entry in _entries(facts) if entry.interface.partition(":")[0] == name)
     return any(fault.version == like.version and not fault.is_link_local for fault in own)
-
-
-def _is_on(facts: HostFacts, dev: str | None, network: Network | None) -> bool:
-    """True where an interface has an address in a network."""
-    return any(
-        entry.interface.partition(":")[0] == dev and network is not None and address_of(entry.address) in network
-        for entry in _entries(facts)
-    )

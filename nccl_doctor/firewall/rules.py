@@ -6,13 +6,15 @@ they agree, the verdict is certain all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from ipaddress import ip_address
-from typing import Literal
+from typing import Literal, TypeVar
 
 from nccl_doctor.text.inet import Address
 
+T = TypeVar("T")
 Tri = bool | None
 
 
@@ -42,7 +44,7 @@ Span = tuple[int, int]
 
 
 def within(value: Span, element: Span) -> Tri:
-    """A number is within the element; where the value is a range, all of it, none of it, or unsure."""
+    """Tells whether an element holds all of a value, none of it, or unsure."""
     if element[0] <= value[0] and value[1] <= element[1]:
         return True
     return False if value[1] < element[0] or element[1] < value[0] else None
@@ -61,11 +63,8 @@ class Packet:
     """A TCP segment on its way through one host.
 
     Attributes:
-        iif: the interface it arrives on, None on output.
-        oif: the interface it leaves by, None on input.
-        state: what connection tracking says of it: "new" for the first SYN, "established" from the SYN-ACK on.
-        reply: it travels from the listener to the dialler.
-        flags: the TCP flags that are set, as nft names them; "ecn" and "cwr" are left open (net.ipv4.tcp_ecn).
+        state: of connection tracking: "new" for the first SYN, "established" from the SYN-ACK on.
+        flags: as nft names them; "ecn" and "cwr" are left open (net.ipv4.tcp_ecn).
         path_back: the route to ``saddr`` leaves by ``iif`` (reverse-path filters ask that); None where nobody knows.
     """
 
@@ -102,12 +101,9 @@ class RuleRef:
     """Where a rule stands. All names and the text come from the host: hostile text.
 
     Attributes:
-        chain: the one that holds the rule.
-        place: nft's handle, or for iptables the rule's number in its chain, as ``iptables -L --line-numbers`` counts;
-            None for a policy.
+        place: nft's handle, or the rule's number as ``iptables -L --line-numbers`` counts; None for a policy.
         packets: its counter, where it has one.
-        base: the chain that the kernel entered by on its way to the rule.
-        hook: the hook of that chain: "prerouting", "input", "output", "postrouting", …
+        base: the chain that the kernel entered by on its way to the rule; ``hook``: that chain's.
     """
 
     origin: Origin
@@ -126,13 +122,9 @@ class PacketVerdict:
     """The end of a packet's way on one host.
 
     Attributes:
-        kind: "redirect" where somebody else gets it; "unknown" where it hangs on something that can't be evaluated or
-            could not be read.
-        how: of a reject: its ``reject with`` words, as nft or iptables spells them.
-        rule: what decided; of an unknown verdict, the rule that can't be evaluated; None where nothing objects.
-        reason: of an unknown verdict.
-        instead: other rules that stop it where what can't be evaluated comes out otherwise; its kind and ``how`` may
-            differ. The verdict itself is that of the rule that stops it where nothing of the sort holds.
+        how: a reject's words, as nft or iptables spells them; ``reason``: of an unknown verdict.
+        rule: what decided, or can't be evaluated; None where nothing objects.
+        instead: other rules that stop it where what can't be evaluated comes out otherwise.
     """
 
     kind: Literal["accept", "drop", "reject", "redirect", "unknown"]
@@ -149,14 +141,9 @@ class PacketVerdict:
 
 @dataclass
 class Journey:
-    """A packet's state from hook to hook on one host: a mark, and whether it is tracked.
+    """A packet's state from hook to hook on one host; None is what a rule may or may not have set.
 
-    Attributes:
-        mark: None where a rule that can't be evaluated may have set it.
-        tracked: False after ``notrack``.
-        early: connection tracking has not seen the packet yet.
-        groups: interface groups by interface name.
-        bridges: interfaces that are bridges.
+    ``early``: connection tracking has not seen the packet yet; ``groups``: of interfaces by name.
     """
 
     mark: int | None = 0
@@ -176,14 +163,14 @@ class When:
     test: Test
 
 
-@dataclass(frozen=True)
-class Accept:
-    """Ends this base chain; the next one of the hook still sees the packet."""
+class Plain(Enum):
+    """Actions that need no more words."""
 
-
-@dataclass(frozen=True)
-class Drop:
-    """Ends everything, silently."""
+    ACCEPT = "ends this base chain; the next one of the hook still sees the packet"
+    DROP = "ends everything, silently"
+    RETURN = "back to the caller; out of a base chain, to its policy"
+    NO_TRACK = "takes the packet out of connection tracking"
+    UNCLEAR = "may end or queue the packet: what then becomes of it can't be told here"
 
 
 @dataclass(frozen=True)
@@ -195,39 +182,24 @@ class Reject:
 
 @dataclass(frozen=True)
 class Redirect:
-    """Hands the connection to somebody else: DNAT, or REDIRECT to another port; ``port`` None where it is not known."""
+    """Hands the connection to somebody else: DNAT, or REDIRECT to another port, where known."""
 
     port: int | None = None
 
 
 @dataclass(frozen=True)
 class Jump:
-    """Into another chain; with ``back``, the caller goes on after it (``jump``), else its caller does (``goto``)."""
+    """Into another chain; ``back``: the caller goes on after it (``jump``, not ``goto``)."""
 
     chain: str
     back: bool
 
 
 @dataclass(frozen=True)
-class Return:
-    """Back to the caller; out of a base chain, to its policy."""
-
-
-@dataclass(frozen=True)
 class SetMark:
-    """Sets the packet's mark; the function gives None where the new mark can't be told."""
+    """Sets the packet's mark; None where the new one can't be told."""
 
     mark: Callable[[Packet, Journey], int | None]
-
-
-@dataclass(frozen=True)
-class NoTrack:
-    """Takes the packet out of connection tracking."""
-
-
-@dataclass(frozen=True)
-class Unclear:
-    """May end or queue the packet: what then becomes of it can't be told here."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +209,7 @@ class Branch:
     cases: tuple[tuple[Test, Action], ...]
 
 
-Action = Accept | Drop | Reject | Redirect | Jump | Return | SetMark | NoTrack | Unclear | Branch
+Action = Plain | Reject | Redirect | Jump | SetMark | Branch
 Step = When | Action
 
 
@@ -254,13 +226,9 @@ class BaseChain:
     """A chain that the kernel enters, with the chains of its table that it may jump to.
 
     Attributes:
-        priority: lower ones see the packet first.
-        versions: the IP versions it sees.
-        nat: it sees the first packet of a connection only.
+        priority: lower ones see the packet first; ``nat``: sees the first packet of a connection only.
         tracked: it comes after connection tracking (priority -200; never on ingress or egress).
-        scope: "host" sees every packet; "bridge" those of bridges; "device" those of one device, which nft 1.0 does
-            not tell. What the latter two would stop is unknown.
-        policy: "accept" or "drop", ``policy_ref`` names it, and with it the chain.
+        scope: what a bridge's or a device's chain would stop is unknown: nft 1.0 does not tell which device's.
     """
 
     hook: str
@@ -288,6 +256,30 @@ def always(_packet: Packet, _journey: Journey) -> Tri:
 def never(_packet: Packet, _journey: Journey) -> Tri:
     """The test that holds for no TCP packet."""
     return False
+
+
+_STRANGE = (AttributeError, LookupError, TypeError, ValueError)
+"""Raised of what is written in a way that is not known here."""
+
+
+def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Journey], T | None]:
+    """The same function, but None where a rule's words are not known here."""
+
+    def attempt(packet: Packet, journey: Journey) -> T | None:
+        try:
+            return read(packet, journey)
+        except _STRANGE:
+            return None
+
+    return attempt
+
+
+def readable(ref: RuleRef, steps: Callable[[], tuple[Step, ...]]) -> Rule:
+    """The rule; it may do anything where its words are not known here."""
+    try:
+        return Rule(ref, steps())
+    except _STRANGE:
+        return Rule(ref, (When(unsure), Plain.UNCLEAR))
 
 
 DEEPEST = 64
@@ -339,19 +331,19 @@ class _Walk:
             case Jump() if depth < DEEPEST and action.chain in self.base.chains:
                 exits = self.chain(self.base.chains[action.chain], sure, depth + 1)
                 return exits & _END | (_ON if action.back and exits & _BACK else exits & _BACK)
-            case Return():
+            case Plain.RETURN:
                 return _BACK
             case SetMark():
                 self.journey.mark = action.mark(self.packet, self.journey) if sure else None
                 return _ON
-            case NoTrack():
+            case Plain.NO_TRACK:
                 self.journey.tracked = False if sure else None
                 return _ON
             case Branch():
                 return self.branch(action, rule, sure, depth)
-            case Accept():
+            case Plain.ACCEPT:
                 self.ends.append(PacketVerdict("accept", rule=rule.ref))
-            case Drop():
+            case Plain.DROP:
                 self.ends.append(PacketVerdict("drop", rule=rule.ref))
             case Reject():
                 self.ends.append(PacketVerdict("reject", action.how, rule.ref))
@@ -375,7 +367,7 @@ class _Walk:
 
 
 def walk(base: BaseChain, packet: Packet, journey: Journey) -> PacketVerdict | None:
-    """Walks a packet through a base chain: its objection, None where it accepts; ``journey`` goes on changed."""
+    """Walks a packet through a base chain: its objection, None where it accepts."""
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
         way.ends.append(PacketVerdict(base.policy, rule=base.policy_ref))
@@ -406,28 +398,14 @@ _HOOKS: dict[Direction, tuple[str, ...]] = {
 }
 
 
-def through(bases: Iterable[BaseChain], packet: Packet, journey: Journey) -> tuple[PacketVerdict, ...]:
-    """Objections to the packet on one host: for each base chain on its way, its verdict unless it is "accept".
-
-    The first is what the packet meets; those behind it would stop it too, were the first opened.
-
-    Args:
-        bases: all of the host, by priority.
-        packet: on its way in or out.
-        journey: what it carries; changed on the way.
-    """
-    objections = []
-    for hook in _HOOKS[packet.direction]:
-        for base in bases:
-            if base.hook == hook and _sees(base, packet, journey):
-                journey.early = not base.tracked
-                verdict = walk(base, packet, journey)
-                if verdict is not None:
-                    objections.append(verdict)
-    return tuple(objections)
-
-
-def _sees(base: BaseChain, packet: Packet, journey: Journey) -> bool:
-    if packet.version not in base.versions or (base.nat and packet.state != "new"):
-        return False
-    return base.scope != "bridge" or not journey.bridges.isdisjoint({packet.iif, packet.oif})
+def through(bases: Sequence[BaseChain], packet: Packet, journey: Journey) -> Iterator[PacketVerdict]:
+    """Objections of a host's base chains (by priority) to a packet; the first is what it meets."""
+    for base in [base for hook in _HOOKS[packet.direction] for base in bases if base.hook == hook]:
+        if packet.version not in base.versions or (base.nat and packet.state != "new"):
+            continue
+        if base.scope == "bridge" and journey.bridges.isdisjoint({packet.iif, packet.oif}):
+            continue
+        journey.early = not base.tracked
+        verdict = walk(base, packet, journey)
+        if verdict is not None:
+            yield verdict

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.firewall.nft import Bits, Unsure, dormant, holds, rule_texts, span
+from nccl_doctor.firewall.nft import dormant, rule_texts
+from nccl_doctor.firewall.nft_fields import Bits, Unsure, holds, span
 from nccl_doctor.snapshot.network import FirewallFacts
 from tests.firewall.facts import ACCEPT, DROP, arriving, ip, nft_facts, tcp, verdict
 

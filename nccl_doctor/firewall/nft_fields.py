@@ -1,0 +1,230 @@
+"""The value that a TCP packet has, on its host and hook, for an expression of nft, and what holds such a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+from nccl_doctor.firewall.rules import Journey, Packet, Span, Tri, every, some, within
+
+Json = Any
+"""A piece of a listing. Its shape is nft's, and looked at where it is used."""
+
+
+class Absent:
+    """The packet has no such field: the rule does not match."""
+
+
+class Unsure:
+    """Stands for a value that nobody captured, so that no test of it is sure."""
+
+
+@dataclass(frozen=True)
+class Bits:
+    """A bit field: bits that are set, and that may be; all others are clear."""
+
+    on: frozenset[str]
+    open: frozenset[str] = frozenset()
+
+    def any(self, names: Collection[str]) -> Tri:
+        """True where any of these bits is set."""
+        if self.on.intersection(names):
+            return True
+        return None if self.open.intersection(names) else False
+
+    def exactly(self, names: Collection[str]) -> Tri:
+        """These bits are set and no others."""
+        if self.on.difference(names) or set(names) - self.on - self.open:
+            return False
+        return None if self.open else True
+
+    def masked(self, names: Collection[str]) -> Bits:
+        """The field with all other bits cleared."""
+        return Bits(self.on.intersection(names), self.open.intersection(names))
+
+
+Value = Span | str | bool | Bits | Absent | Unsure | list[Any]
+Sets = Callable[[str], list[Any]]
+"""The elements of a named set; raises KeyError for one that is not there."""
+
+
+def names(item: Json) -> list[str]:
+    """The bit names in ``"a"``, ``["a", "b"]``, ``{"|": ["a", "b"]}``; a plain 0 is none."""
+    if isinstance(item, dict):
+        item = item.get("|", [])
+    if isinstance(item, list):
+        return [name for part in item for name in names(part)]
+    return [] if item == 0 else [str(item)]
+
+
+def span(item: Json) -> Span | None:
+    """The numbers an element covers; None where it is no number, address, range or prefix."""
+    if isinstance(item, dict):
+        if "range" in item:
+            low, high = (span(end) for end in item["range"])
+            return (low[0], high[1]) if low and high else None
+        if "prefix" in item:
+            net = ip_network(f"{item['prefix']['addr']}/{item['prefix']['len']}", strict=False)
+            return int(net.network_address), int(net.broadcast_address)
+        return None
+    if isinstance(item, int):
+        return item, item
+    try:
+        number = int(ip_address(item)) if isinstance(item, str) else None
+    except ValueError:
+        return None
+    return None if number is None else (number, number)
+
+
+def holds(value: Value, item: Json, sets: Sets) -> Tri:
+    """True where an element, a set or a named set holds the value."""
+    if isinstance(value, Unsure):
+        return True if item == "*" else None
+    if isinstance(item, dict) and "elem" in item:
+        item = item["elem"]["val"]
+    if isinstance(item, dict) and "set" in item:
+        members = item["set"]
+        return some(holds(value, member, sets) for member in (members if isinstance(members, list) else [members]))
+    if item == "*":
+        return True
+    if isinstance(item, str) and item.startswith("@"):
+        return some(holds(value, member, sets) for member in sets(item[1:]))
+    if isinstance(value, list):
+        parts = item.get("concat", []) if isinstance(item, dict) else []
+        return every(holds(part, member, sets) for part, member in zip(value, parts, strict=True))
+    return _equals(value, item)
+
+
+def _equals(value: Value, item: Json) -> Tri:
+    if isinstance(value, Bits):
+        return value.exactly(names(item))
+    if isinstance(value, bool):
+        return value is bool(item)
+    if isinstance(value, str):
+        if isinstance(item, str) and item.endswith("*"):
+            return value.startswith(item[:-1])
+        if isinstance(item, dict) and "range" in item:
+            return None
+        return item == value or (item == NUMBERS.get(value) and not isinstance(item, bool))
+    element = span(item) if isinstance(value, tuple) else (-1, -1)
+    return None if element is None else isinstance(value, tuple) and within(value, element)
+
+
+NUMBERS = {"tcp": 6, "ipv4": 2, "ipv6": 10, "ip": 0x0800, "ip6": 0x86DD}
+"""What nft prints for a protocol whose name it does not know: IPPROTO_*, NFPROTO_* and ETH_P_*."""
+
+_NOT_FRAGMENT = 0x3FFF
+"""Of the fragment field, all but "don't fragment" and the reserved bit: 0 in a TCP handshake."""
+
+
+def field(expression: Json, packet: Packet, journey: Journey) -> Value:
+    """The packet's value of an expression."""
+    if not isinstance(expression, dict) or len(expression) != 1:
+        return Unsure()
+    ((kind, body),) = expression.items()
+    if kind == "concat":
+        parts = [field(part, packet, journey) for part in body]
+        return Absent() if any(isinstance(part, Absent) for part in parts) else parts
+    if kind == "&":
+        return _masked(body, packet, journey)
+    reader = _READERS.get(kind)
+    return reader(body, packet, journey) if reader else Unsure()
+
+
+def _masked(body: Json, packet: Packet, journey: Journey) -> Value:
+    inner, mask = body
+    value = field(inner, packet, journey)
+    if isinstance(value, Bits):
+        return value.masked(names(mask))
+    bits = span(mask)
+    if inner == {"payload": {"protocol": "ip", "field": "frag-off"}} and bits and not bits[0] & ~_NOT_FRAGMENT:
+        return 0, 0
+    if isinstance(value, tuple) and bits and value[0] == value[1]:
+        return value[0] & bits[0], value[0] & bits[0]
+    return value if isinstance(value, Absent) else Unsure()
+
+
+def _meta(body: dict[str, Any], packet: Packet, journey: Journey) -> Value:
+    version = packet.version
+    plain: dict[str, Value] = {
+        "iif": packet.iif or "",
+        "iifname": packet.iif or "",
+        "oif": packet.oif or "",
+        "oifname": packet.oif or "",
+        "l4proto": "tcp",
+        "nfproto": f"ipv{version}",
+        "protocol": "ip" if version == 4 else "ip6",
+        "pkttype": "host",
+        "iiftype": "loopback" if packet.loopback else Unsure(),
+        "oiftype": "loopback" if packet.loopback else Unsure(),
+        "mark": Unsure() if journey.mark is None else (journey.mark, journey.mark),
+        "iifgroup": _group(packet.iif, journey),
+        "oifgroup": _group(packet.oif, journey),
+    }
+    return plain.get(body.get("key", ""), Unsure())
+
+
+def _group(interface: str | None, journey: Journey) -> Value:
+    group = journey.groups.get(interface or "")
+    return Unsure() if group is None else (group, group)
+
+
+def _ct(body: dict[str, Any], packet: Packet, journey: Journey) -> Value:
+    if journey.early or journey.tracked is None:
+        return Unsure()
+    key = body.get("key", "")
+    if key == "state":
+        return Bits(frozenset({packet.state if journey.tracked else "untracked"}))
+    if not journey.tracked:
+        return Absent()
+    turned = packet.reply != (body.get("dir") == "reply")
+    known: dict[str, Value] = {
+        "direction": "reply" if packet.reply else "original",
+        # A packet that a DNAT rule catches has already been called unknown.
+        "status": Bits(frozenset(), frozenset({"assured", "confirmed", "seen-reply", "expected", "dying"})),
+        "helper": Absent(),
+    }
+    if "dir" in body and key in {"ip saddr", "ip daddr", "ip6 saddr", "ip6 daddr"}:
+        protocol, end = key.split()
+        swapped = {"saddr": "daddr", "daddr": "saddr"}[end] if turned else end
+        return _payload({"protocol": protocol, "field": swapped}, packet, journey)
+    return known.get(key, Unsure())
+
+
+def _payload(body: dict[str, Any], packet: Packet, _journey: Journey) -> Value:
+    protocol, name = body.get("protocol"), str(body.get("field"))
+    if protocol in {"tcp", "th"}:
+        ports: dict[str, Value] = {"sport": packet.sport, "dport": packet.dport}
+        return Bits(packet.flags, frozenset({"ecn", "cwr"})) if name == "flags" else ports.get(name, Unsure())
+    if protocol in {"ip", "ip6"}:
+        fields: dict[str, Value] = {
+            "saddr": (int(packet.saddr), int(packet.saddr)),
+            "daddr": (int(packet.daddr), int(packet.daddr)),
+            "protocol": "tcp",
+            "nexthdr": "tcp",
+            "version": (packet.version, packet.version),
+            "hdrlength": (5, 5),
+        }
+        return fields.get(name, Unsure()) if (protocol == "ip") == (packet.version == 4) else Absent()
+    return Unsure() if protocol in {"ether", "vlan", None} else Absent()
+
+
+def _fib(body: dict[str, Any], packet: Packet, _journey: Journey) -> Value:
+    flags = body.get("flags", [])
+    here = packet.loopback or ("daddr" in flags) == (packet.direction == "input")
+    if body.get("result") == "type":
+        return "local" if here else "unicast"
+    if "saddr" in flags and packet.path_back:
+        return True if body.get("result") == "oif" and "iif" in flags else Unsure()
+    return Unsure()
+
+
+_READERS: dict[str, Callable[[Any, Packet, Journey], Value]] = {
+    "meta": _meta,
+    "ct": _ct,
+    "payload": _payload,
+    "fib": _fib,
+    "exthdr": lambda _body, packet, _journey: False if packet.version == 6 else Absent(),
+}

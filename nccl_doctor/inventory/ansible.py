@@ -27,9 +27,7 @@ _RANGE = re.compile(r"\[([0-9]{1,9}|[a-zA-Z]):([0-9]{1,9}|[a-zA-Z])(?::([0-9]{1,
 
 
 def expand(pattern: str, place: SourceLocation) -> list[str]:
-    """Ansible's ranges: ``node[01:04]``, ``db-[a:c]``, and ``[1:9:2]`` with a step; both ends are included.
-
-    At most 65,536 names, counted before any is made.
+    """Ansible's ranges: ``node[01:04]``, ``db-[a:c]``, ``[1:9:2]``; at most 65,536 names.
 
     Raises:
         HostsFileError: for a bracket that is no such range.
@@ -85,7 +83,7 @@ Variables = dict[str, Sourced[str]]
 
 @dataclass
 class Group:
-    """A group: the hosts and groups that stand in it, its variables, and those of its files in group_vars."""
+    """A group: its hosts, groups and variables; ``filed``: those of group_vars."""
 
     hosts: list[str] = field(default_factory=list)
     children: dict[str, SourceLocation] = field(default_factory=dict)
@@ -95,7 +93,7 @@ class Group:
 
 @dataclass
 class Inventory:
-    """All groups, and all hosts in the order of the file, each where it first stands, with its own variables."""
+    """All groups, and all hosts in the file's order with their own variables."""
 
     place: SourceLocation
     groups: dict[str, Group] = field(default_factory=lambda: {"all": Group()})
@@ -109,7 +107,7 @@ class Inventory:
         return self.groups.setdefault(name, Group())
 
     def add(self, group: Group, pattern: str, place: SourceLocation, variables: Variables) -> None:
-        """Puts the hosts of a pattern into a group; what is said of a host in several places adds up."""
+        """Puts a pattern's hosts into a group; their variables add up."""
         names = expand(pattern, place)
         self.members += len(names)
         if self.members > MAX_MEMBERS:
@@ -147,7 +145,6 @@ class Inventory:
         return ParsedInventory(self.place, entries)
 
     def _top_down(self) -> dict[str, tuple[int, str]]:
-        """Each group's depth under "all", and its name: the order in which variables are laid over one another."""
         parents = dict.fromkeys(self.groups, 0)
         for group in self.groups.values():
             for child in group.children:
@@ -168,7 +165,6 @@ class Inventory:
         return {name: (depth[name], name) for name in depth}
 
     def _circle(self, stuck: list[str]) -> DoctorError:
-        """The error for a group on a circle, found by going up from one of those that hang on it."""
         seen: dict[str, str] = {}
         name = stuck[0]
         while name not in seen:
@@ -178,10 +174,8 @@ class Inventory:
         return place.error(f"the group {quoted(name)} stands within itself; take it out of its own children")
 
     def _givers(self, order: dict[str, tuple[int, str]]) -> dict[str, set[str]]:
-        """For each group, those with variables that its hosts get: itself, all that it stands in, and "all"."""
-        givers = {
-            name: {g for g in ("all", name) if self.groups[g].variables or self.groups[g].filed} for name in order
-        }
+        has = {name for name, group in self.groups.items() if group.variables or group.filed}
+        givers = {name: has & {"all", name} for name in order}
         for name in sorted(order, key=order.__getitem__):
             for child in self.groups[name].children:
                 givers[child] |= givers[name]
@@ -198,14 +192,12 @@ def _entry(name: Sourced[str], variables: Variables, shared: Variables) -> Entry
 
 
 def _settings(variables: Variables, inherited: Variables) -> Settings:
-    """The settings that ``variables`` hold; of the arguments for ssh, which add up, also the ``inherited`` ones."""
     said = [each for name in ARGUMENTS if (each := _checked(inherited, (name,), values.ssh_options))]
     options = [option for each in said for option in each.value]
     python = _checked(variables, _PYTHON, values.python)
-    if python is not None and python.value.startswith("auto"):  # Ansible's own search: auto, auto_silent, auto_legacy
-        python = None
+    own_search = python is not None and python.value.startswith("auto")  # auto, auto_silent, auto_legacy
     return Settings(
-        python=python,
+        python=None if own_search else python,
         user=_checked(variables, _USER, values.user),
         port=_checked(variables, _PORT, values.port),
         identity_file=_checked(variables, _KEY, values.path),
@@ -236,11 +228,7 @@ _WITH_PORT = re.compile(r"((?:[^:\[\]]|\[[^\[\]]*\])+):([0-9]+)")
 
 
 def read_ini(text: str, place: SourceLocation) -> Inventory:
-    """Reads an inventory in INI.
-
-    Raises:
-        HostsFileError: at the first line that is not as it has to be.
-    """
+    """Reads an inventory in INI, or raises at its first wrong line."""
     inventory = Inventory(place)
     name, kind = "ungrouped", ""
     for number, raw in enumerate(text.split("\n"), start=1):
@@ -276,9 +264,8 @@ def _host(line: str, place: SourceLocation, group: str, inventory: Inventory) ->
     for word in words:
         key, equals, value = word.partition("=")
         if not equals:
-            raise place.error(
-                f"{quoted(word)} is not understood; behind a host stand variables, as ansible_host=10.0.0.1"
-            )
+            hint = "behind a host stand variables, as ansible_host=10.0.0.1"
+            raise place.error(f"{quoted(word)} is not understood; {hint}")
         if key in WANTED:
             variables[key] = Sourced(value, place)
     inventory.add(inventory.group(group, place), host, place, variables)
@@ -315,19 +302,12 @@ _PARTS = ("hosts", "children", "vars")
 
 def looks_like_group(tree: Tree) -> bool:
     """Tells whether a mapping has nothing but the parts of a group."""
-    return (
-        isinstance(tree, Mapping)
-        and bool(tree.pairs)
-        and all(isinstance(key, Scalar) and key.text in _PARTS for key, _ in tree.pairs)
-    )
+    keys = [key.text if isinstance(key, Scalar) else "" for key, _ in tree.pairs] if isinstance(tree, Mapping) else []
+    return bool(keys) and set(keys) <= set(_PARTS)
 
 
 def read_yaml(tree: Tree, place: SourceLocation) -> Inventory:
-    """Reads an inventory in YAML.
-
-    Raises:
-        HostsFileError: at the first line that is not as it has to be.
-    """
+    """Reads an inventory in YAML, or raises at its first wrong line."""
     inventory = Inventory(place)
     for name, (where, group) in as_mapping(tree, "the inventory").items():
         _group(name, where, group, inventory)
@@ -335,7 +315,6 @@ def read_yaml(tree: Tree, place: SourceLocation) -> Inventory:
 
 
 def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -> None:
-    """Reads one group; its depth is bounded by that of the tree."""
     group = inventory.group(name, place)
     for part, (where, value) in as_mapping(tree, f"the group {quoted(name)}").items():
         if part not in _PARTS:
@@ -355,11 +334,8 @@ def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -
 
 def wanted(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> Variables:
     """Those variables of a mapping that say how to reach a host."""
-    return {
-        name: Sourced(as_text(value, name), place.noted(note))
-        for name, (place, value) in keys.items()
-        if name in WANTED
-    }
+    chosen = ((name, *keys[name]) for name in keys if name in WANTED)
+    return {name: Sourced(as_text(value, name), place.noted(note)) for name, place, value in chosen}
 
 
 _ENDINGS = (".yml", ".yaml", ".json")
@@ -368,7 +344,7 @@ _FOLDERS = "group_vars", "host_vars"
 
 
 def stand_beside(place: SourceLocation) -> bool:
-    """Tells whether there are such folders, which make a list of names an inventory."""
+    """Tells whether folders beside it make a list an inventory."""
     return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
 
 
@@ -376,9 +352,6 @@ def lay_over(inventory: Inventory) -> None:
     """Puts what the folders say over the groups' and the hosts' variables.
 
     A file that is encrypted as a whole is passed over: such hold secrets, and by custom nothing else.
-
-    Raises:
-        HostsFileError: a file can't be read or is no YAML, or a value that is wanted is encrypted.
     """
     if not inventory.place.is_file:
         return
@@ -390,27 +363,17 @@ def lay_over(inventory: Inventory) -> None:
 
 
 def _read_folder(folder: Path, names: Iterable[str]) -> Iterator[tuple[str, Variables]]:
-    if not folder.is_dir():
-        return
     known = set(names)
-    for entry in sorted(folder.iterdir()):
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         stem = entry.stem if entry.suffix in _ENDINGS else entry.name
         name = next((name for name in (entry.name, stem) if name in known), None)
-        if name is not None:
-            for file in _files(entry):
-                yield name, _variables(file)
-
-
-def _files(entry: Path) -> list[Path]:
-    if not entry.is_dir():
-        return [entry]
-    inner = sorted(path for path in entry.iterdir() if path.is_file() and not path.name.startswith("."))
-    return [path for path in inner if path.suffix in ("", *_ENDINGS)]
-
-
-def _variables(file: Path) -> Variables:
-    text = read_text(str(file)) if file.stat().st_size else ""
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    if text.startswith(_ENCRYPTED) or not [line for line in lines if line.strip() != "---"]:
-        return {}
-    return wanted(as_mapping(parse(text, SourceLocation(str(file))), f"what {file.name} says"), "")
+        if name is None:
+            continue
+        inner = sorted(path for path in entry.iterdir() if path.is_file()) if entry.is_dir() else []
+        shown = [path for path in inner if path.suffix in ("", *_ENDINGS) and not path.name.startswith(".")]
+        for file in shown if entry.is_dir() else [entry]:
+            text = read_text(str(file)) if file.stat().st_size else ""
+            meant = [line.strip() for line in text.splitlines() if not line.lstrip().startswith("#")]
+            if not text.startswith(_ENCRYPTED) and any(line not in ("", "---") for line in meant):
+                keys = as_mapping(parse(text, SourceLocation(str(file))), f"what {file.name} says")
+                yield name, wanted(keys, "")

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nccl_doctor.errors import DoctorError, UsageError
 from nccl_doctor.inventory import values
@@ -31,7 +32,7 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) -> Cluster:
-    """The cluster; hosts in ``exclude``, by name or address, are left out, and ranks follow the places that remain.
+    """The cluster without what ``exclude`` names; ranks follow the places that remain.
 
     Raises:
         HostsFileError, UsageError: for a host that stands twice, nodes that share GPUs, or an empty list.
@@ -59,19 +60,16 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
     if not left:
         raise UsageError(f"-x leaves out every host of {parsed.place.source}; at least one has to remain")
     origins: dict[str, str] = {}
-    nodes = tuple(
-        _node(rank, entry, given, local[entry.name.value], origins) for rank, (entry, given) in enumerate(left)
-    )
-    origins["master_addr"] = (
-        str(parsed.master_addr.place) if parsed.master_addr else "default: the first host's address"
-    )
-    origins["master_port"] = str(parsed.master_port.place) if parsed.master_port else "default"
+    nodes = tuple(_node(rank, *pair, local[pair[0].name.value], origins) for rank, pair in enumerate(left))
+    address, port = parsed.master_addr, parsed.master_port
+    origins["master_addr"] = str(address.place) if address else "default: the first host's address"
+    origins["master_port"] = str(port.place) if port else "default"
     if parsed.same:
         origins["same"] = str(parsed.same[0].place)
     return Cluster(
         nodes=nodes,
-        master_addr=parsed.master_addr.value if parsed.master_addr else nodes[0].address,
-        master_port=parsed.master_port.value if parsed.master_port else DEFAULT_MASTER_PORT,
+        master_addr=address.value if address else nodes[0].address,
+        master_port=port.value if port else DEFAULT_MASTER_PORT,
         same=tuple(dict.fromkeys(path.value for path in parsed.same)),
         source=parsed.place.source,
         access=access(*parsed.access),
@@ -80,7 +78,6 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
 
 
 def _settle_devices(settings: Settings, entry: Entry) -> Settings:
-    """CUDA_VISIBLE_DEVICES moved from ``env`` to where it belongs, so that it stands in one place from here on."""
     if DEVICES not in settings.env:
         return settings
     env = dict(settings.env)
@@ -94,11 +91,7 @@ def _settle_devices(settings: Settings, entry: Entry) -> Settings:
 
 
 def refuse_more_ranks_than_gpus(name: str, ranks: int | None, devices: str | None, place: SourceLocation) -> None:
-    """A rank takes the GPU of its number among those that are visible, and NCCL wants one for each.
-
-    Raises:
-        DoctorError: a node is to start more, by what was said at this place.
-    """
+    """Raises at ``place`` where a node has fewer GPUs than ranks."""
     named = values.device_list(devices) if devices else []
     if named and ranks and ranks > len(named):
         raise place.error(
@@ -108,7 +101,6 @@ def refuse_more_ranks_than_gpus(name: str, ranks: int | None, devices: str | Non
 
 
 def _why_local(entry: Entry, here: ThisMachine) -> str | None:
-    """Why the host is reached without SSH. Whoever says how to log in to it wants SSH, be it this machine."""
     if entry.access:
         return None
     if entry.local:
@@ -119,7 +111,6 @@ def _why_local(entry: Entry, here: ThisMachine) -> str | None:
 
 
 def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) -> None:
-    """Refuses nodes of one machine that don't each have GPUs of their own."""
     machines: dict[tuple[object, ...], list[tuple[Entry, Settings]]] = {}
     for name, (entry, given) in settings.items():
         if entry.access:  # an engine gives each its own
@@ -133,41 +124,34 @@ def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) ->
             raise place.error(f"more than {values.MAX_NPROC} nodes on one machine, which has no so many GPUs")
         for index, (entry, given) in enumerate(nodes):
             for other, other_given in nodes[:index]:
-                _compare(entry, given, other, other_given)
-
-
-def _compare(entry: Entry, given: Settings, other: Entry, other_given: Settings) -> None:
-    both = f"{quoted(entry.name.value)} and {quoted(other.name.value)} are one machine"
-    if not given.cuda_visible_devices or not other_given.cuda_visible_devices:
-        lacking = other if given.cuda_visible_devices else entry
-        raise lacking.name.place.error(f"{both}; set cuda_visible_devices on each, to GPUs of its own")
-    shared = values.shared_devices(given.cuda_visible_devices.value, other_given.cuda_visible_devices.value)
-    if shared:
-        raise given.cuda_visible_devices.place.error(
-            f"{both}, and both use GPU {', '.join(shared)}; give each GPUs of its own"
-        )
+                both = f"{quoted(entry.name.value)} and {quoted(other.name.value)} are one machine"
+                own, its = given.cuda_visible_devices, other_given.cuda_visible_devices
+                if not own or not its:
+                    lacking = other if own else entry
+                    raise lacking.name.place.error(f"{both}; set cuda_visible_devices on each, to GPUs of its own")
+                if shared := ", ".join(values.shared_devices(own.value, its.value)):
+                    raise own.place.error(f"{both}, and both use GPU {shared}; give each GPUs of its own")
 
 
 def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: dict[str, str]) -> Node:
     name = entry.name.value
-    origins[f"{name}.name"] = str(entry.name.place)
-    origins[f"{name}.address"] = str(entry.address.place)
-    origins[f"{name}.python"] = str(given.python.place) if given.python else "default"
-    origins[f"{name}.nproc_per_node"] = (
-        str(given.nproc_per_node.place) if given.nproc_per_node else "default: the GPUs that the host shows, or 1"
-    )
-    for key, value in (
-        ("cuda_visible_devices", given.cuda_visible_devices),
-        ("ssh.user", given.user),
-        ("ssh.port", given.port),
-        ("ssh.identity_file", given.identity_file),
-        ("ssh.options", given.ssh_options),
-        ("inside.runtime", given.inside),
-        ("inside.name", given.inside),
-        *((f"env.{variable}", value) for variable, value in given.env.items()),
-    ):
+    said: dict[str, Sourced[Any] | str | None] = {
+        "name": entry.name,
+        "address": entry.address,
+        "python": given.python or "default",
+        "nproc_per_node": given.nproc_per_node or "default: the GPUs that the host shows, or 1",
+        "cuda_visible_devices": given.cuda_visible_devices,
+        "ssh.user": given.user,
+        "ssh.port": given.port,
+        "ssh.identity_file": given.identity_file,
+        "ssh.options": given.ssh_options,
+        "inside.runtime": given.inside,
+        "inside.name": given.inside,
+        **{f"env.{variable}": value for variable, value in given.env.items()},
+    }
+    for key, value in said.items():
         if value:
-            origins[f"{name}.{key}"] = str(value.place)
+            origins[f"{name}.{key}"] = value if isinstance(value, str) else str(value.place)
     if local:
         origins[f"{name}.local"] = local
     return Node(
@@ -194,7 +178,7 @@ def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: 
 
 @dataclass(frozen=True)
 class Overrides:
-    """The options that win over the hosts file; None and empty where nothing was said."""
+    """Options that win over the hosts file; None and empty say nothing."""
 
     python: str | None = None
     master_port: int | None = None
@@ -270,13 +254,13 @@ def _place(option: str) -> SourceLocation:
 
 @dataclass(frozen=True)
 class ThisMachine:
-    """The names and addresses of this machine, in the form that :func:`canonical` gives."""
+    """This machine's names and addresses, as :func:`canonical` gives them."""
 
     names: frozenset[str]
     addresses: frozenset[str]
 
     def answers_to(self, named: str) -> str | None:
-        """Why ``named`` is this machine: a phrase, or None where it is not. No name is looked up."""
+        """Why this is the machine meant, in a phrase, without any look-up."""
         text = canonical(named)
         if text == "localhost" or is_loopback(text):
             return "a loopback address is this machine"
@@ -288,7 +272,7 @@ class ThisMachine:
 
 
 def this_machine() -> ThisMachine:
-    """The machine that we run on; names come from the kernel alone, so that no name server is waited for."""
+    """The machine that we run on; no name server is waited for."""
     name = canonical(socket.gethostname())
     return ThisMachine(frozenset({name, name.partition(".")[0]} - {""}), own_addresses())
 
@@ -306,7 +290,7 @@ def own_addresses() -> frozenset[str]:
 
 
 def canonical(named: str) -> str:
-    """The same spelling for the same host: addresses as in RFC 5952, without the scope; names in small letters."""
+    """The same spelling for the same host: addresses as in RFC 5952."""
     try:
         return str(ipaddress.ip_address(named.partition("%")[0]))
     except ValueError:
@@ -314,7 +298,7 @@ def canonical(named: str) -> str:
 
 
 def own_name() -> str:
-    """This machine's name up to the first dot; "localhost" where the kernel's is no valid host name."""
+    """This machine's name up to the first dot, or "localhost"."""
     name = socket.gethostname().partition(".")[0]
     try:
         return host(name, SourceLocation("this machine", is_file=False))

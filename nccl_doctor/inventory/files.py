@@ -7,17 +7,11 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from ruamel.yaml import YAML
-from ruamel.yaml.events import (
-    Event,
-    MappingEndEvent,
-    MappingStartEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-)
+from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, Event, MappingStartEvent, ScalarEvent
 
 from nccl_doctor.errors import DoctorError, HostsFileError
 from nccl_doctor.inventory import ansible, hostfiles
@@ -33,7 +27,7 @@ _INI_VARIABLE = re.compile(r"\sansible_\w+\s*=")
 
 
 def read(text: str, source: str) -> ParsedInventory:
-    """Reads our own YAML, an Ansible inventory in YAML or INI, or a hostfile of MPI or DeepSpeed.
+    """Reads our own YAML, an Ansible inventory, or a hostfile.
 
     Raises:
         HostsFileError: where it is none of these, or is wrong in itself.
@@ -44,33 +38,28 @@ def read(text: str, source: str) -> ParsedInventory:
             "encrypted by ansible-vault, so nothing in it can be read; name a list of hosts in plain text"
         )
     lines = [line for line in text.split("\n") if line.strip() and line.lstrip()[0] not in "#;"]
+    inventory: Inventory | None = None
     if any(line[0] == "[" and ansible.SECTION.fullmatch(line.rstrip()) for line in lines):
-        return _inventory(ansible.read_ini(text, place))
-    if lines and _YAML_START.match(lines[0].lstrip()):
+        inventory = ansible.read_ini(text, place)
+    elif lines and _YAML_START.match(lines[0].lstrip()):
         tree = parse(text, place)
         if not isinstance(tree, Mapping):
             raise tree.place.error(
                 'a hosts file is a mapping; write "hosts:" and below it each host with "- " in front'
             )
-        return _inventory(ansible.read_yaml(tree, place)) if _is_inventory(tree) else hostfiles.read(tree, place)
-    bare = all(_BARE_HOST.fullmatch(line.strip()) for line in lines)
-    if any(_INI_VARIABLE.search(line) for line in lines) or (bare and ansible.stand_beside(place)):
-        return _inventory(ansible.read_ini(text, place))
-    return hostfiles.read_hostfile(text, place)
-
-
-def _inventory(inventory: Inventory) -> ParsedInventory:
+        # Ansible has groups at the top; we have none of ours that would look like one.
+        top = {key.text: value for key, value in tree.pairs if isinstance(key, Scalar)}
+        groups = (ansible.looks_like_group(value) for key, value in top.items() if key not in hostfiles.TOP_KEYS)
+        if "all" not in top and not any(groups):
+            return hostfiles.read(tree, place)
+        inventory = ansible.read_yaml(tree, place)
+    else:
+        bare = all(_BARE_HOST.fullmatch(line.strip()) for line in lines)
+        if not any(_INI_VARIABLE.search(line) for line in lines) and not (bare and ansible.stand_beside(place)):
+            return hostfiles.read_hostfile(text, place)
+        inventory = ansible.read_ini(text, place)
     ansible.lay_over(inventory)
     return inventory.parsed()
-
-
-def _is_inventory(tree: Mapping) -> bool:
-    """Ansible has groups at the top; we have none of ours that would look like one."""
-    groups: list[Tree] = [
-        value for key, value in tree.pairs if isinstance(key, Scalar) and key.text not in hostfiles.TOP_KEYS
-    ]
-    named_all = any(isinstance(key, Scalar) and key.text == "all" for key, _ in tree.pairs)
-    return named_all or any(ansible.looks_like_group(group) for group in groups)
 
 
 KEY = "master_port"
@@ -78,7 +67,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def write_master_port(path: str, port: int) -> None:
-    """Changes the file; a reader sees the old or the new one, never half of it.
+    """Changes the file at once; a reader never sees half of it.
 
     Raises:
         HostsFileError: it is no hosts file in YAML of ours, or can't be written.
@@ -96,31 +85,26 @@ def write_master_port(path: str, port: int) -> None:
 
 
 def with_master_port(text: str, port: int, source: str) -> str:
-    """The text of a hosts file with another master port; with a line for it where there was none.
+    """The text of a hosts file with another master port.
 
     Raises:
         HostsFileError: it is a hostfile of MPI's or an inventory of Ansible's, which have no place for it.
     """
     place = SourceLocation(source)
-    if not _is_ours(text, place):
+    rest = None
+    with suppress(DoctorError):
+        rest = _without_port(parse(text, place))
+    if not any(isinstance(key, tuple) and key[0] == "hosts" for key, _ in rest or ()):
         raise place.error('has no place for a master port; only hosts files in YAML with "hosts:" have one')
     at, end, words = _edit(text, port)
     changed = text[:at] + words + text[end:]
-    if _without_port(parse(changed, place)) != _without_port(parse(text, place)) or _port(changed, source) != port:
+    there = read(changed, source).master_port
+    if _without_port(parse(changed, place)) != rest or there is None or there.value != port:
         raise place.error(f'"{KEY}" could not be changed without touching the rest; write "{KEY}: {port}" yourself')
     return changed
 
 
-def _is_ours(text: str, place: SourceLocation) -> bool:
-    try:
-        tree = parse(text, place)
-    except DoctorError:
-        return False
-    return isinstance(tree, Mapping) and any(isinstance(key, Scalar) and key.text == "hosts" for key, _ in tree.pairs)
-
-
 def _edit(text: str, port: int) -> tuple[int, int, str]:
-    """The place in the text, from and to, and the new words for it."""
     mapping, parts = _top(text)
     for key, value in zip(parts[::2], parts[1::2], strict=True):
         if isinstance(key, ScalarEvent) and key.value == KEY and isinstance(value, ScalarEvent):
@@ -140,30 +124,18 @@ def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
     opened: MappingStartEvent | None = None
     found: list[Event] = []
     for event in YAML(typ="safe", pure=True).parse(io.StringIO(text)):
-        if depth == 1 and isinstance(event, (ScalarEvent, MappingStartEvent, SequenceStartEvent)):
+        if depth == 1 and isinstance(event, (ScalarEvent, CollectionStartEvent)):
             found.append(event)
-        if isinstance(event, (MappingStartEvent, SequenceStartEvent)):
-            if isinstance(event, MappingStartEvent) and opened is None:
-                opened = event
-            depth += 1
-        elif isinstance(event, (MappingEndEvent, SequenceEndEvent)):
-            depth -= 1
+        if isinstance(event, MappingStartEvent) and opened is None:
+            opened = event
+        depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
     assert opened is not None, "a mapping, as was checked"
     return opened, found
 
 
-def _port(text: str, source: str) -> int | None:
-    said = read(text, source).master_port
-    return None if said is None else said.value
-
-
-def _without_port(tree: Tree) -> object:
-    """The tree's values without places, and without the master port at its top."""
-    if not isinstance(tree, Mapping):
-        return None
-    return [
-        (_plain(key), _plain(value)) for key, value in tree.pairs if not (isinstance(key, Scalar) and key.text == KEY)
-    ]
+def _without_port(tree: Tree) -> list[tuple[object, object]]:
+    pairs = tree.pairs if isinstance(tree, Mapping) else ()
+    return [(_plain(key), _plain(value)) for key, value in pairs if not (isinstance(key, Scalar) and key.text == KEY)]
 
 
 def _plain(tree: Tree) -> object:

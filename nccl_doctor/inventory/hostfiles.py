@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from nccl_doctor.errors import DoctorError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.values import host, user
@@ -33,7 +32,7 @@ def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> lis
 
 
 def named(pattern: str, place: SourceLocation, own: Settings, shared: Settings, limit: int = MAX_HOSTS) -> list[Entry]:
-    """The hosts that a pattern names, each its own address; ``user@`` before a name says whom to log in as."""
+    """The hosts that a pattern names; ``user@`` before a name logs in."""
     entries = []
     for text in expanded(pattern, place, limit):
         login, at, name = text.rpartition("@")
@@ -48,32 +47,19 @@ _COUNTED = re.compile(r"([^:]+):([0-9]+)")
 
 
 def read_hostfile(text: str, place: SourceLocation) -> ParsedInventory:
-    """Reads a hostfile of MPI or DeepSpeed.
-
-    Raises:
-        HostsFileError: at the first line that is not as it has to be.
-    """
+    """Reads MPI's or DeepSpeed's hostfile, or raises at its first wrong line."""
     entries: list[Entry] = []
     for number, line in enumerate(text.split("\n"), start=1):
-        meant = line.partition("#")[0].strip()
-        if meant:
-            entries += _line(meant, place.at(number), MAX_HOSTS - len(entries))
+        here, (host, *rest) = place.at(number), line.partition("#")[0].split(maxsplit=1) or [""]
+        if not host:
+            continue
+        counted = _COUNTED.fullmatch(host)
+        slots = _options("".join(rest).strip(), here).get("slots", counted and counted[2])
+        own = Settings(nproc_per_node=None if slots is None else Sourced(values.nproc(slots, here), here))
+        entries += named(counted[1] if counted else host, here, own, Settings(), MAX_HOSTS - len(entries))
     if not entries:
         raise place.error("names no host; a line of a hostfile is node1 slots=8")
     return ParsedInventory(place, _counted(entries))
-
-
-def _line(line: str, place: SourceLocation, limit: int) -> list[Entry]:
-    host, *rest = line.split(maxsplit=1)
-    slots = None
-    counted = _COUNTED.fullmatch(host)
-    if counted:
-        host, slots = counted[1], counted[2]
-    for key, value in _options(rest[0] if rest else "", place).items():
-        if key == "slots":
-            slots = value
-    own = Settings() if slots is None else Settings(nproc_per_node=Sourced(values.nproc(slots, place), place))
-    return named(host, place, own, Settings(), limit)
 
 
 def _options(text: str, place: SourceLocation) -> dict[str, str]:
@@ -83,9 +69,8 @@ def _options(text: str, place: SourceLocation) -> dict[str, str]:
         match = _OPTION.match(text, position)
         if match is None or match[1].replace("-", "_") not in ("slots", "max_slots"):
             wrong = text[position:].split(maxsplit=1)[0]
-            raise place.error(
-                f"{quoted(wrong)} is not understood; a hostfile has lines like node1, node1 slots=8 or node1:8"
-            )
+            hint = "a hostfile has lines like node1, node1 slots=8 or node1:8"
+            raise place.error(f"{quoted(wrong)} is not understood; {hint}")
         options[match[1]] = match[2]
         position = match.end()
     return options
@@ -117,11 +102,7 @@ SSH_KEYS = ("user", "port", "identity_file")
 
 
 def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
-    """Reads a hosts file of ours.
-
-    Raises:
-        HostsFileError: at the first line that is not as it has to be.
-    """
+    """Reads a hosts file of ours, or raises at its first wrong line."""
     keys = _known(tree, "the hosts file", TOP_KEYS)
     shared = _settings(keys, "for all hosts")
     if "hosts" not in keys:
@@ -132,24 +113,16 @@ def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
         entries += _host(item, shared, MAX_HOSTS - len(entries))
     if not entries:
         raise listed.place.error('"hosts" names no host; at least one is needed')
-    return ParsedInventory(
-        place,
-        entries,
-        _value(keys, "master_addr", values.host, ""),
-        _value(keys, "master_port", values.port, ""),
-        _same(keys["same"][1]) if "same" in keys else (),
-    )
-
-
-def _same(tree: Tree) -> tuple[Sourced[str], ...]:
-    paths = as_list(tree, '"same"')
-    if len(paths) > MAX_SAME:
-        raise tree.place.error(f'"same" names {len(paths)} paths; at most {MAX_SAME} are allowed, and a folder is one')
-    return tuple(Sourced(values.path(as_text(path, "a path"), path.place), path.place) for path in paths)
+    same = as_list(keys["same"][1], '"same"') if "same" in keys else []
+    if len(same) > MAX_SAME:
+        most = f"at most {MAX_SAME} are allowed, and a folder is one"
+        raise keys["same"][1].place.error(f'"same" names {len(same)} paths; {most}')
+    paths = tuple(Sourced(values.path(as_text(path, "a path"), path.place), path.place) for path in same)
+    address, port = _value(keys, "master_addr", values.host, ""), _value(keys, "master_port", values.port, "")
+    return ParsedInventory(place, entries, address, port, paths)
 
 
 def _host(tree: Tree, shared: Settings, limit: int) -> list[Entry]:
-    """The hosts of one part of the list: more than one where it holds a pattern."""
     if not isinstance(tree, Mapping):
         return named(as_text(tree, "a host"), tree.place, Settings(), shared, limit)
     keys = _known(tree, "a host", HOST_KEYS)
@@ -159,9 +132,8 @@ def _host(tree: Tree, shared: Settings, limit: int) -> list[Entry]:
     names = _names(keys, "name" if "name" in keys else "address", limit)
     addresses = _names(keys, "address" if "address" in keys else "name", limit)
     if len(names) != len(addresses):
-        raise tree.place.error(
-            f'"name" stands for {len(names)} hosts and "address" for {len(addresses)}; give as many names as addresses'
-        )
+        counts = f'"name" stands for {len(names)} hosts and "address" for {len(addresses)}'
+        raise tree.place.error(f"{counts}; give as many names as addresses")
     return [Entry(name, address, own, shared) for name, address in zip(names, addresses, strict=True)]
 
 
@@ -170,14 +142,18 @@ def _names(keys: Keys, key: str, limit: int) -> list[Sourced[str]]:
     texts = expanded(as_text(tree, quoted(key)), tree.place, limit)
     for text in texts:
         if "@" in text:
-            raise tree.place.error(
-                f"{quoted(text)} is no host name; the user stands apart, as in ssh: {{user: ubuntu}}"
-            )
+            hint = "the user stands apart, as in ssh: {user: ubuntu}"
+            raise tree.place.error(f"{quoted(text)} is no host name; {hint}")
     return [Sourced(values.host(text, tree.place), tree.place) for text in texts]
 
 
 def _settings(keys: Keys, note: str) -> Settings:
     ssh = _known(keys["ssh"][1], '"ssh"', SSH_KEYS) if "ssh" in keys else {}
+    env = {}
+    for name, (place, value) in (as_mapping(keys["env"][1], '"env"') if "env" in keys else {}).items():
+        values.variable(name, place)
+        text = values.variable_value(as_text(value, quoted(name)), value.place)
+        env[name] = Sourced(text, value.place.noted(note))
     return Settings(
         python=_value(keys, "python", values.python, note),
         user=_value(ssh, "user", values.user, note),
@@ -186,7 +162,7 @@ def _settings(keys: Keys, note: str) -> Settings:
         nproc_per_node=_value(keys, "nproc_per_node", values.nproc, note),
         cuda_visible_devices=_value(keys, "cuda_visible_devices", values.devices, note),
         inside=_inside(keys["inside"][1], note) if "inside" in keys else None,
-        env=_env(keys["env"][1], note) if "env" in keys else {},
+        env=env,
     )
 
 
@@ -198,7 +174,6 @@ def _value(keys: Keys, key: str, check: Callable[[str, SourceLocation], T], note
 
 
 def _inside(tree: Tree, note: str) -> Sourced[InsideOptions]:
-    """``{docker: NAME}``: one runtime, and the container's name."""
     keys = _known(tree, '"inside"', RUNTIMES)
     if len(keys) != 1:
         raise tree.place.error(f'"inside" names one container, as in inside: {{docker: NAME}}; it has {len(keys)} keys')
@@ -207,29 +182,17 @@ def _inside(tree: Tree, note: str) -> Sourced[InsideOptions]:
     return Sourced(options, value.place.noted(note))
 
 
-def _env(tree: Tree, note: str) -> dict[str, Sourced[str]]:
-    env = {}
-    for name, (place, value) in as_mapping(tree, '"env"').items():
-        values.variable(name, place)
-        text = values.variable_value(as_text(value, quoted(name)), value.place)
-        env[name] = Sourced(text, value.place.noted(note))
-    return env
-
-
 def _known(tree: Tree, what: str, allowed: tuple[str, ...]) -> Keys:
     keys = as_mapping(tree, what)
     for key, (place, _) in keys.items():
-        if key not in allowed:
-            raise _unknown_key(key, place, allowed)
+        if key in allowed:
+            continue
+        if key in {*TOP_KEYS, *HOST_KEYS, *SSH_KEYS}:
+            home = "at the top of the file" if key in TOP_KEYS else "on a host" if key in HOST_KEYS else 'under "ssh"'
+            raise place.error(f"the key {quoted(key)} can't stand here; it stands {home}")
+        near = difflib.get_close_matches(key[:100], allowed, n=1)
+        hint = f"did you mean {quoted(near[0])}?" if near else f"allowed are {', '.join(allowed)}"
+        if key.isdigit():  # {cuda_visible_devices: 0,1} gives the keys "cuda_visible_devices" and "1"
+            hint = 'between { } a value with a comma needs quotes, as in "0,1"'
+        raise place.error(f"unknown key {quoted(key)}; {hint}")
     return keys
-
-
-def _unknown_key(key: str, place: SourceLocation, allowed: tuple[str, ...]) -> DoctorError:
-    if key in TOP_KEYS or key in HOST_KEYS or key in SSH_KEYS:
-        home = "at the top of the file" if key in TOP_KEYS else "on a host" if key in HOST_KEYS else 'under "ssh"'
-        return place.error(f"the key {quoted(key)} can't stand here; it stands {home}")
-    if key.isdigit():  # {cuda_visible_devices: 0,1} gives the keys "cuda_visible_devices" and "1"
-        return place.error(f'unknown key {quoted(key)}; between {{ }} a value with a comma needs quotes, as in "0,1"')
-    near = difflib.get_close_matches(key[:100], allowed, n=1)
-    help_ = f"did you mean {quoted(near[0])}?" if near else f"allowed are {', '.join(allowed)}"
-    return place.error(f"unknown key {quoted(key)}; {help_}")

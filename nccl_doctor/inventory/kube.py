@@ -40,7 +40,7 @@ _MASTER = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
 
 @dataclass(frozen=True)
 class KubeRequest:
-    """The pods that are meant: KIND/NAME or empty, and labels as ``kubectl -l`` takes them."""
+    """The pods that are meant: KIND/NAME, and labels for ``kubectl -l``."""
 
     job: str = ""
     selector: str | None = None
@@ -81,7 +81,7 @@ def request(
     *,
     named: bool,
 ) -> KubeRequest | None:
-    """The pods that ``--kube``, ``-l`` and ``-n`` mean together; None where none was given.
+    """The pods that ``--kube``, ``-l`` and ``-n`` mean together, if given.
 
     Raises:
         UsageError: -n or -l without --kube, or a file names the hosts, too.
@@ -96,10 +96,16 @@ def request(
 
 
 def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:
-    """The pods of a job in order, and what to call them."""
     kind, name = _split(wanted)
     where = ("-n", _checked(wanted.namespace, "-n")) if wanted.namespace is not None else ()
-    labels = _selector(kind, name, where)
+    labels = _LABELS[kind].format(name) if kind else ""
+    if kind == "statefulset":
+        answer = _ask("get statefulsets", *where, "get", kind, name, "-o", "json", what=f"statefulset/{name}")
+        try:
+            pairs = json.loads(answer)["spec"]["selector"]["matchLabels"].items()
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UsageError(f"--kube: statefulset/{name} has no selector by labels; give them with -l") from error
+        labels = ",".join(f"{key}={value}" for key, value in pairs)
     selector = ",".join(one for one in (labels, wanted.selector) if one)
     listed = typed(POD_LIST, _ask("list pods", *where, "get", "pods", "-l", selector, "-o", "json"), "list of pods")
     pods = [pod for pod in listed.items if kind != "statefulset" or (pod.owner and pod.owner.name == name)]
@@ -108,9 +114,8 @@ def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:
         raise UsageError(_nothing(kind, name, what, where))
     groups = sorted({pod.metadata.labels.get(kube_facts.GROUP, "") for pod in pods})
     if len(groups) > 1:  # of a LeaderWorkerSet
-        raise UsageError(
-            f"--kube: {what} has {len(groups)} groups, each a job of its own; add -l {kube_facts.GROUP}={groups[0]}"
-        )
+        hint = f"add -l {kube_facts.GROUP}={groups[0]}"
+        raise UsageError(f"--kube: {what} has {len(groups)} groups, each a job of its own; {hint}")
     return kube_facts.current(pods), what
 
 
@@ -122,10 +127,8 @@ def _split(wanted: KubeRequest) -> tuple[str, str]:
     kind, slash, name = wanted.job.partition("/")
     kind = _ALIASES.get(kind.lower(), kind.lower())
     if not slash or kind not in _LABELS:
-        kinds = ", ".join(_LABELS)
-        raise UsageError(
-            f"--kube: {quoted(wanted.job)} is no KIND/NAME; kinds are {kinds}; or choose pods with -l LABELS"
-        )
+        hint = f"kinds are {', '.join(_LABELS)}; or choose pods with -l LABELS"
+        raise UsageError(f"--kube: {quoted(wanted.job)} is no KIND/NAME; {hint}")
     return kind, _checked(name, "--kube")
 
 
@@ -135,66 +138,47 @@ def _checked(name: str, option: str) -> str:
     return name
 
 
-def _selector(kind: str, name: str, where: Sequence[str]) -> str:
-    if kind != "statefulset":
-        return _LABELS[kind].format(name) if kind else ""
-    answer = _ask("get statefulsets", *where, "get", "statefulset", name, "-o", "json", what=f"statefulset/{name}")
-    try:
-        labels = json.loads(answer)["spec"]["selector"]["matchLabels"]
-        return ",".join(f"{key}={value}" for key, value in labels.items())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"--kube: statefulset/{name} has no selector by labels; give them with -l") from error
-
-
 def _nothing(kind: str, name: str, what: str, where: Sequence[str]) -> str:
-    """Words for finding no pod: the job may not be there, or not have any yet."""
     place = f" in the namespace {where[1]}" if where else " in the current namespace"
     if kind:
         full = {"lws": "leaderworkerset"}.get(kind, kind)
         _ask(f"get {full}s", *where, "get", full, name, "-o", "name", what=f"{what}{place}")
-    hint = (
-        "it has made none yet, or is suspended"
-        if kind
-        else "kubectl get pods --show-labels shows what labels there are"
-    )
-    return f"--kube: {what} has no pods{place}; {hint}"
+    labels = "kubectl get pods --show-labels shows what labels there are"
+    return f"--kube: {what} has no pods{place}; {'it has made none yet, or is suspended' if kind else labels}"
 
 
 def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
     try:
         return kubectl(*arguments, seconds=SECONDS)
     except FileNotFoundError:
-        raise UsageError(
-            "--kube needs kubectl, and none is on PATH here: https://kubernetes.io/docs/tasks/tools/"
-        ) from None
+        url = "https://kubernetes.io/docs/tasks/tools/"
+        raise UsageError(f"--kube needs kubectl, and none is on PATH here: {url}") from None
     except TimeoutError:
         raise UsageError(f"--kube: the cluster's API server gave no answer in {SECONDS:.0f} s") from None
     except KubectlError as error:
-        raise UsageError(f"--kube: {_words(error, right, what)}") from error
-
-
-def _words(error: KubectlError, right: str, what: str) -> str:
-    words = {
-        "forbidden": f"you may not {right}: kubectl auth can-i {right} says no; ask whoever runs the cluster",
-        "unauthorized": "the cluster's API server does not know you; log in to it again",
-        "gone": f"there is no {what}",
-        "no-such-kind": "the cluster knows no objects of this kind",
-        "no-server": "the cluster's API server can't be reached from here",
-        "not-configured": "kubectl is not set up for a cluster here (KUBECONFIG, ~/.kube/config)",
-    }.get(error.trouble)
-    said = f"its words: {error.last}"
-    return f"the cluster was not asked; {said}" if words is None else f"{words} ({said})"
+        words = {
+            "forbidden": f"you may not {right}: kubectl auth can-i {right} says no; ask whoever runs the cluster",
+            "unauthorized": "the cluster's API server does not know you; log in to it again",
+            "gone": f"there is no {what}",
+            "no-such-kind": "the cluster knows no objects of this kind",
+            "no-server": "the cluster's API server can't be reached from here",
+            "not-configured": "kubectl is not set up for a cluster here (KUBECONFIG, ~/.kube/config)",
+        }.get(error.trouble)
+        said = f"its words: {error.last}"
+        told = f"the cluster was not asked; {said}" if words is None else f"{words} ({said})"
+        raise UsageError(f"--kube: {told}") from error
 
 
 def parsed(pods: Sequence[Pod], place: SourceLocation, **known_too: Any) -> ParsedInventory:  # noqa: ANN401 - of KubeFacts
-    """The pods as hosts; ``known_too`` is what else is known of them together, as KubeFacts has it."""
+    """The pods as hosts; ``known_too``: more of KubeFacts."""
     chosen = [(pod, training_container(pod)) for pod in pods]
     known = {pod.metadata.name: facts(pod, container) for pod, container in chosen}
+    ports = (Sourced(values.port(text, place), noted) for text, noted in _variables(chosen, _PORTS, place))
     return ParsedInventory(
         place,
         [_entry(pod, container, place) for pod, container in chosen],
         master_addr=_master(chosen, place),
-        master_port=_port(chosen, place),
+        master_port=next(ports, None),
         access=(KubeFacts(namespace=pods[0].metadata.namespace, pods=known, **known_too),),
     )
 
@@ -216,7 +200,6 @@ def _entry(pod: Pod, container: Container, place: SourceLocation) -> Entry:
 
 
 def _master(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> Sourced[str] | None:
-    """The master's name as the job looks it up: what its pods are told, else the first one's in its Service."""
     for address, noted in _variables(chosen, _MASTER, place):
         if address != "localhost":
             return Sourced(values.host(address, place), noted)
@@ -227,14 +210,9 @@ def _master(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> S
     return Sourced(values.host(name, place), place.noted("its name in the headless Service"))
 
 
-def _port(chosen: Sequence[tuple[Pod, Container]], place: SourceLocation) -> Sourced[int] | None:
-    return next((Sourced(values.port(text, place), noted) for text, noted in _variables(chosen, _PORTS, place)), None)
-
-
 def _variables(
     chosen: Sequence[tuple[Pod, Container]], names: Sequence[str], place: SourceLocation
 ) -> Iterator[tuple[str, SourceLocation]]:
-    """The variables of the second pod's environment, then of the first's, which may call itself localhost."""
     for pod, container in (*chosen[1:2], *chosen[:1]):
         told = {one.name: one.value for one in container.env}
         for variable in names:

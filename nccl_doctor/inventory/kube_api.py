@@ -7,8 +7,8 @@ namespace's Services, NetworkPolicies and labels, what may not be read is unknow
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timezone
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class ApiObject(BaseModel):
-    """Base of all: what is null is as if it were not there, and unknown fields are nobody's business."""
+    """Base of all: null is as if not there, unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -39,65 +39,47 @@ class ApiObject(BaseModel):
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, Mapping) else data
 
 
-class Owner(ApiObject):
-    """The maker of an object."""
-
+class _Owner(ApiObject):
     kind: Text = ""
     name: Name
     controller: bool = False
 
 
-class Metadata(ApiObject):
-    """The part that every object has."""
-
+class _Metadata(ApiObject):
     name: Name
     namespace: Name = "default"
     labels: dict[Text, Text] = Field(default_factory=dict)
     annotations: dict[Text, Long] = Field(default_factory=dict)
-    owners: tuple[Owner, ...] = Field(default=(), alias="ownerReferences")
-    created: AwareDatetime = Field(
-        default=datetime.fromisoformat("1970-01-01T00:00:00+00:00"), alias="creationTimestamp"
-    )
+    owners: tuple[_Owner, ...] = Field(default=(), alias="ownerReferences")
+    created: AwareDatetime = Field(default=datetime.fromtimestamp(0, timezone.utc), alias="creationTimestamp")
     deleted: AwareDatetime | None = Field(default=None, alias="deletionTimestamp")
 
 
-class Variable(ApiObject):
-    """An environment variable; ``value`` None where it comes from elsewhere (``valueFrom``)."""
-
+class _Variable(ApiObject):
     name: Text
     value: Long | None = None
 
 
-class Mount(ApiObject):
-    """Where a volume stands in a container."""
-
+class _Mount(ApiObject):
     name: Text
     path: Text = Field(alias="mountPath")
 
 
-class Resources(ApiObject):
-    """The quantities that a container asks for and may use."""
-
+class _Resources(ApiObject):
     limits: dict[Text, str | int | float] = Field(default_factory=dict)
     requests: dict[Text, str | int | float] = Field(default_factory=dict)
 
 
-class Capabilities(ApiObject):
-    """Of a container's root."""
-
+class _Capabilities(ApiObject):
     add: tuple[Text, ...] = ()
 
 
-class SecurityContext(ApiObject):
-    """The rights of a container."""
-
+class _SecurityContext(ApiObject):
     privileged: bool = False
-    capabilities: Capabilities = Capabilities()
+    capabilities: _Capabilities = _Capabilities()
 
 
-class ContainerPort(ApiObject):
-    """A port that has a name, for policies."""
-
+class _ContainerPort(ApiObject):
     name: Text = ""
     number: Annotated[int, Field(ge=1, le=65535)] = Field(alias="containerPort")
     protocol: Text = "TCP"
@@ -107,41 +89,33 @@ class Container(ApiObject):
     """A container of a pod."""
 
     name: Name
-    env: tuple[Variable, ...] = ()
-    mounts: tuple[Mount, ...] = Field(default=(), alias="volumeMounts")
-    resources: Resources = Resources()
-    security: SecurityContext = Field(default=SecurityContext(), alias="securityContext")
-    ports: tuple[ContainerPort, ...] = ()
+    env: tuple[_Variable, ...] = ()
+    mounts: tuple[_Mount, ...] = Field(default=(), alias="volumeMounts")
+    resources: _Resources = _Resources()
+    security: _SecurityContext = Field(default=_SecurityContext(), alias="securityContext")
+    ports: tuple[_ContainerPort, ...] = ()
 
 
-class EmptyDir(ApiObject):
-    """A volume of the pod's own."""
-
+class _EmptyDir(ApiObject):
     limit: str | int | None = Field(default=None, alias="sizeLimit")
 
 
-class Volume(ApiObject):
-    """Of a pod; ``empty_dir`` None where it is another kind."""
-
+class _Volume(ApiObject):
     name: Text
-    empty_dir: EmptyDir | None = Field(default=None, alias="emptyDir")
+    empty_dir: _EmptyDir | None = Field(default=None, alias="emptyDir")
 
 
-class PodSpec(ApiObject):
-    """The plan of a pod."""
-
+class _PodSpec(ApiObject):
     node: Text | None = Field(default=None, alias="nodeName")
     hostname: Text = ""
     subdomain: Text = ""
     host_network: bool = Field(default=False, alias="hostNetwork")
     containers: Annotated[tuple[Container, ...], Field(min_length=1)]
     init_containers: tuple[Container, ...] = Field(default=(), alias="initContainers")
-    volumes: tuple[Volume, ...] = ()
+    volumes: tuple[_Volume, ...] = ()
 
 
-class Condition(ApiObject):
-    """A condition of a pod."""
-
+class _Condition(ApiObject):
     type: Text
     status: Text
     reason: Text = ""
@@ -164,42 +138,36 @@ class State(ApiObject):
     terminated: StateDetail | None = None
 
 
-class ContainerStatus(ApiObject):
-    """How a container is."""
-
+class _ContainerStatus(ApiObject):
     name: Name
     ready: bool = False
     state: State = State()
 
 
-class PodIp(ApiObject):
-    """An address of a pod."""
-
+class _PodIp(ApiObject):
     ip: IpAddress
 
 
-class PodStatus(ApiObject):
-    """How a pod is."""
-
+class _PodStatus(ApiObject):
     phase: Text = "Unknown"
     reason: Text = ""
     message: Long = ""
     pod_ip: IpAddress | None = Field(default=None, alias="podIP")
-    pod_ips: tuple[PodIp, ...] = Field(default=(), alias="podIPs")
-    conditions: tuple[Condition, ...] = ()
-    containers: tuple[ContainerStatus, ...] = Field(default=(), alias="containerStatuses")
-    init_containers: tuple[ContainerStatus, ...] = Field(default=(), alias="initContainerStatuses")
+    pod_ips: tuple[_PodIp, ...] = Field(default=(), alias="podIPs")
+    conditions: tuple[_Condition, ...] = ()
+    containers: tuple[_ContainerStatus, ...] = Field(default=(), alias="containerStatuses")
+    init_containers: tuple[_ContainerStatus, ...] = Field(default=(), alias="initContainerStatuses")
 
 
 class Pod(ApiObject):
     """A pod of the list."""
 
-    metadata: Metadata
-    spec: PodSpec
-    status: PodStatus = PodStatus()
+    metadata: _Metadata
+    spec: _PodSpec
+    status: _PodStatus = _PodStatus()
 
     @property
-    def owner(self) -> Owner | None:
+    def owner(self) -> _Owner | None:
         """The controller that made it."""
         return next((one for one in self.metadata.owners if one.controller), None)
 
@@ -214,11 +182,7 @@ POD_LIST = TypeAdapter(PodList)
 
 
 def typed(kind: TypeAdapter[T], answer: bytes, what: str) -> T:
-    """An answer of the API as its type.
-
-    Raises:
-        UsageError: it is none; the sentence names the field.
-    """
+    """An answer of the API as its type, or a UsageError naming the field."""
     try:
         return kind.validate_python(from_json(answer, allow_inf_nan=False))
     except ValidationError as error:
@@ -240,7 +204,7 @@ class _ServiceSpec(ApiObject):
 
 
 class _Service(ApiObject):
-    metadata: Metadata
+    metadata: _Metadata
     spec: _ServiceSpec
 
 
@@ -258,7 +222,7 @@ class _PolicySpec(ApiObject):
 
 
 class _Policy(ApiObject):
-    metadata: Metadata
+    metadata: _Metadata
     spec: _PolicySpec
 
 
@@ -271,26 +235,24 @@ class _Policies(ApiObject):
 
 
 class _Namespace(ApiObject):
-    metadata: Metadata
+    metadata: _Metadata
 
 
 def read_namespace(namespace: str) -> dict[str, Any]:
     """Fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`, asked for side by side."""
-    wanted: dict[str, Callable[[], object]] = {
-        "services": lambda: _asked(_services, "services", "get", "services", "-n", namespace, "-o", "json"),
-        "policies": lambda: _asked(
-            _policies, "networkpolicies", "get", "networkpolicies", "-n", namespace, "-o", "json"
-        ),
-        "namespace_labels": lambda: _asked(_labels, "namespaces", "get", "namespace", namespace, "-o", "json"),
-    }
-    with ThreadPoolExecutor(len(wanted)) as pool:
-        answers = {name: pool.submit(ask) for name, ask in wanted.items()}
+    within = ("-n", namespace)
+    with ThreadPoolExecutor(3) as pool:
+        answers: dict[str, Future[Any]] = {
+            "services": pool.submit(_asked, _services, "services", "services", *within),
+            "policies": pool.submit(_asked, _policies, "networkpolicies", "networkpolicies", *within),
+            "namespace_labels": pool.submit(_asked, _labels, "namespaces", "namespace", namespace),
+        }
     return {name: answer.result() for name, answer in answers.items()}
 
 
 def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed | Unknown:
     try:
-        return read(kubectl(*arguments, seconds=SECONDS))
+        return read(kubectl("get", *arguments, "-o", "json", seconds=SECONDS))
     except TimeoutError:
         return unknown(f"the API server did not tell the {what} in {SECONDS:.0f} s")
     except KubectlError as error:
@@ -302,20 +264,15 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
 
 def _services(answer: bytes) -> tuple[Service, ...]:
     listed = typed(TypeAdapter(_Services), answer, "list of services")
+    named = ((one.metadata.name, one.spec) for one in listed.items)
     return tuple(
-        Service(
-            name=one.metadata.name,
-            headless=one.spec.cluster_ip == "None",
-            selector=one.spec.selector,
-            early=one.spec.early,
-        )
-        for one in listed.items
+        Service(name=name, headless=spec.cluster_ip == "None", selector=spec.selector, early=spec.early)
+        for name, spec in named
     )
 
 
 def _policies(answer: bytes) -> tuple[Policy, ...]:
-    listed = typed(TypeAdapter(_Policies), answer, "list of network policies")
-    return tuple(_policy(one) for one in listed.items)
+    return tuple(_policy(one) for one in typed(TypeAdapter(_Policies), answer, "list of network policies").items)
 
 
 def _policy(policy: _Policy) -> Policy:

@@ -42,7 +42,7 @@ def not_ready(pod: Pod, container: Container) -> NotReady | None:
 
 
 def unready(pod: Pod) -> str | None:
-    """Why the cluster calls a pod not ready whose container runs; None where it is ready."""
+    """Why the cluster calls a running pod not ready, if it does."""
     lacking = [one.name for one in pod.status.containers if not one.ready]
     condition = next((one for one in pod.status.conditions if one.type == "Ready"), None)
     if condition is None or condition.status == "True":
@@ -62,18 +62,13 @@ def _unscheduled(pod: Pod, container: Container) -> NotReady | None:
         remedy = "Change what it demands of a node (selector, affinity, tolerations), or give the cluster such a node."
         return NotReady(detail="is pending: no node takes it", evidence=_evidence(found.message), remedy=remedy)
     asked = {name: container.resources.requests.get(name, container.resources.limits.get(name)) for _, name in lacks}
-    what = " and ".join(
-        f"{name}" + (f" ({count} asked for)" if count is not None else "") for name, count in asked.items()
-    )
-    remedy = (
-        f"Ask for less, wait for other jobs to end, or have nodes added; kubectl describe nodes shows what is taken of "
-        f"{' and '.join(asked)}."
-    )
+    what = " and ".join(name + (f" ({count} asked for)" if count is not None else "") for name, count in asked.items())
+    look = f"kubectl describe nodes shows what is taken of {' and '.join(asked)}"
+    remedy = f"Ask for less, wait for other jobs to end, or have nodes added; {look}."
     return NotReady(detail=f"is pending: no node has enough {what}", evidence=_evidence(found.message), remedy=remedy)
 
 
 def _held(state: State, pod: Pod, describe: str) -> NotReady:
-    """A pod that has its node, and a container that does not run."""
     later = f"See what the cluster says of it: {describe}."
     if state.waiting is not None:
         reason, said = state.waiting.reason or "no reason given", _evidence(state.waiting.message)
@@ -85,16 +80,12 @@ def _held(state: State, pod: Pod, describe: str) -> NotReady:
             return NotReady(detail="ends again and again (CrashLoopBackOff)", evidence=said, remedy=remedy)
         return NotReady(detail=f"has not started its container: {reason}", evidence=said, remedy=later)
     if state.terminated is not None:
-        return NotReady(
-            detail=f"runs, but its container has ended{_exit(state)}",
-            evidence=_evidence(state.terminated.message),
-            remedy=later,
-        )
+        ended, said = f"runs, but its container has ended{_exit(state)}", _evidence(state.terminated.message)
+        return NotReady(detail=ended, evidence=said, remedy=later)
     if pod.status.phase == "Unknown":
         return NotReady(detail="is lost: its node no longer tells of it", remedy=later)
-    return NotReady(
-        detail=f"is not running yet ({pod.status.phase})", evidence=_evidence(pod.status.message), remedy=later
-    )
+    detail, said = f"is not running yet ({pod.status.phase})", _evidence(pod.status.message)
+    return NotReady(detail=detail, evidence=said, remedy=later)
 
 
 def _state(pod: Pod, container: Container) -> State:
@@ -127,7 +118,7 @@ _DEVICE = re.compile(r"(nvidia\.com|amd\.com)/[\w.-]+|rdma/[\w.-]+|vpc\.amazonaw
 
 
 def training_container(pod: Pod) -> Container:
-    """The one in which the job runs: the default of kubectl exec, Kubeflow's, the one with devices, or the first."""
+    """The default of kubectl exec, Kubeflow's, one with devices, or the first."""
     containers = pod.spec.containers
     named = {one.name: one for one in containers}
     wished = pod.metadata.annotations.get(_DEFAULT, "")
@@ -168,14 +159,14 @@ def facts(pod: Pod, container: Container) -> PodFacts:
 
 
 def devices(container: Container) -> dict[str, int]:
-    """GPUs and RDMA devices that a container gets; of these what is asked for is what may be used."""
+    """GPUs and RDMA devices that a container gets."""
     asked: Mapping[str, object] = {**container.resources.requests, **container.resources.limits}
     found = {name: quantity(count) for name, count in asked.items() if _DEVICE.fullmatch(name)}
     return {name: count for name, count in found.items() if count}
 
 
 def quantity(text: object) -> int | None:
-    """A quantity of the API, ``64Gi``, as a number; None where it is none or no whole one."""
+    """A quantity of the API, ``64Gi``, as a number, if whole."""
     found = re.fullmatch(r"([0-9]{1,15})([A-Za-z]{0,2})", str(text))
     return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else None
 
@@ -187,7 +178,6 @@ def _shm(pod: Pod, container: Container) -> tuple[str, int | None]:
 
 
 def _networks(pod: Pod) -> tuple[str, ...]:
-    """Names of the networks that Multus lists, the pod's own first; what is no such list is none."""
     try:
         told = json.loads(pod.metadata.annotations.get(_NETWORKS, "[]"))
     except (ValueError, RecursionError):
@@ -216,7 +206,7 @@ Rank = tuple[int, str, int, int, tuple[str | int, ...]]
 
 
 def rank(pod: Pod) -> Rank:
-    """A key to sort a pod by: its role, the Job within a set, its index there; the name where it has none."""
+    """A key to sort pods by: role, Job of the set, index, name."""
     labels = pod.metadata.annotations | pod.metadata.labels
     role = labels.get(_ROLE, "").lower()
     job, own = (_first(labels, names) for names in _INDEXES)
@@ -227,7 +217,7 @@ def rank(pod: Pod) -> Rank:
 
 
 def current(pods: Iterable[Pod]) -> list[Pod]:
-    """The pods in order, one a place: of those that were replaced the newest, those that live before all."""
+    """The pods in order, one a place: living ones, then newer ones."""
     by_place: dict[tuple[Rank, str], Pod] = {}
     for pod in pods:
         place = rank(pod), pod.owner.name if pod.owner else ""

@@ -44,19 +44,12 @@ def load(  # noqa: PLR0913 - each is a word of the command line
 ) -> Cluster:
     """The cluster that a command works on.
 
-    Args:
-        path: the hosts file; ``-`` is standard input.
-        where: the pattern of ``-w``, in place of a file.
-        exclude: the pattern of ``-x``: hosts to leave out, by name or address.
-        engine: finds the hosts, in place of a file; ``where`` may choose among them.
-        transport: the engine that reaches the hosts that are named, as ``--transport`` has it.
-        environ: the environment, for Slurm's variables, MASTER_PORT and MASTER_ADDR, and an active virtual environment.
-        overrides: what options say in place of the file.
-        here: this machine; None looks.
+    ``path`` is the hosts file (``-`` is standard input), ``where`` the pattern of ``-w``, ``exclude`` that of ``-x``;
+    ``engine`` finds hosts in place of a file, ``transport`` reaches those that are named; ``environ`` has Slurm's and
+    the master's variables; ``here`` None looks which machine this is.
 
     Raises:
-        HostsFileError: for a file that can't be read or understood.
-        UsageError: for anything else that can't be served.
+        HostsFileError: for a file that can't be read or understood; UsageError for anything else.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
     if engine is not None:
@@ -98,13 +91,9 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
 def requested(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> HostSource | None:
-    """The hosts of an engine that options or the environment mean; None where neither does.
+    """The hosts of an engine that options or the environment mean, if any.
 
-    Args:
-        options: those of engines (:class:`~nccl_doctor.model.engine.Flag`) that were given.
-        transport: of ``--transport``. None: nobody is contacted.
-        environ: inside an allocation Slurm's variables are set.
-        named: a hosts file names the hosts.
+    ``transport`` None: nobody is contacted; ``named``: a hosts file names the hosts.
 
     Raises:
         UsageError: the options contradict each other.
@@ -124,7 +113,6 @@ def requested(
 
 
 def _reached(parsed: ParsedInventory, transport: str | None) -> ParsedInventory:
-    """The same hosts by the engine that is asked for, where that takes those that are named."""
     default, engine = engines()[0], kinds().get(transport or "auto")
     if engine is None or engine is default or engine.source:
         return parsed
@@ -133,7 +121,6 @@ def _reached(parsed: ParsedInventory, transport: str | None) -> ParsedInventory:
 
 
 def _alone(environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:
-    """This machine as the only host; a container on it knows nothing of the environment that we run in."""
     place = SourceLocation("this machine", is_file=False)
     python, why = ("python3", "default") if contained else training_python(environ)
     settings = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))

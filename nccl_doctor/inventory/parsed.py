@@ -22,11 +22,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Where something was said.
+    """Where something was said: a file and line, ``-w``, or an environment variable.
 
     Attributes:
-        source: a file as the user named it, ``-w``, or an environment variable.
-        line: of the file, counted from 1.
         note: what else ``nccl-doctor hosts`` tells of the place, such as "for all hosts".
         is_file: whether ``source`` is a file, which decides the exception.
     """
@@ -49,7 +47,7 @@ class SourceLocation:
         return replace(self, note=note)
 
     def error(self, problem: str) -> DoctorError:
-        """The exception that tells ``problem``, what is wrong and what is allowed, and this place."""
+        """The exception that tells this place and what is wrong."""
         if self.is_file:
             return HostsFileError(self.source, self.line, problem)
         return UsageError(f"{self.source}: {problem}")
@@ -65,7 +63,7 @@ class Sourced(Generic[T]):
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one host, of a group of hosts, or of all; None where nothing is said."""
+    """Settings of a host, of a group, or of all; None says nothing."""
 
     python: Sourced[str] | None = None
     user: Sourced[str] | None = None
@@ -78,7 +76,7 @@ class Settings:
     env: Mapping[str, Sourced[str]] = field(default_factory=dict)
 
     def over(self, base: Settings) -> Settings:
-        """These settings, and those of ``base`` where these say nothing; ``env`` variable by variable."""
+        """These over ``base``; ``env`` variable by variable."""
         merged: dict[str, Any] = {f.name: getattr(self, f.name) or getattr(base, f.name) for f in fields(self)}
         return Settings(**{**merged, "env": {**base.env, **self.env}})
 
@@ -94,7 +92,6 @@ class Entry:
 
     Attributes:
         own: what was said of this host alone; wins over ``shared``.
-        shared: what was said of it together with others.
         local: the source says that it is to be reached without SSH.
         access: how an engine reaches it; then neither SSH nor that it may be this machine counts.
     """
@@ -109,11 +106,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ParsedInventory:
-    """All that one source of hosts says: a file, -w, Slurm, an engine or this machine.
-
-    Attributes:
-        access: what an engine knows of all hosts together.
-    """
+    """All that one source of hosts says; ``access``: what an engine knows of all together."""
 
     place: SourceLocation
     entries: list[Entry]
@@ -128,14 +121,10 @@ class HostSource(Protocol):
 
     @property
     def login(self) -> str:
-        """Says why ``--user`` and ``--port`` mean nothing for them; empty where they do."""
+        """Why ``--user`` and ``--port`` mean nothing for them; else empty."""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """Finds them; ``where`` is the pattern of ``-w``, ``environ`` the environment of nccl-doctor itself.
-
-        Raises:
-            UsageError: they can't be found.
-        """
+        """Finds them, ``where`` choosing among them, or raises UsageError."""
 
 
 MAX_BYTES = 1 << 20
@@ -164,11 +153,7 @@ def read_text(path: str) -> str:
 
 
 def decode(data: bytes, path: str) -> str:
-    """The text of ``data``, without a byte order mark.
-
-    Raises:
-        HostsFileError: as :func:`read_text`.
-    """
+    """The text of ``data``, without a byte order mark, or a HostsFileError."""
     if len(data) > MAX_BYTES:
         raise HostsFileError(path, None, f"bigger than {MAX_BYTES >> 20} MiB, too big for a hosts file")
     if b"\0" in data:
@@ -187,11 +172,7 @@ def decode(data: bytes, path: str) -> str:
 def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, patience_s: float = 0.0) -> bytes:
     """A plain file or a pipe, up to one byte more than ``most``.
 
-    Args:
-        path: the file.
-        what: it ought to be.
-        most: bytes of it that are wanted.
-        patience_s: seconds that a pipe may take in all, where that is more than for a hosts file.
+    ``what`` it ought to be; ``patience_s`` is for a pipe, at least 10 s.
 
     Raises:
         OSError, ValueError: it can't be opened or read.
@@ -214,7 +195,6 @@ def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, pat
 
 
 def _drain(descriptor: int, path: str, most: int, patience_s: float) -> bytes:
-    """All that the descriptor gives, or one byte more than allowed."""
     deadline = time.monotonic() + patience_s
     chunks: list[bytes] = []
     wanted = most + 1

@@ -40,7 +40,7 @@ _GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z0-9_.-]+)?:(?P<count>[0-9]{1,4})(?=\(|
 
 @dataclass(frozen=True)
 class SlurmRequest:
-    """The job that is meant, and how its nodes are reached: by steps, or only found here and reached over SSH."""
+    """The job that is meant; ``steps`` reach its nodes, or SSH does."""
 
     job: str
     container_image: str = ""
@@ -53,11 +53,7 @@ class SlurmRequest:
         return "a job's steps run as its own user" if self.steps else ""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """The nodes of a job that runs.
-
-        Args:
-            where: the pattern of ``-w``, which chooses among them.
-            environ: that of nccl-doctor itself, which may run in the job.
+        """The nodes of a job that runs; ``where`` chooses among them.
 
         Raises:
             UsageError: in one sentence: no Slurm here, no such job, not this user's, not running, or no node of it.
@@ -72,44 +68,37 @@ class SlurmRequest:
         place = SourceLocation(f"Slurm job {job}", is_file=False)
         listed = _NODES.search(rest)
         names = _scontrol("show", "hostnames", listed["nodes"]).split() if listed else []
-        gpus = _gpus(rest)
-        ranks = gpus or _tasks(rest, names)
+        asked = names if where is None else expanded(where, SourceLocation("-w", is_file=False))
+        if absent := [name for name in asked if name not in names]:
+            raise UsageError(f"-w: {fold(absent)} is no node of {place.source}, which has {fold(names)}")
+        gpus, ranks = _gpus_and_ranks(rest, names)
         inside = environ.get(JOB_ID) == job
-        reached = SlurmOptions(
-            job=job,
-            inside=inside,
-            container_image=self.container_image,
-            container_name=self.container_name,
-        )
+        image, container = self.container_image, self.container_name
+        reached = SlurmOptions(job=job, inside=inside, container_image=image, container_name=container)
         shared = Settings()
         if inside and not reached.container:
             python, why = training_python(environ)
             shared = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
-        entries = [
-            Entry(
-                (said := Sourced(values.host(name, place), place)),
-                said,
-                own=Settings(nproc_per_node=Sourced(ranks[name], place) if name in ranks else None),
-                shared=shared,
-                access=(reached.model_copy(update={"gpus": gpus.get(name, 0)}),) if self.steps else (),
-            )
-            for name in (names if where is None else _chosen(where, names, place))
-        ]
-        port = None if environ.get("MASTER_PORT") or not _BATCH.search(rest) else _script_port(job)
-        return ParsedInventory(place, entries, master_port=port)
+        entries = []
+        for name in (name for name in names if name in asked):
+            said = Sourced(values.host(name, place), place)
+            own = Settings(nproc_per_node=Sourced(ranks[name], place) if name in ranks else None)
+            access = (reached.model_copy(update={"gpus": gpus.get(name, 0)}),) if self.steps else ()
+            entries.append(Entry(said, said, own, shared, access=access))
+        port = None
+        if not environ.get("MASTER_PORT") and _BATCH.search(rest):
+            port = master_port(_scontrol("write", "batch_script", job, "-"), int(job))
+        of_script = SourceLocation(f"the batch script of Slurm job {job}", is_file=False)
+        return ParsedInventory(place, entries, master_port=None if port is None else Sourced(port, of_script))
 
 
 def request(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> SlurmRequest | None:
-    """The job that options or the environment mean; None where neither does.
+    """The job that options or the environment mean, if any.
 
-    Args:
-        options: ``slurm_job``, ``container_image`` and ``container_name`` as far as they were given.
-        transport: of ``--transport``; a way over SSH leaves the nodes to it. None: nobody is contacted, so that without
-            Slurm's commands the environment's list of nodes does.
-        environ: in which SLURM_JOB_ID is set inside an allocation.
-        named: a hosts file names the hosts.
+    A ``transport`` over SSH leaves the nodes to it; where it is None nobody is contacted, so that without Slurm's
+    commands the environment's list of nodes does.
 
     Raises:
         UsageError: the options contradict each other.
@@ -123,9 +112,8 @@ def request(
     job = of_ours or None if asked is None else asked
     if job is None and (transport == "slurm" or image or name):
         option = "--transport slurm" if transport == "slurm" else "a container of --container-image or --container-name"
-        raise UsageError(
-            f"{option} wants a job: give --slurm-job ID, or run inside an allocation, without a hosts file"
-        )
+        hint = "give --slurm-job ID, or run inside an allocation, without a hosts file"
+        raise UsageError(f"{option} wants a job: {hint}")
     if job is None:
         return None
     if not _NUMBER.fullmatch(job):
@@ -142,7 +130,6 @@ _NO_SLURM = (
 
 
 def _job(number: str) -> tuple[str, str]:
-    """Its own number (an array's task has one), and what scontrol says of it but its name, which may say anything."""
     blocks = list(_BLOCK.finditer(_scontrol("-d", "show", "job", number)))
     if not blocks:
         raise UsageError(f"--slurm-job {number}: scontrol told nothing of it")
@@ -156,22 +143,19 @@ def _job(number: str) -> tuple[str, str]:
 
 def _scontrol(*words: str) -> str:
     try:
-        done = subprocess.run(
-            ["scontrol", *words], capture_output=True, timeout=ANSWER_S, check=False, stdin=subprocess.DEVNULL
-        )
+        asked = ["scontrol", *words]
+        done = subprocess.run(asked, capture_output=True, timeout=ANSWER_S, check=False, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
         raise UsageError(_NO_SLURM.format(program="scontrol")) from None
     except subprocess.TimeoutExpired:
-        raise UsageError(
-            f"Slurm had no answer in {ANSWER_S:.0f} s: its controller (slurmctld) is down, busy, or out of reach"
-        ) from None
+        why = "its controller (slurmctld) is down, busy, or out of reach"
+        raise UsageError(f"Slurm had no answer in {ANSWER_S:.0f} s: {why}") from None
     if done.returncode == 0:
         return done.stdout.decode(errors="replace")
     said = " ".join(done.stderr.decode(errors="replace").split())[:200]
     if "Invalid job id" in said:
-        raise UsageError(
-            f"--slurm-job {words[-1]}: Slurm knows no such job, or forgot it after its end; squeue --me lists yours"
-        )
+        gone = "Slurm knows no such job, or forgot it after its end; squeue --me lists yours"
+        raise UsageError(f"--slurm-job {words[-1]}: {gone}")
     raise UsageError(f"Slurm could not be asked: {said or f'the answer was status {done.returncode}'}")
 
 
@@ -187,52 +171,24 @@ def _refuse_unless_running(job: str, rest: str) -> None:
     raise UsageError(f"Slurm job {job} has ended ({state}); only the nodes of a running job can be entered")
 
 
-def _chosen(where: str, names: list[str], place: SourceLocation) -> list[str]:
-    asked = expanded(where, SourceLocation("-w", is_file=False))
-    absent = [name for name in asked if name not in names]
-    if absent:
-        raise UsageError(f"-w: {fold(absent)} is no node of {place.source}, which has {fold(names)}")
-    return [name for name in names if name in asked]
-
-
-def _gpus(rest: str) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _gpus_and_ranks(rest: str, names: list[str]) -> tuple[dict[str, int], dict[str, int]]:
+    gpus: dict[str, int] = {}
     for group in _GRES.finditer(rest):
         count = sum(int(one["count"]) for one in _GPUS.finditer(group["gres"]))
         if 0 < count <= values.MAX_NPROC:
-            found |= dict.fromkeys(expand(group["nodes"]), count)
-    return found
-
-
-def _tasks(rest: str, names: list[str]) -> dict[str, int]:
-    """By node, the tasks that a job without GPUs asked for there: several are ranks, a single one is a launcher."""
+            gpus |= dict.fromkeys(expand(group["nodes"]), count)
     tasks = _TASKS.search(rest)
-    each = int(tasks["tasks"]) if tasks else 0
-    return dict.fromkeys(names, each) if 1 < each <= values.MAX_NPROC else {}
-
-
-def _script_port(job: str) -> Sourced[int] | None:
-    port = master_port(_scontrol("write", "batch_script", job, "-"), int(job))
-    place = SourceLocation(f"the batch script of Slurm job {job}", is_file=False)
-    return None if port is None else Sourced(port, place)
+    each = int(tasks["tasks"]) if tasks else 0  # several tasks are ranks, a single one is a launcher
+    return gpus, gpus or (dict.fromkeys(names, each) if 1 < each <= values.MAX_NPROC else {})
 
 
 def from_environment(environ: Mapping[str, str]) -> ParsedInventory:
-    """The hosts of the Slurm job that we run in, from the variables that it sets there (sbatch(1)).
-
-    Raises:
-        UsageError: where the list can't be understood.
-    """
+    """The hosts of the Slurm job that we run in (sbatch(1))."""
     place = SourceLocation(NODELIST, is_file=False)
-    return ParsedInventory(
-        place, named(environ[NODELIST], place, Settings(), Settings(nproc_per_node=_ranks_there(environ)))
-    )
-
-
-def _ranks_there(environ: Mapping[str, str]) -> Sourced[int] | None:
-    """Ranks on a node: its GPUs, else its tasks; one task is torchrun's own and says nothing of ranks."""
-    for variable, least in (("SLURM_GPUS_ON_NODE", 1), ("SLURM_NTASKS_PER_NODE", 2)):
+    ranks = None
+    # a node's GPUs, else its tasks; one task is torchrun's own and says nothing of ranks
+    for variable, least in (("SLURM_NTASKS_PER_NODE", 2), ("SLURM_GPUS_ON_NODE", 1)):
         text = environ.get(variable, "")
         if re.fullmatch(r"[0-9]{1,4}", text) and least <= int(text) <= values.MAX_NPROC:
-            return Sourced(int(text), SourceLocation(variable, is_file=False))
-    return None
+            ranks = Sourced(int(text), SourceLocation(variable, is_file=False))
+    return ParsedInventory(place, named(environ[NODELIST], place, Settings(), Settings(nproc_per_node=ranks)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import shlex
 
@@ -10,6 +9,7 @@ from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.ports import LAST_PORT, as_port
 from nccl_doctor.text.hostlist import has_control, quoted
+from nccl_doctor.text.inet import numeric
 from nccl_doctor.transport.containers import RUNTIMES, InsideOptions
 
 MAX_NPROC = 1024
@@ -25,47 +25,33 @@ _SSH_VALUE = {"-o": "", "-J": "ProxyJump=", "-i": "IdentityFile=", "-p": "Port="
 _SSH_FLAGS: dict[str, tuple[str, ...]] = {
     "-4": ("AddressFamily=inet",),
     "-6": ("AddressFamily=inet6",),
-    **dict.fromkeys(
-        ("-C", "-q", "-v", "-vv", "-vvv", "-a", "-A", "-x", "-X", "-Y", "-T", "-t", "-tt", "-n", "-k", "-K"), ()
-    ),
+    **{f"-{letters}": () for letters in ("v", "vv", "vvv", "t", "tt", *"CqaAxXYTnkK")},
 }
 """Of ssh(1): what its arguments are called as options; the last have no bearing on who is let in."""
 
 
 def host(text: str, place: SourceLocation) -> str:
-    """A host name (RFC 1123, and "_" as many clusters have it), or an IPv4 or IPv6 address."""
+    """A host name (RFC 1123, and "_", too), or an IP address."""
     if text.startswith("-"):
         raise place.error(f'{quoted(text)} is no host name: it begins with "-", which ssh would read as an option')
     if ":" in text:
         address, percent, scope = text.partition("%")
-        if not _is_ip(address, ipaddress.IPv6Address) or (percent and not _SCOPE.fullmatch(scope)):
+        if numeric(address) is None or (percent and not _SCOPE.fullmatch(scope)):
             raise place.error(f"{quoted(text)} is no IPv6 address, and a port can't stand in a host's name")
     elif re.fullmatch(r"[0-9.]+", text):
-        if not _is_ip(text, ipaddress.IPv4Address):
+        if numeric(text) is None:
             raise place.error(f'{quoted(text)} is no IPv4 address: four numbers from 0 to 255, joined by "."')
     elif len(text) > 253 or not all(_LABEL.fullmatch(label) for label in text.split(".")):
-        raise place.error(
-            f'{quoted(text)} is no host name: letters, digits, "-" and "_" in parts of up to 63, joined by "."; '
-            "or an IPv4 or IPv6 address"
-        )
+        rule = 'letters, digits, "-" and "_" in parts of up to 63, joined by "."; or an IPv4 or IPv6 address'
+        raise place.error(f"{quoted(text)} is no host name: {rule}")
     return text
-
-
-def _is_ip(text: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address]) -> bool:
-    try:
-        kind(text)
-    except ValueError:
-        return False
-    return True
 
 
 def user(text: str, place: SourceLocation) -> str:
     """A login name out of its text."""
     if not _USER.fullmatch(text):
-        raise place.error(
-            f'{quoted(text)} is no user name: up to 64 letters, digits, "_", ".", "-", "+" and "@", a letter, digit or '
-            '"_" first'
-        )
+        rule = 'up to 64 letters, digits, "_", ".", "-", "+" and "@", a letter, digit or "_" first'
+        raise place.error(f"{quoted(text)} is no user name: {rule}")
     return text
 
 
@@ -85,14 +71,14 @@ def nproc(text: str, place: SourceLocation) -> int:
 
 
 def path(text: str, place: SourceLocation) -> str:
-    """A file, as an absolute path, one from the home directory (``~/``), or a relative one."""
+    """A file's path: absolute, from the home directory (``~/``), or relative."""
     if not text or has_control(text) or text.startswith("-"):
         raise place.error(f'{quoted(text)} is no path of a file: not empty, no control characters, no "-" in front')
     return text
 
 
 def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
-    """Arguments of the ssh program as options, each as ``-o`` takes it; what has no bearing on the way is left out."""
+    """Arguments of ssh(1) as ``-o`` takes them, without what is irrelevant."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -115,35 +101,30 @@ def python(text: str, place: SourceLocation) -> str:
     """An interpreter: a name to be found on PATH, or a path; no arguments."""
     path(text, place)
     if any(char.isspace() for char in text) and not text.startswith(("/", "~/")):
-        raise place.error(
-            f"{quoted(text)} is no interpreter: a name such as python3.11 or a path such as /opt/train/bin/python, "
-            "without arguments"
-        )
+        rule = "a name such as python3.11 or a path such as /opt/train/bin/python, without arguments"
+        raise place.error(f"{quoted(text)} is no interpreter: {rule}")
     return text
 
 
 def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
-    """A container by its runtime and name, or for "enter" the PID of a process."""
+    """A container by runtime and name, or for "enter" a PID."""
     kind = next((one for one in RUNTIMES if one == runtime), None)
     if kind is None:
-        raise place.error(
-            f"{quoted(runtime)} holds no containers that are known here; allowed are {', '.join(RUNTIMES)}"
-        )
+        rule = f"allowed are {', '.join(RUNTIMES)}"
+        raise place.error(f"{quoted(runtime)} holds no containers that are known here; {rule}")
     if kind == "enter" and not (_NUMBER.fullmatch(name) and int(name) > 0):
         raise place.error(f"{quoted(name)} is no PID: enter takes the number of a process on the host")
     if not CONTAINER_NAME.fullmatch(name):
-        raise place.error(
-            f'{quoted(name)} is no name of a container: letters, digits, "_", "." and "-", a letter or digit first'
-        )
+        rule = 'letters, digits, "_", "." and "-", a letter or digit first'
+        raise place.error(f"{quoted(name)} is no name of a container: {rule}")
     return InsideOptions(runtime=kind, name=name)
 
 
 def variable(text: str, place: SourceLocation) -> str:
     """The name of an environment variable, as a shell takes it."""
     if not _VARIABLE.fullmatch(text):
-        raise place.error(
-            f'{quoted(text)} is no name of a variable: letters, digits and "_", not beginning with a digit'
-        )
+        rule = 'letters, digits and "_", not beginning with a digit'
+        raise place.error(f"{quoted(text)} is no name of a variable: {rule}")
     return text
 
 
@@ -162,9 +143,8 @@ def devices(text: str, place: SourceLocation) -> str:
     """
     tokens = device_list(text)
     if not all(_DEVICE.fullmatch(token) for token in tokens):
-        raise place.error(
-            f'{quoted(text)} is no list of GPUs: indexes such as "0,1", or identifiers that begin with GPU- or MIG-'
-        )
+        rule = 'indexes such as "0,1", or identifiers that begin with GPU- or MIG-'
+        raise place.error(f"{quoted(text)} is no list of GPUs: {rule}")
     if len(set(tokens)) < len(tokens):
         raise place.error(f"{quoted(text)} names a GPU twice; name each once")
     return ",".join(tokens)
@@ -176,7 +156,7 @@ def device_list(text: str) -> list[str]:
 
 
 def shared_devices(first: str, other: str) -> list[str]:
-    """The GPUs that two values of CUDA_VISIBLE_DEVICES both name; an identifier may be cut short, as CUDA allows."""
+    """GPUs that two values name; CUDA allows cut identifiers."""
     return [
         a
         for a in device_list(first)

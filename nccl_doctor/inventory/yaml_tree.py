@@ -90,7 +90,7 @@ def as_list(tree: Tree, what: str) -> list[Tree]:
 
 
 def as_mapping(tree: Tree, what: str) -> dict[str, tuple[SourceLocation, Tree]]:
-    """The keys of a mapping, each with its place and its value; nothing at all is an empty mapping."""
+    """Keys with place and value; nothing at all is an empty mapping."""
     _plainly_written(tree)
     if isinstance(tree, Scalar) and tree.is_null:
         return {}
@@ -109,9 +109,8 @@ def _plainly_written(tree: Tree) -> None:
     if isinstance(tree, Alias):
         raise tree.place.error('aliases ("*name") are not read; write the value out')
     if tree.tag in ("!vault", "!vault-encrypted"):
-        raise tree.place.error(
-            "the value is encrypted by ansible-vault; write the plain value (ansible-vault view shows it)"
-        )
+        hint = "write the plain value (ansible-vault view shows it)"
+        raise tree.place.error(f"the value is encrypted by ansible-vault; {hint}")
     if tree.tag is not None:
         raise tree.place.error(f"the YAML tag {quoted(tree.tag)} is not read; write the plain value")
 
@@ -144,7 +143,6 @@ class _Open:
     items: list[Tree]
 
     def place_of_empty(self, here: SourceLocation) -> SourceLocation:
-        """Where a value that is not there stands: beside its key. The parser says where the next word begins."""
         return self.items[-1].place if not self.is_list and len(self.items) % 2 else here
 
     def close(self) -> Tree:

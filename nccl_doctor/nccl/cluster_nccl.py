@@ -25,12 +25,7 @@ from nccl_doctor.text.inet import Address, address_of, network_of, prefix_length
 
 @dataclass(frozen=True)
 class ClusterNccl:
-    """NCCL's choices on the hosts that were reached.
-
-    Attributes:
-        by_host: by host, where the choice is known.
-        unknown: by host, why it is not.
-    """
+    """NCCL's choices on the hosts that were reached; ``unknown``: why there is none."""
 
     snapshot: Snapshot
     by_host: dict[str, HostNccl]
@@ -43,12 +38,12 @@ class ClusterNccl:
 
     @cached_property
     def peers(self) -> Peers:
-        """The hosts by addresses and routes, to ask who could reach an address."""
+        """Hosts by addresses and routes: who could reach an address."""
         return Peers(self.by_host, self.mesh)
 
     @cached_property
     def bootstrap(self) -> dict[str, Reachability]:
-        """By host that has an interface, how its bootstrap's address stands with the others."""
+        """By host with an interface, its address' standing with the others."""
         return {
             name: reachability(side, side.chosen.address, self.peers.of(name, side.chosen.address), self.mesh)
             for name, side in self.by_host.items()
@@ -57,7 +52,7 @@ class ClusterNccl:
 
     @cached_property
     def suggestion(self) -> Suggestion | None:
-        """The setting that is proven; None where nothing was proven to work."""
+        """The setting that is proven to work, if any."""
         return suggest(self.snapshot.reached, self.by_host, self.mesh)
 
     @cached_property
@@ -71,27 +66,27 @@ class ClusterNccl:
         return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
-        """Interfaces that NET/Socket would use beside the bootstrap's although other hosts can't reach them."""
+        """NET/Socket's interfaces besides the bootstrap's that others can't reach."""
         side = self.by_host[host]
         others = (use for use in side.choice.net_socket if side.chosen is None or use.name != side.chosen.name)
         asked = ((use, self.peers.of(host, use.address)) for use in others)
         return tuple(use for use, peers in asked if reachability(side, use.address, peers, self.mesh).is_lost)
 
     def wanted(self, host: str) -> str | None:
-        """NCCL_SOCKET_IFNAME as NCCL reads it there; None where that comes to unset."""
+        """NCCL_SOCKET_IFNAME as NCCL reads it there; None is unset."""
         variable = self.by_host[host].variables.get("NCCL_SOCKET_IFNAME")
         return variable.value if variable is not None and is_read(variable.value) else None
 
     def is_idle(self, host: str) -> bool:
-        """True where the bootstrap's interface has no carrier or is down; NCCL before 2.28.3 uses it all the same."""
+        """Tells whether the bootstrap's interface is down; NCCL before 2.28.3 uses it."""
         side = self.by_host[host]
         link = side.link(side.chosen.name) if side.chosen is not None else None
         return link is not None and "running" not in link.flags
 
 
-def cluster_nccl(snapshot: Snapshot) -> ClusterNccl:
-    """NCCL's choices on the hosts of a snapshot."""
-    seen = {host.name: host_nccl(host) for host in snapshot.reached}
+def cluster_nccl(snapshot: Snapshot, version: Version | None = None) -> ClusterNccl:
+    """The choices of NCCL on the hosts of a snapshot, as of ``version`` or their own."""
+    seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
     return ClusterNccl(
         snapshot,
         {name: side for name, side in seen.items() if isinstance(side, HostNccl)},
@@ -100,7 +95,7 @@ def cluster_nccl(snapshot: Snapshot) -> ClusterNccl:
 
 
 class Kind(Enum):
-    """The faults of NCCL's choice of interface, by the names of their diagnoses."""
+    """Faults of NCCL's choice of interface, by their diagnoses' names."""
 
     NO_MATCH = "ifname-no-match"
     WRONG = "ifname-wrong-interface"
@@ -114,7 +109,6 @@ class Fault:
     """The fault of a host's choice.
 
     Attributes:
-        wanted: NCCL_SOCKET_IFNAME there, None where NCCL takes it for unset.
         used: the interface at fault, None where NCCL finds none.
         problem: what NCCL does there, to follow "NCCL on HOST".
         evidence: what shows it, each with the hosts of which it is true.
@@ -130,7 +124,7 @@ class Fault:
 
 
 def faults(nccl: ClusterNccl) -> Iterator[Fault]:
-    """Yields what is wrong with each host's choice of interface, where something is."""
+    """Yields the fault of each host's choice of interface, if any."""
     for side in nccl.by_host.values():
         found = _no_interface(nccl, side) if side.chosen is None else _bad_interface(nccl, side, side.chosen)
         if found is not None:
@@ -142,14 +136,9 @@ def _no_interface(nccl: ClusterNccl, side: HostNccl) -> Fault | None:
     if not isinstance(failure, Failure) or "NCCL_COMM_ID" in side.variables:  # env-bad-value tells of that one
         return None
     wanted = nccl.wanted(side.host)
-    idle = [
-        entry.interface
-        for entry in side.interfaces.addresses
-        for link in [side.link(entry.interface)]
-        if link is not None
-        and "running" not in link.flags
-        and (wanted is None or parse_spec(wanted).accepts(link.name))
-    ]
+    links = ((entry.interface, side.link(entry.interface)) for entry in side.interfaces.addresses)
+    down = [(name, link.name) for name, link in links if link is not None and "running" not in link.flags]
+    idle = [name for name, link in down if wanted is None or parse_spec(wanted).accepts(link)]
     seen = f"finds {idle[0]} not running" if idle else "finds no interface"
     problem = f"{seen}, and ends with “{failure.words}”"
     names = ", ".join(dict.fromkeys(entry.interface for entry in side.interfaces.addresses)) or "none"
@@ -167,65 +156,57 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> Fault |
         return Fault(side.host, kind, Severity.ERROR, wanted, chosen, problem, uses)
     standing = nccl.bootstrap[side.host]
     if standing.is_lost and not _is_anothers_fault(nccl, side, chosen, standing.causes):
-        problem = f"will use {chosen.name} ({chosen.address}), {_unreached(standing.causes)}"
+        why = "which the other hosts can't reach"
+        if standing.causes == {Cause.LOOPBACK}:
+            why = "the loopback interface: no other host can reach it"
+        elif Cause.OWN_ADDRESS in standing.causes:
+            why = "an address that other hosts have as well: they would talk to themselves"
+        problem = f"will use {chosen.name} ({chosen.address}), {why}"
+        better = nccl.suggestion.interfaces.get(side.host) if nccl.suggestion is not None else None
+        lets_through = better in {use.name for use in side.choice.net_socket}
+        misled = Kind.AMBIGUOUS if lets_through and not (wanted or "").startswith("^") else Kind.WRONG
+        kind = Kind.NEEDED if wanted is None else misled
         evidence = uses | standing.reasons(Reachable.NO)
-        return Fault(side.host, _kind(nccl, side, wanted), Severity.ERROR, wanted, chosen, problem, evidence)
+        return Fault(side.host, kind, Severity.ERROR, wanted, chosen, problem, evidence)
     devices = nccl.lost_devices(side.host)
     if devices:
         names = ", ".join(f"{use.name} ({use.address})" for use in devices)
         problem = f"will move data over {names} as well as {chosen.name}, and no other host can reach that"
         kind = Kind.NEEDED if wanted is None else Kind.AMBIGUOUS
         all_used = ", ".join(f"{use.name} ({use.address})" for use in side.choice.net_socket)
-        return Fault(
-            side.host, kind, Severity.WARNING, wanted, devices[0], problem, {f"NCCL uses {all_used}": (side.host,)}
-        )
+        evidence = {f"NCCL uses {all_used}": (side.host,)}
+        return Fault(side.host, kind, Severity.WARNING, wanted, devices[0], problem, evidence)
     return None
 
 
-def _kind(nccl: ClusterNccl, side: HostNccl, wanted: str | None) -> Kind:
-    """Tells three apart: not set; a list that lets a good one through as well; a list that leads astray."""
-    if wanted is None:
-        return Kind.NEEDED
-    better = nccl.suggestion.interfaces.get(side.host) if nccl.suggestion is not None else None
-    through = {use.name for use in side.choice.net_socket}
-    return Kind.AMBIGUOUS if not wanted.startswith("^") and better in through else Kind.WRONG
-
-
 def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes: set[Cause]) -> bool:
-    """True where no other interface would mend it: duplicate-address, route-missing, or a drop outside of the host."""
     if is_private(side, chosen.name):
         return False
-    if causes <= {Cause.NO_ROUTE, Cause.SILENT, Cause.GATEWAY} and not _others(side, chosen):
+    # In a pod there is mostly no interface that NCCL could be told to take instead.
+    addresses = [entry for entry in side.interfaces.addresses if not address_of(entry.address).is_loopback]
+    others = [entry for entry in addresses if entry.interface.partition(":")[0] != chosen.name]
+    if causes <= {Cause.NO_ROUTE, Cause.SILENT, Cause.GATEWAY} and not others:
         return True
     return causes == {Cause.OWN_ADDRESS} or (causes <= {Cause.NO_ROUTE, Cause.SILENT} and nccl.suggestion is None)
 
 
-def _others(side: HostNccl, chosen: Chosen) -> list[str]:
-    """The interfaces with an address that NCCL could be told to take instead; in a pod there is mostly none."""
-    addresses = (entry for entry in side.interfaces.addresses if not address_of(entry.address).is_loopback)
-    return [entry.interface for entry in addresses if entry.interface.partition(":")[0] != chosen.name]
-
-
-def _unreached(causes: set[Cause]) -> str:
-    if causes == {Cause.LOOPBACK}:
-        return "the loopback interface: no other host can reach it"
-    if Cause.OWN_ADDRESS in causes:
-        return "an address that other hosts have as well: they would talk to themselves"
-    return "which the other hosts can't reach"
-
-
 def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:
-    """An answer for each host of the cluster, in its order, and what to set.
+    """An answer for each host, as ``version`` or its own would choose.
 
-    Without a port mesh, routes alone tell who reaches whom. The answer is that of ``version``, else of each host's own.
+    Without a port mesh, routes alone tell who reaches whom.
     """
-    seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
-    known = {name: side for name, side in seen.items() if isinstance(side, HostNccl)}
-    nccl = ClusterNccl(snapshot, known, {name: side.reason for name, side in seen.items() if isinstance(side, Unknown)})
-    trouble = any(_trouble(nccl, name) is not None for name in known)
+    nccl = cluster_nccl(snapshot, version)
+    trouble = any(_trouble(nccl, name) is not None for name in nccl.by_host)
     suggestion = nccl.suggestion if trouble else None
     found = tuple(_answer(nccl, host.name, suggestion) for host in snapshot.hosts)
-    return InterfaceAnswers(hosts=found, exports=_exports(found))
+    by_setting: dict[tuple[str, ...], list[str]] = {}
+    for side in found:
+        if side.set:
+            lines = tuple(str(made) for name, value in side.set.items() if (made := export(name, value)))
+            by_setting.setdefault(lines, []).append(side.name)
+    alike = len(by_setting) == 1  # one block for all hosts
+    exports = (Exports(hosts=None if alike else tuple(hosts), lines=lines) for lines, hosts in by_setting.items())
+    return InterfaceAnswers(hosts=found, exports=tuple(exports))
 
 
 def answers_for(snapshot: Snapshot, address: Address, version: Version | None = None) -> InterfaceAnswers:
@@ -283,7 +264,6 @@ def _answer(nccl: ClusterNccl, host: str, suggestion: Suggestion | None) -> Inte
 
 
 def _trouble(nccl: ClusterNccl, host: str) -> str | None:
-    """Why the host's choice does not serve; None where it does or nobody can tell."""
     side = nccl.by_host[host]
     if side.chosen is None:
         return "NCCL finds no interface"
@@ -302,15 +282,3 @@ def _trouble(nccl: ClusterNccl, host: str) -> str | None:
     if lost:
         return f"NET/Socket also uses {', '.join(use.name for use in lost)}, which no other host can reach"
     return None
-
-
-def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
-    """Lines to paste: one block for all hosts where the same serves them all, else one for each setting."""
-    by_setting: dict[tuple[str, ...], list[str]] = {}
-    for side in found:
-        if side.set:
-            lines = tuple(str(made) for name, value in side.set.items() if (made := export(name, value)))
-            by_setting.setdefault(lines, []).append(side.name)
-    if len(by_setting) == 1:
-        return (Exports(hosts=None, lines=next(iter(by_setting))),)
-    return tuple(Exports(hosts=tuple(hosts), lines=lines) for lines, hosts in by_setting.items())

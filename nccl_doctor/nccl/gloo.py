@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 def gloo_devices(
     interfaces: Interfaces, variables: Mapping[str, str], hostname: Resolution | None
 ) -> tuple[Chosen, ...] | Failure | None:
-    """The devices that gloo binds to with the job's variables, or why it does not start.
+    """The devices that gloo binds to, or why it does not start.
 
     One for each name of the comma-separated list. Without the variable, the first address of the host's own name that
     is local, or 127.0.0.1 where there is none; None where that name's resolution is not known.
@@ -32,7 +32,10 @@ def gloo_devices(
         devices = [exact(interfaces, name, "GLOO_SOCKET_IFNAME names it") for name in value.split(",")]
         for name, device in zip(value.split(","), devices, strict=True):
             if device is None:
-                return Failure(f"Unable to find address for: {name}", _lacking(interfaces, name))
+                there = any(link.name == name for link in interfaces.links)
+                bare = f"{name!r} has no address, as a member of a bond or a bridge has none"
+                why = bare if there else f"no interface is called {name!r}"
+                return Failure(f"Unable to find address for: {name}", why)
         return tuple(device for device in devices if device is not None)
     if hostname is None:
         return None
@@ -43,18 +46,10 @@ def gloo_devices(
     return (Chosen("lo", LOOPBACK, "the host's own name resolves to none of its addresses"),)
 
 
-def _lacking(interfaces: Interfaces, name: str) -> str:
-    if any(link.name == name for link in interfaces.links):
-        return f"{name!r} has no address, as a member of a bond or a bridge has none"
-    return f"no interface is called {name!r}"
-
-
 def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:
-    """The first address of the interface that is called so, IPv4 before IPv6 as the kernel lists them."""
-    for entry in interfaces.addresses:
-        if entry.interface == name:
-            return Chosen(name, entry.address, reason)
-    return None
+    """The first address of the interface that is called so."""
+    found = (entry.address for entry in interfaces.addresses if entry.interface == name)
+    return next((Chosen(name, address, reason) for address in found), None)
 
 
 Reaches = Callable[[str, str], bool]
@@ -62,27 +57,21 @@ Reaches = Callable[[str, str], bool]
 
 
 def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:
-    """The hosts with which gloo can't connect because of the address that ``host`` gives out.
+    """Hosts with which gloo can't connect for an address that ``host`` gives.
 
-    Args:
-        host: one of ``addresses``.
-        addresses: what gloo listens on, by host.
-        reaches: asked of those that would connect to ``host``; never of loopback addresses.
+    ``addresses`` are what gloo listens on; ``reaches`` is never asked of loopback addresses.
     """
     own = address_of(addresses[host])
     found = []
     for name, text in addresses.items():
-        other = address_of(text)
-        if name == host:
-            continue
-        is_dialled = is_initiator(text, addresses[host])
+        is_dialled = name != host and is_initiator(text, addresses[host])
         misses = is_dialled and (own.is_loopback or not reaches(name, addresses[host]))
-        if own.version != other.version or misses:
+        if own.version != address_of(text).version or misses:
             found.append(name)
     return tuple(found)
 
 
 def is_initiator(own: str, other: str) -> bool:
-    """True where a host that listens on ``own`` connects to the other one's address, not the other way round."""
+    """Tells whether the host at ``own`` connects to ``other``."""
     here, there = address_of(own), address_of(other)
     return here.version == there.version and here.packed >= there.packed

@@ -25,8 +25,7 @@ class HostNccl:
     """NCCL's view of a host, and its choice there.
 
     Attributes:
-        machine: equal for two nodes on one machine and in one network namespace; None where not known. The boot id
-            alone won't do, for containers share it.
+        machine: equal for two nodes on one machine and in one network namespace (containers share a boot id).
         unreachable: addresses to which the kernel has no way, with the errno name that it gave.
         choice: of libnccl where it was asked, else of the model.
         disagreement: what libnccl and the model say, where they differ; of the model's source, how libnccl failed.
@@ -54,13 +53,12 @@ class HostNccl:
         if self.chosen is None:
             return None
         version = show(self.version) if self.version is not None else None
-        return NcclInterface(
-            name=self.chosen.name, address=self.chosen.address, nccl_version=version, source=self.source
-        )
+        name, address = self.chosen.name, self.chosen.address
+        return NcclInterface(name=name, address=address, nccl_version=version, source=self.source)
 
     @property
     def interface(self) -> NcclInterface | None:
-        """The one that NCCL uses; None where it ends without one, as libnccl may although by its rules there is one."""
+        """The one that NCCL uses, unless libnccl itself failed."""
         return None if self.source == "model" and self.disagreement is not None else self.summary
 
     def link(self, interface: str) -> Link | None:
@@ -81,16 +79,12 @@ class HostNccl:
         return any(entry.address == address for entry in self.interfaces.addresses)
 
     def route_to(self, address: str) -> Route | None:
-        """The route of the main table that the kernel would take; None where there is none or none was read."""
+        """The main table's route that the kernel would take, if any."""
         there = address_of(address)
-        fitting = (
-            route for network, route in self._routes_by_merit if network.version == there.version and there in network
-        )
-        return next(fitting, None)
+        return next((route for network, route in self._routes_by_merit if there in network), None)
 
     @cached_property
     def _routes_by_merit(self) -> list[tuple[Network, Route]]:
-        """Longest prefix first, then lowest metric: the first that fits is the kernel's."""
         routes = () if isinstance(self.routes, Unknown) else self.routes
         parsed = [(network_of(route.destination), route) for route in routes]
         return sorted(parsed, key=lambda item: (-item[0].prefixlen, item[1].metric))
@@ -99,12 +93,9 @@ class HostNccl:
 def host_nccl(
     host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None
 ) -> HostNccl | Unknown:
-    """NCCL's view of a host that was reached, and its choice; Unknown where a fact that it depends on is.
+    """NCCL's view of a reached host, and its choice.
 
-    Args:
-        host: with its facts.
-        overrides: variables in addition to the hosts file's; libnccl was asked without them, so the model answers.
-        version: answer as this version would; the host's own where None.
+    With ``overrides`` (variables besides the hosts file's) or another ``version`` the model answers, not libnccl.
     """
     facts = host.facts
     if facts is None:
@@ -125,18 +116,23 @@ def host_nccl(
     )
     # what kept libnccl from answering is no answer: the model's stands, and the report says whose it is
     answer = facts.libnccl if asked_as_is and isinstance(facts.libnccl, LibncclAnswer) else None
-    answered = None if answer is None else _libnccl_choice(facts.interfaces, answer)
+    answered = None
+    if answer is not None and answer.address is not None:  # where its log line could not be read, by the id's address
+        owners = (entry.interface for entry in facts.interfaces.addresses if entry.address == answer.address)
+        name = answer.interface if answer.interface is not None else next(owners, None)
+        answered = None if name is None else Chosen(name, answer.address, "libnccl itself says so")
     seen, disagreement = (choice, None) if answer is None else _with_answer(choice, answered, answer)
     if isinstance(seen, Unknown):
         return seen
+    boot = None if isinstance(facts.identity, Unknown) else facts.identity.boot_id
+    own = sorted(f"{entry.interface}={entry.address}" for entry in facts.interfaces.addresses)
+    lost = (name for name in names.own.values() if name.addresses and name.source_error)
     return HostNccl(
         host=host.name,
-        machine=_machine(facts, facts.interfaces),
+        machine=None if boot is None else " ".join((boot, *own)),
         interfaces=facts.interfaces,
         routes=facts.routes,
-        unreachable={
-            seen.addresses[0]: seen.source_error for seen in names.own.values() if seen.addresses and seen.source_error
-        },
+        unreachable={name.addresses[0]: name.source_error or "" for name in lost},
         variables=variables,
         version=version,
         choice=seen,
@@ -163,12 +159,6 @@ def _whichever(host: Host, facts: HostFacts, overrides: Mapping[str, str], inter
     )
 
 
-def _machine(facts: HostFacts, interfaces: Interfaces) -> str | None:
-    if isinstance(facts.identity, Unknown) or facts.identity.boot_id is None:
-        return None
-    return " ".join((facts.identity.boot_id, *sorted(f"{e.interface}={e.address}" for e in interfaces.addresses)))
-
-
 def _variables(
     host: Host, facts: HostFacts, overrides: Mapping[str, str], version: Version | None
 ) -> dict[str, Variable] | Unknown:
@@ -179,18 +169,9 @@ def _variables(
     return resolve({**host.node.env, **overrides}, facts.env, facts.config_files, version)
 
 
-def _libnccl_choice(interfaces: Interfaces, answer: LibncclAnswer) -> Chosen | None:
-    """Libnccl's own choice; where its log line could not be read, by the address in the id that it gave."""
-    name, address = answer.interface, answer.address
-    if name is None and address is not None:
-        name = next((entry.interface for entry in interfaces.addresses if entry.address == address), None)
-    return None if name is None or address is None else Chosen(name, address, "libnccl itself says so")
-
-
 def _with_answer(
     choice: Choice | Unknown, answered: Chosen | None, answer: LibncclAnswer
 ) -> tuple[Choice | Unknown, str | None]:
-    """The choice, with libnccl's own word over the model's, and how they differ."""
     modelled = choice.bootstrap if isinstance(choice, Choice) else None
     expected = f"{modelled.name} ({modelled.address})" if isinstance(modelled, Chosen) else "none"
     if answered is None:
@@ -206,7 +187,7 @@ def _with_answer(
 
 
 def nccl_version(facts: HostFacts) -> Version | None:
-    """The NCCL that the host's torch loads, or the one that was asked; None where nobody knows."""
+    """The NCCL that the host's torch loads, or the one asked."""
     of_torch = facts.torch.nccl if facts.torch is not None and not isinstance(facts.torch, Unknown) else None
     for text in (of_torch, facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None):
         if text is not None:
@@ -218,6 +199,6 @@ def nccl_version(facts: HostFacts) -> Version | None:
 
 
 def nccl_interface(host: Host) -> NcclInterface | None:
-    """The interface that NCCL uses on a host; None where it ends without one, or nobody can tell."""
+    """The interface that NCCL uses on a host, if any."""
     one = host_nccl(host)
     return one.interface if isinstance(one, HostNccl) else None

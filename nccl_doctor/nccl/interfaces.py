@@ -35,23 +35,15 @@ MAX_TOKENS = 16
 
 @dataclass(frozen=True)
 class Spec:
-    """A list of interfaces as NCCL reads it.
-
-    Attributes:
-        tokens: names or prefixes, without what stood behind a colon; empty matches every interface.
-    """
+    """A list of interfaces as NCCL reads it; no tokens match every interface."""
 
     exclude: bool
     exact: bool
     tokens: tuple[str, ...]
 
     def listed(self, name: str) -> bool:
-        """True where the list holds this interface, "^" left aside (NCCL src/misc/utils.cc ``matchIfList``)."""
-        if not self.tokens:
-            return True
-        if self.exact:
-            return name in self.tokens
-        return name.startswith(self.tokens)
+        """Tells whether the list holds it, "^" aside (src/misc/utils.cc ``matchIfList``)."""
+        return not self.tokens or (name in self.tokens if self.exact else name.startswith(self.tokens))
 
     def accepts(self, name: str) -> bool:
         """True where NCCL would take an interface of this name."""
@@ -59,24 +51,17 @@ class Spec:
 
 
 def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
-    """Reads a value as NCCL does (src/misc/socket.cc ``findInterfaces``, src/misc/utils.cc ``parseStringList``).
-
-    The value is at least two characters long (:func:`is_read`); ``both_signs`` as in :class:`versions.Behaviour`.
-    """
+    """Reads a value as NCCL does (src/misc/socket.cc ``findInterfaces``, src/misc/utils.cc ``parseStringList``)."""
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
     exact = rest.startswith("=") and (both_signs or not exclude)
-    return Spec(exclude, exact, _tokens(rest[1:] if exact else rest))
-
-
-def _tokens(text: str) -> tuple[str, ...]:
-    """The part before the colon of each token that has one (NCCL keeps "name:port" lists in the same syntax)."""
-    names = (token.partition(":")[0] for token in text.split(","))
-    return tuple(name for name in names if name)[:MAX_TOKENS]
+    # NCCL keeps "name:port" lists in the same syntax
+    names = (token.partition(":")[0] for token in (rest[1:] if exact else rest).split(","))
+    return Spec(exclude, exact, tuple(name for name in names if name)[:MAX_TOKENS])
 
 
 def is_read(value: str | None) -> bool:
-    """True where NCCL looks at the value at all: one of fewer than two bytes counts as unset (``strlen(env) > 1``)."""
+    """Tells whether NCCL looks at the value at all (``strlen(env) > 1``)."""
     return value is not None and len(value.encode(errors="surrogateescape")) > 1
 
 
@@ -98,10 +83,7 @@ class Remote:
 
 
 def parse_comm_id(value: str, interfaces: Interfaces, names: Resolver) -> Remote | str | Unknown:
-    """The address of NCCL_COMM_ID; NCCL's words where it refuses the value; Unknown where a name was never resolved.
-
-    The host's interfaces tell the scope of ``[fe80::1%eth0]``, its resolver a name.
-    """
+    """The address of NCCL_COMM_ID, or NCCL's words where it refuses it."""
     if not is_read(value):
         return INVALID
     if value.startswith("["):
@@ -133,7 +115,7 @@ def _bracketed(value: str, interfaces: Interfaces) -> Remote | str | Unknown:
 
 
 def on_subnet(entry: InterfaceAddress, remote: Remote) -> bool:
-    """True where the address's own netmask puts the remote one beside it (``matchSubnet``)."""
+    """Tells whether the remote address is beside it (``matchSubnet``)."""
     local = numeric(entry.address)
     if local is None or entry.netmask is None or local.version != remote.address.version:
         return False
@@ -161,7 +143,7 @@ INVALID_ARGUMENT, SYSTEM_ERROR = 4, 2
 
 @dataclass(frozen=True)
 class Chosen:
-    """An interface that NCCL uses, by which address, and why in one phrase."""
+    """An interface that NCCL uses: its address, and a phrase why."""
 
     name: str
     address: str
@@ -170,13 +152,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Failure:
-    """The library ends here.
-
-    Attributes:
-        words: what it prints.
-        reason: why, in one phrase.
-        result: NCCL's ncclResult_t; None for gloo, which throws.
-    """
+    """The library ends here: the words that it prints, why, and its ncclResult_t (gloo has none)."""
 
     words: str
     reason: str
@@ -185,7 +161,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Choice:
-    """NCCL's choice on a host: where the bootstrap listens, and what NET/Socket moves data over."""
+    """NCCL's choice on a host: the bootstrap's interface, and NET/Socket's."""
 
     bootstrap: Chosen | Failure
     net_socket: tuple[Chosen, ...]
@@ -195,16 +171,9 @@ _NO_NAMES: Resolver = Names(own={})
 
 
 def choose(
-    interfaces: Interfaces,
-    variables: Mapping[str, str],
-    version: Version,
-    names: Resolver = _NO_NAMES,
+    interfaces: Interfaces, variables: Mapping[str, str], version: Version, names: Resolver = _NO_NAMES
 ) -> Choice | Unknown:
-    """NCCL's choice on a host.
-
-    Interfaces stand in the kernel's order, variables as NCCL will have them, config files included. Unknown only where
-    NCCL_COMM_ID can't be read from here: ``names`` is needed where it holds one.
-    """
+    """NCCL's choice on a host, config files included in ``variables``."""
     return _choose(interfaces, variables, versions.behaviour(version), names)
 
 
@@ -216,16 +185,10 @@ def choose_all(
     before_conf_file: Mapping[str, str] | None = None,
     oldest: Version = versions.OLDEST,
 ) -> Choice | Unknown:
-    """The choice where the version is not known: the answer if all versions agree, else Unknown naming the parting.
+    """The choice of all versions from ``oldest`` on, Unknown where they part.
 
     They agree when bootstrap and NET/Socket use the same addresses; words and result codes are the newest version's.
-
-    Args:
-        interfaces: as of :func:`choose`.
-        variables: as the newest version has them.
-        names: as of :func:`choose`.
-        before_conf_file: those of versions that do not read NCCL_CONF_FILE, where they differ.
-        oldest: the first version that it can be.
+    ``before_conf_file`` are the variables of versions that do not read NCCL_CONF_FILE, where they differ.
     """
     older = variables if before_conf_file is None else before_conf_file
     possible = [(since, how) for since, how in versions.CLASSES if since > oldest]
@@ -273,12 +236,8 @@ def _choose(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour
         return Choice(Failure(INVALID, reason, INVALID_ARGUMENT), ())
     everywhere = _find_interfaces(interfaces, variables, how, remote)
     if remote is None:
-        bootstrap: Chosen | Failure = (
-            everywhere[0]
-            if everywhere
-            else Failure(how.bootstrap_words, _why_none(interfaces, variables, how), how.nothing_found)
-        )
-        return Choice(bootstrap, everywhere)
+        why = "" if everywhere else _why_none(interfaces, variables, how)
+        return Choice(everywhere[0] if everywhere else Failure(how.bootstrap_words, why, how.nothing_found), everywhere)
     beside = _same_subnet(interfaces, remote)
     missing = Failure(OFF_SUBNET, f"no interface is on the subnet of NCCL_COMM_ID ({remote.address})", SYSTEM_ERROR)
     return Choice(beside[0] if beside else missing, everywhere if beside else ())
@@ -287,7 +246,6 @@ def _choose(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour
 def _find_interfaces(
     interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, remote: Remote | None
 ) -> tuple[Chosen, ...]:
-    """src/misc/socket.cc ``ncclFindInterfaces``: the user's list or nothing; else the first guess that finds any."""
     family = FAMILIES.get(variables.get("NCCL_SOCKET_FAMILY", ""))
     wanted = variables.get("NCCL_SOCKET_IFNAME")
     if wanted is not None and is_read(wanted):
@@ -297,10 +255,9 @@ def _find_interfaces(
     if not found and remote is not None:
         found = _same_subnet(interfaces, remote)
     running = "running " if how.running_only else ""
+    first, but = ("^docker,lo,virbr", "lo, docker or virbr") if how.virbr_last else ("^docker,lo", "lo or docker")
     guesses = [
-        ("^docker,lo,virbr", f"first {running}interface, not lo, docker or virbr")
-        if how.virbr_last
-        else ("^docker,lo", f"first {running}interface, not lo or docker"),
+        (first, f"first {running}interface, not {but}"),
         ("docker", "nothing else is there but docker's"),
         ("lo", "nothing else is there but lo"),
         *([("virbr", "nothing else is there but virbr")] if how.virbr_last else []),
@@ -324,7 +281,7 @@ def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None
 
 
 def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) -> list[InterfaceAddress]:
-    """The addresses that NCCL looks at: of the family, on a running interface, and not ``::1`` (127.0.0.1 is kept)."""
+    """The family's addresses on running interfaces, without ``::1`` (127.0.0.1 is kept)."""
     idle = {link.name for link in interfaces.links if "running" not in link.flags} if running_only else set()
     return [
         entry

@@ -61,7 +61,7 @@ class _Entry:
 
 @lru_cache(2048)
 def meaning(text: str) -> Meaning | None:
-    """The meaning of a text behind ``NCCL WARN`` or ``Last error:``; None where no template fits.
+    """The meaning of a text behind ``NCCL WARN`` or ``Last error:``.
 
     The template with the longest plain part wins, since some begin like others.
     """
@@ -142,7 +142,6 @@ class PortError:
     Attributes:
         kind: "in-use"; "privileged": for root; "handed-over": a socket for another port; "ephemeral": NCCL's own bind.
         port: None where the wording has none; it is MASTER_PORT's then, but for "ephemeral".
-        line: the words that say it.
     """
 
     kind: Kind
@@ -156,7 +155,7 @@ class PortError:
 
 
 def find_port_error(text: str) -> PortError | None:
-    """The error in a log or in a few pasted lines, which a terminal may have wrapped; None where there is none.
+    """The port error in a log or in pasted lines, if any.
 
     Of several the one that names its port counts, and NCCL's only where torch has said nothing.
     """

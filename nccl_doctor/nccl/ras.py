@@ -27,7 +27,7 @@ class MalformedAnswerError(ValueError):
 
 @dataclass(frozen=True)
 class RasProcess:
-    """A process of the job; ``host`` is the address that it has in NCCL's bootstrap."""
+    """A process of the job; ``host``: its address in NCCL's bootstrap."""
 
     host: str
     pid: int
@@ -39,7 +39,6 @@ class RasRank:
     """A rank of a communicator; None where RAS has no information on its process.
 
     Attributes:
-        gpu: the CUDA device in its process.
         status: INIT, RUNNING, FINALIZE or ABORT; "" where the answer does not say it of this rank.
         counts: collective to the number of those launched so far; JSON only.
         dead: RAS holds its process for dead, not merely silent.
@@ -73,12 +72,10 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class Communicator:
-    """A communicator and its ranks.
+    """A communicator and its ranks; ``hash`` as NCCL prints it, 16 digits in hexadecimal.
 
     Attributes:
-        hash: as NCCL prints it, 16 digits in hexadecimal.
-        size: its ranks; None in text, which says it of groups of communicators only.
-        ranks: all that answered; JSON only.
+        size: None in text, which says it of groups of communicators only; ``ranks``: all that answered; JSON only.
         missing: ranks of which no data came; ``missing_count`` of them, named or not.
         groups: how the ranks differ, largest group first; empty where they agree.
     """
@@ -91,7 +88,7 @@ class Communicator:
     groups: tuple[RankGroup, ...] = ()
 
     def launched(self) -> dict[str, tuple[RankGroup, ...]]:
-        """Collectives that ranks have launched different numbers of; of each the groups, furthest behind first."""
+        """Collectives launched unevenly; of each the groups, furthest behind first."""
         found = grouped((group.topic, group) for group in self.groups if isinstance(group.value, int))
         return {topic: tuple(sorted(groups, key=lambda one: int(one.value))) for topic, groups in found.items()}
 
@@ -104,7 +101,6 @@ class RasAnswer:
         missing: processes that gave no data in time; ``missing_count`` of them, named or not. Text only.
         dead: processes that RAS no longer reaches; ``dead_count`` likewise.
         statuses: of the groups of communicators: NOCOMM, INIT, RUNNING, FINALIZE, ABORT. Text only.
-        timeouts: communication time-outs while the data was gathered.
     """
 
     nccl_version: str = ""
@@ -138,8 +134,6 @@ _TIMEOUTS = re.compile(r"^Encountered (\d{1,9}) communication timeout")
 
 @dataclass
 class _Draft:
-    """A communicator while its lines are read; each group with the ranks that follow it."""
-
     hash: str
     missing: list[RasRank] = field(default_factory=list)
     missing_count: int = 0
@@ -188,11 +182,8 @@ class _TextReader:
             self._lost["dead" if match.re is _DEAD else "missing"] = count, self._processes
 
     def _rank(self, match: re.Match[str]) -> None:
-        host, pid, gpu = match[8], match[7], match[6]
-        rank = RasRank(
-            rank=int(match[1]), host=host, pid=int(pid) if pid else None, gpu=int(gpu) if gpu else None,
-            status=match["status"] or "", error=match["error"] or "", counts={}, dead=False,
-        )  # fmt: skip
+        gpu, pid = (int(match[place]) if match[place] else None for place in (6, 7))
+        rank = RasRank(int(match[1]), match[8], pid, gpu, match["status"] or "", match["error"] or "")
         if any(match[name] for name in ("count", "none", "status", "error")):
             self._group(match, 1, [rank])
         else:
@@ -208,24 +199,25 @@ class _TextReader:
     def answer(self) -> RasAnswer:
         missing_count, missing = self._lost.get("missing", (0, []))
         dead_count, dead = self._lost.get("dead", (0, []))
+        communicators = []
+        for draft in self._drafts.values():
+            groups = tuple(replace(group, ranks=tuple(ranks)) for group, ranks in draft.groups)
+            lost = tuple(draft.missing)
+            communicators.append(Communicator(draft.hash, None, (), lost, draft.missing_count, groups))
         return RasAnswer(
             nccl_version=self._version,
-            communicators=tuple(
-                Communicator(
-                    hash=draft.hash,
-                    missing=tuple(draft.missing),
-                    missing_count=draft.missing_count,
-                    groups=tuple(replace(group, ranks=tuple(ranks)) for group, ranks in draft.groups),
-                )
-                for draft in self._drafts.values()
-            ),
-            missing=tuple(missing), missing_count=missing_count, dead=tuple(dead), dead_count=dead_count,
-            statuses=tuple(self._statuses), timeouts=self._timeouts,
-        )  # fmt: skip
+            communicators=tuple(communicators),
+            missing=tuple(missing),
+            missing_count=missing_count,
+            dead=tuple(dead),
+            dead_count=dead_count,
+            statuses=tuple(self._statuses),
+            timeouts=self._timeouts,
+        )
 
 
 def parse_lines(lines: Iterable[str]) -> RasAnswer:
-    """Reads lines of the text form; those of anything else between them are passed over."""
+    """Reads lines of the text form, and passes over all others."""
     reader = _TextReader()
     for line in lines:
         reader.take(line[:400].strip())
@@ -328,12 +320,7 @@ class _Answer(BaseModel):
 
 
 def parse_json(text: str) -> RasAnswer:
-    """The answer to ``STATUS`` after ``SET FORMAT json``.
-
-    Raises:
-        CrowdedError: it asks for more than an answer holds.
-        MalformedAnswerError: it holds what RAS never says.
-    """
+    """The answer to ``STATUS`` after ``SET FORMAT json``, or the errors of :func:`parse`."""
     try:
         refuse_crowded(text.encode(errors="replace"), values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=_DEEPEST)
         try:
@@ -348,24 +335,16 @@ def parse_json(text: str) -> RasAnswer:
         raise MalformedAnswerError(f"RAS answered what it never says: {where}") from error
     communicators = tuple(one.communicator() for one in answer.communicators)
     dead = {
-        (rank.host, rank.pid): RasProcess(
-            host=rank.host, pid=rank.pid, gpus=(rank.gpu,) if rank.gpu is not None else ()
-        )
+        (rank.host, rank.pid): RasProcess(rank.host, rank.pid, () if rank.gpu is None else (rank.gpu,))
         for one in communicators
         for rank in one.missing
         if rank.dead and rank.host is not None and rank.pid is not None
     }
-    return RasAnswer(
-        nccl_version=answer.nccl_version,
-        communicators=communicators,
-        dead=tuple(dead.values()),
-        dead_count=len(dead),
-        timeouts=answer.ras.timeouts_count,
-    )
+    gone, timeouts = tuple(dead.values()), answer.ras.timeouts_count
+    return RasAnswer(answer.nccl_version, communicators, dead=gone, dead_count=len(gone), timeouts=timeouts)
 
 
 def _groups(ranks: tuple[RasRank, ...]) -> Iterator[RankGroup]:
-    """How the ranks differ; errors are told even where all have the same."""
     topics = list(islice(dict.fromkeys(name for rank in ranks for name in rank.counts), _MOST_TOPICS))
     values: dict[str, list[int | str]] = {topic: [rank.counts.get(topic, 0) for rank in ranks] for topic in topics}
     values |= {"status": [rank.status for rank in ranks], "error": [rank.error for rank in ranks]}

@@ -38,7 +38,7 @@ class Reachable(Enum):
 
 
 class Cause(Enum):
-    """Why it can't; silent: nobody answers there, although the host does in another net."""
+    """Why it can't; SILENT: the host answers in another net only."""
 
     LOOPBACK = "loopback"
     OWN_ADDRESS = "own address"
@@ -49,7 +49,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class PairReach:
-    """The answer for ``source`` and an address, what shows it (to follow its name and a colon), and why it can't."""
+    """The answer for ``source`` and an address, what shows it, and why not."""
 
     source: str
     answer: Reachable
@@ -58,7 +58,7 @@ class PairReach:
 
 
 def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> PairReach:
-    """Judges one direction of one pair: ``source`` connects to the address that NCCL uses on ``target``."""
+    """Judges whether ``source`` connects to the address that ``target`` uses."""
     there = address_of(address)
     if source.machine is not None and source.machine == target.machine:
         return PairReach(source.host, Reachable.YES, "the same machine")
@@ -66,37 +66,17 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
         return PairReach(source.host, Reachable.NO, f"{address} is a loopback address", Cause.LOOPBACK)
     if source.owns(address):
         return PairReach(source.host, Reachable.NO, f"{address} is an address of its own", Cause.OWN_ADDRESS)
-    dial = _dial(source, target, address, mesh)
-    if mesh is not None:
-        verdict = _elsewhere(source, mesh.elsewhere.get(target.host, {}), address, dial)
-        if verdict is not None:
-            return verdict
-    if dial is True:
+    between = mesh.failures.get((source.host, target.host), ()) if mesh is not None else ()
+    failed = next((dial for dial in between if dial.address == address), None)
+    answered = mesh.answered.get(target.host, {}).get(address, ()) if mesh is not None and failed is None else ()
+    # hosts that could not reach each other by the first net were tried by others
+    elsewhere = mesh.elsewhere.get(target.host, {}) if mesh is not None else {}
+    if source.host in elsewhere.get(address, ()) or source.host in answered:
         return PairReach(source.host, Reachable.YES, f"connected to {address}")
-    return _by_route(source, target, address, dial if isinstance(dial, FailedDial) else None)
-
-
-def _elsewhere(
-    source: HostNccl, listeners: Mapping[str, tuple[str, ...]], address: str, dial: FailedDial | bool
-) -> PairReach | None:
-    """The answer where hosts were tried by other nets, since they could not reach each other by the first."""
-    better = ", ".join(other for other, sources in listeners.items() if source.host in sources)
-    if source.host in listeners.get(address, ()):
-        return PairReach(source.host, Reachable.YES, f"connected to {address}")
-    if better and isinstance(dial, FailedDial) and dial.outcome in LOST:
-        return PairReach(source.host, Reachable.NO, f"{address}: {dial.outcome}; {better} answers", Cause.SILENT)
-    return None
-
-
-def _dial(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> FailedDial | bool:
-    """The dial that failed; True where one met the listener at this very address; False where nothing is known."""
-    if mesh is None:
-        return False
-    between = mesh.failures.get((source.host, target.host), ())
-    for dial in between:
-        if dial.address == address:
-            return dial
-    return source.host in mesh.answered.get(target.host, {}).get(address, ())
+    better = ", ".join(other for other, sources in elsewhere.items() if source.host in sources)
+    if better and failed is not None and failed.outcome in LOST:
+        return PairReach(source.host, Reachable.NO, f"{address}: {failed.outcome}; {better} answers", Cause.SILENT)
+    return _by_route(source, target, address, failed)
 
 
 def _by_route(source: HostNccl, target: HostNccl, there: str, failed: FailedDial | None) -> PairReach:
@@ -118,17 +98,12 @@ def _by_route(source: HostNccl, target: HostNccl, there: str, failed: FailedDial
 def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, failed: FailedDial | None) -> PairReach:
     who = source.host
     if failed is not None and failed.outcome in LOST:
-        return PairReach(
-            who, Reachable.NO, f"{there}:{failed.port} through {route.gateway}: {failed.outcome}", Cause.GATEWAY
-        )
+        why = f"{there}:{failed.port} through {route.gateway}: {failed.outcome}"
+        return PairReach(who, Reachable.NO, why, Cause.GATEWAY)
     by_default = network_of(route.destination).prefixlen == 0
     if by_default and _is_island(source, target, there):
-        return PairReach(
-            who,
-            Reachable.NO,
-            f"only the gateway {route.gateway} could know {there}, whose net has no way out",
-            Cause.GATEWAY,
-        )
+        why = f"only the gateway {route.gateway} could know {there}, whose net has no way out"
+        return PairReach(who, Reachable.NO, why, Cause.GATEWAY)
     return PairReach(who, Reachable.UNSURE, f"{there} lies behind {route.gateway}, and was not tried")
 
 
@@ -155,13 +130,13 @@ class Reachability:
 
     @property
     def is_lost(self) -> bool:
-        """Some can't reach it and nobody provably can: the address is at fault, not a route of theirs."""
+        """Some can't reach it, nobody provably can: it is at fault."""
         answers = {verdict.answer for verdict in self.verdicts}
         return Reachable.NO in answers and Reachable.YES not in answers
 
     @property
     def is_unsure(self) -> bool:
-        """Nobody provably reaches it or fails to, and there is somebody who would have to."""
+        """Nobody provably reaches it or fails to, though somebody would have to."""
         return bool(self.verdicts) and all(verdict.answer is Reachable.UNSURE for verdict in self.verdicts)
 
     @property
@@ -170,12 +145,9 @@ class Reachability:
         return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
 
     def reasons(self, answer: Reachable) -> dict[str, tuple[str, ...]]:
-        """Reasons for an answer, each with the hosts of which it is true."""
-        found: dict[str, tuple[str, ...]] = {}
-        for verdict in self.verdicts:
-            if verdict.answer is answer:
-                found[verdict.why] = (*found.get(verdict.why, ()), verdict.source)
-        return found
+        """Reasons for an answer, each with hosts of which it is true."""
+        found = grouped((verdict.why, verdict.source) for verdict in self.verdicts if verdict.answer is answer)
+        return {why: tuple(sources) for why, sources in found.items()}
 
 
 def reachability(target: HostNccl, address: str, peers: Iterable[HostNccl], mesh: Mesh | None) -> Reachability:
@@ -184,7 +156,7 @@ def reachability(target: HostNccl, address: str, peers: Iterable[HostNccl], mesh
 
 
 def is_private(target: HostNccl, interface: str) -> bool:
-    """True where an interface may well exist inside the host only: a bridge or the like that no gateway is behind."""
+    """Tells whether an interface may exist inside the host only."""
     link = target.link(interface)
     if link is None or link.kind not in PRIVATE_KINDS:
         return False
@@ -203,11 +175,12 @@ MOST_OWNERS = 8
 
 
 class Peers:
-    """The hosts of a cluster in the order of their ranks, to be asked about each other's addresses."""
+    """Hosts by rank, to be asked about each other's addresses."""
 
     def __init__(self, by_host: Mapping[str, HostNccl], mesh: Mesh | None) -> None:
         self._by_host, self._mesh = by_host, mesh
         self._names = list(by_host)
+        self._ranks = {name: rank for rank, name in enumerate(self._names)}
 
     def of(self, host: str, address: str) -> Iterator[HostNccl]:
         """Hosts to ask about an address of a host; never itself.
@@ -225,10 +198,6 @@ class Peers:
         owners = self._owners.get(address, ())[:MOST_OWNERS]
         cut_off = self._cut_off.get(address, ())
         yield from dict.fromkeys((*near, *self._kinds, *owners, *cut_off, *lost))
-
-    @cached_property
-    def _ranks(self) -> dict[str, int]:
-        return {name: rank for rank, name in enumerate(self._names)}
 
     @cached_property
     def _kinds(self) -> list[str]:

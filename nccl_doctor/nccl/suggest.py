@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Fix, export, on
@@ -40,16 +40,13 @@ class Suggestion:
         return names.pop() if len(names) == 1 else None
 
     def variables(self, host: str) -> dict[str, str]:
-        """The variables to set there; gloo knows whole names only, and no "="."""
+        """The variables to set there; gloo knows no "="."""
         name = self.interfaces[host]
         return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
 
 
 def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> Suggestion | None:
-    """The best setting that provably works; None where none does or a host could not be looked at.
-
-    ``now`` is NCCL's choice on the hosts as things stand, where that is known.
-    """
+    """The best setting that provably works, if any; ``now``: NCCL's choice."""
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}
     if not known or len(known) < len(hosts):
@@ -63,7 +60,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
 
 
 def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
-    """True where NCCL, set so, uses the planned interfaces and no other, and all of them reach each other."""
+    """Tells whether the planned interfaces alone are used, and reach each other."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
         side = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
@@ -82,46 +79,36 @@ def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tupl
 
 
 def _plans(hosts: tuple[Host, ...], by_host: Mapping[str, HostNccl]) -> Iterator[Plan]:
-    """Candidates: what carries the addresses the hosts are known by, each net that all share, the way out of one."""
-    resolved = addresses_by_name(
-        side for host in hosts if host.facts and isinstance(side := host.facts.resolution, Names)
-    )
+    told = (host.facts.resolution for host in hosts if host.facts)
+    resolved = addresses_by_name(names for names in told if isinstance(names, Names))
     known_by = {host.name: _carrier(host, resolved, by_host[host.name]) for host in hosts}
-    if all(known_by.values()):
-        yield {name: interface for name, interface in known_by.items() if interface is not None}
     nets = dict.fromkeys(
         network_of(f"{entry.address}/{prefix_length(entry.netmask)}")
         for side in by_host.values()
         for entry in side.interfaces.addresses
         if entry.netmask is not None
     )
-    for net in islice((net for net in nets if net.prefixlen < net.max_prefixlen), _MOST_NETS):
-        inside = {name: _in_net(side, net) for name, side in by_host.items()}
-        if all(inside.values()):
-            yield {name: interface for name, interface in inside.items() if interface is not None}
+    wide = islice((net for net in nets if net.prefixlen < net.max_prefixlen), _MOST_NETS)
+    inside = ({name: _in_net(side, net) for name, side in by_host.items()} for net in wide)
     ways_out = {name: _way_out(side) for name, side in by_host.items()}
-    if all(ways_out.values()):
-        yield {name: interface for name, interface in ways_out.items() if interface is not None}
+    for found in chain([known_by], inside, [ways_out]):
+        plan = {name: interface for name, interface in found.items() if interface is not None}
+        if len(plan) == len(found):
+            yield plan
 
 
 def _carrier(host: Host, resolved: Mapping[str, set[str]], side: HostNccl) -> str | None:
-    """The interface with the address that the hosts file, or the other hosts' resolvers, give for this host."""
     known = {host.node.address, *resolved.get(host.node.address, ())}
-    return next(
-        (e.interface for e in side.interfaces.addresses if e.address in known and _fits(side, e.interface)), None
-    )
+    carriers = (entry.interface for entry in side.interfaces.addresses if entry.address in known)
+    return next((name for name in carriers if _fits(side, name)), None)
 
 
 def _in_net(side: HostNccl, net: Network) -> str | None:
-    for entry in side.interfaces.addresses:
-        address = ipaddress.ip_address(entry.address)
-        if address.version == net.version and address in net and _fits(side, entry.interface):
-            return entry.interface
-    return None
+    inside = (e.interface for e in side.interfaces.addresses if ipaddress.ip_address(e.address) in net)
+    return next((name for name in inside if _fits(side, name)), None)
 
 
 def _way_out(side: HostNccl) -> str | None:
-    """The interface of the default route, or the first that is neither loopback nor a bridge without a gateway."""
     routes = () if isinstance(side.routes, Unknown) else side.routes
     default = [route.interface for route in routes if route.destination in ("0.0.0.0/0", "::/0")]
     named = [entry.interface for entry in side.interfaces.addresses if not is_private(side, entry.interface)]
@@ -134,7 +121,6 @@ def _fits(side: HostNccl, interface: str) -> bool:
 
 
 def _merit(plan: Plan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl]) -> tuple[int, int, int]:
-    """Rather what is no private bridge, then what most hosts use already, then what is fastest."""
     public = sum(not is_private(known[host], name) for host, name in plan.items())
     used = {host: side.chosen.name for host, side in now.items() if side.chosen is not None}
     kept = sum(used.get(host) == name for host, name in plan.items())
@@ -143,7 +129,7 @@ def _merit(plan: Plan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl
 
 
 def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
-    """The remedy as a report shows it: a line for each host, or prose where nothing was proven to work."""
+    """The remedy as a report shows it, prose where nothing was proven."""
     if suggestion is None:
         return Fix(summary=otherwise, risk="manual")
     common = suggestion.common
@@ -157,7 +143,7 @@ def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
 
 
 def move(suggestion: Suggestion, pictures: Mapping[str, HostNccl], master: str) -> Fix:
-    """The remedy that leads all of a job into another net: NCCL, gloo, and where its ranks meet."""
+    """The remedy that leads all of a job into another net."""
     parts = [
         setting("", name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -173,7 +159,7 @@ def move(suggestion: Suggestion, pictures: Mapping[str, HostNccl], master: str) 
 
 
 def setting(summary: str, variable: str, values: Mapping[str, str]) -> Fix:
-    """The remedy that sets a variable of the job on each host to its value; prose where a value can't be pasted."""
+    """The remedy that sets a variable of the job on each host."""
     lines = {host: export(variable, value) for host, value in values.items()}
     if not all(lines.values()):
         return Fix(summary=summary)

@@ -48,11 +48,7 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable as NCCL has it, and where its value stands: "hosts file", "environment" or "/etc/nccl.conf:3".
-
-    Attributes:
-        doubt: why the job may not have it so.
-    """
+    """A variable as NCCL has it: where its value stands, and any doubt."""
 
     name: str
     value: str
@@ -60,21 +56,15 @@ class Variable:
     doubt: str | None = None
 
 
-@dataclass(frozen=True)
-class Definition:
-    """A line of a config file that defines something; ``line`` counts from 1."""
+def parse_config(text: str) -> Iterator[tuple[str, str, int]]:
+    """Yields names, values and line numbers, read as NCCL does.
 
-    name: str
-    value: str
-    line: int
-
-
-def parse_config(text: str) -> Iterator[Definition]:
-    """Reads a config file as NCCL does: NAME=VALUE, nothing trimmed, "#" a comment in the first column only."""
+    Nothing is trimmed, and "#" begins a comment in the first column only.
+    """
     for number, line in enumerate(text.split("\n"), start=1):
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#") and name:
-            yield Definition(_cut(name), _cut(value), number)
+            yield _cut(name), _cut(value), number
 
 
 def _cut(text: str) -> str:
@@ -82,24 +72,15 @@ def _cut(text: str) -> str:
 
 
 def resolve(
-    hosts_file: Mapping[str, str],
-    environment: Mapping[str, str],
-    files: tuple[ConfigFile, ...],
-    version: Version | None,
+    node: Mapping[str, str], environment: Mapping[str, str], files: tuple[ConfigFile, ...], version: Version | None
 ) -> dict[str, Variable] | Unknown:
     """Every variable NCCL would see in the job, by name.
 
-    Args:
-        hosts_file: the node's ``env``: what the job's launcher will set.
-        environment: of a process started over SSH.
-        files: every file NCCL may read, those that do not exist included.
-        version: of NCCL; None where nobody knows: what hangs on it has a doubt.
-
-    Returns:
-        The variables; Unknown where a file that NCCL reads was not looked at.
+    ``node`` is what its launcher will set, ``environment`` that of a process started over SSH; ``files`` are all that
+    NCCL may read, absent ones included. Where nobody knows the version, what hangs on it has a doubt.
     """
     process = {name: Variable(name, value, ENVIRONMENT) for name, value in environment.items()}
-    process |= {name: Variable(name, value, HOSTS_FILE) for name, value in hosts_file.items()}
+    process |= {name: Variable(name, value, HOSTS_FILE) for name, value in node.items()}
     named = process.get("NCCL_CONF_FILE")
     if named is None or not named.value:
         return _with_files(process, None, files)
@@ -120,8 +101,8 @@ def _with_files(
         return unknown(f"NCCL_CONF_FILE={named} was not looked at")
     user = [file for file in files if (file.path == named if named is not None else file.path.endswith(USER_FILE))]
     for file in (*user, *(file for file in files if file.path == SYSTEM_FILE)):
-        for line in parse_config(file.text or ""):
-            found.setdefault(line.name, Variable(line.name, line.value, f"{file.path}:{line.line}"))
+        for name, value, line in parse_config(file.text or ""):
+            found.setdefault(name, Variable(name, value, f"{file.path}:{line}"))
     return found
 
 
@@ -140,16 +121,12 @@ PLUGIN_PREFIXES = (
 )
 """Names that begin so belong to a plugin or a tool, which may know any number of them."""
 
-BUILD_NAMES = frozenset(
-    f"NCCL_{part}"
-    for part in ("ROOT", "ROOT_DIR", "HOME", "DIR", "PATH", "VERSION", "INCLUDE_DIR", "INCLUDE_DIRS", "LIB_DIR")
-) | {"NCCL_LIBRARY", "NCCL_LIBRARIES", "NCCL_LIB", "NCCL_VER"}
+_BUILDS = "ROOT ROOT_DIR HOME DIR PATH VERSION INCLUDE_DIR INCLUDE_DIRS LIB_DIR LIBRARY LIBRARIES LIB VER"
+BUILD_NAMES = frozenset(f"NCCL_{part}" for part in _BUILDS.split())
 """Read by builds and container images, not by the library."""
 
-PYTORCH_NAMES = frozenset(
-    f"NCCL_{part}"
-    for part in ("BLOCKING_WAIT", "ASYNC_ERROR_HANDLING", "DESYNC_DEBUG", "ENABLE_TIMING", "USE_COMM_NONBLOCKING")
-)
+_TORCHS = "BLOCKING_WAIT ASYNC_ERROR_HANDLING DESYNC_DEBUG ENABLE_TIMING USE_COMM_NONBLOCKING"
+PYTORCH_NAMES = frozenset(f"NCCL_{part}" for part in _TORCHS.split())
 """torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; from torch 2.2 on called TORCH_NCCL_…."""
 
 CLOSE = 0.8
@@ -193,14 +170,9 @@ def register() -> dict[str, Known]:
 
 
 def is_known(name: str) -> bool:
-    """True where NCCL, a plugin, PyTorch or a build reads this variable; true for all that is not called NCCL_…."""
-    return (
-        not name.startswith("NCCL_")
-        or name in register()
-        or name in BUILD_NAMES
-        or name in PYTORCH_NAMES
-        or name.startswith(PLUGIN_PREFIXES)
-    )
+    """Tells whether NCCL, a plugin, PyTorch or a build reads it."""
+    known = name in register() or name in BUILD_NAMES or name in PYTORCH_NAMES
+    return known or not name.startswith("NCCL_") or name.startswith(PLUGIN_PREFIXES)
 
 
 def nearest(name: str) -> str | None:
@@ -254,8 +226,7 @@ _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKE
 class BadValue:
     """A value that NCCL reads otherwise than meant: how it reads it, and what is allowed.
 
-    Attributes:
-        may_change: a later version may know the word, or give the number a meaning.
+    ``may_change``: a later version may know the word, or give the number a meaning.
     """
 
     reads: str
@@ -264,7 +235,7 @@ class BadValue:
 
 
 def check_value(name: str, value: str) -> BadValue | None:
-    """The fault of a variable's value; None where there is none, or nothing is known of it."""
+    """The fault of a variable's value, if any is known."""
     if not value:
         return None
     if name == "NCCL_SOCKET_IFNAME":
@@ -280,7 +251,7 @@ def check_value(name: str, value: str) -> BadValue | None:
 
 
 def strtoll(value: str) -> tuple[int, str]:
-    """The number that C reads with base 0, and the rest it leaves; 0 and the whole text where there is none."""
+    """The number that C reads with base 0, and the rest."""
     found = _NUMBER.match(value)
     if found is None or found.group(2) is None:
         return 0, value

@@ -102,21 +102,21 @@ def behaviour(version: Version) -> Behaviour:
 
 
 def newer(version: Version | None) -> str | None:
-    """The words for a version that may know more than is known here; None where it is none."""
+    """Words for a version that may know more than we do."""
     if version is None or version[:2] <= NEWEST:
         return None
     return f"so it was up to {'.'.join(map(str, NEWEST))}; this is {show(version)}"
 
 
 def oldest_with(torch: str) -> Version:
-    """The oldest NCCL that a released torch of this version came with; what a build of one's own links is newer."""
+    """The oldest NCCL that a released torch of this version came with."""
     numbers = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
     at_least = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _TORCH_2_8
     return NCCL_OF_TORCH_2_8 if at_least else OLDEST
 
 
 def show(version: Version) -> str:
-    """As people write it: "2.27.7", or "2.28" where the patch level was left open."""
+    """As people write it: "2.27.7", or "2.28" without a patch level."""
     return ".".join(str(part) for part in version if part != LAST_OF_SERIES)
 
 
@@ -132,11 +132,9 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def recorder(torch: str | None, prefix: str) -> dict[str, str]:
-    """Variables that make every rank keep its last collectives, and write them where one times out.
+    """Variables that make every rank keep and write its last collectives.
 
-    Args:
-        torch: its version; None, where nobody knows it, gives both releases' names.
-        prefix: of the files; torch adds the rank.
+    ``torch`` None gives both releases' names; to ``prefix`` of the files torch adds the rank.
     """
     known = None if torch is None else release(torch)
     if known is not None and known < FIRST:
@@ -148,6 +146,6 @@ def recorder(torch: str | None, prefix: str) -> dict[str, str]:
 
 
 def diagnosable(torch: str | None, prefix: str) -> dict[str, str]:
-    """As :func:`recorder`, with NCCL's log in a file a process (since NCCL 2.2.12) and Python's stacks of a crash."""
+    """As :func:`recorder`, with NCCL's log (since 2.2.12) and Python's stacks."""
     log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{prefix}.nccl.%h.%p"}
     return {**recorder(torch, f"{prefix}.trace_rank_"), **log, "PYTHONFAULTHANDLER": "1"}

@@ -39,13 +39,7 @@ OLD_S = 86_400.0
 
 
 class LastCheck(FrozenModel):
-    """A check that was made.
-
-    Attributes:
-        digest: SHA-256 of the hosts file then, or of the names.
-        checked_at: seconds since 1970-01-01 UTC.
-        errors: names of the diagnoses of severity error, each with its hosts.
-    """
+    """A check that was made: SHA-256 of its hosts file or names, UTC seconds, errors by name with their hosts."""
 
     digest: str
     checked_at: float
@@ -57,14 +51,14 @@ class LastCheck(FrozenModel):
 
 @dataclass(frozen=True)
 class Hosts:
-    """The list that a check is of: the hosts file where there is one, else the names themselves."""
+    """The list that a check is of: the hosts file, else names."""
 
     file: str | None
     cluster: Cluster
 
     @classmethod
     def named(cls, file: str | None, cluster: Cluster) -> Hosts:
-        """Those of a command line; a pipe, which is gone when the next command runs, gives way to the names."""
+        """Those of a command line; a pipe gives way to the names."""
         return cls(None if file is None else ClusterSource(cluster).file, cluster)
 
     def __str__(self) -> str:
@@ -74,7 +68,7 @@ class Hosts:
 
     @property
     def key(self) -> str:
-        """The name of this list: the file's whole path, or else the names."""
+        """The name of this list: the file's whole path, or the names."""
         return str(self) if self.file is None else str(Path(self.file).resolve())
 
     @property
@@ -90,32 +84,23 @@ class Hosts:
 
 
 def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float, environ: Mapping[str, str]) -> None:
-    """Keeps what a check came to. A state folder that can't be written is no reason to fail a check."""
+    """Keeps a check's outcome, where the state folder can be written."""
     digest = hosts.digest
     if digest is None:
         return
     ranks = rank_counts(snapshot)
     variables = recommended(report.diagnoses)
-    checked = {
-        host.name: CheckedHost(
-            nproc=ranks[host.name],
-            gpus=None if isinstance(host.facts.gpus, Unknown) else len(host.facts.gpus),
-            variables=variables.get(host.name, {}),
-        )
-        for host in snapshot.hosts
-        if host.facts is not None
-    }
+    checked = {}
+    for host in snapshot.reached:
+        gpus = host.facts.gpus if host.facts is not None else ()
+        count = None if isinstance(gpus, Unknown) else len(gpus)
+        own = variables.get(host.name, {})
+        checked[host.name] = CheckedHost(nproc=ranks[host.name], gpus=count, variables=own)
     torch = [h.facts.torch.version for h in snapshot.hosts if h.facts and isinstance(h.facts.torch, TorchInfo)]
     errors = tuple(f"{d.name} ({', '.join(d.hosts)})" for d in report.diagnoses if d.severity is Severity.ERROR)
-    last = LastCheck(
-        digest=digest,
-        checked_at=checked_at,
-        complete=report.complete,
-        errors=errors,
-        torch=min(torch, key=release, default=None),
-        hosts=checked,
-    )
-    path = _path(hosts, environ)
+    oldest, path = min(torch, key=release, default=None), _path(hosts, environ)
+    whole = report.complete
+    last = LastCheck(digest=digest, checked_at=checked_at, complete=whole, errors=errors, torch=oldest, hosts=checked)
     if path is None:
         return
     # Where it can't be written, launch says that no check is known, which is true for it.
@@ -125,7 +110,7 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
 
 
 def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
-    """The last check of a list; None where none is known or what was kept is of another release."""
+    """The last check of a list; None of none, or another release's."""
     path = _path(hosts, environ)
     try:
         return LastCheck.model_validate_json(path.read_bytes()) if path is not None else None
@@ -134,7 +119,7 @@ def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
 
 
 def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
-    """The sentences that speak against a start on the strength of that check."""
+    """Sentences that speak against a start on that check's strength."""
     again = f"nccl-doctor check {hosts}"
     if last is None:
         return (f"no check of {hosts} is known; {again} makes one",)
@@ -177,19 +162,24 @@ _NUMBER = re.compile(r"[1-9]\d{0,8}")
 
 
 def divides(batch: int, world: int) -> None:
-    """Raises UsageError, with the nearest batch sizes that do, where a batch can't be split evenly over all ranks."""
+    """Raises UsageError where a batch can't be split evenly over all ranks."""
     wrong = _remainder(batch, world)
     if wrong:
         raise UsageError(f"a batch of {wrong}")
 
 
 def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[str]]:
-    """Judges a script's batch sizes for so many ranks: notes, and warnings; each a sentence.
+    """Judges a script's batch sizes for so many ranks: notes, and warnings.
 
     Whether a script splits a batch or gives each rank one of that size, only the script knows: nothing is refused.
     """
     notes, warnings = [], []
-    for option, size in _sizes(script):
+    for word, after in zip(script, (*script[1:], ""), strict=True):  # --batch 64, --batch=64 and batch=64
+        option, sign, value = word.partition("=")
+        named = _EACH.fullmatch(option) or (_WHOLE.fullmatch(option) and (sign or option.startswith("-")))
+        if not named or not _NUMBER.fullmatch(value if sign else after):
+            continue
+        size = int(value if sign else after)
         wrong = _remainder(size, world)
         if _EACH.fullmatch(option):
             notes.append(f"{option} {size} on each of {plural(world, 'rank')}: a batch of {size * world}")
@@ -198,18 +188,6 @@ def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[st
         else:
             notes.append(f"{option} {size} over {plural(world, 'rank')}: {size // world} each")
     return notes, warnings
-
-
-def _sizes(script: tuple[str, ...]) -> list[tuple[str, int]]:
-    """``--batch 64``, ``--batch=64`` and ``batch=64``."""
-    found = []
-    for word, after in zip(script, (*script[1:], ""), strict=True):
-        option, sign, value = word.partition("=")
-        value = value if sign else after
-        named = _EACH.fullmatch(option) or (_WHOLE.fullmatch(option) and (sign or option.startswith("-")))
-        if named and _NUMBER.fullmatch(value):
-            found.append((option, int(value)))
-    return found
 
 
 def _remainder(batch: int, world: int) -> str:
@@ -229,9 +207,7 @@ class Wishes(NamedTuple):
     Attributes:
         launcher: by name; the one that fits the torch of the last check where None.
         form: "slurm" is a batch script, "ssh" one line that starts all hosts.
-        use_env: for torch.distributed.launch.
-        diagnosable: with the variables that make a failure leave traces.
-        batch_size: has to divide by the number of ranks.
+        use_env: for torch.distributed.launch; ``diagnosable``: so that a failure leaves traces.
     """
 
     launcher: str | None = None
@@ -244,10 +220,7 @@ class Wishes(NamedTuple):
 def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None, list[str]]:
     """The hosts file, and the script with its arguments.
 
-    Args:
-        words: the arguments that are no options.
-        argv: the whole command line: click drops the "--" that says where the script begins.
-        named: hosts are named by an option, so that without a "--" all words are the script's.
+    ``argv`` is the whole command line: click drops the "--" that says where the script begins.
 
     Raises:
         UsageError: several words stand before the "--", or no Python script behind it.
@@ -259,9 +232,8 @@ def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None
     if not script:
         raise UsageError("which script is to be started? nccl-doctor launch hosts.yaml -- train.py --epochs 3")
     if _STARTER.fullmatch(PurePath(script[0]).name):
-        raise UsageError(
-            f"{shell.word(script[0])} is no script but starts one, as the lines do themselves; leave it out"
-        )
+        why = "is no script but starts one, as the lines do themselves; leave it out"
+        raise UsageError(f"{shell.word(script[0])} {why}")
     if PurePath(script[0]).suffix in {".sh", ".bash", ".sbatch", ".slurm"}:
         raise UsageError(f"{shell.word(script[0])} is a shell script; give the Python script that it starts")
     return (before[0] if before else None), script
@@ -270,15 +242,7 @@ def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None
 def launched(
     cluster: Cluster, hosts: str | None, script: Sequence[str], wishes: Wishes, environ: Mapping[str, str], now: float
 ) -> Launch:
-    """The job of a cluster, with what its last check saw.
-
-    Args:
-        cluster: the nodes.
-        hosts: the file that says so; None where none does.
-        script: the script and its arguments.
-        wishes: how it is to be started.
-        environ: where the last check is kept.
-        now: seconds since the epoch.
+    """The job of a cluster, with what its last check saw; ``now`` in seconds since the epoch.
 
     Raises:
         UsageError: what is asked for can't be started so.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import LaunchPlan, Start
-from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.nccl.versions import release
 from nccl_doctor.text import shell
@@ -36,34 +36,23 @@ _URL_OPTION = re.compile(r"--(?:dist|init|dist-init)-(?:url|method)")
 
 
 def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[Command, ...]:
-    """The line of each node.
-
-    Args:
-        job: what is started.
-        launcher: "torchrun", "c10d", "launch", "env" or "tcp".
-        use_env: "launch" does not add --local_rank to the script's arguments.
-
-    Raises:
-        UsageError: this launcher can't express the job.
-    """
+    """The line of each node; UsageError where this launcher can't express it."""
+    if launcher == "launch":
+        job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
+    own = ["--use_env"] if use_env else []
     forms: dict[str, Callable[[LaunchPlan, Start], Line]] = {
-        "torchrun": _torchrun,
+        "torchrun": lambda job, start: _module(job, start, "torch.distributed.run", _static(job, start)),
         "c10d": _c10d,
-        "launch": lambda job, start: _launch(job, start, use_env=use_env),
+        "launch": lambda job, start: _module(job, start, "torch.distributed.launch", [*_static(job, start), *own]),
         "env": _env,
         "tcp": _tcp,
     }
-    form = forms[launcher]
-    return tuple(one for start in job.starts for one in on(start.node.name, form(job, start)))
+    return tuple(one for start in job.starts for one in on(start.node.name, forms[launcher](job, start)))
 
 
 def default_launcher(torch: str | None) -> str:
-    """torchrun, or torch.distributed.launch for a torch that has no torchrun yet."""
+    """torchrun, or torch.distributed.launch for a torch without it."""
     return "launch" if torch is not None and release(torch) < NO_TORCHRUN else "torchrun"
-
-
-def _torchrun(job: LaunchPlan, start: Start) -> Line:
-    return _module(job, start, "torch.distributed.run", _static(job, start))
 
 
 def _c10d(job: LaunchPlan, start: Start) -> Line:
@@ -83,11 +72,6 @@ def _c10d(job: LaunchPlan, start: Start) -> Line:
         *own,
     ]
     return _module(job, start, "torch.distributed.run", options)
-
-
-def _launch(job: LaunchPlan, start: Start, *, use_env: bool) -> Line:
-    job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
-    return _module(job, start, "torch.distributed.launch", [*_static(job, start), *(["--use_env"] if use_env else [])])
 
 
 def _static(job: LaunchPlan, start: Start) -> list[str]:
@@ -152,7 +136,7 @@ def _tcp(job: LaunchPlan, start: Start) -> Line:
 
 
 def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The script with a hole for all that tcp:// needs, and the sentence that says what gave way to it."""
+    """The script with holes for tcp://, and a sentence on replaced words."""
     master = next((node for node in job.cluster.nodes if job.cluster.master_addr in (node.name, node.address)), None)
     names = {job.cluster.master_addr, *((master.name, master.address) if master else ())}
     right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names}
@@ -183,7 +167,6 @@ def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _has_holes(script: tuple[str, ...]) -> bool:
-    """True for a script that names where its own words for the URL or the rank go."""
     return any(f"{{{name}}}" in text for text in script for name in ("url", "rank", "node_rank"))
 
 
@@ -192,16 +175,12 @@ def _url(job: LaunchPlan) -> str:
 
 
 def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> Line:
-    """A line that runs ``of_rank`` for each rank of the node, side by side, and fails where any of them does."""
     if start.nproc == 1:
         return of_rank({"rank": shell.script("{first}", first=start.first), "local_rank": shell.script("0")})
     numbers = [shell.script("{i}", i=i) for i in range(start.nproc)]
     one = of_rank({"rank": shell.script("$(({first} + i))", first=start.first), "local_rank": shell.script("$i")})
-    return shell.script(
-        """(set --; trap 'kill "$@"' INT TERM; for i in {numbers}; do {one} & set -- "$@" $!; done; """
-        """for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})""",
-        numbers=numbers,
-        one=one,
+    return _side_by_side(
+        shell.script("""for i in {numbers}; do {one} & set -- "$@" $!; done;""", numbers=numbers, one=one)
     )
 
 
@@ -210,22 +189,18 @@ SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
 
 
 def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
-    """All hosts' lines side by side; it fails where one of them does."""
+    """All hosts' lines side by side; fails where any does."""
     nodes = {node.name: node for node in cluster.nodes}
-    started = [
-        shell.script(
-            """{start} {command} & set -- "$@" $!;""",
-            start=_start_line(nodes[one.host or ""]),
-            command=shell.nested(one.command),
-        )
-        for one in commands
-    ]
-    return shell.script(
-        """(set --; trap 'kill "$@"' INT TERM; {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})""",
-        started=started,
-    )
+    started = []
+    for one in commands:
+        node, command = nodes[one.host or ""], shell.nested(one.command)
+        words = ["sh", "-c"] if node.local else [*SSH, *arguments(node.options(SshOptions)), node.address]
+        start = [shell.argument(word) for word in words]
+        started.append(shell.script("""{start} {command} & set -- "$@" $!;""", start=start, command=command))
+    return _side_by_side(shell.script("{started}", started=started))
 
 
-def _start_line(node: Node) -> list[Line]:
-    words = ["sh", "-c"] if node.local else [*SSH, *arguments(node.options(SshOptions)), node.address]
-    return [shell.argument(word) for word in words]
+def _side_by_side(started: Line) -> Line:
+    """Ends all that was started with Ctrl-C, and fails where any of it does."""
+    wait = """(set --; trap 'kill "$@"' INT TERM; {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})"""
+    return shell.script(wait, started=started)

@@ -1,17 +1,22 @@
-"""The plan of a job: its ranks on each node, and their variables."""
+"""The plan of a job: its ranks on each node, their variables, and variables that contradict it.
+
+What a variable means that no launcher has set yet is torch's: ``env://`` reads RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT (torch/distributed/rendezvous.py), torchrun's options have PET_ variables for defaults
+(torch/distributed/argparse_util.py), and scripts under Slurm take SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS for
+rank, local rank and world size (srun(1)).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import Field
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.job_variables import ADDRESSES, OF_A_JOB, PlannedNode, contradictions, names_of
 from nccl_doctor.model.base import FrozenModel
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import ClusterSource
@@ -24,14 +29,22 @@ if TYPE_CHECKING:
     from nccl_doctor.model.documents import RankPlace
 
 
-class CheckedHost(FrozenModel):
-    """A host as a check found it.
+ADDRESSES = ("MASTER_ADDR", "PET_MASTER_ADDR")
+PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
+ENDPOINTS = ("PET_RDZV_ENDPOINT",)
+NODES = ("PET_NNODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")
+PLACES = ("NODE_RANK", "GROUP_RANK", "PET_NODE_RANK", "SLURM_NODEID")
+RANKS = ("RANK", "SLURM_PROCID")
+LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID")
+WORLDS = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
+COUNTS = ("LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE")
+OF_A_JOB = (*ADDRESSES, *PORTS, *ENDPOINTS, *NODES, *PLACES, *RANKS, *LOCAL_RANKS, *WORLDS, *COUNTS)
+COUNTED_THERE = frozenset({"gpu", "cpu", "auto"})
+"""What torchrun's --nproc_per_node takes besides a number."""
 
-    Attributes:
-        nproc: the ranks that it would start.
-        gpus: the GPUs that it has; None where that is not known.
-        variables: what the check recommends to set.
-    """
+
+class CheckedHost(FrozenModel):
+    """A host as a check found it: ranks to start, GPUs if known, recommended variables."""
 
     nproc: int
     gpus: int | None = None
@@ -40,7 +53,7 @@ class CheckedHost(FrozenModel):
 
 @dataclass(frozen=True)
 class Start:
-    """A node's part: its ranks from ``first`` on, and all their variables besides the launcher's own."""
+    """A node's part: ranks from ``first`` on, and variables besides the launcher's."""
 
     node: Node
     nproc: int
@@ -51,11 +64,7 @@ class Start:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A job to start.
-
-    Attributes:
-        torch: torch's version as the last check saw it; None where that is not known.
-    """
+    """A job to start; ``torch`` is the version that the last check saw."""
 
     cluster: Cluster
     starts: tuple[Start, ...]
@@ -72,26 +81,23 @@ class LaunchPlan:
         """Every rank's place, in order."""
         from nccl_doctor.model.documents import RankPlace
 
-        return tuple(
-            RankPlace(
-                rank=start.first + local,
-                node_rank=start.node.node_rank,
-                host=start.node.name,
-                local_rank=local,
-                gpu=start.gpus[local] if local < len(start.gpus) else None,
-            )
-            for start in self.starts
-            for local in range(start.nproc)
-        )
+        places = []
+        for start in self.starts:
+            node_rank, host = start.node.node_rank, start.node.name
+            for local in range(start.nproc):
+                gpu = start.gpus[local] if local < len(start.gpus) else None
+                rank = start.first + local
+                places.append(RankPlace(rank=rank, node_rank=node_rank, host=host, local_rank=local, gpu=gpu))
+        return tuple(places)
 
     @property
     def digest(self) -> str:
-        """Tells this job from others, alike for everyone who starts it from the same file with the same script."""
+        """Tells this job from others, alike for everyone who starts it."""
         return hashlib.sha256(repr((self.cluster.nodes, self.script)).encode()).hexdigest()[:8]
 
     @property
     def name(self) -> str:
-        """After its script, in letters that any file name may have: "train" for src/train.py."""
+        """After its script, as file names may be: "train" for src/train.py."""
         script = next((word for word in self.script if not word.startswith("-")), "")
         return re.sub(r"[^A-Za-z0-9_-]", "_", script.rpartition("/")[2].partition(".")[0]) or "train"
 
@@ -101,11 +107,7 @@ class LaunchPlan:
         return replace(self, starts=tuple(starts))
 
     def even(self, launcher: str, why: str) -> int:
-        """The ranks that every node starts.
-
-        Raises:
-            UsageError: nodes differ in them, which this launcher can't express.
-        """
+        """The ranks that every node starts; UsageError where nodes differ."""
         counts = {start.nproc for start in self.starts}
         if len(counts) > 1:
             told = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
@@ -119,13 +121,7 @@ class LaunchPlan:
 def plan(
     cluster: Cluster, checked: Mapping[str, CheckedHost], script: tuple[str, ...], torch: str | None = None
 ) -> LaunchPlan:
-    """The job of a cluster.
-
-    Args:
-        cluster: the nodes.
-        checked: what the last check saw, by host; where the hosts file says the same, that wins.
-        script: the script and its arguments.
-        torch: its version, where it is known.
+    """The job of a cluster; the hosts file wins over what was ``checked``.
 
     Raises:
         UsageError: the number of ranks of a node is known from nowhere.
@@ -135,47 +131,41 @@ def plan(
         source = ClusterSource(cluster)
         place = "give --nproc-per-node N" if source.file is None else f"set nproc_per_node in {source.file}"
         check = " ".join(map(shell.word, ("nccl-doctor", "check", *source.arguments)))
-        raise UsageError(
-            f"how many ranks {fold(unknown)} should start is not known: {place}, or run {check} first, which counts "
-            "the GPUs"
-        )
-    _refuse_more_ranks_than_gpus(cluster, checked)
+        hint = f"{place}, or run {check} first, which counts the GPUs"
+        raise UsageError(f"how many ranks {fold(unknown)} should start is not known: {hint}")
     starts: list[Start] = []
     for node in cluster.nodes:
-        count = _count(node, checked.get(node.name)) or 1
         first = starts[-1].first + starts[-1].nproc if starts else 0
-        starts.append(_start(node, count, first, checked.get(node.name)))
+        starts.append(_start(node, first, checked.get(node.name)))
     job = LaunchPlan(cluster, tuple(starts), script, torch)
-    _refuse_other_places(job)
+    for start in starts:
+        # What a name resolves to is not known here: an address in place of a name, or the reverse, may well be right.
+        other = [start.node.env[name] for name in ADDRESSES if name in start.node.env]
+        alike = [one for one in other if (numeric(one) is None) != (numeric(cluster.master_addr) is None)]
+        masters = names_of(cluster, alike)
+        planned_node = PlannedNode(cluster, start.node, start.nproc, start.first, job.world_size, masters)
+        for name, value, planned in contradictions(start.node.env, planned_node):
+            hint = "take it out, the launcher sets it"
+            raise UsageError(f"{name}={value} under env for {start.node.name}, and {planned}; {hint}")
     return job
 
 
-def _refuse_other_places(job: LaunchPlan) -> None:
-    """A variable under env that says otherwise than the line that the launcher is given."""
-    for start in job.starts:
-        # What a name resolves to is not known here: an address in place of a name, or the reverse, may well be right.
-        other = [start.node.env[name] for name in ADDRESSES if name in start.node.env]
-        alike = [one for one in other if (numeric(one) is None) != (numeric(job.cluster.master_addr) is None)]
-        masters = names_of(job.cluster, alike)
-        place = PlannedNode(job.cluster, start.node, start.nproc, start.first, job.world_size, masters)
-        for name, value, planned in contradictions(start.node.env, place):
-            raise UsageError(
-                f"{name}={value} under env for {start.node.name}, and {planned}; take it out, the launcher sets it"
-            )
-
-
-def _refuse_more_ranks_than_gpus(cluster: Cluster, checked: Mapping[str, CheckedHost]) -> None:
-    """Options can contradict a hosts file, and both what the last check saw; without any GPU ranks are on CPUs."""
-    for node in cluster.nodes:
-        there = len(named_devices(node))
-        if not there and node.cuda_visible_devices is None and node.name in checked:
-            there = checked[node.name].gpus or 0
-        count = _count(node, checked.get(node.name)) or 0
-        if there and count > there:
-            raise UsageError(
-                f"{node.name} is to start {plural(count, 'rank')} and has {plural(there, 'GPU')}; set nproc_per_node "
-                f"to {there}, or cuda_visible_devices"
-            )
+def _start(node: Node, first: int, checked: CheckedHost | None) -> Start:
+    count = _count(node, checked) or 1
+    named = named_devices(node)
+    # Options can contradict a hosts file, and both what the last check saw; without any GPU ranks are on CPUs.
+    seen = checked.gpus or 0 if checked and node.cuda_visible_devices is None else 0
+    there = len(named) or seen
+    if there and count > there:
+        ranks, hint = plural(count, "rank"), f"set nproc_per_node to {there}, or cuda_visible_devices"
+        raise UsageError(f"{node.name} is to start {ranks} and has {plural(there, 'GPU')}; {hint}")
+    own = {name: value for name, value in node.env.items() if name not in OF_A_JOB}  # the launcher sets those
+    variables = {**(checked.variables if checked else {}), **own}
+    if node.cuda_visible_devices is not None:
+        variables["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
+    known = checked.gpus if checked is not None and checked.gpus is not None else count
+    numbered = tuple(map(str, range(known)))
+    return Start(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)
 
 
 def _count(node: Node, checked: CheckedHost | None) -> int | None:
@@ -183,18 +173,74 @@ def _count(node: Node, checked: CheckedHost | None) -> int | None:
     return node.nproc_per_node or named or (checked.nproc if checked else None)
 
 
-def _start(node: Node, count: int, first: int, checked: CheckedHost | None) -> Start:
-    own = {name: value for name, value in node.env.items() if name not in OF_A_JOB}  # the launcher sets those
-    variables = {**(checked.variables if checked else {}), **own}
-    if node.cuda_visible_devices is not None:
-        variables["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
-    named = named_devices(node)
-    there = checked.gpus if checked is not None and checked.gpus is not None else count
-    numbered = tuple(map(str, range(there)))
-    return Start(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)
-
-
 def nearest(batch: int, world: int) -> tuple[int, ...]:
     """The nearest batch sizes that so many ranks share evenly."""
     below = batch // world * world
     return (below, below + world) if below > 0 else (world,)
+
+
+@dataclass(frozen=True)
+class PlannedNode:
+    """A node's place in the plan: ranks from ``first`` on; ``masters``: all texts that mean the master."""
+
+    cluster: Cluster
+    node: Node
+    nproc: int
+    first: int
+    world: int
+    masters: frozenset[str]
+
+
+class Contradiction(NamedTuple):
+    """A variable that says otherwise than the plan, and its phrase."""
+
+    name: str
+    value: str
+    planned: str
+
+
+def contradictions(variables: Mapping[str, str], place: PlannedNode) -> Iterator[Contradiction]:
+    """Yields variables that the plan contradicts, in :data:`OF_A_JOB`'s order."""
+    for name in OF_A_JOB:
+        value = variables.get(name)
+        planned = None if value is None else _planned(name, value.strip(), place)
+        if value is not None and planned is not None:
+            yield Contradiction(name, value, planned)
+
+
+def _planned(name: str, value: str, place: PlannedNode) -> str | None:
+    port = place.cluster.master_port
+    if name in ADDRESSES:
+        return None if value in place.masters else f"the master is {place.cluster.master_addr}"
+    if name in PORTS:
+        return None if value == str(port) else f"the master port is {port}"
+    if name in ENDPOINTS:
+        host, _, told = value.rpartition(":")
+        same = (host or value).strip("[]") in place.masters and (not host or told == str(port))
+        return None if same else f"the master is {place.cluster.master_addr}:{port}"
+    if name in NODES:
+        count, (least, _, most) = len(place.cluster.nodes), value.partition(":")  # torchrun takes "2" and "1:4"
+        spans = least.isdigit() and (most or least).isdigit() and int(least) <= count <= int(most or least)
+        return None if spans else f"there {'is 1 node' if count == 1 else f'are {count} nodes'}"
+    if name in COUNTS:
+        return None if value in COUNTED_THERE or value == str(place.nproc) else f"it starts {place.nproc} ranks"
+    return _numbered(name, value, place)
+
+
+def _numbered(name: str, value: str, place: PlannedNode) -> str | None:
+    if name in PLACES:
+        own = place.node.node_rank
+        return None if value == str(own) else f"its node rank is {own}"
+    if name in WORLDS:
+        return None if value == str(place.world) else f"the world size is {place.world}"
+    what, first = ("rank", place.first) if name in RANKS else ("local rank", 0)
+    if place.nproc == 1:
+        return None if value == str(first) else f"its {what} is {first}"
+    return f"its {what}s are {first} to {first + place.nproc - 1}, each its own"
+
+
+def names_of(cluster: Cluster, resolved: Collection[str]) -> frozenset[str]:
+    """Every text that means the master: planned, the first node's, and resolved."""
+    first = cluster.nodes[0]
+    own = (first.name, first.address) if cluster.master_addr in (first.name, first.address) else ()
+    return frozenset({cluster.master_addr, *own, *resolved})

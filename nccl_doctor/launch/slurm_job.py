@@ -59,43 +59,31 @@ def script(job: LaunchPlan) -> Line:
     counts = [start.nproc for start in job.starts]
     even = len(set(counts)) == 1
     named = all(numeric(node.name) is None for node in nodes)
-    names = [shell.script("#SBATCH --nodelist={names}\n", names=shell.host_names(fold(_names(job))))] if named else []
-    gpus = [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and job.starts[0].gpus else []
+    names = shell.host_names(fold([node.name for node in nodes]))
+    extra = [shell.script("#SBATCH --nodelist={names}\n", names=names)] if named else []
+    extra += [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and job.starts[0].gpus else []
     exports = _joined([shell.script("export {one}\n", one=one) for one in shell.assignments(shared[0])])
     port, running = job.cluster.master_port, nodes[0].options(SlurmOptions)
     if running.job:
         master = shell.argument(job.cluster.master_addr)
         head = shell.script(HEAD_IN_A_JOB, master=master, port=port, exports=exports)
+        container = [shell.script("{one} ", one=shell.argument(option)) for option in running.container]
+        number = int(running.job)
+        where = shell.script(IN_A_JOB, number=number, nodes=len(nodes), names=names, container=container)
     else:
-        head = shell.script(
-            HEAD,
-            name=shell.argument(job.name),
-            nodes=len(nodes),
-            extra=_joined(names + gpus),
-            port=port,
-            exports=exports,
-        )
-    task = shell.script(
-        TASK,
-        counts=shell.script("") if even else _cases(job),
-        python=shell.program(nodes[0].python),
-        nproc=counts[0] if even else shell.script('"$nproc"'),
-        script=shell.words(job.script, {}),
-    )
-    where = _in(job, running) if running.job else shell.script("")
+        name = shell.argument(job.name)
+        head = shell.script(HEAD, name=name, nodes=len(nodes), extra=_joined(extra), port=port, exports=exports)
+        where = shell.script("")
+    cases, nproc = shell.script(""), shell.script("{count}", count=counts[0])
+    if not even:  # the ranks by node's name
+        case = "  {name}) nproc={nproc} ;;\n"
+        lines = [shell.script(case, name=shell.argument(one.node.name), nproc=one.nproc) for one in job.starts]
+        cases = shell.script('case "$SLURMD_NODENAME" in\n{lines}esac\n', lines=_joined(lines))
+        nproc = shell.script('"$nproc"')
+    python, words = shell.program(nodes[0].python), shell.words(job.script, {})
+    task = shell.script(TASK, counts=cases, python=python, nproc=nproc, script=words)
     start = "{head}\nsrun {where}--kill-on-bad-exit=1 bash -c {task}\n"
     return shell.script(start, head=head, where=where, task=shell.nested(task))
-
-
-def _in(job: LaunchPlan, running: SlurmOptions) -> Line:
-    """The options that have srun start a step in a job that runs; they win over what a batch script's own shell has."""
-    return shell.script(
-        IN_A_JOB,
-        number=int(running.job),
-        nodes=len(job.starts),
-        names=shell.host_names(fold(_names(job))),
-        container=[shell.script("{one} ", one=shell.argument(option)) for option in running.container],
-    )
 
 
 def _joined(lines: list[Line]) -> Line:
@@ -103,19 +91,6 @@ def _joined(lines: list[Line]) -> Line:
     for one in lines:
         found = shell.script("{found}{one}", found=found, one=one)
     return found
-
-
-def _names(job: LaunchPlan) -> list[str]:
-    return [start.node.name for start in job.starts]
-
-
-def _cases(job: LaunchPlan) -> Line:
-    """The ranks by node's name, where they differ."""
-    lines = [
-        shell.script("  {name}) nproc={nproc} ;;\n", name=shell.argument(start.node.name), nproc=start.nproc)
-        for start in job.starts
-    ]
-    return shell.script('case "$SLURMD_NODENAME" in\n{lines}esac\n', lines=_joined(lines))
 
 
 _VALUE = r"""(?P<value>"[^"\n]*"|'[^'\n]*'|\$\(\(.*?\)\)|\$\(.*\)|[^\s;&]+)"""
@@ -132,12 +107,10 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def master_port(script: str, job: int) -> int | None:
-    """The port of the last assignment; None where there is none, or the script alone can't tell (``$RANDOM``).
+    """The port of the last assignment, if the script alone tells it.
 
-    Args:
-        script: the batch script's text.
-        job: its number, which recipes compute the port from: ``$((10000 + SLURM_JOB_ID % 50000))`` and
-            ``$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))``.
+    Recipes compute it from the job's number: ``$((10000 + SLURM_JOB_ID % 50000))`` and
+    ``$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))``.
     """
     assigned = [found["value"] for found in _SET.finditer(script)]
     if not assigned:
@@ -158,7 +131,6 @@ def _tail(found: re.Match[str]) -> str:
 
 
 def _value(text: str) -> int | None:
-    """The value of an arithmetic expression of numbers; None for anything else."""
     try:
         return _computed(ast.parse(text.replace("/", "//").strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.launch.job_variables import PlannedNode, contradictions, names_of
+from nccl_doctor.launch.plan import PlannedNode, contradictions, names_of
 from nccl_doctor.model.cluster import Cluster, Node
 
 NODES = tuple(Node(name=f"node{n}", address=f"10.0.0.{n}", node_rank=n - 1) for n in (1, 2))

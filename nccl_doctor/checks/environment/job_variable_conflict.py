@@ -19,7 +19,7 @@ References: torch/distributed/rendezvous.py (env://); torch/distributed/run.py; 
 from collections.abc import Collection, Iterator
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, described, folded
-from nccl_doctor.launch.job_variables import PlannedNode, contradictions, names_of
+from nccl_doctor.launch.plan import PlannedNode, contradictions, names_of
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Severity

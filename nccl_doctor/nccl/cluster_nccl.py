@@ -199,14 +199,7 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
     trouble = any(_trouble(nccl, name) is not None for name in nccl.by_host)
     suggestion = nccl.suggestion if trouble else None
     found = tuple(_answer(nccl, host.name, suggestion) for host in snapshot.hosts)
-    by_setting: dict[tuple[str, ...], list[str]] = {}
-    for side in found:
-        if side.set:
-            lines = tuple(str(made) for name, value in side.set.items() if (made := export(name, value)))
-            by_setting.setdefault(lines, []).append(side.name)
-    alike = len(by_setting) == 1  # one block for all hosts
-    exports = (Exports(hosts=None if alike else tuple(hosts), lines=lines) for lines, hosts in by_setting.items())
-    return InterfaceAnswers(hosts=found, exports=tuple(exports))
+    return InterfaceAnswers(hosts=found, exports=_exports(found))
 
 
 def answers_for(snapshot: Snapshot, address: Address, version: Version | None = None) -> InterfaceAnswers:
@@ -282,3 +275,13 @@ def _trouble(nccl: ClusterNccl, host: str) -> str | None:
     if lost:
         return f"NET/Socket also uses {', '.join(use.name for use in lost)}, which no other host can reach"
     return None
+
+
+def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
+    by_setting: dict[tuple[str, ...], list[str]] = {}
+    for side in found:
+        if side.set:
+            lines = tuple(str(made) for name, value in side.set.items() if (made := export(name, value)))
+            by_setting.setdefault(lines, []).append(side.name)
+    alike = len(by_setting) == 1  # one block for all hosts
+    return tuple(Exports(hosts=None if alike else tuple(hosts), lines=lines) for lines, hosts in by_setting.items())

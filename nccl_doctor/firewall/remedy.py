@@ -124,8 +124,8 @@ def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
 
 def _both(changes: list[Line | None]) -> tuple[Line | None, ...]:
     """Each change for good, then each in force."""
-    ways = ("firewall-cmd --permanent {change}", "firewall-cmd {change}")
-    return tuple(line(way, change=change) for way in ways for change in changes)
+    permanent = (line("firewall-cmd --permanent {change}", change=change) for change in changes)
+    return (*permanent, *(line("firewall-cmd {change}", change=change) for change in changes))
 
 
 def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:

@@ -63,8 +63,10 @@ def _unscheduled(pod: Pod, container: Container) -> NotReady | None:
         return NotReady(detail="is pending: no node takes it", evidence=_evidence(found.message), remedy=remedy)
     asked = {name: container.resources.requests.get(name, container.resources.limits.get(name)) for _, name in lacks}
     what = " and ".join(name + (f" ({count} asked for)" if count is not None else "") for name, count in asked.items())
-    look = f"kubectl describe nodes shows what is taken of {' and '.join(asked)}"
-    remedy = f"Ask for less, wait for other jobs to end, or have nodes added; {look}."
+    remedy = (
+        "Ask for less, wait for other jobs to end, or have nodes added; kubectl describe nodes shows what is taken of "
+    )
+    remedy += f"{' and '.join(asked)}."
     return NotReady(detail=f"is pending: no node has enough {what}", evidence=_evidence(found.message), remedy=remedy)
 
 

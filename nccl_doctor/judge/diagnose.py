@@ -54,7 +54,7 @@ def judge(
     judged = _with_causes_from_output(judged, derived)
     diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
     diagnoses = tuple(_placed(diagnosis, snapshot.cluster) for diagnosis in diagnoses)
-    judged = _with_spared_allreduce(judged, snapshot, diagnoses)
+    judged = [_without_hidden_facts(j, judged) for j in _with_spared_allreduce(judged, snapshot, diagnoses)]
     results = tuple(
         CheckResult(
             code=j.check.code,
@@ -93,6 +93,18 @@ def _with_spared_allreduce(
         return judged
     spared = Outcome.SKIP, smoke.reason
     return [replace(j, outcome=Outcome.UNKNOWN) if (j.outcome, j.reason) == spared else j for j in judged]
+
+
+def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
+    """The same, not as a gap where a found fault hides what it needs on each host that it could not judge."""
+    hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
+    hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
+    if not (hiding and run.outcome is Outcome.UNKNOWN) or not all(
+        gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps
+    ):
+        return run
+    reason = f"not to be judged beside {', '.join(j.check.name for j in hiding)}"
+    return replace(run, outcome=Outcome.SKIP, reason=reason, gaps=())
 
 
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
@@ -182,6 +194,7 @@ UNREACHED = "no host was reached"
 SUBJECTS = {
     "gpus": "no GPU on any host",
     "gpu_health": "no GPU on any host",
+    "gpu_driver": "no GPU on any host",
     "rdma": "no RDMA device on any host",
     "step": "no host is looked at from within a Slurm job",
     "same": "no file was named that has to be the same",

@@ -44,6 +44,7 @@ class Traits(TypedDict, total=False):
     job_wide: bool
     in_output: bool
     outside: bool
+    hides: tuple[str, ...]
     errors: tuple[str, ...]
     row: str
     row_words: str
@@ -67,6 +68,7 @@ class Check:
             running job show.
         in_output: the output of the ranks that it is about is read for its cause.
         outside: its commands are for the host around a container.
+        hides: facts that can't be had of a host that has it; checks that need them are not judged there, and no gap.
         errors: the kernel's errors that mean it where a job of several hosts starts.
         row: the screen's row that tells it; its category's where none is given.
         row_words: what that row says besides, where it passes.
@@ -86,6 +88,7 @@ class Check:
     job_wide: bool = False
     in_output: bool = False
     outside: bool = False
+    hides: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     row: str | None = None
     row_words: str = ""

@@ -109,6 +109,7 @@ class HostFacts(Observed):
     sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")
     rdma: Fact[tuple[system.RdmaDevice, ...]] = unknown("not looked at")
     pci: Fact[system.PciPaths] = unknown("not looked at")
+    gpu_driver: Fact[system.GpuDriver | None] = unknown("not looked at")  # None where no GPU is on the PCI bus
     gpu_health: Fact[tuple[system.GpuHealth, ...]] = unknown("not looked at")
     xids: Fact[tuple[system.Xid, ...]] = unknown("not looked at")
     plugins: Fact[tuple[system.NcclPlugin, ...]] = unknown("not looked at")
@@ -229,6 +230,15 @@ def world_size(snapshot: Snapshot) -> int:
 def named_devices(node: Node) -> tuple[str, ...]:
     """The parts of the node's CUDA_VISIBLE_DEVICES; none where it is not set."""
     return tuple(part.strip() for part in (node.cuda_visible_devices or "").split(",") if part.strip())
+
+
+def gpu_wish(host: Host) -> str | None:
+    """Words for what asks for GPUs on a host; None where nothing does."""
+    if any(part != "-1" for part in named_devices(host.node)):
+        return f'the hosts file asks for them: cuda_visible_devices "{host.node.cuda_visible_devices}"'
+    env = host.facts.env if host.facts is not None and not isinstance(host.facts.env, Unknown) else {}
+    asked = env.get("CUDA_VISIBLE_DEVICES", "").strip()
+    return f"CUDA_VISIBLE_DEVICES={asked} asks for them" if asked not in ("", "-1", "NoDevFiles") else None
 
 
 def visible_gpus(node: Node, gpus: tuple[system.Gpu, ...]) -> tuple[system.Gpu, ...]:

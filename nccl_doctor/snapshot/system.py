@@ -77,6 +77,31 @@ class Gpu(Observed):
     driver: str
 
 
+class PciGpu(Observed):
+    """A GPU on the PCI bus, and the kernel driver that holds it ("nvidia", "nouveau", "vfio-pci"), None for none."""
+
+    address: str
+    vendor: Literal["nvidia", "amd"]
+    driver: str | None
+
+
+class GpuDriver(Observed):
+    """The kernel's side of a host's GPUs.
+
+    Attributes:
+        module: version of the nvidia module; None where it is not loaded.
+        built_for: kernels for which such a module is installed; looked at only where none is loaded.
+        nodes: device nodes, and why one can't be used, by errno's name; None where it can.
+        smi: nvidia-smi is installed.
+    """
+
+    gpus: tuple[PciGpu, ...]
+    module: str | None
+    built_for: tuple[str, ...] = ()
+    nodes: dict[Path, str | None] = Field(default_factory=dict)
+    smi: bool = False
+
+
 class ResourceLimits(Observed):
     """ResourceLimits of a process started over SSH; None is unlimited. memlock in bytes."""
 

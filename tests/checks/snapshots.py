@@ -69,6 +69,7 @@ def _host(rank: int) -> dict[str, Any]:
             "sysctls": {"net.ipv4.neigh.default.gc_thresh3": "1024", "net.ipv4.conf.all.rp_filter": "2"},
             "rdma": [],
             "pci": {},
+            "gpu_driver": None,
             "gpu_health": [],
             "processes": [],
             "gpu_processes": [],

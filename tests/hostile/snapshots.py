@@ -90,14 +90,17 @@ PROGRAMS = {
         ["docker", "podman", "nerdctl"],
         r"start [\w.-]+|exec -u 0 --privileged [\w.-]+ mount -o remount,size=\d+g /dev/shm",
     ),
-    "nccl-doctor": r"fix-port( --hosts [^-].*)?( --host [^-]\S*)?( \d+)?( --pid \d+@\d+)? (--kill --yes|--wait)|(check|ifname) -w \S+"
+    "nccl-doctor": r"fix-port( --hosts [^-].*)?( --host [^-]\S*)?( \d+)?( --pid \d+@\d+)? (--kill --yes|--wait|--next( --write)?)|(check|ifname) -w \S+"
     r"|ifname|fix-port( \d+)?",
     "sysctl": r"-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
     r"|neigh\.default\.gc_thresh\d=\d+|conf\.[\w.@-]+\.rp_filter=2))+",
     "ip": r"rule add to [0-9a-f.:/]+ lookup main priority 1",
     "mount": r"-o remount,size=\d+g /dev/shm",
     "systemctl": r"enable --now nvidia-fabricmanager",
-    "modprobe": r"nvidia_peermem",
+    "dkms": r"autoinstall",
+    "nvidia-modprobe": r"-c 0 -u",
+    "usermod": r"-aG render,video [A-Za-z0-9_][A-Za-z0-9_.-]*",
+    "modprobe": r"nvidia_peermem|nvidia|amdgpu",
     "chmod": r"1777 /dev/shm|600 /\S+",
     "ssh-keygen": r"-y -f /\S+",
     "firewall-cmd": r"--reload|(--permanent )?--zone=[\w/-]+ (--add-source=[0-9a-f.:/]+|--add-rich-rule=rule (priority=\"-?\d+\" )?family=\"ipv"

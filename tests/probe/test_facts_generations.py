@@ -286,3 +286,39 @@ def test_no_content_of_sys_breaks_the_devices(files: dict[str, str]) -> None:
             (port / name).write_text(content, encoding="utf-8", errors="replace")
         (device,) = read_rdma(folder)
         assert [one["number"] for one in device["ports"]] == [1]
+
+
+def test_a_gpu_without_a_driver_is_told_with_what_is_there_for_one(tmp_path: Path) -> None:
+    root = machine(tmp_path, {"0000:41:00.0": ("0x10de", "0x030200"), "0000:00:02.0": ("0x1a03", "0x030000")})
+    for kernel, listed in (("6.8.0-40", "updates/dkms/nvidia.ko.zst:"), ("6.8.0-41", "kernel/drivers/net/veth.ko:")):
+        (tmp_path / "lib/modules" / kernel).mkdir(parents=True)
+        (tmp_path / "lib/modules" / kernel / "modules.dep").write_text(f"{listed}\n")
+    told = hardware.read_gpu_driver(root)
+    assert told is not None
+    told.pop("smi")
+    assert told == {
+        "gpus": [{"address": "0000:41:00.0", "vendor": "nvidia", "driver": None}],
+        "module": None,
+        "built_for": ["6.8.0-40"],
+        "nodes": {},
+    }
+
+
+def test_a_gpu_with_its_driver_names_it_and_its_nodes(tmp_path: Path) -> None:
+    root = machine(tmp_path, {"0000:c1:00.0": ("0x10de", "0x030000"), "0000:c2:00.0": ("0x1002", "0x120000")})
+    (tmp_path / "sys/bus/pci/drivers/nvidia").mkdir(parents=True)
+    (tmp_path / "sys/bus/pci/devices/0000:c1:00.0/driver").symlink_to("../../drivers/nvidia")
+    (tmp_path / "sys/module/nvidia").mkdir(parents=True)
+    (tmp_path / "sys/module/nvidia/version").write_text("570.86.15\n")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    (tmp_path / "dev/nvidiactl").mkdir()  # what exists and can't be opened for writing
+    told = hardware.read_gpu_driver(root)
+    assert told is not None
+    assert [(gpu["vendor"], gpu["driver"]) for gpu in told["gpus"]] == [("nvidia", "nvidia"), ("amd", None)]
+    assert (told["module"], told["built_for"]) == ("570.86.15", [])
+    assert told["nodes"] == {"/dev/nvidia0": None, "/dev/nvidiactl": "EISDIR"}
+
+
+def test_a_machine_without_a_gpu_has_no_driver_to_tell_of(tmp_path: Path) -> None:
+    assert hardware.read_gpu_driver(machine(tmp_path, {"0000:00:01.0": ("0x1a03", "0x030000")})) is None

@@ -1,8 +1,8 @@
-"""The NVIDIA driver is older than the CUDA that torch was built for needs, or its parts are of two versions.
+"""The NVIDIA driver is older than the CUDA that torch was built for needs.
 
 What it means: `torch.cuda.is_available()` is False with "The NVIDIA driver on your system is too old", or CUDA ends
-with "driver version is insufficient for CUDA runtime version"; with parts of two versions nothing that uses a GPU
-starts ("Driver/library version mismatch": the driver was updated and the host not rebooted).
+with "driver version is insufficient for CUDA runtime version". Parts of two versions ("Driver/library version
+mismatch") are gpu-driver-down's.
 
 How we know: the driver's version from nvidia-smi against the least that torch's CUDA needs: 580 for CUDA 13,
 525.60.13 for CUDA 12, 450.80.02 for CUDA 11, and the toolkit's own for each release before (NVIDIA, "CUDA
@@ -17,9 +17,8 @@ import re
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
-from nccl_doctor.model.base import Unknown
-from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.model.register import Unjudged
+from nccl_doctor.model.base import Unknown, known
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import fold
 
@@ -35,34 +34,27 @@ LEAST = {
     "9.0": "384.81",
 }
 """The least driver for Linux by CUDA's major version, by release before 11 (CUDA Toolkit release notes)."""
-TWO_VERSIONS = "version mismatch"
 
 
 @check(
     "NCD505",
     severity=Severity.ERROR,
-    needs=("torch",),
+    needs=("torch", "gpus"),
     explains=ALLREDUCE,
     in_logs=("cuda-error", "gpu-count-low", "torch-missing"),
 )
 def cuda_driver_mismatch(view: View) -> Findings:
     """Yields one finding a pair of versions that do not fit."""
     old: dict[tuple[str, str, str], list[str]] = {}
-    broken: dict[str, list[str]] = {}
     for host, facts in view.facts:
         if not isinstance(facts.torch, TorchInfo) or facts.torch.cuda is None:
             continue
-        if isinstance(facts.gpus, Unknown):
-            if TWO_VERSIONS in facts.gpus.reason:
-                broken.setdefault(facts.gpus.reason, []).append(host.name)
-            else:
-                yield Unjudged((host.name,), facts.gpus.reason)
-            continue
+        gpus = known(facts.gpus)
         least = needed(facts.torch.cuda)
         env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
         lifted = "compat" in env.get("LD_LIBRARY_PATH", "")  # a package may stand in for the driver's own library
-        if facts.gpus and least and _numbers(facts.gpus[0].driver) < _numbers(least) and not lifted:
-            old.setdefault((facts.gpus[0].driver, facts.torch.cuda, least), []).append(host.name)
+        if gpus and least and _numbers(gpus[0].driver) < _numbers(least) and not lifted:
+            old.setdefault((gpus[0].driver, facts.torch.cuda, least), []).append(host.name)
     for (driver, cuda, least), hosts in old.items():
         yield Finding(
             hosts=tuple(hosts),
@@ -70,13 +62,6 @@ def cuda_driver_mismatch(view: View) -> Findings:
             evidence=(f"nvidia-smi: driver {driver}", f"torch is built for CUDA {cuda}"),
             facts={"driver": driver, "cuda": cuda, "least_driver": least},
             fix="Update the driver there and reboot, or install a torch that is built for an older CUDA.",
-        )
-    for reason, hosts in broken.items():
-        yield Finding(
-            hosts=tuple(hosts),
-            message=f"The driver's library on {fold(hosts)} is of another version than its kernel module.",
-            evidence=(reason,),
-            fix=Fix(summary="Reboot: the driver was updated while its old module stayed loaded.", risk="disruptive"),
         )
 
 

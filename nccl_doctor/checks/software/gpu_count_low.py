@@ -7,7 +7,7 @@ one node, unable to form its rings.
 
 How we know: `nvidia-smi` on each host against `nproc_per_node` and `cuda_visible_devices` of the hosts file. One GPU
 less than on like machines is mostly one that fell off the bus: see Xid 79 in the kernel's log. Where no host has a
-GPU, the job runs on CPUs, and nothing is missing.
+GPU and nothing asks for one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
 
 Fix: set `nproc_per_node` and `cuda_visible_devices` to what the host has, or bring the missing GPU back
 (`nvidia-smi`, `dmesg`; often a power cycle).
@@ -21,7 +21,7 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.snapshot.hosts import named_devices, visible_gpus
+from nccl_doctor.snapshot.hosts import gpu_wish, named_devices, visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
@@ -37,6 +37,7 @@ from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 def gpu_count_low(view: View) -> Findings:
     """Yields one finding a node with too few GPUs; one for uneven nodes."""
     if all(facts.gpus == () for _, facts in view.facts):
+        yield from _absent(view)
         return
     counts: dict[str, int] = {}
     for host, facts in view.facts:
@@ -63,6 +64,21 @@ def gpu_count_low(view: View) -> Findings:
             severity=Severity.WARNING,
             fix="Bring back the GPU that is missing (the kernel log says whether one fell off the bus), or set "
             "nproc_per_node in the hosts file, so that it is said to be meant.",
+        )
+
+
+def _absent(view: View) -> Findings:
+    """Yields a finding for all hosts that are asked for GPUs where no host has any."""
+    wishes = grouped((wish, host.name) for host, _ in view.facts if (wish := gpu_wish(host)))
+    hosts = tuple(name for names in wishes.values() for name in names)
+    if hosts:
+        yield Finding(
+            hosts=hosts,
+            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} no GPU, and the job asks for GPUs.",
+            evidence=(*(f"{fold(names)}: {wish}" for wish, names in wishes.items()), "nvidia-smi shows no GPU"),
+            facts={"gpus": 0},
+            fix="Take hosts that have GPUs, or hand GPUs to the container or job step; where the processor is meant, "
+            "take cuda_visible_devices and CUDA_VISIBLE_DEVICES out.",
         )
 
 

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import time
+from functools import lru_cache
 from typing import Any, Iterator, Mapping
 
 from nccl_doctor.probe import gpus
+from nccl_doctor.probe.facts.host import problem
 from nccl_doctor.probe.facts.network import entries
-from nccl_doctor.probe.tools import Unavailable, fact, output, read
+from nccl_doctor.probe.tools import MORE, SYSTEM, Unavailable, fact, find, login_folders, output, read
 
 NVIDIA = "0x10de"
 NVSWITCH_CLASS = "0x0680"
 """PCI class of an NVSwitch: bridge, other (A100 and H100 boards; GB200 keeps its switches in trays of their own)."""
 GPU_CLASSES = ("0x0300", "0x0302")
+AMD = "0x1002"
+AMD_CLASSES = (*GPU_CLASSES, "0x0380", "0x1200")
+"""An Instinct is a display controller of another kind or a processing accelerator."""
+VENDORS = {NVIDIA: "nvidia", AMD: "amd"}
+NODES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD*")
 SERVICE_STATE = ("systemctl", "show", "-p", "LoadState", "-p", "ActiveState", "nvidia-fabricmanager.service")
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 DMABUF_SINCE = (5, 12)  # the first Linux in which RDMA takes DMA-BUF memory (NVIDIA's GPUDirect RDMA documentation)
@@ -26,18 +34,21 @@ REDIRECTS = re.compile(r"ACSCtl:.*(?:SrcValid|ReqRedir|CmpltRedir)\+")
 DENIED = "<access denied>"
 
 
+@lru_cache(maxsize=1)
+def _pci_devices(root: str) -> list[tuple[str, str, str]]:
+    """Address, vendor and class (its first two bytes) of each PCI device of NVIDIA's and AMD's."""
+    devices = f"{root}/sys/bus/pci/devices"
+    seen = ((address, read(f"{devices}/{address}/vendor") or "") for address in entries(devices))
+    return [(name, maker, (read(f"{devices}/{name}/class") or "")[:6]) for name, maker in seen if maker in VENDORS]
+
+
 @fact("pci", slow=True)
 def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
     """snapshot.PciPaths; ``root`` stands before every path. lspci runs only where GPUs and RDMA are both there."""
     devices = f"{root}/sys/bus/pci/devices"
-    switches, gpus = [], []
-    for address in entries(devices):
-        if read(f"{devices}/{address}/vendor") == NVIDIA:
-            kind = (read(f"{devices}/{address}/class") or "")[:6]
-            if kind == NVSWITCH_CLASS:
-                switches.append(address)
-            elif kind in GPU_CLASSES:
-                gpus.append(address)
+    of_nvidia = [(address, kind) for address, vendor, kind in _pci_devices(root) if vendor == NVIDIA]
+    switches = [address for address, kind in of_nvidia if kind == NVSWITCH_CLASS]
+    gpus = [address for address, kind in of_nvidia if kind in GPU_CLASSES]
     groups = {read(f"{devices}/{address}/iommu_group/type") for address in gpus}
     matters = bool(gpus) and bool(entries(f"{root}/sys/class/infiniband"))
     bridges = _printed(["lspci", "-D", "-vvv"], deadline) if matters else None
@@ -49,6 +60,41 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
         "iommu": sorted(group for group in groups if group),
         "acs": None if bridges is None else parse_acs(bridges),
     }
+
+
+@fact("gpu_driver")
+def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
+    """snapshot.GpuDriver; None where no GPU is on the PCI bus. ``root`` stands before every path."""
+    devices = f"{root}/sys/bus/pci/devices"
+    found = []
+    for address, vendor, kind in _pci_devices(root):
+        if kind in (GPU_CLASSES if vendor == NVIDIA else AMD_CLASSES):
+            link = f"{devices}/{address}/driver"
+            driver = os.path.basename(os.path.realpath(link)) if os.path.exists(link) else None
+            found.append({"address": address, "vendor": VENDORS[vendor], "driver": driver})
+    if not found:
+        return None
+    loaded = os.path.isdir(f"{root}/sys/module/nvidia")
+    paths = sorted(path for pattern in NODES for path in glob.glob(root + pattern))
+    return {
+        "gpus": found,
+        "module": (read(f"{root}/sys/module/nvidia/version") or "of an unknown version") if loaded else None,
+        "built_for": [] if loaded else _kernels_with_module(f"{root}/lib/modules"),
+        "nodes": {path[len(root) :]: _node_problem(path) for path in paths},
+        "smi": find("nvidia-smi", [*login_folders(), *SYSTEM, *MORE]) is not None,
+    }
+
+
+def _kernels_with_module(folder: str) -> list[str]:
+    """The kernels for which an nvidia.ko is installed, by their modules.dep."""
+    return [name for name in entries(folder) if "/nvidia.ko" in (read(f"{folder}/{name}/modules.dep") or "")]
+
+
+def _node_problem(path: str) -> str | None:
+    """Why it can't be used, by errno's name; only the control device is opened, for opening a GPU wakes it."""
+    if path.endswith("nvidiactl"):
+        return problem(path)
+    return None if os.access(path, os.R_OK | os.W_OK) else "EACCES"
 
 
 def dmabuf(version: str | None, kernel: str) -> bool | None:

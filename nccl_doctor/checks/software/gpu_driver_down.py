@@ -1,0 +1,189 @@
+"""A host has a GPU on its PCI bus, and no driver that answers for it.
+
+What it means: CUDA finds no device there ("Found no NVIDIA driver", "no CUDA-capable device"), so that the ranks end
+or, with gloo as their way out, train on the processor without a word.
+
+How we know: the GPUs on the PCI bus, the kernel driver that holds each, whether the nvidia module is loaded, and for
+which kernels one is installed; the device nodes and whether this user may use them; and nvidia-smi's own words. The
+commonest causes: the kernel was updated and the module not built for it; the driver was updated and the host not
+rebooted, so that module and library are of two versions; nouveau holds the GPU; a container was started without its
+GPUs, or lost them when systemd was reloaded; the GPU itself did not start ("No devices were found": see the kernel's
+log, `dmesg | grep NVRM`). A GPU that is handed to virtual machines (vfio-pci) is nobody's fault. Where nothing asks for
+GPUs, torch is built without CUDA and nvidia-smi is not installed either, it is a warning.
+
+Fix: the command that stands with the diagnosis; each cause has its own.
+
+References: nvidia-smi(1), "RETURN VALUE"; NVIDIA driver README, "Common Problems"; amdgpu's, "ROCm installation
+prerequisites" (the groups render and video).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, on_each, pasted
+from nccl_doctor.model.base import Unknown, known
+from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.snapshot.hosts import Host, HostFacts, gpu_wish
+from nccl_doctor.snapshot.system import GpuDriver, Identity, TorchInfo
+from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.text.shell import Line, line
+
+TWO_VERSIONS = "Driver/library version mismatch"
+FAILURES = (
+    "Failed to initialize NVML",
+    "NVIDIA-SMI has failed",
+    "Unable to determine the device handle",
+    "GPU is lost",
+)
+"""nvidia-smi's own words; one that hangs or is not installed accuses no driver."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A way in which a driver is down: its words behind "no working driver:", what shows it, what mends it."""
+
+    problem: str
+    evidence: str
+    remedy: str
+    commands: tuple[Line | None, ...] = ()
+    reboot: bool = False
+
+    def fix(self, hosts: tuple[str, ...]) -> Fix:
+        """The remedy on these hosts."""
+        if self.reboot:
+            return Fix(summary=self.remedy, risk="disruptive")
+        return pasted(self.remedy, on_each(hosts, *self.commands) if self.commands else (), needs_root=True)
+
+
+@check(
+    "NCD512",
+    severity=Severity.ERROR,
+    needs=("gpu_driver",),
+    explains=("gpu-count-low", "container-differs", *ALLREDUCE),
+    in_logs=("cuda-error", "cuda-driver-mismatch", "gpu-count-low"),
+    hides=("gpus", "gpu_health", "gpu_processes"),
+    row="GPUs",
+)
+def gpu_driver_down(view: View) -> Findings:
+    """Yields one finding a fault, folded over the hosts that have it."""
+    found = [
+        ((fault, _severity(host, facts)), (host, driver))
+        for host, facts in view.facts
+        if (driver := known(facts.gpu_driver)) is not None
+        for fault in (*_nvidia(facts, driver), *_amd(facts, driver))
+    ]
+    for (fault, severity), alike in grouped(found).items():
+        names = tuple(host.name for host, _ in alike)
+        gpus = max(len(driver.gpus) for _, driver in alike)
+        wishes = [wish for host, _ in alike if (wish := gpu_wish(host))]
+        has = "has" if len(names) == 1 else "have"
+        yield Finding(
+            hosts=names,
+            message=f"{fold(names)} {has} {plural(gpus, 'GPU')} and no working driver: {fault.problem}.",
+            evidence=(fault.evidence, *wishes[:1]),
+            facts={"problem": fault.problem},
+            severity=severity,
+            fix=fault.fix(names),
+        )
+
+
+def _severity(host: Host, facts: HostFacts) -> Severity:
+    """An error where the job is one for GPUs, by what asks for them or by what is installed for them."""
+    driver, torch = known(facts.gpu_driver), facts.torch
+    cuda = isinstance(torch, TorchInfo) and (torch.cuda is not None or torch.hip is not None)
+    inside = isinstance(facts.identity, Identity) and facts.identity.container is not None
+    meant = cuda and not inside  # a container without GPUs may be meant, whatever torch its image has
+    return Severity.ERROR if gpu_wish(host) or meant or (driver is not None and driver.smi) else Severity.WARNING
+
+
+def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
+    gpus = [gpu for gpu in driver.gpus if gpu.vendor == "nvidia" and gpu.driver != "vfio-pci"]
+    words = facts.gpus.reason if isinstance(facts.gpus, Unknown) else ""
+    answers = not isinstance(facts.gpus, Unknown) and len(facts.gpus) > 0
+    if not gpus or answers:
+        return
+    if driver.module is None:
+        yield _not_loaded(facts, driver, {gpu.driver for gpu in gpus} == {"nouveau"})
+        return
+    nodes = {path: error for path, error in driver.nodes.items() if path.startswith("/dev/nvidia")}
+    refused = [f"{path} ({error})" for path, error in nodes.items() if error is not None]
+    inside = isinstance(facts.identity, Identity) and facts.identity.container is not None
+    if TWO_VERSIONS in words:
+        remedy = "Reboot: the driver was updated while its old module stayed loaded; a container is started again."
+        problem = "its library is of another version than the loaded module"
+        yield Fault(problem, words, remedy, reboot=True)
+    elif not nodes and inside:
+        remedy = (
+            "Start the container again with its GPUs: docker run --gpus all (nvidia-container-toolkit on the host)."
+        )
+        yield Fault("the container was given no GPU", "there is no /dev/nvidia* in it", remedy)
+    elif not nodes:
+        remedy = "Make the device nodes:"
+        made = line("nvidia-modprobe -c 0 -u")
+        yield Fault("it has no device nodes", "there is no /dev/nvidia*", remedy, (made,))
+    elif refused and inside:
+        remedy = (
+            "Start the container again: a reload of systemd takes a running one's devices away; the CDI mode of "
+            "nvidia-container-toolkit, or docker run with --device for each node, keeps them."
+        )
+        yield Fault(
+            "the container may no longer open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy
+        )
+    elif refused:
+        remedy = "Let this user into the group that the device nodes belong to (ls -l /dev/nvidia*), and log in again."
+        yield Fault("this user may not open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy)
+    elif facts.gpus == ():
+        found = f"the nvidia module {driver.module} is loaded, and nvidia-smi finds no device"
+        yield Fault("no GPU started", found, _LOOK)
+    elif any(failure in words for failure in FAILURES):
+        yield Fault("nvidia-smi fails", words, _LOOK)
+
+
+_LOOK = (
+    "See the kernel's log as root (dmesg | grep NVRM): a GPU that fell off the bus or whose GSP did not start comes "
+    "back with a power cycle, a module of the wrong kind (open or proprietary) with the other one."
+)
+
+
+def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> Fault:
+    kernel = facts.identity.kernel if isinstance(facts.identity, Identity) else None
+    if nouveau:
+        remedy = "Install NVIDIA's driver, keep nouveau away (blacklist nouveau in /etc/modprobe.d), and reboot."
+        return Fault("nouveau is in its place", "driver in use: nouveau", remedy)
+    if kernel in driver.built_for:
+        loaded = line("modprobe nvidia")
+        return Fault("its module is not loaded", f"nvidia.ko is there for {kernel}", "Load it:", (loaded,))
+    if driver.built_for and kernel is not None:
+        evidence = f"nvidia.ko is there for {', '.join(driver.built_for[:3])}; {kernel} runs"
+        remedy = "Build it for this kernel (it needs the kernel's headers), and load it:"
+        lines = (line("dkms autoinstall"), line("modprobe nvidia"))
+        return Fault("its module is not built for the kernel that runs", evidence, remedy, lines)
+    words = f"; {facts.gpus.reason}" if isinstance(facts.gpus, Unknown) else ""
+    evidence = f"no nvidia.ko for any kernel{words}"
+    return Fault("none is installed", evidence, "Install NVIDIA's driver there, and reboot.")
+
+
+def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
+    """ROCm's side; only where torch is built for it, for a processor's own graphics are AMD's as well."""
+    gpus = [gpu for gpu in driver.gpus if gpu.vendor == "amd" and gpu.driver != "vfio-pci"]
+    if not gpus or not isinstance(facts.torch, TorchInfo) or facts.torch.hip is None:
+        return
+    nodes = {path: error for path, error in driver.nodes.items() if not path.startswith("/dev/nvidia")}
+    refused = [f"{path} ({error})" for path, error in nodes.items() if error is not None]
+    if all(gpu.driver is None for gpu in gpus):
+        loaded = line("modprobe amdgpu")
+        yield Fault("amdgpu is not loaded", "driver in use: none", "Load it:", (loaded,))
+    elif "/dev/kfd" not in nodes:
+        remedy = (
+            "Install amdgpu-dkms with ROCm's support; a container is started with --device /dev/kfd --device /dev/dri."
+        )
+        yield Fault("amdgpu came without ROCm's /dev/kfd", "there is no /dev/kfd", remedy)
+    elif refused:
+        user = facts.identity.user if isinstance(facts.identity, Identity) else None
+        added = line("usermod -aG render,video {user}", user=user) if user else None
+        remedy = "Let the user into the groups render and video, and log in again:"
+        yield Fault(
+            "this user may not open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy, (added,)
+        )

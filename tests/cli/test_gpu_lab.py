@@ -1,0 +1,60 @@
+"""Hosts whose GPUs don't work, made of the files and the program that the kernel and NVIDIA's driver would show."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.program import run_in
+from tests.lab.cluster import Lab, MakeLab
+from tests.lab.host import LabHost
+
+pytestmark = pytest.mark.lab
+FAILED = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+)
+GPU = "0, NVIDIA L4, GPU-11111111-2222-3333-4444-555555555555, 23034, 1, 570.86.15"
+
+
+def give_gpu(host: LabHost) -> None:
+    """A GPU on the PCI bus that no driver holds, and a module for the kernel that runs."""
+    host.run(
+        "for it in /sys/bus/pci/devices /lib/modules /usr/local/sbin; do mkdir -p $it; mount -t tmpfs -o mode=755 none $it; done"
+    )
+    for name, text in (("vendor", "0x10de\n"), ("class", "0x030200\n")):
+        host.write(f"/sys/bus/pci/devices/0000:41:00.0/{name}", text)
+    kernel = host.run("uname -r").stdout.strip()
+    host.write(f"/lib/modules/{kernel}/modules.dep", "updates/dkms/nvidia.ko.zst:\n")
+
+
+def answer(host: LabHost, text: str, status: int) -> None:
+    host.write("/usr/local/sbin/nvidia-smi", f'#!/bin/sh\necho "{text}"\nexit {status}\n', 0o755)
+
+
+def check(lab: Lab, **hosts_file: Any) -> tuple[int, list[dict[str, Any]], str]:
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(**hosts_file))
+    done = run_in(lab.controller, "check", "hosts.yaml", "-q", "--no-smoke", "-o", "json")
+    screen = run_in(lab.controller, "check", "hosts.yaml", "-q", "--no-smoke").stdout
+    return done.returncode, json.loads(done.stdout)["diagnoses"], screen
+
+
+def test_a_gpu_whose_module_is_not_loaded_is_one_error_with_its_command(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    give_gpu(lab.host("node2"))
+    answer(lab.host("node2"), FAILED, 9)
+    code, found, screen = check(lab)
+    assert (code, [(one["name"], one["hosts"]) for one in found]) == (1, [("gpu-driver-down", ["node2"])])
+    assert found[0]["fix"]["commands"] == [{"host": "node2", "command": "modprobe nvidia", "place": None}]
+    assert "couldn't communicate" not in screen, "the fault is told once, by its cause"
+    answer(lab.host("node2"), GPU, 0)
+    assert "gpu-driver-down" not in [one["name"] for one in check(lab)[1]]
+
+
+def test_gpus_that_the_hosts_file_asks_for_and_nobody_has_are_one_error(lab: Lab) -> None:
+    hosts = [{"name": host.name, "cuda_visible_devices": "0,1"} for host in lab.hosts]
+    code, found, screen = check(lab, hosts=hosts)
+    assert (code, [one["name"] for one in found]) == (1, ["gpu-count-low"])
+    assert 'cuda_visible_devices "0,1"' in screen
+    assert check(lab)[:2] == (0, [])

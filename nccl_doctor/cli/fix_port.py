@@ -15,12 +15,12 @@ from nccl_doctor.cli.options import flattened
 from nccl_doctor.cli.output import Out, finish, supports_ansi, try_files
 from nccl_doctor.errors import UsageError
 from nccl_doctor.model.engine import written
-from nccl_doctor.model.ports import GRACE_S, Identity, PortReport, as_identity
 from nccl_doctor.report.safe import clean
 
 if TYPE_CHECKING:
     from nccl_doctor.collect.ports.steps import Steps
     from nccl_doctor.inventory.parsed import HostSource
+    from nccl_doctor.model.ports import Identity, PortReport
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class PortOptions:
     yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask before --kill.")] = False
     grace_s: Annotated[
         float, typer.Option("--grace", metavar="SECONDS", help="From SIGTERM to SIGKILL.", min=0, max=600)
-    ] = GRACE_S
+    ] = 10.0  # model.ports.GRACE_S
     next_port: Annotated[bool, typer.Option("--next", help="Print a port that is free on every host.")] = False
     write: Annotated[bool, typer.Option("--write", help="With --next: put it into the hosts file.")] = False
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of a TIME_WAIT.")] = False
@@ -79,6 +79,8 @@ class PortOptions:
 
     def process(self) -> Identity | None:
         """The process that ``--pid`` means; UsageError where it means none."""
+        from nccl_doctor.model.ports import as_identity
+
         process = None if self.pid is None else as_identity(self.pid)
         if process is None and self.pid is not None:
             raise UsageError(f'--pid: "{self.pid}" is no process: it takes a PID, or PID@START as fix-port prints it')

@@ -197,7 +197,7 @@ class Overrides:
         """
         python = None if self.python is None else values.python(self.python, _place("--python"))
         nproc = self.nproc_per_node and values.nproc(str(self.nproc_per_node), _place("--nproc-per-node"))
-        login = {
+        login: dict[str, Any] = {
             "user": None if self.user is None else values.user(self.user, _place("--user")),
             "port": self.port and values.port(str(self.port), _place("--port")),
         }
@@ -224,8 +224,8 @@ class Overrides:
             if devices is not None:
                 update["cuda_visible_devices"] = devices
                 origins[f"{node.name}.cuda_visible_devices"] = "--env"
-            given = access(node.options(SshOptions).model_copy(update=login), *inside)
-            origins |= {f"{node.name}.inside.{name}": "--inside" for one in inside for name in one.model_fields_set}
+            given = access(replace(node.options(SshOptions), **login), *inside)
+            origins |= {f"{node.name}.inside.{name}": "--inside" for one in inside for name in vars(one)}
             update |= {"access": {**node.access, **given}, "env": {**node.env, **env}}
             nodes.append(node.model_copy(update=update))
             if nproc or devices:

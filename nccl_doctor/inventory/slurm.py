@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nccl_doctor.errors import UsageError
@@ -83,7 +83,7 @@ class SlurmRequest:
         for name in (name for name in names if name in asked):
             said = Sourced(values.host(name, place), place)
             own = Settings(nproc_per_node=Sourced(ranks[name], place) if name in ranks else None)
-            access = (reached.model_copy(update={"gpus": gpus.get(name, 0)}),) if self.steps else ()
+            access = (replace(reached, gpus=gpus.get(name, 0)),) if self.steps else ()
             entries.append(Entry(said, said, own, shared, access=access))
         port = None
         if not environ.get("MASTER_PORT") and _BATCH.search(rest):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeVar
+from functools import cache
+from typing import ClassVar, Protocol, TypeVar
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, TypeAdapter
 
 from nccl_doctor.model.base import FrozenModel
 
@@ -12,8 +13,8 @@ DEFAULT_MASTER_PORT = 29500
 """torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)."""
 
 
-class NodeOptions(FrozenModel):
-    """Base of what one way of reaching hosts wants to know of a node, or of all together.
+class NodeOptions(Protocol):
+    """Knowledge that one way of reaching hosts has of a node, or of all: a frozen dataclass or model.
 
     Attributes:
         engine: its name in :attr:`Node.access`.
@@ -28,8 +29,16 @@ Json = dict[str, JsonValue]
 
 def access(*options: NodeOptions) -> dict[str, Json]:
     """The options as a node holds them: what says nothing is left out."""
-    said = {one.engine: one.model_dump(mode="json", by_alias=True, exclude_defaults=True) for one in options}
+    said = {
+        one.engine: _adapter(type(one)).dump_python(one, mode="json", by_alias=True, exclude_defaults=True)
+        for one in options
+    }
     return {engine: values for engine, values in said.items() if values}
+
+
+@cache
+def _adapter(kind: type[EngineOptions]) -> TypeAdapter[EngineOptions]:
+    return TypeAdapter(kind)
 
 
 class Node(FrozenModel):
@@ -59,7 +68,8 @@ class Node(FrozenModel):
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
         """The options of a way of reaching hosts for this node."""
-        return kind.model_validate(self.access.get(kind.engine, {}))
+        found: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
+        return found
 
 
 class Cluster(FrozenModel):
@@ -84,4 +94,5 @@ class Cluster(FrozenModel):
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
         """The options of an engine for all nodes together."""
-        return kind.model_validate(self.access.get(kind.engine, {}))
+        found: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
+        return found

@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from itertools import chain
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster, Node, NodeOptions
-from nccl_doctor.model.finding import Command
 from nccl_doctor.text.hostlist import fold
+
+if TYPE_CHECKING:  # a command line asks the engines for their options: it waits for no model
+    from pathlib import Path
+
+    from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
+    from nccl_doctor.model.finding import Command
 
 FOLDERS = (
     "ssh",  # reaches whatever no other one does
@@ -246,6 +249,8 @@ class ClusterSource:
         return self.file, *exclude, *self._options()
 
     def _options(self) -> Iterator[str]:
+        from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT
+
         cluster, engine = self.cluster, reaching(self.cluster.nodes)
         if engine is not engines()[0] and not self.engine_words:
             yield from ("--transport", engine.name)

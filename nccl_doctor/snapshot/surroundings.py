@@ -6,8 +6,18 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from nccl_doctor.model.base import ContainerName, Count, Fact, IpAddress, IpNetwork, Observed, Path, Port, unknown
-from nccl_doctor.model.cluster import NodeOptions
+from nccl_doctor.model.base import (
+    ContainerName,
+    Count,
+    Fact,
+    FrozenModel,
+    IpAddress,
+    IpNetwork,
+    Observed,
+    Path,
+    Port,
+    unknown,
+)
 from nccl_doctor.snapshot.system import ResourceLimits
 
 
@@ -146,7 +156,7 @@ class PodFacts(Observed):
     variables: tuple[str, ...] = ()
 
 
-class KubeFacts(NodeOptions):
+class KubeFacts(FrozenModel):
     """All that is known of the pods together."""
 
     engine: ClassVar[str] = "kube"

@@ -86,6 +86,13 @@ def test_a_check_reads_nothing_that_only_other_commands_need() -> None:
     assert {f"nccl_doctor.{name}" for name in others}.isdisjoint(told.stdout.split())
 
 
+def test_the_table_of_commands_loads_neither_models_nor_a_way_to_hosts() -> None:
+    code = "import sys, nccl_doctor.cli.main as main; main.app(); print(*sys.modules)"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert {"nccl_doctor.cli.check", "nccl_doctor.transport.ssh"} <= set(told.stdout.split())
+    assert {"pydantic", "paramiko", "rich", "nccl_doctor.model.cluster"}.isdisjoint(told.stdout.split())
+
+
 def test_the_module_starts_the_tool_too() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nccl_doctor", "--version"], capture_output=True, text=True, check=True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 
 from nccl_doctor.inventory.load import load
 from nccl_doctor.model import engine as register
-from nccl_doctor.model.cluster import Cluster, Node, NodeOptions, access
+from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.model.engine import Engine, Kind
 from nccl_doctor.snapshot.access import (
     EngineFacts,
@@ -28,7 +29,8 @@ from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.choice import ChoosingTransport
 
 
-class PodOptions(NodeOptions):
+@dataclass(frozen=True)
+class PodOptions:
     engine: ClassVar[str] = "kube"
 
     container: str = ""
@@ -88,7 +90,8 @@ def test_the_register(kind: Kind, local: bool, wanted: type[object]) -> None:
     transport.close()
 
 
-class BoxOptions(NodeOptions):
+@dataclass(frozen=True)
+class BoxOptions:
     engine: ClassVar[str] = "box"
 
     box: str = ""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from nccl_doctor.model.cluster import Node, NodeOptions
 from nccl_doctor.model.engine import Engine
+
+if TYPE_CHECKING:
+    from nccl_doctor.model.cluster import Node
 
 Runtime = Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
 """Who holds the container; "enter" is a process whose namespaces are entered (nsenter(1)), which wants root."""
@@ -28,7 +31,8 @@ _LIST: dict[Runtime, str] = {
 }
 
 
-class InsideOptions(NodeOptions):
+@dataclass(frozen=True)
+class InsideOptions:
     """Where on the host commands run; a runtime of None is the host itself.
 
     Attributes:

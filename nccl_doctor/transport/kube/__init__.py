@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from nccl_doctor.model.base import FrozenModel
-from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
 from nccl_doctor.model.engine import Engine, Entry, Flag, Words
 
 if TYPE_CHECKING:
+    from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.snapshot.access import EngineFailure
 
 
-class NotReady(FrozenModel):
+@dataclass(frozen=True)
+class NotReady:
     """Why a pod can't be entered, as the pod list says; ``detail`` goes on behind its name."""
 
     detail: str
-    evidence: tuple[str, ...] = ()
     remedy: str
+    evidence: tuple[str, ...] = ()
 
 
-class KubeOptions(NodeOptions):
+@dataclass(frozen=True)
+class KubeOptions:
     """A pod and the container in which the job runs; the names are as the API server takes them (RFC 1123)."""
 
     engine: ClassVar[str] = "kube"

@@ -142,5 +142,5 @@ def failure(options: KubeOptions, entry: Entry) -> EngineFailure:
 
 
 def _facts(options: KubeOptions, reason: str) -> EngineFacts:
-    asked = options.model_dump(include={"pod", "namespace", "container"})
+    asked = {"pod": options.pod, "namespace": options.namespace, "container": options.container}
     return EngineFacts(**asked, node=options.machine, reason=reason)

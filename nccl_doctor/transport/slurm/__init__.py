@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
 from nccl_doctor.model.engine import Engine, Flag, Kind, Words
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-class SlurmOptions(NodeOptions):
+    from nccl_doctor.model.cluster import Cluster, Node
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
     """The job that a node belongs to, and how a step enters it.
 
     ``inside``: nccl-doctor runs in that very job. The container's are srun's --container-image and --container-name

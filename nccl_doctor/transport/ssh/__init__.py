@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
 from nccl_doctor.model.engine import Engine, Kind
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-class SshOptions(NodeOptions):
+    from nccl_doctor.model.cluster import Cluster, Node
+
+
+@dataclass(frozen=True)
+class SshOptions:
     """How to log in: ``ssh:`` in the hosts file; ``options`` are further ones, each as ``-o`` of ssh takes it."""
 
     engine: ClassVar[str] = "ssh"

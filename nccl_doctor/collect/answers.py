@@ -138,7 +138,7 @@ class PathMtuResult(base.Observed):
 
 
 class RankEvent(base.Observed):
-    """A report of a rank, or of the probe on it; see probe/smoke/worker.py and probe/smoke/ranks.py."""
+    """A report of a rank, or of the probe on it; see probe/smoke/worker.py and allreduce.py."""
 
     local_rank: base.Count
     since: base.Seconds = 0.0

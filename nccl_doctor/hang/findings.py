@@ -37,17 +37,15 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         for one in links
     ]
     first = links[0]
-    yield (
-        "link-stalled",
-        Finding(
-            hosts=hosts,
-            message=f"The network swallows what {_end(evidence, first.source)} sends to {_end(evidence, first.target)} "
-            f"({first.last.remote[0]}): the connection stands, and nothing is acknowledged.",
-            evidence=(*lines[:MOST_LINES], *places(evidence.present)),
-            facts={"pairs": [[one.source, one.target] for one in links[:64]], "unsent": first.last.unsent},
-            fix=Fix(summary="Test the path between these hosts; the job itself will not recover before its time-out."),
-        ),
+    finding = Finding(
+        hosts=hosts,
+        message=f"The network swallows what {_end(evidence, first.source)} sends to {_end(evidence, first.target)} "
+        f"({first.last.remote[0]}): the connection stands, and nothing is acknowledged.",
+        evidence=(*lines[:MOST_LINES], *places(evidence.present)),
+        facts={"pairs": [[one.source, one.target] for one in links[:64]], "unsent": first.last.unsent},
+        fix=Fix(summary="Test the path between these hosts; the job itself will not recover before its time-out."),
     )
+    yield "link-stalled", finding
 
 
 def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
@@ -55,16 +53,14 @@ def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     evidence = judged.evidence
     if evidence.stalled or judged.culprits:
         return
-    yield (
-        "link-stalled",
-        Finding(
-            hosts=_hosts_of(evidence.present),
-            message="All ranks have launched the same collectives and wait in the last: its data does not arrive.",
-            evidence=(*places(evidence.present),),
-            facts={"by": "RAS"},
-            fix=Fix(summary="Test the paths between the hosts, and look at the GPUs' and network cards' logs."),
-        ),
+    finding = Finding(
+        hosts=_hosts_of(evidence.present),
+        message="All ranks have launched the same collectives and wait in the last: its data does not arrive.",
+        evidence=(*places(evidence.present),),
+        facts={"by": "RAS"},
+        fix=Fix(summary="Test the paths between the hosts, and look at the GPUs' and network cards' logs."),
     )
+    yield "link-stalled", finding
 
 
 def _end(evidence: HangEvidence, rank: int | None) -> str:
@@ -141,25 +137,23 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         if stopped
         else "The job can't go on without it: end it everywhere and start again; its own log says why it ended."
     )
-    yield (
-        "rank-gone",
-        Finding(
-            hosts=tuple(dict.fromkeys(host for one in evidence.lost for host in one.hosts)),
-            message=f"{capital('; '.join(parts[:3]))}{waits}.",
-            evidence=(*(line for one in evidence.lost for line in one.evidence), *places(evidence.present)),
-            facts={"ranks": [one.rank for one in evidence.lost], "pids": [one.pid for one in evidence.lost if one.pid]},
-            fix=Fix(
-                summary=advice,
-                risk="disruptive" if stopped else "manual",
-                commands=tuple(
-                    command
-                    for one in evidence.lost
-                    if one.stopped and one.pid
-                    for command in on(one.hosts[0], line("kill -CONT {pid}", pid=one.pid))
-                ),
+    finding = Finding(
+        hosts=tuple(dict.fromkeys(host for one in evidence.lost for host in one.hosts)),
+        message=f"{capital('; '.join(parts[:3]))}{waits}.",
+        evidence=(*(line for one in evidence.lost for line in one.evidence), *places(evidence.present)),
+        facts={"ranks": [one.rank for one in evidence.lost], "pids": [one.pid for one in evidence.lost if one.pid]},
+        fix=Fix(
+            summary=advice,
+            risk="disruptive" if stopped else "manual",
+            commands=tuple(
+                command
+                for one in evidence.lost
+                if one.stopped and one.pid
+                for command in on(one.hosts[0], line("kill -CONT {pid}", pid=one.pid))
             ),
         ),
     )
+    yield "rank-gone", finding
 
 
 def _hosts_of(ranks: Iterable[ObservedRank]) -> tuple[str, ...]:
@@ -179,16 +173,14 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         f"{named([evidence.ranks[rank] for rank in ranks])} stands {words}"
         for words, ranks in list(folded(culprits).items())[:3]
     )
-    yield (
-        "rank-outside-nccl",
-        Finding(
-            hosts=_hosts_of(culprits),
-            message=f"{capital(where)}{waiting}.",
-            evidence=(*(line for one in culprits[:2] for line in _stack(one)), *places(evidence.waiting)),
-            facts={"ranks": list(judged.culprits), "frames": [one.place.frame for one in culprits if one.place]},
-            fix=Fix(summary=_advice(culprits[0])),
-        ),
+    finding = Finding(
+        hosts=_hosts_of(culprits),
+        message=f"{capital(where)}{waiting}.",
+        evidence=(*(line for one in culprits[:2] for line in _stack(one)), *places(evidence.waiting)),
+        facts={"ranks": list(judged.culprits), "frames": [one.place.frame for one in culprits if one.place]},
+        fix=Fix(summary=_advice(culprits[0])),
     )
+    yield "rank-outside-nccl", finding
 
 
 def _advice(rank: ObservedRank) -> str:
@@ -215,20 +207,18 @@ def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         message = f"Ranks called different collectives as {divergence.where}: {calls}."
     else:
         message = f"Ranks wait for each other in different collectives: {rank_words(evidence.waiting, 4)}."
-    yield (
-        "collective-mismatch",
-        Finding(
-            hosts=_hosts_of(culprits),
-            message=message,
-            evidence=(*places(evidence.present), *(line for one in culprits[:1] for line in _stack(one))),
-            facts={"ranks": list(judged.culprits), "by": "flight recorder" if by_recorder else "stacks"},
-            fix=Fix(
-                summary="Compare these lines: every rank must make the same calls in the same order, with the same "
-                "sizes. A condition on the rank or on its data is the usual reason. TORCH_DISTRIBUTED_DEBUG=DETAIL "
-                "makes torch say so at the first call that differs."
-            ),
+    finding = Finding(
+        hosts=_hosts_of(culprits),
+        message=message,
+        evidence=(*places(evidence.present), *(line for one in culprits[:1] for line in _stack(one))),
+        facts={"ranks": list(judged.culprits), "by": "flight recorder" if by_recorder else "stacks"},
+        fix=Fix(
+            summary="Compare these lines: every rank must make the same calls in the same order, with the same "
+            "sizes. A condition on the rank or on its data is the usual reason. TORCH_DISTRIBUTED_DEBUG=DETAIL "
+            "makes torch say so at the first call that differs."
         ),
     )
+    yield "collective-mismatch", finding
 
 
 def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
@@ -243,19 +233,17 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         return
     first = culprits[0]
     where = f", and stands {doing(first)}" if first.place is not None else ""
-    yield (
-        "rank-behind",
-        Finding(
-            hosts=_hosts_of(culprits),
-            message=f"{capital(named(culprits))} {words[first.rank]}{where}; the others wait for it.",
-            evidence=(
-                *(f"rank {rank}: {what}" for rank, what in list(words.items())[:MOST_LINES]),
-                *places(evidence.present),
-            ),
-            facts={"ranks": [one.rank for one in culprits]},
-            fix=Fix(summary="Look at what this rank does: it is the one that the others wait for."),
+    finding = Finding(
+        hosts=_hosts_of(culprits),
+        message=f"{capital(named(culprits))} {words[first.rank]}{where}; the others wait for it.",
+        evidence=(
+            *(f"rank {rank}: {what}" for rank, what in list(words.items())[:MOST_LINES]),
+            *places(evidence.present),
         ),
+        facts={"ranks": [one.rank for one in culprits]},
+        fix=Fix(summary="Look at what this rank does: it is the one that the others wait for."),
     )
+    yield "rank-behind", finding
 
 
 def _stack(rank: ObservedRank) -> Iterator[str]:

@@ -87,22 +87,16 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
         return None
     users = [index for index, frame in enumerate(main.frames) if not _LIBRARY.search(frame.file)]
     inner = main.frames[: users[0]] if users else main.frames
+    kinds = ((_COLLECTIVE, Kind.COLLECTIVE), (_LOADER, Kind.LOADER), (_BACKWARD, Kind.BACKWARD), (_SYNC, Kind.SYNC))
+    files = [frame.file for frame in inner]
     return StackPlace(
-        kind=_kind(inner),
+        kind=next((kind for pattern, kind in kinds if any(map(pattern.search, files))), Kind.ELSEWHERE),
         called=_called(inner),
         own=main.frames[users[0]] if users else None,
         path=tuple((main.frames[index].file, main.frames[index].line) for index in users)
         or tuple((frame.file, frame.line) for frame in main.frames),
         starts=any(frame.function == "init_process_group" and _COLLECTIVE.search(frame.file) for frame in inner),
     )
-
-
-def _kind(frames: Sequence[Frame]) -> Kind:
-    kinds = ((_COLLECTIVE, Kind.COLLECTIVE), (_LOADER, Kind.LOADER), (_BACKWARD, Kind.BACKWARD), (_SYNC, Kind.SYNC))
-    for pattern, kind in kinds:
-        if any(pattern.search(frame.file) for frame in frames):
-            return kind
-    return Kind.ELSEWHERE
 
 
 def _called(frames: Sequence[Frame]) -> str:

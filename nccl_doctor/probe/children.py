@@ -11,6 +11,7 @@ in the same moment, as the end of a whole control group does, leaves the folder.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -96,11 +97,11 @@ def end_all(patience_s: float = 2.0) -> None:
         if not family:
             return
         for pid in family:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
-        _reap()
         time.sleep(0.01)
 
 
@@ -124,11 +125,3 @@ def descendants(root: int) -> list[int]:
         found += below
         waiting += below
     return found
-
-
-def _reap() -> None:
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            continue
-    except ChildProcessError:
-        return

@@ -28,12 +28,14 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
     if proc is None or proc.started != started or proc.state in "ZX":
         return None
     count, wanted = _threads(pid)
+    stack = (tools.read(f"/proc/{pid}/stack") if proc.state == "D" else None) or ""
     status = tools.read(f"/proc/{pid}/task/{pid}/status") or ""
     switches = [int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line]
     return {
         "state": proc.state,
         "wchan": _wchan(pid),
-        "kernel_stack": _kernel_stack(pid) if proc.state == "D" else [],
+        # innermost first; for root of the machine alone, and then worth gold
+        "kernel_stack": [line.partition("] ")[2][:120] for line in stack.splitlines()[:STACK_LINES]],
         "cpu_s": cpu_s(pid),
         "wanted_s": wanted,
         "switches": sum(switches) if switches else None,  # unchanged, the main thread has not moved at all
@@ -78,12 +80,6 @@ def _wchan(pid: int) -> str | None:
     """The kernel function that it sleeps in; None where it runs, or may not be told."""
     text = tools.read(f"/proc/{pid}/wchan")
     return text[:80] if text not in (None, "", "0") else None
-
-
-def _kernel_stack(pid: int) -> list[str]:
-    """Innermost first; for root of the machine alone, and then worth gold."""
-    text = tools.read(f"/proc/{pid}/stack") or ""
-    return [line.partition("] ")[2][:120] for line in text.splitlines()[:STACK_LINES]]
 
 
 def _worker(proc: Proc) -> dict[str, Any]:

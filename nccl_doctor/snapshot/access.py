@@ -25,8 +25,8 @@ class AccessFacts(Words):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """It may be the fault of a machine that had too much to do, this one above all."""
-        return False
+        """True for a deadline, which a machine that had too much to do may miss, this one above all."""
+        return bool(getattr(self, "late", False))
 
 
 class SshTarget(AccessFacts):
@@ -110,11 +110,6 @@ class ProbeFacts(AccessFacts):
     stage: str
     late: bool = False
 
-    @property
-    def ran_out_of_time(self) -> bool:
-        """The interpreter started, and no answer came."""
-        return self.late
-
 
 class EngineFacts(AccessFacts):
     """Facts that an engine alone knows, under names of its own; ``late`` where it was a deadline."""
@@ -122,11 +117,6 @@ class EngineFacts(AccessFacts):
     model_config = ConfigDict(extra="allow")
     late: bool = False
     __pydantic_extra__: dict[str, str | Signed | SignedSeconds | bool | tuple[str, ...] | None]
-
-    @property
-    def ran_out_of_time(self) -> bool:
-        """No answer came; the machine that waited may have been busy."""
-        return self.late
 
 
 class AccessFailure(Words):

@@ -154,17 +154,12 @@ class Host(Observed):
 HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 
 
-def _time(text: str) -> str:
-    datetime.fromisoformat(text)
-    return text
-
-
 class Snapshot(Observed):
     """All that was seen in one run; what stands in it fits together, also where it comes out of a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     version: str
-    taken_at: Annotated[str, AfterValidator(_time)]
+    taken_at: Annotated[str, AfterValidator(lambda text: datetime.fromisoformat(text) and text)]
     cluster: Cluster
     # what the hosts make of the cluster's names, where a host's own facts say nothing else
     names: dict[str, network.ResolverAnswer] = Field(default_factory=dict)
@@ -245,13 +240,13 @@ def visible_gpus(node: Node, gpus: tuple[system.Gpu, ...]) -> tuple[system.Gpu, 
     """The GPUs that the node's ranks see, in their order; a part of one (``MIG-…``) stands for nothing."""
     if node.cuda_visible_devices is None:
         return gpus
-    named = named_devices(node)
-    return tuple(gpu for part in named for gpu in gpus if part == str(gpu.index) or _is_called(gpu, part))
-
-
-def _is_called(gpu: system.Gpu, part: str) -> bool:
-    """CUDA takes any beginning of an identifier that is unambiguous."""
-    return part.startswith("GPU-") and gpu.uuid.lower().startswith(part.lower())
+    return tuple(
+        gpu
+        for part in named_devices(node)
+        for gpu in gpus
+        # CUDA takes any beginning of an identifier that is unambiguous
+        if part == str(gpu.index) or (part.startswith("GPU-") and gpu.uuid.lower().startswith(part.lower()))
+    )
 
 
 def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:

@@ -191,14 +191,11 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
     if len(peers) > EXACT_UP_TO:
         return _by_number(peers)
     for size in range(1, len(peers)):
-        found = [set(some) for some in combinations(sorted(peers), size) if _explains(set(some), peers)]
+        chosen = map(set, combinations(sorted(peers), size))
+        found = [some for some in chosen if all(others <= some for name, others in peers.items() if name not in some)]
         if found:
             return frozenset(found[0] if len(found) == 1 else peers)
     raise AssertionError("all hosts but one always explain every pair")
-
-
-def _explains(some: set[str], peers: dict[str, set[str]]) -> bool:
-    return all(others <= some for name, others in peers.items() if name not in some)
 
 
 def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:

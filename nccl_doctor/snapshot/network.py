@@ -325,8 +325,7 @@ class PortRange(Observed):
 
     @model_validator(mode="after")
     def _upwards(self) -> PortRange:
-        if self.low > self.high:
-            raise ValueError("the range ends before it begins")
+        _ordered((self.low, self.high))
         return self
 
     @cached_property

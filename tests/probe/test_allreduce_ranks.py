@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe.smoke.allreduce import _cpu_s
-from nccl_doctor.probe.smoke.ranks import Ranks
+from nccl_doctor.probe.smoke.allreduce import Ranks, _cpu_s
 from tests.patience import LONG_S
 
 

@@ -100,7 +100,11 @@ def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, 
         try:
             threading.Thread(target=work, args=(field, collector), name=field, daemon=True).start()
         except RuntimeError as error:
-            answers.put((field, _unknown(f"{error}{_bounds()}")))
+            # each thread is a task, and takes 8 MiB of address space
+            space, count = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
+            bounds = [f"ulimit -v is {space // 1024} KiB"] if space != resource.RLIM_INFINITY else []
+            bounds += [f"ulimit -u is {count}"] if count != resource.RLIM_INFINITY else []
+            answers.put((field, _unknown(f"{error} ({', '.join(bounds)})" if bounds else str(error))))
     waiting = set(tasks)
     while waiting:
         try:
@@ -110,14 +114,6 @@ def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, 
         facts[field] = value
         waiting.remove(field)
     return facts
-
-
-def _bounds() -> str:
-    """Names what bounds the threads here, as ulimit(1) does: each is a task, and takes 8 MiB of address space."""
-    space, tasks = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
-    words = [f"ulimit -v is {space // 1024} KiB"] if space != resource.RLIM_INFINITY else []
-    words += [f"ulimit -u is {tasks}"] if tasks != resource.RLIM_INFINITY else []
-    return f" ({', '.join(words)})" if words else ""
 
 
 def _guarded(collector: Callable[[], object]) -> object:

@@ -11,7 +11,7 @@ from typing import Any
 from nccl_doctor.probe import jobs, procs
 from nccl_doctor.probe.gpus import list_gpu_processes
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, is_python, program
-from nccl_doctor.probe.procs import Proc, Table
+from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.tools import fact
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
@@ -34,7 +34,9 @@ def find_jobs() -> list[dict[str, Any]]:
     kinds = ["ranks"] * len(ranks) + ["ray-worker"] * len(ray)
     found = [*ranks, *ray]
     rows = [_row(kind, job, table, left=left) for kind, job, left in zip(kinds, found, _left_behind(found, table))]
-    rows += [_row("zombie", JobProcesses(proc.pid, (proc.pid,)), table, left=True) for proc in rest if _is_zombie(proc)]
+    # pid 1 and its like ask for every child: a zombie of theirs is about to go
+    dead = [proc.pid for proc in rest if proc.state == "Z" and proc.ppid > 1 and proc.name.startswith(TRAINING_NAMES)]
+    rows += [_row("zombie", JobProcesses(pid, (pid,)), table, left=True) for pid in dead]
     return sorted(rows, key=lambda row: int(row["pid"]))
 
 
@@ -73,15 +75,7 @@ def _trains(pid: int, table: Table) -> bool:
     proc = table.procs[pid]
     if proc.kernel or proc.state == "Z":
         return False
-    argv = table.argv(pid)
-    if is_launcher(argv):
-        return True
-    return is_python(table.executable(pid)) and jobs.is_rank(pid, table)
-
-
-def _is_zombie(proc: Proc) -> bool:
-    """Pid 1 and its like ask for every child; a zombie of theirs is about to go."""
-    return proc.state == "Z" and proc.ppid > 1 and proc.name.startswith(TRAINING_NAMES)
+    return is_launcher(table.argv(pid)) or (is_python(table.executable(pid)) and jobs.is_rank(pid, table))
 
 
 def _ours(table: Table) -> set[int]:
@@ -102,13 +96,6 @@ def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
     return [is_alone and next(signs) is None for is_alone in alone]
 
 
-def _meets(job: JobProcesses, table: Table) -> dict[str, str]:
-    """Where its ranks meet: what the first of them that shows its variables was started with."""
-    told = (table.environ(pid) for pid in job.pids)
-    environ = next((one for one in told if "MASTER_PORT" in one), {})
-    return {name: environ[name] for name in MEETING if name in environ}
-
-
 def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str, Any]:
     from nccl_doctor.probe import guard
 
@@ -116,6 +103,8 @@ def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str,
     root = table.procs[job.root]
     ranks = [pid for pid in job.pids if jobs.is_rank(pid, table) and not jobs.is_rank(table.procs[pid].ppid, table)]
     argv = table.argv(job.root)
+    # where its ranks meet: what the first of them that shows its variables was started with
+    environ = next((one for one in map(table.environ, job.pids) if "MASTER_PORT" in one), {})
     return {
         "kind": kind,
         "pid": job.root,
@@ -128,7 +117,7 @@ def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str,
         "user": guard.user(table.uid(job.root)),
         "own": guard.is_own(job.root, table),
         "command": table.command(job.root),
-        "env": _meets(job, table),
+        "env": {name: environ[name] for name in MEETING if name in environ},
         "age_s": guard.age_s(job.root, table),
         "ppid": root.ppid,
         "parent": table.command(root.ppid) if root.ppid in table.procs else None,

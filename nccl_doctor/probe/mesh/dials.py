@@ -188,16 +188,13 @@ class Round:
             return
         dial.end()
         del self._flying[key]
-        if outcome == FULL and self._may_wait():
-            self._waiting.append((key, dial))
-        else:
-            self._results[key] = (*(outcome or TIMED_OUT), round(time.monotonic() - dial.began, 4))
-
-    def _may_wait(self) -> bool:
-        """True while a file may be waited for: all do so together, since the first found none."""
         now = time.monotonic()
-        self._full_since = self._full_since or now
-        return now < self._full_since + self._timeout_s
+        if outcome == FULL:  # all wait for a file together, since the first found none
+            self._full_since = self._full_since or now
+            if now < self._full_since + self._timeout_s:
+                self._waiting.append((key, dial))
+                return
+        self._results[key] = (*(outcome or TIMED_OUT), round(now - dial.began, 4))
 
     def _end_late(self, now: float) -> None:
         """Those whose time is over; they began in this order, and all have the same time."""

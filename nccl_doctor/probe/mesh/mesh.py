@@ -42,11 +42,11 @@ BACKLOG = 1024  # connections that wait to be accepted: of every host of a large
 CHUNK = 65536  # bytes that are taken at once
 
 
-class Listeners:
-    """Listening sockets, and those who were answered; each of these until it hangs up."""
+class MeshEnd:
+    """The listening sockets of one host, and those who were answered; each of these until it hangs up."""
 
-    def __init__(self, nonce: bytes) -> None:
-        self._nonce = nonce
+    def __init__(self, nonce: str) -> None:
+        self._nonce = nonce.encode()
         self._selector = selectors.DefaultSelector()
         self._listening: list[socket.socket] = []
         self._answered: dict[socket.socket, float] = {}
@@ -56,22 +56,32 @@ class Listeners:
         self._selector.register(self._heard, selectors.EVENT_READ, lambda sock: sock.recv(CHUNK))
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
 
-    def listen(self, sock: socket.socket) -> int:
-        """Listens on a bound socket from now on; its port. Before :meth:`start` alone."""
-        self._listening.append(sock)
-        sock.setblocking(False)
-        sock.listen(BACKLOG)
-        self._selector.register(sock, selectors.EVENT_READ, self._accept)
-        return int(sock.getsockname()[1])
+    def listen(self, sockets: list[dict[str, Any]]) -> dict[str, Any]:
+        """Opens listeners, once, and serves them until :meth:`close`.
 
-    def hold(self, sock: socket.socket) -> int:
-        """Keeps a bound socket on which nobody listens; its port, at which the kernel refuses every connection."""
-        self._listening.append(sock)
-        return int(sock.getsockname()[1])
+        Args:
+            sockets: ``{"address": "" or a local address, "port", "step", "tries"}`` each; a port that is held is left
+                for the next one in direction ``step``, up to ``tries`` of them. With "mute" the port is held closed.
 
-    def start(self) -> None:
-        """Serves, until :meth:`close`."""
+        Returns:
+            ``{"ports": [the port or None, in the same order], "errors": {index: errno name}}``.
+        """
+        ports: list[int | None] = []
+        errors: dict[str, str] = {}
+        for index, wanted in enumerate(sockets):
+            try:
+                sock = _bound_near(wanted)
+                self._listening.append(sock)
+                if not wanted.get("mute"):  # where nobody listens, the kernel refuses every connection
+                    sock.setblocking(False)
+                    sock.listen(BACKLOG)
+                    self._selector.register(sock, selectors.EVENT_READ, self._accept)
+                ports.append(int(sock.getsockname()[1]))
+            except OSError as error:
+                ports.append(None)
+                errors[str(index)] = errno.errorcode.get(error.errno or 0, str(error))
         self._thread.start()
+        return {"ports": ports, "errors": errors}
 
     def close(self) -> None:
         """Hangs up on everybody and closes all sockets."""
@@ -132,39 +142,6 @@ class Listeners:
 def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
     """Those whose time has come; they were entered in the order of their times."""
     return [sock for sock, _ in itertools.takewhile(lambda item: item[1] <= now, times.items())]
-
-
-class MeshEnd:
-    """The listeners of one host."""
-
-    def __init__(self, nonce: str) -> None:
-        self._listeners = Listeners(nonce.encode())
-
-    def listen(self, sockets: list[dict[str, Any]]) -> dict[str, Any]:
-        """Opens listeners, once.
-
-        Args:
-            sockets: ``{"address": "" or a local address, "port", "step", "tries"}`` each; a port that is held is left
-                for the next one in direction ``step``, up to ``tries`` of them. With "mute" the port is held closed.
-
-        Returns:
-            ``{"ports": [the port or None, in the same order], "errors": {index: errno name}}``.
-        """
-        ports: list[int | None] = []
-        errors: dict[str, str] = {}
-        for index, wanted in enumerate(sockets):
-            try:
-                sock = _bound_near(wanted)
-                ports.append(self._listeners.hold(sock) if wanted.get("mute") else self._listeners.listen(sock))
-            except OSError as error:
-                ports.append(None)
-                errors[str(index)] = errno.errorcode.get(error.errno or 0, str(error))
-        self._listeners.start()
-        return {"ports": ports, "errors": errors}
-
-    def close(self) -> None:
-        """Closes every listener."""
-        self._listeners.close()
 
 
 def dial(targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:

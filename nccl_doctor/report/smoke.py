@@ -52,14 +52,13 @@ def backend(result: AllReduceReport) -> str:
 
 def uses(ranks: Sequence[RankReport]) -> str:
     """Networks and interfaces, folded over hosts: ``IB, eno1 on node[1-2]``."""
-    hosts = grouped((_uses(rank), rank.host) for rank in ranks)
-    return "; ".join(f"{what} on {fold(names)}" for what, names in hosts.items() if what)
-
-
-def _uses(rank: RankReport) -> str:
-    plugin = f" (plugin {rank.plugin} loaded)" if rank.plugin else ""
-    network = [f"NET/{rank.network}{plugin}"] if rank.network else []
-    return ", ".join([*network, *dict.fromkeys(one.partition(":")[0] for one in rank.interfaces)])
+    pairs = []
+    for rank in ranks:
+        plugin = f" (plugin {rank.plugin} loaded)" if rank.plugin else ""
+        network = [f"NET/{rank.network}{plugin}"] if rank.network else []
+        names = dict.fromkeys(one.partition(":")[0] for one in rank.interfaces)
+        pairs.append((", ".join([*network, *names]), rank.host))
+    return "; ".join(f"{what} on {fold(hosts)}" for what, hosts in grouped(pairs).items() if what)
 
 
 def transports(ranks: Sequence[RankReport]) -> str:
@@ -78,10 +77,7 @@ def ring_words(result: AllReduceReport) -> str:
     order = rings[0] if rings else tuple(sorted(ranks)) if drawn else ()
     if len(order) < 2 or any(rank not in ranks for rank in order):
         return ""
-    hops = [
-        f"{host} (rank {fold_numbers(group)})"
-        for host, group in ((host, list(group)) for host, group in groupby(order, key=lambda rank: ranks[rank]))
-    ]
+    hops = [f"{host} (rank {fold_numbers(group)})" for host, group in groupby(order, key=lambda rank: ranks[rank])]
     if len(hops) > _HOPS:
         hops = [*hops[: _HOPS - 1], f"{len(hops) - _HOPS} more", hops[-1]]
     more = f"; {plural(len(rings) - 1, 'more ring')}" if len(rings) > 1 else ""
@@ -89,19 +85,16 @@ def ring_words(result: AllReduceReport) -> str:
 
 
 def _tree(result: AllReduceReport) -> str:
-    """``rank 0 <- 1; 1 <- 2,3``: the first tree that NCCL printed, each parent with its children."""
-    children: dict[int, list[str]] = {}
-    for text in result.trees.values():
-        found = _PARENT.search(text)
-        if found and int(found[2]) >= 0:
-            children.setdefault(int(found[2]), []).append(found[1])
+    """``rank 0 <- 1; 1 <- 2,3``: NCCL's first tree, parents with children."""
+    found = filter(None, map(_PARENT.search, result.trees.values()))
+    children = grouped((int(one[2]), one[1]) for one in found if int(one[2]) >= 0)
     parts = [f"{parent} <- {fold_numbers(below)}" for parent, below in sorted(children.items())]
     more = [f"{len(parts) - _HOPS} more"] if len(parts) > _HOPS else []
     return f"rank {'; '.join([*parts[:_HOPS], *more])}" if parts else ""
 
 
 def _spark(sizes: Sequence[SizeReport]) -> str:
-    """``▁▂▄▆█  8 B to 64 MiB``: the bandwidth of each size of the first type, as a share of the best."""
+    """``▁▂▄▆█  8 B to 64 MiB``: shares of the best bandwidth, of the first type."""
     measured = [size for size in sizes if size.dtype == sizes[0].dtype]
     best = max((size.busbw for size in measured), default=0.0)
     if len(measured) < _FEWEST or best <= 0:
@@ -111,14 +104,14 @@ def _spark(sizes: Sequence[SizeReport]) -> str:
 
 
 def link_words(link: LinkShare | None) -> str:
-    """The rate that the slowest link could give, and how much of it was reached; "" where nobody knows it."""
+    """The slowest link's rate, and the part reached; "" where nobody knows it."""
     if link is None:
         return ""
     return f"{link.name} on {link.host} could give {link.gb_per_s:.3g} GB/s, {100 * link.share:.0f} % reached"
 
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
-    """Rows from the smallest to the largest of each type, evenly apart and few; -v shows all."""
+    """A few rows of each type, evenly apart; -v shows all."""
     kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
     rows = [(its, min(len(its), most)) for its in kinds.values()]
@@ -126,18 +119,14 @@ def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
 
 
 def gradient(sizes: Sequence[SizeReport]) -> str:
-    """How long the gradients of a model take, by the largest message that was measured."""
+    """How long a model's gradients take, by the largest message measured."""
     largest = max(sizes, key=lambda size: size.bytes)
     if largest.bytes < 1 << 20:
         return ""
-    return f"A gradient of 100 MB takes about {_about(_GRADIENT / largest.bytes * largest.seconds)}."
-
-
-def _about(seconds: float) -> str:
-    """Two digits, which is as much as an estimate knows: 0.35 s, 6 ms, 12 s."""
-    return (
-        f"{seconds * 1e3:.2g} ms" if seconds < 0.0995 else f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"
-    )
+    seconds = _GRADIENT / largest.bytes * largest.seconds
+    # two digits, which is as much as an estimate knows: 0.35 s, 6 ms, 12 s
+    few = f"{seconds:.2g}" if seconds < 99.5 else f"{seconds:.0f}"
+    return f"A gradient of 100 MB takes about {f'{seconds * 1e3:.2g} ms' if seconds < 0.0995 else f'{few} s'}."
 
 
 def size_rows(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple[str, ...]]:
@@ -158,7 +147,7 @@ def size_rows(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple
 
 
 def rate_words(gb_per_s: float) -> str:
-    """In GB/s, in MB/s or kB/s where that would be too small a number to tell anything."""
+    """In GB/s, or in MB/s or kB/s where that is too small."""
     for unit, scale in (("GB/s", 1.0), ("MB/s", 1e3)):
         if gb_per_s * scale >= 1:
             return f"{gb_per_s * scale:.3g} {unit}" if gb_per_s * scale < 100 else f"{gb_per_s * scale:.0f} {unit}"

@@ -39,7 +39,7 @@ class Table(NamedTuple):
 
 
 def short(text: str, most: int) -> str:
-    """At most so many characters, the middle left out: both ends of a host's name tell hosts apart."""
+    """At most so many characters, the middle left out: both ends tell hosts apart."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2
@@ -47,20 +47,16 @@ def short(text: str, most: int) -> str:
 
 
 def document(template: str, **values: Any) -> str:  # noqa: ANN401 - what the template reads
-    """A whole page of a template in templates/; text among the values is cleaned and escaped where it is put in."""
+    """A page of a template in templates/, texts cleaned and escaped."""
     return _environment().get_template(template).render(values)
-
-
-def page_text(text: str) -> Markup:
-    """A diagnosis's page, which is Markdown of our own, as HTML; tags in it stay text."""
-    rendered: str = MarkdownIt("commonmark", {"html": False}).render(text)
-    return Markup(rendered)  # noqa: S704 - markdown-it escapes what it does not make itself
 
 
 def head(report: Any, options: RenderOptions) -> View:  # noqa: ANN401 - a document of any command
     """The top of every page: the command, when, who asked, which version."""
-    observed = "" if options.observed_at is None else _time(options.observed_at)
-    made = "" if options.made_at is None else _time(options.made_at)
+    observed, made = (
+        "" if at is None else f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
+        for at in (options.observed_at, options.made_at)
+    )
     return View(
         command=f"nccl-doctor {report.command}",
         version=f"nccl-doctor {report.version}",
@@ -68,10 +64,6 @@ def head(report: Any, options: RenderOptions) -> View:  # noqa: ANN401 - a docum
         made=made if observed and made[:16] != observed[:16] else "",
         asked_by=options.asked_by,
     )
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, tuple[str, str]]:
@@ -96,28 +88,31 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, script = _asset("style.css"), _asset("script.js")
-    policy = (
-        "default-src 'none'",
-        f"style-src '{_digest(style)}'",
-        f"script-src '{_digest(script)}'",
-        "base-uri 'none'",
-        "form-action 'none'",
-    )
-    environment.globals.update({"style": style, "script": script, "policy": "; ".join(policy)})
+    policy = "default-src 'none'; base-uri 'none'; form-action 'none'"
+    for kind, name in (("style", "style.css"), ("script", "script.js")):
+        text = files(__package__ or "").joinpath(name).read_text("utf-8")
+        # what may act inline is named by its digest (CSP level 3, 2.3.1)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        policy += f"; {kind}-src 'sha256-{digest}'"
+        environment.globals[kind] = Markup(text)  # noqa: S704 - a file of ours
+    environment.globals["policy"] = policy
+
+    def page(text: str) -> Markup:
+        return Markup(MarkdownIt("commonmark", {"html": False}).render(text))  # noqa: S704 - it escapes all but its own
+
     # whole: a command that can be pasted, however long: not a character of it may be missing
-    environment.filters.update({"page": page_text, "whole": escape, "where": where, "plain": plain})
+    environment.filters.update({"page": page, "whole": escape, "where": where, "plain": plain})
     environment.filters.update({"labelled": _labelled, "consequences": by_consequence, "groups": _groups})
     return environment
 
 
 def _finalized(value: object) -> object:
-    """Text in bounds, without control characters and marks that turn it around; markup of ours as it is."""
+    """Text in bounds and cleaned; markup of ours as it is."""
     return short(clean(value), _LONGEST) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _labelled(evidence: Iterable[str | LogLine]) -> Iterator[tuple[str, str]]:
-    """Each line of evidence with its label: its first word, or a log's file and line."""
+    """Each line of evidence behind its first word, or a log's file and line."""
     for line in evidence:
         if isinstance(line, LogLine):
             yield f"{line.file}:{line.line}", line.text
@@ -127,17 +122,8 @@ def _labelled(evidence: Iterable[str | LogLine]) -> Iterator[tuple[str, str]]:
 
 
 def _groups(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Commands to paste in one place, ``On node1, as root:``; True where they can be shown as they are."""
+    """Commands for one place, ``On node1, as root:``; True where they can be shown."""
     groups = by_host(fix.commands)
     for hosts, side, lines in groups:
         place = place_of(hosts, side, root=fix.needs_root, several=len(groups) > 1)
         yield place, lines, all(map(pasteable, lines))
-
-
-def _asset(name: str) -> Markup:
-    return Markup(files(__package__ or "").joinpath(name).read_text("utf-8"))  # noqa: S704 - a file of ours
-
-
-def _digest(text: str) -> str:
-    """As a Content-Security-Policy names inline text that may act (CSP level 3, 2.3.1)."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"

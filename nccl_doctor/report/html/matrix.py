@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
-from nccl_doctor.model.report import FailedDial, HostSummary, MeshReport, Report
+from nccl_doctor.model.report import HostSummary, MeshReport, Report
 from nccl_doctor.report.html.document import View, short
 from nccl_doctor.report.smoke import time_words
-from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.text.hostlist import fold, grouped, nouns, plural
 
 MOST_ROWS = 64
 MOST_PAIRS = 600
@@ -51,7 +51,7 @@ _LEGEND = {
 class _Group(NamedTuple):
     """Hosts that share a row."""
 
-    hosts: tuple[HostSummary, ...]
+    hosts: Sequence[HostSummary]
     name: str
     blamed: bool
 
@@ -80,7 +80,10 @@ class _Mesh:
         longest = max((dial.seconds for dial in dials if dial.seconds is not None), default=None)
         if longest is not None:
             outcome += f" after {time_words(longest)}"
-        return View(src=src, dst=dst, ports=_ports(dials), outcome=outcome, cause=self.cause(src, dst))
+        ports = sorted({dial.port for dial in dials})
+        more = f" and {len(ports) - _PORTS} more" if len(ports) > _PORTS else ""
+        shown = f"{nouns(len(ports), 'port')} {', '.join(map(str, ports[:_PORTS]))}{more}"
+        return View(src=src, dst=dst, ports=shown, outcome=outcome, cause=self.cause(src, dst))
 
 
 def matrix(report: Report) -> View | None:
@@ -91,32 +94,27 @@ def matrix(report: Report) -> View | None:
     dials = _Mesh(mesh, hosts, report)
     blamed = {name for found in report.of_category("ports") for name in found.hosts}
     each = -(-len(hosts) // MOST_ROWS)
-    rows_of = [tuple(hosts[start : start + each]) for start in range(0, len(hosts), each)]
-    groups = [
-        _Group(its, short(fold(host.name for host in its), 60), any(host.name in blamed for host in its))
-        for its in rows_of
-    ]
+    groups = []
+    for its in (hosts[start : start + each] for start in range(0, len(hosts), each)):
+        names = [host.name for host in its]
+        groups.append(_Group(its, short(fold(names), 60), not blamed.isdisjoint(names)))
     size = min(max(_ROOM / len(groups), _SMALLEST), _LARGEST)
     longest = min(max(len(group.name) for group in groups), _LONGEST)
     left = top = max(14 + longest * _LETTER, 66)
     pairs = Counter(dials.kind(src, dst) for src, dst in product(hosts, hosts) if src is not dst)
     cells = [[_cell(src, dst, dials, round(size * x, 2)) for x, dst in enumerate(groups)] for src in groups]
-    rows = [
-        View(y=top + size * place, cells=cells[place], **_axis(group, cells[place]))
-        for place, group in enumerate(groups)
-    ]
+    rows = [View(y=top + size * y, cells=cells[y], **_axis(group, cells[y])) for y, group in enumerate(groups)]
     columns = [View(x=left + size * x, **_axis(group, [row[x] for row in cells])) for x, group in enumerate(groups)]
     failed = [dials.pair(*ends) for ends in dials.failed]
     if any(cell.kind == "partly" for row in cells for cell in row):
         pairs["partly"] = 0
-    legend = [
-        View(kind=kind, mark=mark, words=words, pairs=pairs[kind])
-        for kind, (mark, words) in _LEGEND.items()
-        if kind in pairs
-    ]
+    shown = ((kind, *_LEGEND[kind]) for kind in _LEGEND if kind in pairs)
+    legend = [View(kind=kind, mark=mark, words=words, pairs=pairs[kind]) for kind, mark, words in shown]
     extent = size * len(groups)
+    share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %, a sample)"
+    folded = f"; {each} hosts share a row" if each > 1 else ""
     return View(
-        caption=_caption(mesh, each),
+        caption=f"{mesh.tested:,} of {mesh.pairs:,} pairs dialled{share}{folded}. Rows dial columns, by rank.",
         cell=size,
         left=left,
         top=top,
@@ -130,20 +128,14 @@ def matrix(report: Report) -> View | None:
     )
 
 
-def _caption(mesh: MeshReport, each: int) -> str:
-    share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %, a sample)"
-    folded = f"; {each} hosts share a row" if each > 1 else ""
-    return f"{mesh.tested:,} of {mesh.pairs:,} pairs dialled{share}{folded}. Rows dial columns, by rank."
-
-
 def _axis(group: _Group, cells: Sequence[View]) -> dict[str, Any]:
-    """The name beside a row or column, which is marked where a diagnosis lies with its hosts and a dial failed."""
+    """The name beside a row or column, marked where its hosts are at fault."""
     blamed = group.blamed and any(cell.mark for cell in cells)
     return {"name": group.name, "label": short(group.name, _LONGEST), "blamed": blamed}
 
 
 def _cell(src: _Group, dst: _Group, dials: _Mesh, x: float) -> View:
-    """A pair of hosts, or of groups of them: its place, colour and letter, and what it says."""
+    """A pair of hosts or groups: its place, colour, letter and words."""
     pairs = [(a, b) for a, b in product(src.hosts, dst.hosts) if a is not b]
     between = f"{src.name} to {dst.name}"
     kinds = [dials.kind(a, b) for a, b in pairs]
@@ -154,7 +146,12 @@ def _cell(src: _Group, dst: _Group, dials: _Mesh, x: float) -> View:
         kind, says = "self", f"{src.name} itself"
     elif failed:
         kind = Counter(dials.kind(*pair) for pair in failed).most_common(1)[0][0]
-        mark, says = _LEGEND[kind][0], _failed_words(between, failed, len(pairs), dials)
+        mark, lost = _LEGEND[kind][0], [dials.pair(a.name, b.name) for a, b in failed]
+        first = lost[0]
+        says = f"{between}, {first.ports}: {first.outcome}{f' ({first.cause})' if first.cause else ''}"
+        if len(pairs) > 1:
+            names = f"{short(first.src, 40)} to {short(first.dst, 40)}, {first.ports}"
+            says = f"{between}: {len(lost)} of {plural(len(pairs), 'pair')} failed; {names}: {first.outcome}"
     elif len(pairs) == 1 or not dialled:
         kind = "untried" if "untried" in kinds else kinds[0]
         says = f"{between}: {_LEGEND[kind][1]}"
@@ -164,45 +161,26 @@ def _cell(src: _Group, dst: _Group, dials: _Mesh, x: float) -> View:
     return View(x=x, kind=kind, mark=mark, says=says)
 
 
-def _failed_words(between: str, failed: list[tuple[HostSummary, HostSummary]], count: int, dials: _Mesh) -> str:
-    lost = [dials.pair(a.name, b.name) for a, b in failed]
-    if count == 1:
-        one = lost[0]
-        return f"{between}, {one.ports}: {one.outcome}{f' ({one.cause})' if one.cause else ''}"
-    first = f"{short(lost[0].src, 40)} to {short(lost[0].dst, 40)}, {lost[0].ports}: {lost[0].outcome}"
-    return f"{between}: {len(lost)} of {plural(count, 'pair')} failed; {first}"
-
-
-def _ports(dials: Sequence[FailedDial]) -> str:
-    ports = sorted({dial.port for dial in dials})
-    more = f" and {len(ports) - _PORTS} more" if len(ports) > _PORTS else ""
-    return f"port{'s' * (len(ports) > 1)} {', '.join(map(str, ports[:_PORTS]))}{more}"
-
-
 def _causes(report: Report) -> Callable[[str, str], str]:
-    """By a failed pair: the diagnosis that names it, else one of the network's with the host at either end."""
+    """By a failed pair: the diagnosis that names it, else one of its hosts'."""
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
     network = {found.code for category in ("interfaces", "ports") for found in report.of_category(category)}
     for found in report.diagnoses:
         words = f"{found.code} {found.name}"
-        rules = found.facts.get("rules")
-        listed = found.facts.get("failed")
+        rules, listed = found.facts.get("rules"), found.facts.get("failed")
         for pair in listed if isinstance(listed, list) else ():
             if isinstance(pair, dict):
                 named.setdefault((str(pair.get("src")), str(pair.get("dst"))), words)
-        if found.code in network:
-            hosts |= {name: hosts.get(name, words + _rule(rules, name)) for name in found.hosts}
+        for name in found.hosts if found.code in network else ():
+            its = rules.get(name) if isinstance(rules, dict) else None
+            rule = f": {short('; '.join(map(str, its)), _RULE)}" if isinstance(its, list) else ""
+            hosts.setdefault(name, words + rule)
     return lambda src, dst: named.get((src, dst)) or hosts.get(dst) or hosts.get(src) or ""
 
 
-def _rule(rules: object, host: str) -> str:
-    named = rules.get(host) if isinstance(rules, dict) else None
-    return f": {short('; '.join(map(str, named)), _RULE)}" if isinstance(named, list) else ""
-
-
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """The test of whether a pair was dialled; of a sample, by the ranks' distance in the ring."""
+    """The test for dialled pairs; of a sample, by the ranks' distance."""
     sample = mesh.sample
     if sample is None:
         return lambda src, dst: src is not dst

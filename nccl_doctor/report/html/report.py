@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from nccl_doctor.model.documents import STANDS_STILL, Difference, HangRank, HangReport
-from nccl_doctor.model.report import CheckResult, LogEvent, Outcome, Report
-from nccl_doctor.report.html.charts import charts, size_table
+from nccl_doctor.model.report import AllReduceReport, LogEvent, Outcome, Report
 from nccl_doctor.report.html.document import Table, View, document, gravest_first, head, pages, short
-from nccl_doctor.report.html.hosts import host_table, waterfall
+from nccl_doctor.report.html.figures import charts, host_table, nets, ring, size_table, waterfall
 from nccl_doctor.report.html.matrix import matrix
-from nccl_doctor.report.html.rings import nets, ring
 from nccl_doctor.report.human import verdict
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.smoke import backend, gradient, link_words, ring_words, transports, uses
@@ -23,6 +21,9 @@ _DAY_S = 86400
 def render(report: Report, options: RenderOptions) -> str:
     """The file of a report with diagnoses."""
     smoke = report.smoke
+    went = report.mesh or smoke
+    crashed = {Outcome.UNKNOWN: "", Outcome.CRASH: "crashed, which is a mistake of nccl-doctor's own: "}
+    gaps = (check for check in report.checks if check.outcome in crashed)
     return document(
         "report.html",
         report=report,
@@ -30,11 +31,11 @@ def render(report: Report, options: RenderOptions) -> str:
         headline=_headline(report),
         cards=gravest_first(report.diagnoses),
         pages=pages(report.diagnoses, options),
-        unjudged=_unjudged(report.checks),
+        unjudged=grouped((f"{crashed[gap.outcome]}{gap.reason or 'no reason given'}", gap.name) for gap in gaps),
         matrix=matrix(report),
-        nets=nets(report) if report.mesh or smoke else (),
-        ring=ring(report) if report.mesh or smoke else None,
-        smoke=smoke and _smoke_words(report),
+        nets=nets(report) if went else (),
+        ring=ring(report) if went else None,
+        smoke=smoke and _smoke_words(smoke),
         charts=charts(smoke) if smoke else (),
         sizes=smoke and size_table(smoke),
         hosts=host_table(report),
@@ -44,7 +45,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def _count(words: str, kind: str, where: str = "") -> View:
-    """The headline, its colour (error, warning, info, ok or unknown), and the hosts that it is about."""
+    """The headline, its colour (error, warning, info, ok, unknown), its hosts."""
     return View(words=words, kind=kind, where=where)
 
 
@@ -59,20 +60,8 @@ def _headline(report: Report) -> tuple[View, str]:
     return _count(words, "ok" if ready else kind, where), line.removeprefix("Ready. ").removeprefix(f"{words}, ")
 
 
-def _unjudged(checks: Iterable[CheckResult]) -> dict[str, list[str]]:
-    """Names of checks without a verdict by the reason; those that crashed say so."""
-    gaps = [check for check in checks if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]
-    crashed = "crashed, which is a mistake of nccl-doctor's own: "
-    return grouped(
-        (f"{crashed if check.outcome is Outcome.CRASH else ''}{check.reason or 'no reason given'}", check.name)
-        for check in gaps
-    )
-
-
-def _smoke_words(report: Report) -> list[tuple[str, str]]:
+def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
     """All that is known of the all-reduce besides its figures."""
-    smoke = report.smoke
-    assert smoke is not None
     known = (
         ("backend", f"{plural(len(smoke.ranks), 'rank')}, {backend(smoke)}"),
         ("uses", uses(smoke.ranks)),
@@ -91,11 +80,13 @@ def _smoke_words(report: Report) -> list[tuple[str, str]]:
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
     """The verdict, the ranks by where they stand, and all of them in a table."""
-    still = report.verdict in STANDS_STILL
-    kind = "error" if still else "unknown" if report.verdict == "unknown" else "ok"
-    job = report.job
-    hosts = plural(report.hosts, "host")
+    kind = "error" if report.verdict in STANDS_STILL else "unknown" if report.verdict == "unknown" else "ok"
+    job, hosts = report.job, plural(report.hosts, "host")
     title = f"{hosts}, {plural(job.world_size, 'rank')}, master {job.master_addr}:{job.master_port}" if job else ""
+    rows = []
+    for one in report.ranks:
+        place = (one.state, one.doing or _stand_of(one), _issued(one), "behind" * one.behind)
+        rows.append((str(one.rank), one.host or "?", str(one.pid or ""), *place))
     return document(
         "hang.html",
         report=report,
@@ -105,12 +96,12 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
         cards=gravest_first(report.diagnoses),
         pages=pages(report.diagnoses, options),
         stands=tuple(_stands(report.ranks)),
-        ranks=_rank_table(report.ranks),
+        ranks=Table(("rank", "host", "pid", "state", "where", "collectives", ""), tuple(rows)),
     )
 
 
 def _stands(ranks: tuple[HangRank, ...]) -> Iterator[View]:
-    """Ranks by the frame in which they stand and the collectives that they issued, most of them first."""
+    """Ranks by their frame and the collectives that they issued, most first."""
     groups = grouped(((_stand_of(one), _issued(one), one.behind), one) for one in ranks)
     most = max(map(len, groups.values()), default=1)
     for (where, issued, behind), its in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
@@ -136,23 +127,17 @@ def _issued(rank: HangRank) -> str:
     return ", ".join(f"{group} {count}" for group, count in rank.collectives.items())
 
 
-def _rank_table(ranks: tuple[HangRank, ...]) -> Table:
-    rows = []
-    for one in ranks:
-        place = (one.state, one.doing or _stand_of(one), _issued(one), "behind" * one.behind)
-        rows.append((str(one.rank), one.host or "?", str(one.pid or ""), *place))
-    return Table(("rank", "host", "pid", "state", "where", "collectives", ""), tuple(rows))
-
-
 def render_diff(found: Difference, options: RenderOptions) -> str:
     """Diagnoses that came and went, and a table of the facts that changed."""
     new, gone = found.diagnoses.new, found.diagnoses.gone
+    gravest = max((one.severity for one in new), key=lambda severity: severity.rank, default=None)
+    kind = gravest.value if gravest else "ok" if gone or found.is_empty else "info"
     counts = f"Diagnoses: {len(new)} new, {len(gone)} gone; {plural(len(found.changes), 'fact')} changed."
     changes = tuple((fold(one.hosts) or "the cluster", one.what, one.before, one.after) for one in found.changes)
     return document(
         "diff.html",
         head=head(found, options),
-        headline=(_headline_of_changes(found), counts),
+        headline=(_count("Nothing changed" if found.is_empty else "Changed", kind), counts),
         new=gravest_first(new),
         gone=gravest_first(gone),
         changes=changes and Table(("hosts", "fact", "before", "after"), changes),
@@ -160,15 +145,8 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
     )
 
 
-def _headline_of_changes(found: Difference) -> View:
-    if found.is_empty:
-        return _count("Nothing changed", "ok")
-    gravest = max((one.severity for one in found.diagnoses.new), key=lambda severity: severity.rank, default=None)
-    return _count("Changed", gravest.value if gravest else "ok" if found.diagnoses.gone else "info")
-
-
 def timeline(events: Sequence[LogEvent]) -> View | None:
-    """The moments in their order, ranks that said the same in the same second together; None without events."""
+    """The moments in order, ranks that said the same at once together."""
     if not events:
         return None
     timed = all(event.at is not None for event in events)
@@ -180,17 +158,15 @@ def timeline(events: Sequence[LogEvent]) -> View | None:
 
 
 def _moment(events: list[LogEvent], first: int, span: float, *, timed: bool) -> View:
-    one = events[0]
-    after = ((one.at or 0) - first) % _DAY_S
-    ranks = [str(event.rank) for event in events if event.rank is not None]
+    one, at = events[0], events[0].at or 0
+    after = (at - first) % _DAY_S
+    ranks = fold_numbers(event.rank for event in events if event.rank is not None)
     hosts = fold(event.host for event in events if event.host)
-    who = f"rank {fold_numbers(ranks)}" if ranks else ""
-    clock = f"{(one.at or 0) // 3600:02}:{(one.at or 0) // 60 % 60:02}:{(one.at or 0) % 60:02}" if timed else ""
     return View(
-        when=clock or f"line {one.line}",
+        when=f"{at // 3600:02}:{at // 60 % 60:02}:{at % 60:02}" if timed else f"line {one.line}",
         after=f"+{after} s" if timed else "",
         x=round(1000 * after / span, 1) if timed else 0.0,
-        who=" on ".join(filter(None, (who, hosts))) or one.file,
+        who=" on ".join(filter(None, (ranks and f"rank {ranks}", hosts))) or one.file,
         code=one.code,
         name=one.name,
         cause=any(event.cause for event in events),

@@ -5,11 +5,9 @@ from hypothesis import HealthCheck, given, settings
 
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangJob, HangRank, HangReport
 from nccl_doctor.model.report import FailedDial, HostSummary, LogEvent, MeshReport, Report, SampleReport
-from nccl_doctor.report.html.charts import charts
-from nccl_doctor.report.html.hosts import host_table, waterfall
+from nccl_doctor.report.html.figures import charts, host_table, nets, ring, waterfall
 from nccl_doctor.report.html.matrix import matrix
 from nccl_doctor.report.html.report import timeline
-from nccl_doctor.report.html.rings import nets, ring
 from nccl_doctor.report.safe import clean, pasteable
 from tests.report.html.reading import assert_harmless, html, read
 from tests.report.reports import ALL, FIREWALL, healthy, log, one_fault

@@ -1,0 +1,300 @@
+"""A report's pictures but the mesh: curves of the all-reduce, the ring and its nets, a table of hosts, their times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import groupby, pairwise
+from math import ceil, cos, floor, hypot, log10, pi, sin
+from statistics import median
+from typing import NamedTuple
+
+from nccl_doctor.model.report import AllReduceReport, HostSummary, Report, SizeReport
+from nccl_doctor.report.html.document import Table, View, short
+from nccl_doctor.report.smoke import link_words, rate_words, ring_words, size_rows, size_words, time_words
+from nccl_doctor.text.hostlist import fold, grouped
+
+_FRAME = {"width": 460.0, "height": 280.0, "left": 74.0, "right": 446.0, "top": 14.0, "bottom": 246.0}
+"""Of a chart, in CSS pixels."""
+_SIZE_TICKS = 6
+
+
+class _Scale(NamedTuple):
+    """A logarithmic axis: from ``low`` to ``high`` of a quantity onto CSS pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Where a value stands; what is beyond the axis, at its end."""
+        inside = min(max(value, self.low), self.high)
+        share = log10(inside / self.low) / max(log10(self.high / self.low), 1e-9)
+        return round(self.start + share * (self.end - self.start), 1)
+
+
+def charts(smoke: AllReduceReport) -> tuple[View, ...]:
+    """Time and busbw by size; none where fewer than two sizes were measured."""
+    sizes = [one for one in smoke.sizes if one.bytes > 0 and one.seconds > 0 and one.busbw > 0]
+    if len({one.bytes for one in sizes}) < 2:
+        return ()
+    rate = smoke.link.gb_per_s if smoke.link else max(one.busbw for one in sizes)
+    of_what = f"{smoke.link.name}'s" if smoke.link else "the best"
+    most = max(sizes, key=lambda one: one.bytes)
+    # T = 2 (N - 1) / N * K / B of a ring, for the same N as the largest message's own figures
+    per_byte = most.seconds * most.busbw / rate / most.bytes
+    ends = min(one.bytes for one in sizes), most.bytes
+    ring = (f"ring at {of_what} speed", [(float(size), size * per_byte) for size in ends])
+    speed = (f"{of_what} speed", [(float(size), rate) for size in ends])
+    return (
+        _chart("Time of an all-reduce", sizes, lambda one: one.seconds, time_words, ring),
+        _chart("Bus bandwidth", sizes, lambda one: one.busbw, rate_words, speed),
+    )
+
+
+def size_table(smoke: AllReduceReport) -> Table | None:
+    """Every size that was measured."""
+    rows = size_rows(smoke.sizes, smoke.link) if smoke.sizes else []
+    return Table(rows[0], tuple(rows[1:])) if rows else None
+
+
+def _chart(
+    title: str,
+    sizes: Sequence[SizeReport],
+    value: Callable[[SizeReport], float],
+    words: Callable[[float], str],
+    reference: tuple[str, list[tuple[float, float]]],
+) -> View:
+    bytes_ = sorted({one.bytes for one in sizes})
+    values = [value(one) for one in sizes]
+    low, high = min(values), max(*values, *(at for _, at in reference[1]))
+    across = _Scale(bytes_[0], bytes_[-1], _FRAME["left"], _FRAME["right"])
+    up = _Scale(10.0 ** floor(log10(low)), 10.0 ** ceil(log10(high) + 1e-9), _FRAME["bottom"], _FRAME["top"])
+    step = -(-len(bytes_) // _SIZE_TICKS)
+    decades = range(round(log10(up.low)), round(log10(up.high)) + 1)
+    (x1, y1), (x2, y2) = reference[1]
+    if y1 < up.low:  # as far as the line is above the axis: y grows with x, or is the same
+        x1, y1, y2 = min(x1 * up.low / y1, x2), up.low, max(y2, up.low)
+    line = _path([(across.at(x1), up.at(y1)), (across.at(x2), up.at(y2))])
+    series = [View(name=reference[0], kind="reference", path=line, points=())]
+    for number, (kind, its) in enumerate(grouped((one.dtype, one) for one in sizes).items()):
+        points = [(across.at(one.bytes), up.at(value(one))) for one in its]
+        says = (f"{size_words(one.bytes)}: {words(value(one))}" for one in its)
+        told = [(x, y, text) for (x, y), text in zip(points, says, strict=True)]
+        # two types have two colours
+        series.append(View(name=f"measured, {kind}", kind=f"measured{number % 2}", path=_path(points), points=told))
+    return View(
+        title=title,
+        says=f"{title}: {words(values[0])} at {size_words(sizes[0].bytes)}, {words(values[-1])} at "
+        f"{size_words(sizes[-1].bytes)}; {reference[0]} for comparison. The table has all figures.",
+        across=[View(at=across.at(size), label=size_words(size)) for size in bytes_[::step]],
+        up=[View(at=up.at(10.0**power), label=words(10.0**power).replace(".00 ", " ")) for power in decades],
+        series=series,
+        **_FRAME,
+    )
+
+
+def _path(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
+
+
+MOST_STOPS = 64
+"""Hosts of a ring that are drawn."""
+_NAMED = 32
+"""Stops up to which each has its name beside it."""
+_MOST_CHIPS = 16
+"""Hosts of a net that are shown one by one."""
+_LEAST, _MOST, _EACH = 62.0, 150.0, 8.0
+"""Radius of a ring: of the smallest, of the largest, and what each host adds, in CSS pixels."""
+_BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
+"""Room for names: beside the ring without their letters, above and below it, and a letter."""
+_LONGEST = 14
+
+
+def nets(report: Report) -> tuple[View, ...]:
+    """Hosts by the net that NCCL chose, largest first; the last have none."""
+    against = reversed(report.of_category("interfaces"))
+    wrong = {host: f"{one.code} {one.name}" for one in against for host in one.hosts}
+    chosen = []
+    for host in (host for host in report.hosts if host.reached):
+        uses = host.nccl_interface
+        name, address = (uses.name, uses.address) if uses else ("unknown", "")
+        view = View(host=host.name, interface=name, address=address, wrong=wrong.get(host.name, ""))
+        chosen.append((host.network or "", view))
+    found = sorted(grouped(chosen).items(), key=lambda net: (not net[0], -len(net[1])))
+    return tuple(View(name=name or "no address known", size=len(its), hosts=_folded(its)) for name, its in found)
+
+
+def _folded(hosts: list[View]) -> list[View]:
+    """Many hosts with the same interface as one entry; wrong ones stay by themselves."""
+    if len(hosts) <= _MOST_CHIPS:
+        return hosts
+    groups = grouped(((one.interface, one.wrong), one) for one in hosts)
+    folded = []
+    for (interface, wrong), its in sorted(groups.items(), key=lambda group: not group[0][1]):
+        address = its[0].address if len(its) == 1 else ""
+        folded.append(View(host=fold(one.host for one in its), interface=interface, address=address, wrong=wrong))
+    return folded
+
+
+def ring(report: Report) -> View | None:
+    """The ring that the all-reduce took, else the ranks'; None below two hosts."""
+    hosts = _order(report)
+    if not 2 <= len(hosts) <= MOST_STOPS:
+        return None
+    failed = {(dial.src, dial.dst) for dial in report.mesh.failed} if report.mesh else set()
+    blamed = {name for found in report.of_category("ports") for name in found.hosts}
+    radius = min(_LEAST + _EACH * len(hosts), _MOST)
+    across = radius + _BESIDE + _LETTER * min(max(map(len, hosts)), _LONGEST)
+    down = radius + _ABOVE
+    angles = [2 * pi * place / len(hosts) - pi / 2 for place in range(len(hosts))]
+    points = [(across + radius * cos(angle), down + radius * sin(angle)) for angle in angles]
+    gap = min(14.0, pi * radius / len(hosts) / 1.6)
+    both = pairwise([*zip(hosts, points, strict=True), (hosts[0], points[0])])
+    stops = zip(hosts, points, angles, strict=True)
+    smoke = report.smoke
+    known = []
+    if smoke and smoke.sizes:
+        known = [f"busbw {rate_words(max(size.busbw for size in smoke.sizes))}"]
+        known += [f"its slowest link {link_words(smoke.link)}"] if smoke.link else []
+    return View(
+        title="Ring of the all-reduce" if smoke and smoke.rings else "Ring in rank order",
+        words=(smoke and ring_words(smoke)) or " -> ".join(short(one, 40) for one in [*hosts, hosts[0]]),
+        width=round(2 * across, 1),
+        height=round(2 * down, 1),
+        stops=[_stop(name, at, angle, len(hosts) <= _NAMED, name in blamed) for name, at, angle in stops],
+        hops=[_hop(start, end, gap, failed=(src, dst) in failed) for (src, start), (dst, end) in both],
+        known=known,
+    )
+
+
+def _order(report: Report) -> list[str]:
+    """Hosts as the first ring visits them; by rank where nobody told a ring."""
+    by_rank = [host.name for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.reached]
+    smoke = report.smoke
+    if smoke is None or not smoke.rings:
+        return by_rank
+    places = {rank.rank: rank.host for rank in smoke.ranks}
+    visited = [host for host, _ in groupby(places[rank] for rank in smoke.rings[0] if rank in places)]
+    return visited if len(set(visited)) == len(visited) else by_rank
+
+
+def _hop(start: tuple[float, float], end: tuple[float, float], gap: float, *, failed: bool) -> View:
+    """An arrow from near the one to near the other."""
+    (x1, y1), (x2, y2) = start, end
+    length = max(hypot(x2 - x1, y2 - y1), 1.0)
+    across, down = (x2 - x1) / length * gap, (y2 - y1) / length * gap
+    ends = {"x1": x1 + across, "y1": y1 + down, "x2": x2 - across, "y2": y2 - down}
+    return View(**{name: round(place, 1) for name, place in ends.items()}, failed=failed)
+
+
+def _stop(name: str, point: tuple[float, float], angle: float, named: bool, blamed: bool) -> View:
+    x, y = point
+    return View(
+        x=round(x, 1),
+        y=round(y, 1),
+        label=short(name, _LONGEST) if named or blamed else "",
+        anchor="middle" if abs(cos(angle)) < 0.3 else "start" if cos(angle) > 0 else "end",
+        label_x=round(x + 13 * cos(angle), 1),
+        label_y=round(y + 16 * sin(angle) + 4, 1),
+        blamed=blamed,
+    )
+
+
+_LEFT_OUT = frozenset({"routes"})
+"""Of what hosts tell; too long for a cell, and the diagnoses judge them."""
+_COMPARED_FROM = 3
+"""Hosts that make a majority worth the name."""
+
+
+def host_table(report: Report) -> View | None:
+    """The table, those unlike most first; None where the report knows no hosts."""
+    if not report.hosts:
+        return None
+    columns = list(dict.fromkeys(what for host in report.hosts for what in host.seen if what not in _LEFT_OUT))
+    hosts = sorted(report.hosts, key=lambda host: host.node_rank)
+    values = [[_interface(host), *(host.seen.get(what, "") for what in columns)] for host in hosts]
+    usual = [_usual([row[place] for row in values]) for place in range(len(columns) + 1)]
+    busy = {name for name, load in report.load.hosts.items() if load.busy} if report.load else set()
+    busy = busy if 2 * len(busy) < len(hosts) else set()
+    rows = [_row(host, row, usual, report, busy) for host, row in zip(hosts, values, strict=True)]
+    header = ("rank", "host", "address", "NCCL uses", *columns, *(("load",) if report.load else ()))
+    rows.sort(key=lambda row: not row.unusual)
+    return View(header=header, rows=rows, unusual=sum(row.unusual for row in rows))
+
+
+def _usual(values: Sequence[str]) -> str | None:
+    """The value that more than half of at least three hosts tell; else None."""
+    known = [value for value in values if value]
+    if len(known) < _COMPARED_FROM:
+        return None
+    value, count = Counter(known).most_common(1)[0]
+    return value if 2 * count > len(known) else None
+
+
+def _row(host: HostSummary, values: Sequence[str], usual: Sequence[str | None], report: Report, busy: set[str]) -> View:
+    cells = [_cell(text, text) for text in (str(host.node_rank), host.name, host.address)]
+    for value, most in zip(values, usual, strict=True):
+        unusual = bool(value) and most is not None and value != most
+        cells.append(_cell(value or ("" if host.reached else "not reached"), value, unusual=unusual))
+    if report.load:
+        own = report.load.hosts.get(host.name)
+        words = f"{own.queue:.1f} on {own.cpus} CPUs" if own else ""
+        cells.append(_cell(words, f"{own.queue:.3f}" if own else "", unusual=host.name in busy))
+    return View(name=host.name, unusual=not host.reached or any(cell.unusual for cell in cells), cells=cells)
+
+
+def _cell(text: str, sort: str, *, unusual: bool = False) -> View:
+    """A value of one host; ``unusual`` where most hosts have another one."""
+    return View(text=text, sort=sort, unusual=unusual)
+
+
+def _interface(host: HostSummary) -> str:
+    uses = host.nccl_interface
+    if uses is None:
+        return "unknown" if host.reached else ""
+    return f"{uses.name} in {host.network}" if host.network else uses.name
+
+
+MOST_BARS = 40
+"""Hosts that are shown, the slowest first."""
+_PHASES = {"connect": "connect", "probe": "facts", "mesh": "ports", "smoke": "all-reduce"}
+_SLOW = 2.0
+"""Times the median that a phase takes on a host that is called slow,"""
+_AT_LEAST_S = 1.0
+"""and so much longer than it."""
+
+
+def waterfall(report: Report) -> View | None:
+    """Where the run's time went on each host; None where nobody noted the times."""
+    hosts = [host for host in report.hosts if host.spent]
+    total = max((until for host in hosts for _, until in host.spent.values()), default=0.0)
+    if total <= 0:
+        return None
+    total = max(total, report.timings.get("total", 0.0))
+    spent = {host.name: {name: max(end - begin, 0.0) for name, (begin, end) in host.spent.items()} for host in hosts}
+    phases = [phase for phase in _PHASES if any(phase in host.spent for host in hosts)]
+    usual = {phase: median(its[phase] for its in spent.values() if phase in its) for phase in phases}
+    hosts.sort(key=lambda host: -sum(spent[host.name].values()))
+    return View(
+        phases=[_PHASES[phase] for phase in phases],
+        rows=[_bars(host, spent[host.name], usual, total) for host in hosts[:MOST_BARS]],
+        total=f"{total:.1f} s",
+        more=max(len(hosts) - MOST_BARS, 0),
+    )
+
+
+def _bars(host: HostSummary, spent: dict[str, float], usual: dict[str, float], total: float) -> View:
+    own = {phase: spent[phase] for phase in usual if phase in spent}
+    bars = []
+    for phase, seconds in own.items():  # in thousandths of the run
+        begin, width = 1000 * host.spent[phase][0] / total, max(1000 * seconds / total, 1)
+        bars.append(View(kind=phase, x=round(begin, 1), width=round(width, 1)))
+    return View(
+        host=host.name,
+        bars=bars,
+        seconds=tuple(f"{own[phase]:.2f} s" if phase in own else "" for phase in usual),
+        rest=f"{max(total - sum(spent.values()), 0.0):.2f} s",
+        slow=any(its > max(_SLOW * usual[phase], usual[phase] + _AT_LEAST_S) for phase, its in own.items()),
+    )

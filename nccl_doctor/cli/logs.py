@@ -15,8 +15,7 @@ from nccl_doctor.cli import options
 from nccl_doctor.cli.options import DiagnosisOptions, SelectOptions, among, flattened
 from nccl_doctor.cli.output import finish, supports_ansi
 
-LONG = 64 << 20
-"""Bytes from which on a bar is shown: less is read before one could look at it."""
+LONG = 64 << 20  # bytes from which on a bar is shown: less is read before one could look at it
 
 Files = Annotated[
     list[str], typer.Argument(metavar="FILE… | -", help="Logs, folders of logs, .gz, .xz, .zst; - is standard input.")

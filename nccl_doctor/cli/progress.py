@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from nccl_doctor.snapshot.hosts import Snapshot
 
 
-AGAIN_S = 10.0
-"""How often a line tells a log that the phase goes on."""
+AGAIN_S = 10.0  # how often a line tells a log that the phase goes on
 
 Decided = Callable[["Snapshot", "FailedDials | None"], "tuple[Phase, ...]"]
 """The rows of the checklist that what was seen up to now decides."""
@@ -160,7 +159,7 @@ def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
     return Checklist(decided) if sys.stderr.isatty() and supports_ansi(os.environ) else Lines()
 
 
-_DOES: dict[str, str] = {
+_DOES: dict[str, str] = {  # what a rank does that has reached a stage
     "none": "starting torchrun",
     "started": "importing torch",
     "torch": "looking for the master",
@@ -170,29 +169,19 @@ _DOES: dict[str, str] = {
     "sizes": "measuring",
     "done": "ending",
 }
-"""What a rank does that has reached a stage."""
 _SHOW_AFTER_S = 1.0
 
 
 @dataclass
 class Wait:
-    """A phase while it runs: for what it waits, for whom, and until when.
+    """A phase while it runs: for what it waits, for whom, and until when."""
 
-    Attributes:
-        name: of the phase.
-        hosts: all that take part, in order.
-        limit_s: the seconds that it may take; None where nobody can tell.
-        done: hosts that have finished.
-        stages: of an all-reduce, by host what its last rank has reached.
-        size: of an all-reduce, the bytes of the message that was measured last.
-    """
-
-    name: str
-    hosts: tuple[str, ...]
-    limit_s: float | None = None
-    done: set[str] = field(default_factory=set)
-    stages: dict[str, str] = field(default_factory=dict)
-    size: int | None = None
+    name: str  # of the phase
+    hosts: tuple[str, ...]  # all that take part, in order
+    limit_s: float | None = None  # the seconds that it may take; None where nobody can tell
+    done: set[str] = field(default_factory=set)  # hosts that have finished
+    stages: dict[str, str] = field(default_factory=dict)  # of an all-reduce, by host what its last rank has reached
+    size: int | None = None  # of an all-reduce, the bytes of the message that was measured last
 
     def line(self, seconds: float) -> str:
         """As ``all-reduce  3 of 4 hosts measuring, node2 still importing torch, 9 s``, after some seconds."""

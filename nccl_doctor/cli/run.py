@@ -34,8 +34,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.transport import make_transport
 
-LEAST_TOTAL_S = 300.0
-"""What a run may take where nobody says."""
+LEAST_TOTAL_S = 300.0  # what a run may take where nobody says
 BESIDE_SMOKE_S = 240.0
 """What all else may need of that: connections, facts, dials, imports of torch (up to 120 s), groups that are tried."""
 

@@ -26,18 +26,15 @@ if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Node
     from nccl_doctor.snapshot.hang import HangSnapshot
 
-MOST_BYTES = 256 << 20
-"""Of a snapshot's file; that of 4,096 hosts has 22 MB."""
+MOST_BYTES = 256 << 20  # of a snapshot's file; that of 4,096 hosts has 22 MB
 MOST_VALUES, VALUE_BYTES = 6_000_000, 8
 """Values of a snapshot, and how many bytes each has at least on average; of 4,096 hosts 900,000, each with 25."""
 MOST_CONTAINERS, CONTAINER_BYTES = 1_500_000, 24
 """Lists and objects likewise; of 4,096 hosts 250,000, each with 65 where no blanks are between."""
-FREE = 16_384
-"""So many of each are in any snapshot's rights, however small: they take a few megabytes."""
+FREE = 16_384  # so many of each are in any snapshot's rights, however small: they take a few megabytes
 DEEPEST = 32
 
-PATIENCE_S = 60.0
-"""For a snapshot that comes through a pipe, from another machine perhaps."""
+PATIENCE_S = 60.0  # for a snapshot that comes through a pipe, from another machine perhaps
 
 AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 

@@ -191,7 +191,7 @@ def _pod(pod: PodFacts) -> str:
 
 UNREACHED = "no host was reached"
 
-SUBJECTS = {
+SUBJECTS = {  # facts that are lists of what a check is about, and what is said where they are empty on every host
     "gpus": "no GPU on any host",
     "gpu_health": "no GPU on any host",
     "gpu_driver": "no GPU on any host",
@@ -200,7 +200,6 @@ SUBJECTS = {
     "same": "no file was named that has to be the same",
     "surroundings": "no container on any host",
 }
-"""Facts that are lists of what a check is about, and what is said where they are empty on every host."""
 
 
 @dataclass

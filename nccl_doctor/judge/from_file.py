@@ -17,8 +17,7 @@ from nccl_doctor.model.report import Diagnosis, Report
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.network import Names
 
-FROM = "from the snapshot"
-"""Stands where such a command is for."""
+FROM = "from the snapshot"  # stands where such a command is for
 
 Judged = TypeVar("Judged", Report, HangReport, Difference, InterfaceAnswers)
 
@@ -55,11 +54,10 @@ def _diagnosis(found: Diagnosis, own: Container[str]) -> Diagnosis:
     return found.model_copy(update={"fix": fix.model_copy(update=change)})
 
 
-FLEETING = frozenset(
+FLEETING = frozenset(  # names of fields that are never the same twice
     {"clock", "sockets", "age_s", "memory_used_mib", "free_bytes", "timings", "spent", "firewall_after", "pid", "ppid"}
     | {"network"}  # the number of a network namespace
 )
-"""Names of fields that are never the same twice."""
 KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "port")
 """The field by which an entry of a list is known; the first that it has."""
 ABSENT = "nothing"

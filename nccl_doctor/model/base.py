@@ -28,8 +28,7 @@ from nccl_doctor import __version__
 
 SCHEMA = 1
 _COLLECTIONS = frozenset({"dict", "frozenset", "list", "set", "tuple"})
-_MOST_FIELDS = 100
-"""More than any model has."""
+_MOST_FIELDS = 100  # more than any model has
 _NO_SCHEMA = frozenset({"config", "default", "metadata", "serialization"})
 
 
@@ -53,8 +52,7 @@ def _fail_fast(schema: Any, *, within: bool = False) -> None:  # noqa: ANN401 - 
 class FrozenModel(BaseModel):
     """Base of pydantic models that can't be changed and refuse unknown fields.
 
-    Of a list or an object, the first member that does not fit ends it, and unknown fields are one fault together: each
-    fault of its own would take a hundred times the memory of what it is about.
+    Of a list or an object the first member that does not fit ends it: a fault takes a hundred times its memory.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,19 +82,17 @@ class Document(FrozenModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-MAX_TEXT = 4096
-"""Characters of a text that has no other bound: Linux' PATH_MAX."""
+MAX_TEXT = 4096  # characters of a text that has no other bound: Linux' PATH_MAX
 
 MAX_OUTPUT = 16 << 20
 """Characters of what another program printed whole, as a packet filter's rules (of which the probe takes 8 MiB)."""
 
 
-MAX_LINES = 64
-"""Texts of a list of them: lines of evidence, methods, keys."""
+MAX_LINES = 64  # texts of a list of them: lines of evidence, methods, keys
 
 
 def clip(text: str) -> str:
-    """A text as an observation holds it: its end may be missing, and what is no UTF-8 is replaced."""
+    """A text as an observation holds it: cut, and in UTF-8."""
     whole = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
     return whole if whole.isascii() else whole.encode(errors="replace").decode()
 
@@ -144,25 +140,21 @@ class Words(Observed):
         return {name: _clipped(value) for name, value in data.items()} if isinstance(data, dict) else data
 
 
+T = TypeVar("T")
 _IpAddress = NewType("_IpAddress", str)
 _IpNetwork = NewType("_IpNetwork", str)
 _InterfaceName = NewType("_InterfaceName", str)
 _Version = NewType("_Version", str)
 
-_INTERFACE = re.compile(r"[^\s/\x00-\x1f\x7f]{1,60}")
-"""The kernel's dev_valid_name (net/core/dev.c), and an alias's ":1"; 15 bytes of which none is UTF-8 take 60."""
-_VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z.+_~-]{0,63}", re.ASCII)
-"""PEP 440's letters and a driver's; never a blank or a quote."""
+# the kernel's dev_valid_name (net/core/dev.c), and an alias's ":1"; 15 bytes of which none is UTF-8 take 60
+_INTERFACE = r"(?!\.\.?\Z)[^\s/\x00-\x1f\x7f]{1,60}"
+_VERSION = r"[0-9A-Za-z][0-9A-Za-z.+_~-]{0,63}"  # PEP 440's letters and a driver's; never a blank or a quote
 _SCOPE = re.compile(r"[0-9A-Za-z_.:-]{1,60}", re.ASCII)
 
 
 @lru_cache(4096)
 def ip_address(text: str) -> _IpAddress:
-    """An IPv4 or IPv6 address, with ``%scope`` behind a link-local one.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """An address, ``%scope`` behind a link-local one; ValueError where it is none."""
     bare, percent, scope = text.partition("%")
     if percent and not _SCOPE.fullmatch(scope):
         raise ValueError("no scope of an IPv6 address")
@@ -174,11 +166,7 @@ def ip_address(text: str) -> _IpAddress:
 
 @lru_cache(4096)
 def ip_network(text: str) -> _IpNetwork:
-    """A network in CIDR notation; host bits may be set, as in a route that somebody wrote by hand.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """A network in CIDR notation, whose host bits may be set; else ValueError."""
     ipaddress.ip_network(text, strict=False)
     return _IpNetwork(text)
 
@@ -193,96 +181,69 @@ def _netmask(text: str) -> _IpAddress:
     return _IpAddress(text)
 
 
-def _interface(text: str) -> _InterfaceName:
-    if not _INTERFACE.fullmatch(text) or text in (".", ".."):
-        raise ValueError("no name of a network interface")
-    return _InterfaceName(text)
+def _fits(pattern: str, problem: str) -> AfterValidator:
+    """Refuses texts that the pattern does not fit as a whole, in these words."""
+    compiled = re.compile(pattern)
 
+    def fit(text: T) -> T:
+        if not compiled.fullmatch(str(text)):
+            raise ValueError(problem)
+        return text
 
-def _version(text: str) -> _Version:
-    if not _VERSION.fullmatch(text):
-        raise ValueError("no version")
-    return _Version(text)
-
-
-def _no_nul(text: str) -> str:
-    if "\0" in text:
-        raise ValueError("a path has no NUL")
-    return text
+    return AfterValidator(fit)
 
 
 IpAddress = Annotated[_IpAddress, Field(max_length=128), AfterValidator(ip_address)]
 """As text: "10.0.0.1", "fe80::1%eth0"."""
-IpNetwork = Annotated[_IpNetwork, Field(max_length=64), AfterValidator(ip_network)]
-"""As text: "10.0.0.0/24"."""
+IpNetwork = Annotated[_IpNetwork, Field(max_length=64), AfterValidator(ip_network)]  # as text: "10.0.0.0/24"
 Netmask = Annotated[_IpAddress, Field(max_length=64), AfterValidator(_netmask)]
 """As text: "255.255.255.0", "ffff:ffff:ffff:ffff::"."""
-InterfaceName = Annotated[_InterfaceName, Field(max_length=60), AfterValidator(_interface)]
+InterfaceName = Annotated[_InterfaceName, Field(max_length=60), _fits(_INTERFACE, "no name of a network interface")]
 """A network interface's name, or the label of an alias, "eth0:1"."""
-Version = Annotated[_Version, Field(max_length=64), AfterValidator(_version)]
+Version = Annotated[_Version, Field(max_length=64), _fits(_VERSION, "no version")]
 """Of a program: "2.13.0+cu126", "2.28.9", "550.54.14"."""
-Path = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_no_nul)]
-"""Of a file on the host."""
-EnvValue = Annotated[str, Field(max_length=128 << 10)]
-"""Of a variable: execve(2) takes 128 KiB (MAX_ARG_STRLEN)."""
+Path = Annotated[str, Field(max_length=MAX_TEXT), _fits(r"[^\0]*", "a path has no NUL")]  # of a file on the host
+EnvValue = Annotated[str, Field(max_length=128 << 10)]  # of a variable: execve(2) takes 128 KiB (MAX_ARG_STRLEN)
 HostAddress = Annotated[str, Field(pattern=r"^[0-9A-Za-z_:][0-9A-Za-z_.:%-]{0,254}$")]
 """An address or a name of a host, as the plan has it."""
 CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 """What docker, podman and nerdctl take for a container's name or id, and apptainer for an instance's."""
 ContainerName = Annotated[str, Field(pattern=rf"^{CONTAINER_NAME.pattern}$")]
-Clipped = Annotated[str, BeforeValidator(_clipped)]
-"""A sentence of which the end may be missing."""
+Clipped = Annotated[str, BeforeValidator(_clipped)]  # a sentence of which the end may be missing
 ClippedEnd = Annotated[str, BeforeValidator(lambda text: clip_end(text) if isinstance(text, str) else text)]
 """A text of which the begin may be missing."""
-Output = Annotated[str, Field(max_length=MAX_OUTPUT)]
-"""What another program printed, whole; hostile text."""
+Output = Annotated[str, Field(max_length=MAX_OUTPUT)]  # what another program printed, whole; hostile text
 
-Port = Annotated[int, Field(ge=1, le=65535)]
-"""A TCP port that can be dialled."""
-SocketPort = Annotated[int, Field(ge=0, le=65535)]
-"""A port in a socket table: 0 of a socket that is not bound."""
+Port = Annotated[int, Field(ge=1, le=65535)]  # a TCP port that can be dialled
+SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 of a socket that is not bound
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """How many, how large, which: never negative; bytes of the largest memory fit in."""
-Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]
-"""Of a process; 0 for one outside of the PID namespace that tells."""
+Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]  # of a process; 0 for one outside of the PID namespace that tells
 SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
 """A kernel setting that is one number, as /proc/sys prints it."""
 ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
 """The letter of proc(5), "S", and of one in the kernel where it waits, "D nfs_wait"."""
-Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-"""An integer of which the sign means something."""
+Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # an integer of which the sign means something
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 """A span of time, or a time since 1970: nothing that squares, or multiplies with a size, to more than a float holds."""
-SignedSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]
-"""The difference of two clocks."""
-Rate = Annotated[float, Field(ge=0, le=1e12)]
-"""GB/s, 10⁹ bytes a second."""
+SignedSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]  # the difference of two clocks
+Rate = Annotated[float, Field(ge=0, le=1e12)]  # GB/s, 10⁹ bytes a second
 
 
-T = TypeVar("T")
+MALFORMED = "malformed: "  # so begins the reason where a host answered what is no such fact
 
-MALFORMED = "malformed: "
-"""So begins the reason where a host answered what is no such fact."""
+PENDING = "not reached"  # why a phase was skipped that had not yet begun
 
-PENDING = "not reached"
-"""Why a phase was skipped that had not yet begun."""
-
-NOT_ASKED = "not asked for"
-"""So begins the reason where nobody wanted a phase."""
+NOT_ASKED = "not asked for"  # so begins the reason where nobody wanted a phase
 
 
 class Unknown(Observed):
-    """Could not look: no permission, a tool that is missing, a time-out.
-
-    Attributes:
-        reason: a phrase that can stand behind "unknown: ".
-        traceback: where a collector crashed, its own traceback.
-    """
+    """Could not look: no permission, a tool that is missing, a time-out."""
 
     model_config = ConfigDict(extra="ignore")  # tried on every fact: else each key of a known one would be an error
 
-    reason: Clipped = Field(alias="$unknown")
-    traceback: ClippedEnd | None = None
+    reason: Clipped = Field(alias="$unknown")  # a phrase that can stand behind "unknown: "
+    traceback: ClippedEnd | None = None  # where a collector crashed, its own traceback
 
     @property
     def malformed(self) -> bool:
@@ -291,7 +252,7 @@ class Unknown(Observed):
 
     @property
     def late(self) -> bool:
-        """True where only the time ran out, which a busy host has less of (nccl_doctor.probe.facts)."""
+        """True where only the time ran out (nccl_doctor.probe.facts)."""
         return "no answer in " in self.reason
 
     def __bool__(self) -> NoReturn:
@@ -307,7 +268,7 @@ class Skipped(Observed):
 
     @property
     def hindered(self) -> bool:
-        """True where a phase was wanted and its turn came, and a fault that was seen before spared it."""
+        """True where a phase's turn came, and a fault seen before spared it."""
         return self.reason != PENDING and not self.reason.startswith(NOT_ASKED)
 
 
@@ -322,11 +283,7 @@ def skipped(reason: str) -> Skipped:
 
 
 def known(fact: Unknown | Skipped | T) -> T:
-    """A fact that a check needs, and therefore has.
-
-    Raises:
-        TypeError: it is not known: the check does not name it among its needs.
-    """
+    """A fact that a check needs and has; TypeError where it does not name it."""
     if isinstance(fact, (Unknown, Skipped)):
         raise TypeError(f"not among the needs: {fact.reason}")
     return fact

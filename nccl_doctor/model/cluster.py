@@ -9,18 +9,13 @@ from pydantic import Field, JsonValue, TypeAdapter
 
 from nccl_doctor.model.base import FrozenModel
 
-DEFAULT_MASTER_PORT = 29500
-"""torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)."""
+DEFAULT_MASTER_PORT = 29500  # torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)
 
 
 class NodeOptions(Protocol):
-    """Knowledge that one way of reaching hosts has of a node, or of all: a frozen dataclass or model.
+    """Knowledge that one way of reaching hosts has of a node, or of all: a frozen dataclass or model."""
 
-    Attributes:
-        engine: its name in :attr:`Node.access`.
-    """
-
-    engine: ClassVar[str]
+    engine: ClassVar[str]  # its name in :attr:`Node.access`
 
 
 EngineOptions = TypeVar("EngineOptions", bound=NodeOptions)
@@ -42,29 +37,18 @@ def _adapter(kind: type[EngineOptions]) -> TypeAdapter[EngineOptions]:
 
 
 class Node(FrozenModel):
-    """A node of the job, in torchrun's sense: a place in the list, on a machine.
+    """A node of the job, in torchrun's sense: a place in the list, on a machine."""
 
-    Attributes:
-        name: what the user calls it; unique in the cluster.
-        address: the host name or IP address that SSH and the other hosts connect to.
-        node_rank: its place in the list, from 0.
-        nproc_per_node: ranks to start here; None means "the GPUs that the host shows, or 1".
-        cuda_visible_devices: as the environment variable; None leaves it unset.
-        python: the interpreter that training uses.
-        env: variables as the training job will have them.
-        access: what each way of reaching it was told, by the way's name; :meth:`options` reads it.
-        local: this machine: run without SSH.
-    """
-
-    name: str
-    address: str
-    node_rank: int
-    nproc_per_node: int | None = None
-    cuda_visible_devices: str | None = None
-    python: str = "python3"
+    name: str  # what the user calls it; unique in the cluster
+    address: str  # the host name or IP address that SSH and the other hosts connect to
+    node_rank: int  # its place in the list, from 0
+    nproc_per_node: int | None = None  # ranks to start here; None means "the GPUs that the host shows, or 1"
+    cuda_visible_devices: str | None = None  # as the environment variable; None leaves it unset
+    python: str = "python3"  # the interpreter that training uses
+    # what each way of reaching it was told, by the way's name; :meth:`options` reads it
     access: dict[str, Json] = Field(default_factory=dict)
-    env: dict[str, str] = Field(default_factory=dict)
-    local: bool = False
+    env: dict[str, str] = Field(default_factory=dict)  # variables as the training job will have them
+    local: bool = False  # this machine: run without SSH
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
         """The options of a way of reaching hosts for this node."""
@@ -73,23 +57,19 @@ class Node(FrozenModel):
 
 
 class Cluster(FrozenModel):
-    """All nodes of a job and its master.
-
-    Attributes:
-        same: files and folders that have to be the same on all hosts; relative ones start from the home directory.
-        source: where this came from: a path, ``-w``, ``SLURM_JOB_NODELIST``, or "this machine".
-        origins: for ``nccl-doctor hosts``: "master_addr", "node1.address", … to "hosts.yaml:7" or "default".
-        variables: those of the environment that say where the master is: "master_addr" to "MASTER_ADDR".
-        access: what an engine knows of all nodes together, by its name; :meth:`options` reads it.
-    """
+    """All nodes of a job and its master."""
 
     nodes: tuple[Node, ...]
     master_addr: str
     master_port: int = DEFAULT_MASTER_PORT
+    # files and folders that have to be the same on all hosts; relative ones start from the home directory
     same: tuple[str, ...] = ()
-    source: str = "this machine"
+    source: str = "this machine"  # where this came from: a path, ``-w``, ``SLURM_JOB_NODELIST``, or "this machine"
+    # for ``nccl-doctor hosts``: "master_addr", "node1.address", … to "hosts.yaml:7" or "default"
     origins: dict[str, str] = Field(default_factory=dict)
+    # those of the environment that say where the master is: "master_addr" to "MASTER_ADDR"
     variables: dict[str, str] = Field(default_factory=dict)
+    # what an engine knows of all nodes together, by its name; :meth:`options` reads it
     access: dict[str, Json] = Field(default_factory=dict)
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:

@@ -31,47 +31,34 @@ class RankPlace(FrozenModel):
 
 
 class Launch(Document):
-    """``launch``: every rank's place, and for each host the line to paste there.
-
-    Attributes:
-        launcher: the form of the lines: torchrun, c10d, launch, env, tcp or slurm.
-        commands: one a host; for Slurm the batch script alone, and for SSH the one line that starts all hosts.
-        notes: what to know of this start, each a sentence.
-        warnings: what speaks against starting now, each a sentence.
-    """
+    """``launch``: every rank's place, and for each host the line to paste there."""
 
     command: Literal["launch"] = "launch"
-    launcher: str
+    launcher: str  # the form of the lines: torchrun, c10d, launch, env, tcp or slurm
     master_addr: str
     master_port: int
     world_size: int
     ranks: tuple[RankPlace, ...]
+    # one a host; for Slurm the batch script alone, and for SSH the one line that starts all hosts
     commands: tuple[Command, ...]
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what to know of this start, each a sentence
+    warnings: tuple[str, ...] = ()  # what speaks against starting now, each a sentence
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Launch:
-        """Itself hidden but for the lines: they are to be pasted, and hold what their reader's own words gave them."""
+        """Itself hidden but for the lines, which are to be pasted."""
         return self.model_copy(update={"notes": hide(self.notes), "warnings": hide(self.warnings)})
 
 
 class InterfaceAnswer(FrozenModel):
-    """The interface that NCCL will use on one host.
+    """The interface that NCCL will use on one host."""
 
-    Attributes:
-        name: the host's.
-        nccl_interface: None where NCCL finds none, or where nobody can tell.
-        reason: one sentence.
-        known: False where the choice could not be told; the reason says why.
-        set: variables to set there; empty where NCCL's own choice serves and no address was asked for.
-        has: the interface, and its address, that has the address asked for or lies on its net.
-    """
-
-    name: str
-    nccl_interface: NcclInterface | None
-    reason: str
-    known: bool = True
+    name: str  # the host's
+    nccl_interface: NcclInterface | None  # None where NCCL finds none, or where nobody can tell
+    reason: str  # one sentence
+    known: bool = True  # False where the choice could not be told; the reason says why
+    # variables to set there; empty where NCCL's own choice serves and no address was asked for
     set: dict[str, str] = Field(default_factory=dict)
+    # the interface, and its address, that has the address asked for or lies on its net
     has: tuple[str, str] | None = None
 
 
@@ -90,27 +77,21 @@ class InterfaceAnswers(Document):
     """``ifname``: an answer for each host, and what to set."""
 
     command: Literal["ifname"] = "ifname"
-    asked: str | None = None
-    """The address that was asked for."""
+    asked: str | None = None  # the address that was asked for
     hosts: tuple[InterfaceAnswer, ...]
     exports: tuple[Exports, ...] = ()
 
 
 class Change(FrozenModel):
-    """A fact that is not what it was.
+    """A fact that is not what it was."""
 
-    Attributes:
-        what: its place, "torch.version" or "interfaces.links[eno1].mtu".
-        hosts: who has this change; empty for the cluster as a whole.
-    """
-
-    what: str
+    what: str  # its place, "torch.version" or "interfaces.links[eno1].mtu"
     before: str
     after: str
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # who has this change; empty for the cluster as a whole
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Change:
-        """Itself hidden; of a variable that is called a secret the values go whole."""
+        """Itself hidden; values of what is called a secret go whole."""
         secret = names_secret(self.what)
         before, after = (LEFT_OUT if secret else hide(text) for text in (self.before, self.after))
         return self.model_copy(update={"what": hide(self.what), "before": before, "after": after})
@@ -196,27 +177,18 @@ class HangJob(FrozenModel):
 
 
 class HangRank(FrozenModel):
-    """A rank of the job.
-
-    Attributes:
-        pid: None for one without a process.
-        state: the kernel's letter, "gone" for one without a process, "unseen" where nobody could look.
-        collectives: by process group, how many it has issued; empty where nobody counts.
-        frame: the user's line, "train.py:212 in step".
-        called: the library's function that it called there, "all_reduce".
-        doing: the same in words.
-        behind: the others wait for it.
-    """
+    """A rank of the job."""
 
     rank: int
     host: str | None
-    pid: int | None
-    state: str
+    pid: int | None  # None for one without a process
+    state: str  # the kernel's letter, "gone" for one without a process, "unseen" where nobody could look
+    # by process group, how many it has issued; empty where nobody counts
     collectives: dict[str, int] = Field(default_factory=dict)
-    frame: str | None = None
-    called: str | None = None
-    doing: str = ""
-    behind: bool = False
+    frame: str | None = None  # the user's line, "train.py:212 in step"
+    called: str | None = None  # the library's function that it called there, "all_reduce"
+    doing: str = ""  # the same in words
+    behind: bool = False  # the others wait for it
 
 
 class HangLook(FrozenModel):
@@ -226,29 +198,21 @@ class HangLook(FrozenModel):
 
 
 class HangReport(Document):
-    """A verdict on a running job.
-
-    Attributes:
-        complete: nothing that the verdict hangs on was hidden.
-        message: the verdict in a sentence.
-        not_seen: what could not be seen, each a phrase.
-        places: where the ranks stand, those in one place together.
-        stacks: how they were read.
-    """
+    """A verdict on a running job."""
 
     command: Literal["hang"] = "hang"
     verdict: HangVerdict
-    complete: bool
-    message: str
+    complete: bool  # nothing that the verdict hangs on was hidden
+    message: str  # the verdict in a sentence
     job: HangJob | None
     ranks: tuple[HangRank, ...]
     looks: tuple[HangLook, ...]
     diagnoses: tuple[Diagnosis, ...]
-    places: tuple[str, ...] = ()
-    not_seen: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()  # where the ranks stand, those in one place together
+    not_seen: tuple[str, ...] = ()  # what could not be seen, each a phrase
     other_jobs: tuple[str, ...] = ()
     hosts: int = 0
     interval_s: float = 0
-    stacks: str = "read"
+    stacks: str = "read"  # how they were read
     next_time: str | None = None
     timings: dict[str, float] = Field(default_factory=dict)

@@ -59,14 +59,11 @@ class Fix(FrozenModel):
     variables: dict[str, dict[str, str]] = Field(default_factory=dict)
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Fix:
-        """Itself hidden; commands of which one holds a secret give way to prose, for they could not be pasted."""
+        """Itself hidden; commands of which one holds a secret give way to prose."""
         shown = {"summary": hide(self.summary), "variables": hide(self.variables)}
         if any(hide(one.command) != one.command for one in self.commands):
-            shown |= {
-                "summary": f"{shown['summary'].rstrip(':')}. {_HELD}".lstrip(". "),
-                "risk": "manual",
-                "commands": (),
-            }
+            summary = f"{shown['summary'].rstrip(':')}. {_HELD}".lstrip(". ")
+            shown |= {"summary": summary, "risk": "manual", "commands": ()}
         return self.model_copy(update=shown)
 
 
@@ -82,38 +79,29 @@ class LogLine(FrozenModel):
 
 
 class Finding(FrozenModel):
-    """A fault as a check or a log yields it, before it is known what follows from what.
+    """A fault as a check or a log yields it, before it is known what follows from what."""
 
-    Attributes:
-        hosts: names of the hosts at fault (not of those that suffer).
-        message: one sentence a tired person understands.
-        evidence: what was seen, each a line.
-        facts: the same for machines.
-        fix: what to do; a text alone is a fix without commands.
-        severity: None takes the check's own.
-        explains: of what the check's own ``explains`` names, what may follow from this finding; None for all of it.
-        entities: what a log names: host, ip, port, iface, rank, nccl_version, torch_version.
-    """
-
-    hosts: tuple[str, ...]
-    message: str
-    evidence: tuple[str | LogLine, ...] = ()
-    facts: dict[str, Any] = Field(default_factory=dict)
+    hosts: tuple[str, ...]  # names of the hosts at fault (not of those that suffer)
+    message: str  # one sentence a tired person understands
+    evidence: tuple[str | LogLine, ...] = ()  # what was seen, each a line
+    facts: dict[str, Any] = Field(default_factory=dict)  # the same for machines
+    # what to do; a text alone is a fix without commands
     fix: Annotated[Fix, BeforeValidator(lambda fix: Fix(summary=fix) if isinstance(fix, str) else fix)]
-    severity: Severity | None = None
+    severity: Severity | None = None  # None takes the check's own
+    # of what the check's own ``explains`` names, what may follow from this finding; None for all of it
     explains: tuple[str, ...] | None = None
-    entities: dict[str, Any] | None = None
+    entities: dict[str, Any] | None = None  # what a log names: host, ip, port, iface, rank, nccl_version, torch_version
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def on(host: str | None, *lines: Line | None) -> tuple[Command, ...]:
-    """The lines as commands for a host, None for this machine; no command at all where one of them can't be pasted."""
+    """Lines as commands for a host; none where one can't be pasted."""
     made = [one for one in lines if one is not None]
     return tuple(Command(host=host, command=one.text) for one in made) if len(made) == len(lines) else ()
 
 
 def export(name: str, value: str) -> Line | None:
-    """The line that sets a variable for what is started next from the same shell."""
+    """The line that sets a variable for the rest of a shell."""
     return line("export {assignment}", assignment=f"{name}={value}") if _VARIABLE.fullmatch(name) else None

@@ -15,19 +15,15 @@ from nccl_doctor.model.base import Count, Document, FrozenModel, IpAddress, Obse
 GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL; what was started less than that ago is not ended, for it may just be starting."""
 
-LAST_PORT = 65535
-"""TCP ports have 16 bits (RFC 9293, 3.1)."""
+LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
 
-LAST_PID = 2**22
-"""Linux gives none above it (proc_sys_kernel(5), pid_max)."""
+LAST_PID = 2**22  # Linux gives none above it (proc_sys_kernel(5), pid_max)
 
 MAX_PROCESSES = 4096
 """Of all jobs that hold a port; a launcher with eight ranks and their data loaders has some hundred."""
 
-_MOST_DIGITS = 9
-"""int() refuses thousands of them; leading zeros are let through."""
-_MOST_TICK_DIGITS = 18
-"""A start in ticks has 64 bits; a billion years are enough."""
+_MOST_DIGITS = 9  # int() refuses thousands of them; leading zeros are let through
+_MOST_TICK_DIGITS = 18  # a start in ticks has 64 bits; a billion years are enough
 
 Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
 UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
@@ -51,45 +47,30 @@ class GpuUse(Observed):
 
 
 class Member(Observed):
-    """A process of a job.
-
-    Attributes:
-        started: clock ticks since its host's boot; with the PID, what it is known by.
-        launcher: what launcher it is, such as "torchrun"; None for none.
-        rank: whether a launcher started it.
-    """
+    """A process of a job."""
 
     pid: Pid
-    started: Count
+    started: Count  # clock ticks since its host's boot; with the PID, what it is known by
     command: str
-    launcher: str | None
-    rank: bool
+    launcher: str | None  # what launcher it is, such as "torchrun"; None for none
+    rank: bool  # whether a launcher started it
     gpus: tuple[GpuUse, ...] = ()
 
 
 class Holder(Observed):
-    """A process that has a socket on the port, or that was asked for by its PID.
-
-    Attributes:
-        started: Unix time in seconds.
-        ticks: clock ticks from its host's boot to its start; with the PID, what it is known by.
-        orphan: its job lost its launcher.
-        own: it is the user's that asks, on that host.
-        tree: PIDs of its job.
-        parent: its parent's command.
-    """
+    """A process that has a socket on the port, or that was asked for by its PID."""
 
     pid: Pid
     user: str
     command: str
-    started: UnixTime
-    ticks: Count
+    started: UnixTime  # Unix time in seconds
+    ticks: Count  # clock ticks from its host's boot to its start; with the PID, what it is known by
     age_s: Seconds
     ppid: Pid
-    orphan: bool
-    own: bool
-    tree: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)]
-    parent: str | None
+    orphan: bool  # its job lost its launcher
+    own: bool  # it is the user's that asks, on that host
+    tree: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)]  # PIDs of its job
+    parent: str | None  # its parent's command
     cwd: str | None
     terminal: bool
 
@@ -111,21 +92,15 @@ class ListedHolder(Holder):
 
 
 class HolderJob(Observed):
-    """Processes that belong together and end together.
-
-    Attributes:
-        unit: its Slurm job or container.
-        refusal: why it is not ended; None where nothing speaks against it.
-        final: not even ``--force`` lifts the refusal.
-    """
+    """Processes that belong together and end together."""
 
     root: Pid
     orphan: bool
-    unit: str | None
+    unit: str | None  # its Slurm job or container
     holders: Annotated[tuple[Holder, ...], Field(min_length=1, max_length=MAX_PROCESSES)]
     members: Annotated[tuple[Member, ...], Field(max_length=MAX_PROCESSES)]
-    refusal: str | None
-    final: bool
+    refusal: str | None  # why it is not ended; None where nothing speaks against it
+    final: bool  # not even ``--force`` lifts the refusal
 
     @model_validator(mode="after")
     def _of_its_own(self) -> HolderJob:
@@ -176,47 +151,35 @@ class Suggestion(FrozenModel):
 
 
 class PortReport(Document):
-    """``fix-port``: the answer of one call.
-
-    Attributes:
-        port: None where only a process was asked for.
-        free: torch would get the port; where none was asked for, the process is gone.
-        error: errno name of the failed bind.
-        hint: how to see more.
-        ended: PIDs; ``left`` those that would not end.
-        instead_of: the port that was asked for, where ``port`` is the next free one.
-        here: the host is this machine.
-        pid: the process that was asked for; ``gone`` where that was by its start too, and another may have its PID.
-        root: we are root there.
-        reserved: ip_local_reserved_ports as it is, for the cure of "outbound".
-        arguments: how the command was called, as words that name the port and the host.
-        source: what said which port it is, where that was not an argument.
-        refused: why something was not ended that was to be ended.
-    """
+    """``fix-port``: the answer of one call."""
 
     command: Literal["fix-port"] = "fix-port"
     host: str
-    port: int | None
-    free: bool
+    port: int | None  # None where only a process was asked for
+    free: bool  # torch would get the port; where none was asked for, the process is gone
     cause: Cause | None = None
-    error: str | None = None
-    hint: str | None = None
+    error: str | None = None  # errno name of the failed bind
+    hint: str | None = None  # how to see more
     time_wait_s: float | None = None
     sockets: tuple[Socket, ...] = ()
     elsewhere: tuple[Elsewhere, ...] = ()
-    ended: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()  # PIDs; ``left`` those that would not end
     left: tuple[int, ...] = ()
     suggestion: Suggestion | None = None
-    instead_of: int | None = None
-    here: Annotated[bool, Field(exclude=True)]
+    instead_of: int | None = None  # the port that was asked for, where ``port`` is the next free one
+    here: Annotated[bool, Field(exclude=True)]  # the host is this machine
+    # the process that was asked for; ``gone`` where that was by its start too, and another may have its PID
     pid: Annotated[int | None, Field(exclude=True)] = None
     gone: Annotated[bool, Field(exclude=True)] = False
     jobs: Annotated[tuple[HolderJob, ...], Field(exclude=True)] = ()
-    root: Annotated[bool, Field(exclude=True)] = False
+    root: Annotated[bool, Field(exclude=True)] = False  # we are root there
+    # ip_local_reserved_ports as it is, for the cure of "outbound"
     reserved: Annotated[str | None, Field(exclude=True)] = None
+    # how the command was called, as words that name the port and the host
     arguments: Annotated[tuple[str, ...], Field(exclude=True)] = ()
+    # what said which port it is, where that was not an argument
     source: Annotated[str | None, Field(exclude=True)] = None
-    refused: Annotated[str | None, Field(exclude=True)] = None
+    refused: Annotated[str | None, Field(exclude=True)] = None  # why something was not ended that was to be ended
 
     @computed_field  # type: ignore[prop-decorator]  # mypy: python/mypy#1362
     @property
@@ -230,14 +193,14 @@ class PortReport(Document):
 
 
 def as_port(text: str) -> int | None:
-    """The TCP port that a text of digits means; None where it means none."""
+    """The TCP port that a text of digits means, or None."""
     if not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
         return None
     return int(text) if 1 <= int(text) <= LAST_PORT else None
 
 
 def as_identity(text: str) -> Identity | None:
-    """The process that "48112" or "48112@5731034" means; None where it means none."""
+    """The process that "48112" or "48112@5731034" means, or None."""
     pid, at, started = text.partition("@")
     words = (pid, started) if at else (pid,)
     if not all(word.isascii() and word.isdecimal() and len(word) <= _MOST_TICK_DIGITS for word in words):

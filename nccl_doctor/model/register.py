@@ -29,10 +29,8 @@ class Unjudged:
     reason: str
 
 
-Scope = str
-"""Of a check: "all" and "master", or an engine's name (:mod:`nccl_doctor.model.engine`)."""
-CheckFunction = Callable[..., Iterator[Finding | Unjudged]]
-"""Of a view of the snapshot (nccl_doctor.checks.view)."""
+Scope = str  # of a check: "all" and "master", or an engine's name (:mod:`nccl_doctor.model.engine`)
+CheckFunction = Callable[..., Iterator[Finding | Unjudged]]  # of a view of the snapshot (nccl_doctor.checks.view)
 
 
 class Traits(TypedDict, total=False):
@@ -53,49 +51,35 @@ class Traits(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Check:
-    """A register entry.
+    """A register entry."""
 
-    Attributes:
-        code: "NCD" and three digits, never renumbered or reused.
-        needs: fields of a host's facts, and phases, that have to be known; ``nccl_doctor.snapshot.known`` gives the
-            check their values.
-        explains: names of the diagnoses that merely follow from this one. Not those that ranks print of any fault of
-            another one (nccl_doctor.logs.signs, ``LogSigns.echo``).
-        in_logs: what also follows where a log alone tells; facts of a host would show the two apart.
-        needs_nccl: it judges only hosts of which NCCL's choice is known; its check reads that from
-            ``View.by_host``.
-        job_wide: a fault of any host may be its cause, whatever hosts it is found on; as a rule of what only logs or a
-            running job show.
-        in_output: the output of the ranks that it is about is read for its cause.
-        outside: its commands are for the host around a container.
-        hides: facts that can't be had of a host that has it; checks that need them are not judged there, and no gap.
-        errors: the kernel's errors that mean it where a job of several hosts starts.
-        row: the screen's row that tells it; its category's where none is given.
-        row_words: what that row says besides, where it passes.
-        row_suffices: the row's own phrase tells its fault already.
-        scope: "master" judges the first host only, an engine those that are reached so.
-        function: None for a diagnosis that only logs or a running job show.
-    """
-
-    code: str
+    code: str  # "NCD" and three digits, never renumbered or reused
     name: str
     category: str
     page: str
     severity: Severity
+    # names of the diagnoses that merely follow from this one; not those that ranks print of any fault of another one
+    # (nccl_doctor.logs.signs, ``LogSigns.echo``)
     explains: tuple[str, ...] = ()
-    in_logs: tuple[str, ...] = ()
+    in_logs: tuple[str, ...] = ()  # what also follows where a log alone tells; facts of a host would show the two apart
+    # it judges only hosts of which NCCL's choice is known; its check reads that from ``View.by_host``
     needs_nccl: bool = False
+    # a fault of any host may be its cause, whatever hosts it is found on; as a rule of what only logs or a running job
+    # show
     job_wide: bool = False
-    in_output: bool = False
-    outside: bool = False
+    in_output: bool = False  # the output of the ranks that it is about is read for its cause
+    outside: bool = False  # its commands are for the host around a container
+    # facts that can't be had of a host that has it; checks that need them are not judged there, and no gap
     hides: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
-    row: str | None = None
-    row_words: str = ""
-    row_suffices: bool = False
+    errors: tuple[str, ...] = ()  # the kernel's errors that mean it where a job of several hosts starts
+    row: str | None = None  # the screen's row that tells it; its category's where none is given
+    row_words: str = ""  # what that row says besides, where it passes
+    row_suffices: bool = False  # the row's own phrase tells its fault already
+    # fields of a host's facts, and phases, that have to be known; ``nccl_doctor.snapshot.known`` gives the check their
+    # values
     needs: tuple[str, ...] = ()
-    scope: Scope = "all"
-    function: CheckFunction | None = None
+    scope: Scope = "all"  # "master" judges the first host only, an engine those that are reached so
+    function: CheckFunction | None = None  # None for a diagnosis that only logs or a running job show
 
     @property
     def heading(self) -> dict[str, Any]:
@@ -120,7 +104,7 @@ def from_hang(module: str, code: str, **traits: Unpack[Traits]) -> None:
 
 
 def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Traits]) -> Check:
-    """The entry of a module below ``checks``, whose place and docstring give it name, category and page."""
+    """The entry of a module below ``checks``, of its place and docstring."""
     *_, category, stem = module.split(".")
     return Check(
         code=code,
@@ -133,11 +117,7 @@ def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Trai
 
 
 def enter(entry: Check) -> None:
-    """Adds an entry.
-
-    Raises:
-        ValueError: its code is another one's.
-    """
+    """Adds an entry; ValueError where its code is another one's."""
     taken = _register.get(entry.code)
     if taken is not None and taken.name != entry.name:
         raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")
@@ -159,19 +139,14 @@ def all_checks() -> tuple[Check, ...]:
 
 @cache
 def entry(name: str) -> Check:
-    """The diagnosis of this name; its module alone is imported, which is ten times as fast as all of them.
-
-    Raises:
-        KeyError: there is none of this name.
-    """
-    stem = name.replace("-", "_")
+    """The diagnosis of this name, else KeyError; imports its module alone, ten times as fast as all."""
     if all(check.name != name for check in _register.values()):
         for module in _modules():
-            if module.name.endswith(f".{stem}"):
+            if module.name.endswith(f".{name.replace('-', '_')}"):
                 importlib.import_module(module.name)
     return {check.name: check for check in _register.values()}[name]
 
 
 def find(word: str) -> tuple[Check, ...]:
-    """The checks that a code, a name or a category means; empty where it means none."""
+    """The checks that a code, name or category means; else none."""
     return tuple(c for c in all_checks() if word.lower() in (c.code.lower(), c.name, c.category))

@@ -146,8 +146,7 @@ class Phase(FrozenModel):
     text: str
 
 
-Name = Annotated[str, Field(max_length=4096)]
-"""A host's, in a snapshot."""
+Name = Annotated[str, Field(max_length=4096)]  # a host's, in a snapshot
 
 
 class MachineLoad(FrozenModel):
@@ -245,8 +244,7 @@ class MeshReport(FrozenModel):
 
 Reported = Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"]
 """What a rank of the all-reduce reports, in the order in which it gets there (probe/smoke/worker.py)."""
-Stage = Literal["none", Reported]
-"""The last that a rank reported; "none" before the first."""
+Stage = Literal["none", Reported]  # the last that a rank reported; "none" before the first
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 

@@ -16,8 +16,7 @@ from nccl_doctor.text.inet import endpoint
 from nccl_doctor.text.secrets import LEFT_OUT
 from nccl_doctor.text.shell import Line, line, script, words
 
-_OWNER = 36
-"""Cells that a holder's command gets at least, left of its owner and age."""
+_OWNER = 36  # cells that a holder's command gets at least, left of its owner and age
 _SOCKETS = 4
 _HOLDERS = 2
 _PIDS = 12

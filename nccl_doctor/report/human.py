@@ -28,7 +28,7 @@ from nccl_doctor.report.smoke import smoke
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, cut, joined, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
-_OUTCOMES: dict[PhaseOutcome, tuple[str, str]] = {
+_OUTCOMES: dict[PhaseOutcome, tuple[str, str]] = {  # the word and the style of each outcome
     "ok": ("ok", "green"),
     "warning": ("warn", "yellow"),
     "error": ("FAIL", "bold red"),
@@ -36,9 +36,7 @@ _OUTCOMES: dict[PhaseOutcome, tuple[str, str]] = {
     "n/a": ("n/a", "dim"),
     "skip": ("skip", "dim"),
 }
-"""The word and the style of each outcome."""
-_PHASE_NAME = 13
-"""Cells for the name of a phase; the longest is "environment"."""
+_PHASE_NAME = 13  # cells for the name of a phase; the longest is "environment"
 
 
 def render(report: Report, options: RenderOptions) -> str:
@@ -179,8 +177,7 @@ def place_of(hosts: list[str | None], side: str | None, *, root: bool, several: 
     return f"O{places[1:]}{f', {side}' if side else ''}{', as root' if root else ''}:" if places else ""
 
 
-_MATRIX = 32
-"""Hosts up to which the mesh is drawn; of more the failed dials are told, folded."""
+_MATRIX = 32  # hosts up to which the mesh is drawn; of more the failed dials are told, folded
 
 
 def details(report: Report, screen: Screen) -> Iterator[list[str]]:

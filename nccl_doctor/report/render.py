@@ -16,26 +16,17 @@ if TYPE_CHECKING:
 
 
 class RenderOptions(NamedTuple):
-    """How a document is shown.
+    """How a document is shown."""
 
-    Attributes:
-        color: whether escape sequences may repeat in colour what the words say.
-        width: of the terminal, in cells; below 50 as 50.
-        verbose: with each host, check, dial and message size.
-        quiet: only what was found and what could not be judged.
-        observed_at: when the facts were taken, in seconds since 1970-01-01 UTC; None leaves the time out.
-        made_at: when the report is made, likewise.
-        asked_by: who called, "ann on login1".
-        pages: by code, the pages that ``explain`` prints, for a form that has room for them.
-    """
-
-    color: bool = False
-    width: int = 80
-    verbose: bool = False
-    quiet: bool = False
+    color: bool = False  # whether escape sequences may repeat in colour what the words say
+    width: int = 80  # of the terminal, in cells; below 50 as 50
+    verbose: bool = False  # with each host, check, dial and message size
+    quiet: bool = False  # only what was found and what could not be judged
+    # when the facts were taken, in seconds since 1970-01-01 UTC; None leaves the time out
     observed_at: float | None = None
-    made_at: float | None = None
-    asked_by: str = ""
+    made_at: float | None = None  # when the report is made, likewise
+    asked_by: str = ""  # who called, "ann on login1"
+    # by code, the pages that ``explain`` prints, for a form that has room for them
     pages: Mapping[str, str] = MappingProxyType({})
 
 

@@ -126,8 +126,7 @@ def _shared(addresses: Sequence[str]) -> str:
 
 
 _LAUNCH_WIDTH = 100
-_RANK_ROWS = 64
-"""Beyond so many ranks a row stands for a whole node."""
+_RANK_ROWS = 64  # beyond so many ranks a row stands for a whole node
 
 
 def render_launch(plan: Launch, _options: RenderOptions) -> str:
@@ -174,7 +173,7 @@ _NOTHING = ("nothing", "null", "", "[]", "{}")
 _WORDS = {"nothing": "none", "null": "none", "[]": "none", "{}": "none", "": "none", "true": "yes", "false": "no"}
 _INTERNAL = ("ways", "firewall_after", "libnccl", "pci", "outside")
 """Facts that a run takes for its own checks; ``-v`` shows them."""
-_FACT_NAMES = {
+_FACT_NAMES = {  # beginnings of facts' places, as the other screens call them
     "limits.nofile_soft": "nofile",
     "limits.memlock_soft": "memlock",
     "torch.version": "torch",
@@ -193,7 +192,6 @@ _FACT_NAMES = {
     "sysctls": "",
     "env": "",
 }
-"""Beginnings of facts' places, as the other screens call them."""
 
 
 def render_diff(found: Difference, options: RenderOptions) -> str:

@@ -11,16 +11,13 @@ from nccl_doctor.model.report import AllReduceReport, LinkShare, RankReport, Siz
 from nccl_doctor.report.text import Screen, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
-_HOPS = 16
-"""Hosts of a ring that are drawn; of a longer one the first of these and the last."""
+_HOPS = 16  # hosts of a ring that are drawn; of a longer one the first of these and the last
 _PARENT = re.compile(r"->(\d{1,7})->(-1|\d{1,7})")
 """In a rank's ``Trees`` line: itself and its parent in the first tree, -1 for the root."""
 _ROWS = 6
 _LEVELS = "▁▂▃▄▅▆▇█"
-_FEWEST = 3
-"""Sizes that make a line."""
-_GRADIENT = 100e6
-"""Bytes: 25 million parameters in float32, as a ResNet-50 has them."""
+_FEWEST = 3  # sizes that make a line
+_GRADIENT = 100e6  # bytes: 25 million parameters in float32, as a ResNet-50 has them
 
 
 def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:

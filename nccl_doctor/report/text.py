@@ -23,11 +23,9 @@ from nccl_doctor.report.safe import clean
 
 SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold"}
 
-WIDTH = 80
-"""Cells of a line where no terminal says otherwise."""
+WIDTH = 80  # cells of a line where no terminal says otherwise
 
-Paint = Callable[[str, str], str]
-"""Text and a style of rich ("bold red") to text that a terminal colours."""
+Paint = Callable[[str, str], str]  # text and a style of rich ("bold red") to text that a terminal colours
 
 
 def painter(color: bool) -> Paint:

@@ -10,8 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-MAX_HOSTS = 65_536
-"""More in one list is a slip of the finger, such as ``node[1-99999999]``, and would fill the memory."""
+MAX_HOSTS = 65_536  # more in one list is a slip of the finger, such as ``node[1-99999999]``, and would fill the memory
 
 _MAX_NAME = 320
 """Longest name: 253 characters of a host name (RFC 1035, 2.3.4), 64 of a user and the "@" between them, rounded up."""

@@ -20,8 +20,7 @@ from nccl_doctor.errors import UsageError
 
 _OPEN = re.compile(r"/(?:dev/fd|proc/(?:self|\d+)/fd)/(\d{1,9})")
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
-_LINKS = 40
-"""As many links in a row as Linux follows (path_resolution(7))."""
+_LINKS = 40  # as many links in a row as Linux follows (path_resolution(7))
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
@@ -165,8 +164,7 @@ def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
     return made
 
 
-_NO_THREAD = "can't start new thread"
-"""CPython's words, Modules/_threadmodule.c."""
+_NO_THREAD = "can't start new thread"  # CPython's words, Modules/_threadmodule.c
 
 
 def out_of_threads(error: BaseException | None) -> bool:

@@ -41,13 +41,12 @@ RULES = frozenset({"firewall", "firewall_after"})
 """Fields whose words are a language of their own: "accept" is no user there."""
 CONFIG_LINE = re.compile(r"^\s*([A-Za-z_]\w*)\s*=(.*)$")
 
-OPTIONS = frozenset(
+OPTIONS = frozenset(  # options of Python and torchrun whose values are no secret; with "-" for "_" too
     {
         *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"),
         *("rdzv_backend", "rdzv_endpoint", "local_addr", "local_rank", "m"),
     }
 )
-"""Options of Python and torchrun whose values are no secret; with "-" for "_" too."""
 
 
 @dataclass

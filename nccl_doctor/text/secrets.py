@@ -12,15 +12,13 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 LEFT_OUT = "(left out)"
-SHORTEST = 16
-"""Characters of the shortest token: names and addresses of hosts, most of a report's texts, are shorter."""
-CUT = "…"
-"""What ends a text of which the rest was clipped away: a secret before it need not be whole."""
+SHORTEST = 16  # characters of the shortest token: names and addresses of hosts, most of a report's texts, are shorter
+CUT = "…"  # what ends a text of which the rest was clipped away: a secret before it need not be whole
 
 CONTROL_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
 """ECMA-48, section 5.4: introducer, parameters, intermediates, final byte."""
 
-_TOKENS = {
+_TOKENS = {  # how tokens begin, and how they go on
     "hf_": r"[A-Za-z0-9]{16,500}",  # Hugging Face
     "api_org_": r"[A-Za-z0-9]{16,500}",
     **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{16,500}"),  # GitHub
@@ -77,7 +75,6 @@ _TOKENS = {
     "ATATT3x": r"[\w=-]{20,500}",
     "key-": r"[0-9a-f]{32}(?![0-9a-z])",  # Mailgun
 }
-"""How tokens begin, and how they go on."""
 
 _QUOTED = r"""(?:"(?:[^"\\\n]|\\.){0,2000}"|'[^'\n]{0,2000}')"""
 _WORD = (

@@ -24,11 +24,9 @@ from nccl_doctor.report.human import LABELLED, by_consequence, by_host, place_of
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.safe import clean, pasteable
 
-_LONGEST = 1200
-"""Characters of one text; whoever sends more wants to bury the rest, and ``-o json`` has it all."""
+_LONGEST = 1200  # characters of one text; whoever sends more wants to bury the rest, and ``-o json`` has it all
 
-View = SimpleNamespace
-"""Values as a template reads them."""
+View = SimpleNamespace  # values as a template reads them
 
 
 class Table(NamedTuple):

@@ -99,12 +99,9 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:g} {y:g}" for x, y in points)
 
 
-MOST_STOPS = 64
-"""Hosts of a ring that are drawn."""
-_NAMED = 32
-"""Stops up to which each has its name beside it."""
-_MOST_CHIPS = 16
-"""Hosts of a net that are shown one by one."""
+MOST_STOPS = 64  # hosts of a ring that are drawn
+_NAMED = 32  # stops up to which each has its name beside it
+_MOST_CHIPS = 16  # hosts of a net that are shown one by one
 _LEAST, _MOST, _EACH = 62.0, 150.0, 8.0
 """Radius of a ring: of the smallest, of the largest, and what each host adds, in CSS pixels."""
 _BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
@@ -202,10 +199,8 @@ def _stop(name: str, point: tuple[float, float], angle: float, named: bool, blam
     )
 
 
-_LEFT_OUT = frozenset({"routes"})
-"""Of what hosts tell; too long for a cell, and the diagnoses judge them."""
-_COMPARED_FROM = 3
-"""Hosts that make a majority worth the name."""
+_LEFT_OUT = frozenset({"routes"})  # of what hosts tell; too long for a cell, and the diagnoses judge them
+_COMPARED_FROM = 3  # hosts that make a majority worth the name
 
 
 def host_table(report: Report) -> View | None:
@@ -257,13 +252,10 @@ def _interface(host: HostSummary) -> str:
     return f"{uses.name} in {host.network}" if host.network else uses.name
 
 
-MOST_BARS = 40
-"""Hosts that are shown, the slowest first."""
+MOST_BARS = 40  # hosts that are shown, the slowest first
 _PHASES = {"connect": "connect", "probe": "facts", "mesh": "ports", "smoke": "all-reduce"}
-_SLOW = 2.0
-"""Times the median that a phase takes on a host that is called slow,"""
-_AT_LEAST_S = 1.0
-"""and so much longer than it."""
+_SLOW = 2.0  # times the median that a phase takes on a host that is called slow,
+_AT_LEAST_S = 1.0  # and so much longer than it
 
 
 def waterfall(report: Report) -> View | None:

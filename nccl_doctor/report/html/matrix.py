@@ -13,17 +13,15 @@ from nccl_doctor.report.smoke import time_words
 from nccl_doctor.text.hostlist import fold, grouped, nouns, plural
 
 MOST_ROWS = 64
-MOST_PAIRS = 600
-"""Failed pairs that are told one by one."""
+MOST_PAIRS = 600  # failed pairs that are told one by one
 _ROOM = 780
 _LARGEST, _SMALLEST = 34, 11
-_LETTER = 6.6
-"""CSS pixels of a letter in the names beside the picture."""
+_LETTER = 6.6  # CSS pixels of a letter in the names beside the picture
 _LONGEST = 18
 _PORTS = 6
 _RULE = 160
 
-_FAILURES = {
+_FAILURES = {  # colour, letter and words by a dial's outcome
     "timed-out": ("silent", "T", "no answer in time"),
     "refused": ("refused", "R", "refused"),
     "reset": ("refused", "R", "reset"),
@@ -33,7 +31,6 @@ _FAILURES = {
     "stranger": ("stranger", "S", "answered by another program"),
     "intercepted": ("stranger", "S", "taken by a proxy"),
 }
-"""Colour, letter and words by a dial's outcome."""
 _OTHER = ("other", "F", "failed")
 _LEGEND = {
     "open": ("", "all ports answered"),

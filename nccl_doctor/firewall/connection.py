@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from ipaddress import ip_address
 from typing import Literal, TypeVar
 
 from nccl_doctor.firewall import iptables, nft
@@ -20,6 +21,7 @@ from nccl_doctor.firewall.rules import (
     Plain,
     Rule,
     RuleRef,
+    Span,
     Tri,
     When,
     through,
@@ -188,6 +190,11 @@ class Objection:
         # Of an ACK: connect(2) has succeeded, but a program that asks SO_ERROR late sees the soft error (tcp_v4_err in
         # linux/net/ipv4/tcp_ipv4.c).
         return frozenset({reject_outcome(self.verdict.how, self.packet.version), "timed-out"})
+
+
+def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Packet:
+    """The first segment of a connection, on no host yet."""
+    return Packet("output", ip_address(saddr), ip_address(daddr), sport, (dport, dport))
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:

@@ -26,11 +26,9 @@ from nccl_doctor.firewall.rules import (
     Test,
     Tri,
     When,
-    always,
     every,
     guarded,
     negate,
-    never,
     readable,
     some,
     unsure,
@@ -156,8 +154,12 @@ def _ports(ends: str, values: Values) -> Test:
     return test
 
 
+def _fixed(answer: bool) -> Test:
+    return lambda _packet, _journey: answer
+
+
 def _protocol(values: Values) -> Test:
-    return always if values[0] in {"tcp", "6", "all", "0"} else never
+    return _fixed(values[0] in {"tcp", "6", "all", "0"})
 
 
 def _state(values: Values) -> Test:
@@ -210,10 +212,10 @@ def _set(ipsets: Ipsets, values: Values) -> Test:
 
 
 OPTIONS: dict[str, Callable[[Values], Test]] = {
-    "-m": lambda values: unsure if values[0] in _SILENT_MODULES else always,
-    "--comment": lambda _values: always,
+    "-m": lambda values: unsure if values[0] in _SILENT_MODULES else _fixed(True),
+    "--comment": lambda _values: _fixed(True),
     "-p": _protocol,
-    "-f": lambda _values: never,
+    "-f": lambda _values: _fixed(False),
     "-s": partial(_address, "src"),
     "-d": partial(_address, "dst"),
     "--src-range": partial(_address_range, "src"),
@@ -233,7 +235,7 @@ OPTIONS: dict[str, Callable[[Values], Test]] = {
     "--dst-type": partial(_address_type, "dst"),
     "--src-group": partial(_group, "src"),
     "--dst-group": partial(_group, "dst"),
-    "--pkt-type": lambda values: always if values[0] == "unicast" else never,
+    "--pkt-type": lambda values: _fixed(values[0] == "unicast"),
 }
 
 

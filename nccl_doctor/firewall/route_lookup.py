@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Literal
 
-from nccl_doctor.firewall.connection import Ends
-from nccl_doctor.firewall.rules import Packet, Span, Tri, syn
+from nccl_doctor.firewall.connection import Ends, syn
+from nccl_doctor.firewall.rules import Packet, Span, Tri
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
 from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Names, PortRange, Way

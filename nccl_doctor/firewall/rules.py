@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from ipaddress import ip_address
 from typing import Literal, TypeVar
 
 from nccl_doctor.text.inet import Address
@@ -89,11 +88,6 @@ class Packet:
     def version(self) -> int:
         """The IP version, 4 or 6."""
         return self.daddr.version
-
-
-def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Packet:
-    """The first segment of a connection, on no host yet."""
-    return Packet("output", ip_address(saddr), ip_address(daddr), sport, (dport, dport))
 
 
 @dataclass(frozen=True)
@@ -246,16 +240,6 @@ class BaseChain:
 def unsure(_packet: Packet, _journey: Journey) -> Tri:
     """The test for what is not captured: rates, times, owners."""
     return None
-
-
-def always(_packet: Packet, _journey: Journey) -> Tri:
-    """The test that holds for every packet."""
-    return True
-
-
-def never(_packet: Packet, _journey: Journey) -> Tri:
-    """The test that holds for no TCP packet."""
-    return False
 
 
 _STRANGE = (AttributeError, LookupError, TypeError, ValueError)

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from nccl_doctor.firewall.connection import Ends, Objection, compile_rules, handshake
-from nccl_doctor.firewall.rules import syn
+from nccl_doctor.firewall.connection import Ends, Objection, compile_rules, handshake, syn
 from tests.firewall import generate
 from tests.firewall.netbox import Box, Pair
 

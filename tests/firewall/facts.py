@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.firewall.connection import compile_rules
-from nccl_doctor.firewall.rules import Packet, PacketVerdict, syn
+from nccl_doctor.firewall.connection import compile_rules, syn
+from nccl_doctor.firewall.rules import Packet, PacketVerdict
 from nccl_doctor.snapshot.network import FirewallFacts
 
 FIXTURES = Path(__file__).parent / "fixtures"

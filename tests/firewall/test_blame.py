@@ -7,10 +7,9 @@ import pytest
 from nccl_doctor.checks.ports.firewall_blocks_port import firewall_blocks_port
 from nccl_doctor.checks.view import Derived, View
 from nccl_doctor.firewall.blame import Blame, ExplainedDials, opening, remedies
-from nccl_doctor.firewall.connection import Ends, Ruleset, compile_rules, handshake, reject_outcome
+from nccl_doctor.firewall.connection import Ends, Ruleset, compile_rules, handshake, reject_outcome, syn
 from nccl_doctor.firewall.remedy import Opening
 from nccl_doctor.firewall.route_lookup import path_of, route_to
-from nccl_doctor.firewall.rules import syn
 from nccl_doctor.judge import diagnose
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding

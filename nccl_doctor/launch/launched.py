@@ -262,12 +262,14 @@ def launched(
             f"--format {wishes.form} starts no job in a container, where it would outlive its connection; start each "
             "host's line in its container, as --format shell prints them"
         )
-    if wishes.form == "slurm" and wishes.launcher not in (None, "torchrun"):
+    if wishes.form == "slurm" and wishes.launcher not in (None, "torchrun", "c10d"):
         raise UsageError(f"--format slurm starts torchrun; --launcher {wishes.launcher} has no batch script here")
     launcher = "slurm" if wishes.form == "slurm" else wishes.launcher or default_launcher(job.torch)
     warnings += tcp_script(job)[1] if launcher == "tcp" else ()
-    of_slurm = launcher == "slurm"
-    lines = on(None, slurm_job.script(job)) if of_slurm else commands(job, launcher, use_env=wishes.use_env)
+    if launcher == "slurm":
+        lines = on(None, slurm_job.script(job, c10d=wishes.launcher == "c10d"))
+    else:
+        lines = commands(job, launcher, use_env=wishes.use_env)
     if wishes.form == "ssh":
         lines = on(None, start_over_ssh(cluster, lines))
         notes.append("starts in each host's home directory; Ctrl-C ends it on all of them")

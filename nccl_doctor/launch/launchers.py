@@ -55,14 +55,17 @@ def default_launcher(torch: str | None) -> str:
     return "launch" if torch is not None and release(torch) < NO_TORCHRUN else "torchrun"
 
 
-def _c10d(job: LaunchPlan, start: Start) -> Line:
+def takes_local_addr(job: LaunchPlan) -> bool:
+    """Tells whether torchrun takes --local_addr; UsageError for one without c10d."""
     if job.torch is not None and release(job.torch) < NO_TORCHRUN:
         raise UsageError(f"torch {job.torch} has no c10d rendezvous; PyTorch 1.9 brought it")
-    own = []
+    return job.torch is None or release(job.torch) >= LOCAL_ADDR
+
+
+def _c10d(job: LaunchPlan, start: Start) -> Line:
     # Its workers' master is else whatever the host's own name resolves to.
     here = start.node.address == "localhost" or is_loopback(start.node.address)
-    if not here and (job.torch is None or release(job.torch) >= LOCAL_ADDR):
-        own = [f"--local_addr={start.node.address}"]
+    own = [f"--local_addr={start.node.address}"] if takes_local_addr(job) and not here else []
     options = [
         f"--nnodes={len(job.starts)}",
         f"--nproc_per_node={start.nproc}",

@@ -53,12 +53,12 @@ class CheckedHost(FrozenModel):
 
 @dataclass(frozen=True)
 class Start:
-    """A node's part: ranks from ``first`` on, and variables besides the launcher's."""
+    """A node's part: ranks from ``first`` on; GPUs where named or looked at; variables."""
 
     node: Node
     nproc: int
     first: int
-    gpus: tuple[str, ...]
+    gpus: tuple[str, ...] | None
     variables: dict[str, str]
 
 
@@ -85,7 +85,7 @@ class LaunchPlan:
         for start in self.starts:
             node_rank, host = start.node.node_rank, start.node.name
             for local in range(start.nproc):
-                gpu = start.gpus[local] if local < len(start.gpus) else None
+                gpu = start.gpus[local] if start.gpus is not None and local < len(start.gpus) else None
                 rank = start.first + local
                 places.append(RankPlace(rank=rank, node_rank=node_rank, host=host, local_rank=local, gpu=gpu))
         return tuple(places)
@@ -163,8 +163,8 @@ def _start(node: Node, first: int, checked: CheckedHost | None) -> Start:
     variables = {**(checked.variables if checked else {}), **own}
     if node.cuda_visible_devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
-    known = checked.gpus if checked is not None and checked.gpus is not None else count
-    numbered = tuple(map(str, range(known)))
+    known = checked.gpus if checked is not None else None
+    numbered = None if known is None else tuple(map(str, range(known)))
     return Start(node, count, first, named if node.cuda_visible_devices is not None else numbered, variables)
 
 

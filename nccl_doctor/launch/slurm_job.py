@@ -11,10 +11,11 @@ import re
 from collections.abc import Callable
 
 from nccl_doctor.errors import UsageError
+from nccl_doctor.launch.launchers import takes_local_addr
 from nccl_doctor.launch.plan import LaunchPlan
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.inet import numeric
+from nccl_doctor.text.inet import endpoint, numeric
 from nccl_doctor.text.shell import Line
 from nccl_doctor.transport.slurm import SlurmOptions
 
@@ -39,13 +40,13 @@ IN_A_JOB = """\
 
 TASK = """\
 {counts}exec {python} -m torch.distributed.run \\
-  --nnodes="$SLURM_NNODES" --node_rank="$SLURM_NODEID" --nproc_per_node={nproc} \\
-  --master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" \\
+  --nnodes="$SLURM_NNODES" {place} --nproc_per_node={nproc} \\
+  {meeting} \\
   {script}"""
 
 
-def script(job: LaunchPlan) -> Line:
-    """The script. Slurm orders its nodes by name, and torchrun's node ranks follow that.
+def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
+    """The script. Slurm orders its nodes by name, and torchrun's node ranks follow that, but for c10d's own.
 
     Raises:
         UsageError: one machine is two nodes, or nodes want variables or interpreters of their own.
@@ -61,7 +62,8 @@ def script(job: LaunchPlan) -> Line:
     named = all(numeric(node.name) is None for node in nodes)
     names = shell.host_names(fold([node.name for node in nodes]))
     extra = [shell.script("#SBATCH --nodelist={names}\n", names=names)] if named else []
-    extra += [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and job.starts[0].gpus else []
+    on_gpus = job.starts[0].gpus != ()
+    extra += [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and on_gpus else []
     exports = _joined([shell.script("export {one}\n", one=one) for one in shell.assignments(shared[0])])
     port, running = job.cluster.master_port, nodes[0].options(SlurmOptions)
     if running.job:
@@ -81,7 +83,15 @@ def script(job: LaunchPlan) -> Line:
         cases = shell.script('case "$SLURMD_NODENAME" in\n{lines}esac\n', lines=_joined(lines))
         nproc = shell.script('"$nproc"')
     python, words = shell.program(nodes[0].python), shell.words(job.script, {})
-    task = shell.script(TASK, counts=cases, python=python, nproc=nproc, script=words)
+    place = shell.script('--node_rank="$SLURM_NODEID"')
+    meeting = shell.script('--master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT"')
+    if c10d:
+        place = shell.script('--local_addr="$SLURMD_NODENAME"' if takes_local_addr(job) else "")
+        known = shell.argument(endpoint(job.cluster.master_addr, port))
+        where_to = known if running.job else shell.script('"$MASTER_ADDR:$MASTER_PORT"')
+        rendezvous = '--rdzv_backend=c10d --rdzv_endpoint={endpoint} --rdzv_id="job-$SLURM_JOB_ID"'
+        meeting = shell.script(rendezvous, endpoint=where_to)
+    task = shell.script(TASK, counts=cases, python=python, place=place, nproc=nproc, meeting=meeting, script=words)
     start = "{head}\nsrun {where}--kill-on-bad-exit=1 bash -c {task}\n"
     return shell.script(start, head=head, where=where, task=shell.nested(task))
 

@@ -94,6 +94,8 @@ def test_slurm_is_a_script(hosts: Path) -> None:
     out, _ = started(hosts, "hosts.yaml", "--format", "slurm", "--master-port", "29511", "--", "train.py")
     assert out.startswith("#!/bin/bash\n#SBATCH --job-name=train\n")
     assert "MASTER_PORT=29511" in out
+    out, _ = started(hosts, "hosts.yaml", "--format", "slurm", "--rdzv", "--", "train.py")
+    assert "--rdzv_backend=c10d --rdzv_endpoint=" in out
 
 
 WRONG: list[tuple[tuple[str, ...], str]] = [
@@ -106,7 +108,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("hosts.yaml", "--", "/opt/bin/python3.11", "t.py"), "/opt/bin/python3.11 is no script but starts one"),
     (("hosts.yaml", "--", "torchrun", "--nnodes=2", "t.py"), "torchrun is no script but starts one"),
     (("hosts.yaml", "--launcher", "env", "--format", "slurm", "--", "t.py"), "--launcher env has no batch script"),
-    (("hosts.yaml", "--rdzv", "--format", "slurm", "--", "t.py"), "--launcher c10d has no batch script"),
+    (("hosts.yaml", "--launcher", "tcp", "--format", "slurm", "--", "t.py"), "--launcher tcp has no batch script"),
 ]
 
 

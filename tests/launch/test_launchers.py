@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +286,7 @@ def slurm_run(text: str, folder: Path) -> list[str]:
     }.items():
         (folder / name).write_text(f"#!/bin/sh\n{content}\n")
         (folder / name).chmod(0o755)
-    env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "node[1-2]"}
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, timeout=LONG_S, check=True)
     return done.stdout.splitlines()
 
@@ -303,6 +304,25 @@ def test_a_batch_script_starts_each_node_once(counts: tuple[int, ...], procs: tu
         "--master_addr=node1 --master_port=29500 train.py it's two words"
         for rank in (0, 1)
     ]
+
+
+@pytest.mark.parametrize(("torch", "own"), [(None, "--local_addr=node{} "), ("1.13.1", "")])
+def test_a_batch_script_has_c10d_number_the_nodes(torch: str | None, own: str, tmp_path: Path) -> None:
+    made = replace(job(8, 8), torch=torch)
+    assert slurm_run(str(slurm_script(made, c10d=True)), tmp_path) == [
+        f" -m torch.distributed.run --nnodes=2 {own.format(node)}--nproc_per_node=8 --rdzv_backend=c10d "
+        "--rdzv_endpoint=node1:29500 --rdzv_id=job-7 train.py"
+        for node in (1, 2)
+    ]
+    with pytest.raises(UsageError, match=r"torch 1\.8\.0 has no c10d rendezvous"):
+        slurm_script(replace(made, torch="1.8.0"), c10d=True)
+
+
+def test_gpus_are_those_that_were_looked_at_or_named() -> None:
+    seen = {"node1": CheckedHost(nproc=2, gpus=4)}
+    assert [place.gpu for place in plan(cluster(2, 2), seen, ("t.py",)).ranks] == ["0", "1", None, None]
+    named = cluster(2, 2, cuda_visible_devices="2,5")
+    assert [place.gpu for place in plan(named, {}, ("t.py",)).ranks] == ["2", "5", "2", "5"]
 
 
 def test_slurm_refuses_what_one_script_can_not_say() -> None:

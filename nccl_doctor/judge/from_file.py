@@ -19,6 +19,9 @@ from nccl_doctor.snapshot.network import Names
 
 FROM = "from the snapshot"  # stands where such a command is for
 
+LEFT_OUT = "(the lines for it are left out: a snapshot's words would run on this machine)"
+"""Stands behind a summary whose commands are all for this machine, whatever it ends with."""
+
 Judged = TypeVar("Judged", Report, HangReport, Difference, InterfaceAnswers)
 
 
@@ -49,8 +52,7 @@ def _diagnosis(found: Diagnosis, own: Container[str]) -> Diagnosis:
         return found
     others = (one for one in fix.commands if one.host is not None and one.host not in own)
     kept = tuple(one.model_copy(update={"place": f"{one.place}, {FROM}" if one.place else FROM}) for one in others)
-    prose = f"{fix.summary[:-1]}." if fix.summary.endswith(":") else fix.summary
-    change = {"commands": kept} if kept else {"summary": prose, "risk": "manual", "commands": ()}
+    change = {"commands": kept} if kept else {"summary": f"{fix.summary} {LEFT_OUT}", "risk": "manual", "commands": ()}
     return found.model_copy(update={"fix": fix.model_copy(update=change)})
 
 

@@ -15,7 +15,7 @@ from nccl_doctor.cli.options import flattened
 from nccl_doctor.cli.output import Out, finish, supports_ansi, try_files
 from nccl_doctor.errors import UsageError
 from nccl_doctor.model.engine import written
-from nccl_doctor.report.safe import clean
+from nccl_doctor.text.shell import clean
 
 if TYPE_CHECKING:
     from nccl_doctor.collect.ports.steps import Steps

@@ -8,7 +8,7 @@ import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.options import HostOptions, JobOptions, ReachOptions, flattened
-from nccl_doctor.cli.output import Color, Out, finish
+from nccl_doctor.cli.output import Out, finish
 
 NcclVersion = Annotated[
     str | None, typer.Option("--nccl-version", metavar="X.Y.Z", help="Answer as this version of NCCL would.")
@@ -27,7 +27,7 @@ def ifname(
     address: Asked = None,
     output: Annotated[str, options.output("ifname")] = "human",
     output_file: options.OutputFile = None,
-    color: options.ColorWhen = Color.AUTO,
+    color: options.ColorWhen = "auto",
     quiet: options.Quiet = False,
     show_secrets: options.ShowSecrets = False,
     timeout: options.Timeout = 60.0,

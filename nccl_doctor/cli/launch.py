@@ -53,7 +53,7 @@ def launch(
 
         from nccl_doctor.errors import UsageError
         from nccl_doctor.launch.launched import Wishes, launched, split
-        from nccl_doctor.report.safe import clean
+        from nccl_doctor.text.shell import clean
 
         hosts, script = split(list(words or ()), sys.argv, named=named.where is not None)
         if rdzv and launcher not in (None, "c10d"):

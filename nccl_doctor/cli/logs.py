@@ -64,7 +64,7 @@ def logs(
 
 @contextmanager
 def _bar(files: list[str], *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar with bytes on stderr where it is a terminal and the input is long; yields what takes the counts."""
+    """A bar on stderr for long input on a terminal; yields its counter."""
     from nccl_doctor.logs.reading import size
 
     total = size(files)

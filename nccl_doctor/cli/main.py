@@ -101,7 +101,7 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
-COMMANDS = {
+COMMANDS = {  # by name, in the order of ``--help``: the module and the function of each command
     "check": "check:check",
     "fix-port": "fix_port:fix_port",
     "smoke": "smoke:smoke",
@@ -114,9 +114,8 @@ COMMANDS = {
     "explain": "explain:explain",
     "codes": "codes:codes",
 }
-"""By name, in the order of ``--help``: the module and the function of each command."""
 
-EXAMPLES = {
+EXAMPLES = {  # by command, what stands first in its help
     "check": (
         "nccl-doctor check hosts.yaml",
         "nccl-doctor check -w 'node[01-04]' --nproc-per-node 8 --no-smoke",
@@ -130,7 +129,6 @@ EXAMPLES = {
     "hang": ("nccl-doctor hang hosts.yaml", "nccl-doctor hang --pid 48112"),
     "launch": ("nccl-doctor launch hosts.yaml -- train.py --epochs 3",),
 }
-"""By command, what stands first in its help."""
 
 _JSON = re.compile(r"(?:^|\0)(?:-[a-z]*o\0?|--(?:output|format)[=\0])json(?:\0|$)")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache, partial, wraps
 from pathlib import Path
@@ -31,7 +31,7 @@ Codes = set[str] | None
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each field of its dataclasses as a parameter of its own, in their place and order."""
+    """The command with each field of its dataclasses as a parameter of its own."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
@@ -40,14 +40,9 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
         made = {name: kind(**{one.name: _pop(one, given) for one in fields(kind)}) for name, kind in groups.items()}
         command(**given, **made)
 
-    def parameters() -> Iterator[inspect.Parameter]:
-        for name, parameter in inspect.signature(command).parameters.items():
-            if name in groups:
-                yield from _parameters(groups[name])
-            else:
-                yield parameter.replace(annotation=hints[name])
-
-    shown = list(parameters())
+    shown: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        shown += _parameters(groups[name]) if name in groups else [parameter.replace(annotation=hints[name])]
     flat.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # inspect reads it, mypy does not know
     flat.__annotations__ = {one.name: one.annotation for one in shown}
     return flat
@@ -97,12 +92,7 @@ def _transport(kind: str) -> str:
 
 
 def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
-    """The options that choose the hosts of engines, by the names of their values: annotated types.
-
-    Args:
-        chooser: the option that chooses among those hosts.
-        fix_port: the command is that.
-    """
+    """Annotated types of engines' options, by name; ``chooser`` chooses among their hosts."""
     flags = [flag for engine in engines() for flag in engine.flags if flag.fix_port or not fix_port]
     made: dict[str, Any] = {}
     for flag in flags:
@@ -113,7 +103,7 @@ def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
 
 
 def output(command: str) -> Any:  # noqa: ANN401 - typer's own
-    """``-o`` of a command, with the forms that it has; :mod:`nccl_doctor.cli.output` refuses others."""
+    """``-o`` of a command, with its forms; :mod:`nccl_doctor.cli.output` refuses others."""
     return of_report("-o", "--output", metavar="|".join(FORMS[command]), help="Form of the output.")
 
 
@@ -256,7 +246,7 @@ class FileOptions:
 class ReportOptions(FileOptions):
     """How the report is shown."""
 
-    color: ColorWhen = Color.AUTO
+    color: ColorWhen = "auto"
     quiet: Quiet = False
     verbose: Annotated[bool, of_report("-v", "--verbose", help="Every check, and all that was seen.")] = False
 
@@ -265,7 +255,7 @@ class ReportOptions(FileOptions):
 class DiagnosisOptions(ReportOptions):
     """The same of a report with diagnoses."""
 
-    fail_on: Annotated[FailOn, of_report("--fail-on", help="Exit 1 from this severity on.")] = FailOn.ERROR
+    fail_on: Annotated[FailOn, of_report("--fail-on", help="Exit 1 from this severity on.")] = "error"
 
 
 @dataclass(frozen=True)
@@ -278,11 +268,7 @@ class SelectOptions:
     skip: Annotated[list[str] | None, of_run("--skip", metavar="CHECK", help="Not this code, name or category.")] = None
 
     def codes(self) -> Codes:
-        """The codes that the words mean, each a code, a name or a category.
-
-        Raises:
-            UsageError: a word is none of them.
-        """
+        """The codes that words (code, name, category) mean; UsageError for others."""
         if not self.only and not self.skip:
             return None
         from nccl_doctor.model.register import all_checks

@@ -9,18 +9,17 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
 
 import typer
 
 from nccl_doctor import __version__
 from nccl_doctor.errors import DoctorError, InterruptedLogin, UnwrittenError, UsageError, describe
 from nccl_doctor.report.render import FORMS, RenderOptions, render
-from nccl_doctor.report.safe import clean
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.machine import describe_thread_limit, out_of_threads, try_file, try_folder, write_atomically
 from nccl_doctor.text.secrets import hide_secrets
+from nccl_doctor.text.shell import clean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,23 +27,8 @@ if TYPE_CHECKING:
     from nccl_doctor.model.report import Report
 
 
-class Color(str, Enum):
-    """When output is coloured."""
-
-    AUTO = "auto"
-    ALWAYS = "always"
-    NEVER = "never"
-
-
-class FailOn(str, Enum):
-    """The least severity that makes the exit code 1."""
-
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
-    NEVER = "never"
-
-
+Color = Literal["auto", "always", "never"]
+FailOn = Literal["info", "warning", "error", "never"]  # the least severity that makes the exit code 1
 Shown = TypeVar("Shown")
 
 
@@ -54,18 +38,18 @@ class Out(NamedTuple):
     command: str
     form: str = "human"
     file: Path | None = None
-    color: Color = Color.AUTO
+    color: Color = "auto"
     quiet: bool = False
     verbose: bool = False
-    fail_on: FailOn = FailOn.ERROR
+    fail_on: FailOn = "error"
     open_it: bool = False
     show_secrets: bool = False
 
     @property
     def colored(self) -> bool:
         """True where stdout gets colour: asked for, or a terminal and not refused (no-color.org)."""
-        if self.color is not Color.AUTO:
-            return self.color is Color.ALWAYS
+        if self.color != "auto":
+            return self.color == "always"
         terminal = self.file is None and sys.stdout.isatty() and supports_ansi(os.environ)
         return terminal and not os.environ.get("NO_COLOR")
 
@@ -134,10 +118,10 @@ def supports_ansi(environ: Mapping[str, str]) -> bool:
 
 def exit_code(report: Report, fail_on: FailOn) -> int:
     """1 with a diagnosis from ``fail_on`` on, else 3 where gaps are, else 0."""
-    if fail_on is not FailOn.NEVER:
+    if fail_on != "never":
         from nccl_doctor.model.finding import Severity
 
-        least = Severity(fail_on.value).rank
+        least = Severity(fail_on).rank
         if any(diagnosis.severity.rank >= least for diagnosis in report.diagnoses):
             return 1
     return 0 if report.complete else 3

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.cli.output import supports_ansi
 from nccl_doctor.model.report import STAGES
-from nccl_doctor.report.safe import clean
 from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.text.shell import clean
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -57,7 +57,7 @@ class Lines(Silent):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._wait: Wait | None = None
+        self._wait = Wait("", ())
         self._began = self._shown_at = time.monotonic()
         threading.Thread(target=self._tick, daemon=True).start()
 
@@ -71,15 +71,13 @@ class Lines(Silent):
     def done(self, host: str) -> None:
         """Takes a host off the list of those awaited."""
         with self._lock:
-            if self._wait is not None:
-                self._wait.done.add(host)
+            self._wait.done.add(host)
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """Notes what a host does."""
         with self._lock:
-            if self._wait is not None:
-                self._wait.stages[host] = stage
-                self._wait.size = size or self._wait.size
+            self._wait.stages[host] = stage
+            self._wait.size = size or self._wait.size
 
     def close(self) -> None:
         """Ends it."""
@@ -100,7 +98,7 @@ class Lines(Silent):
     def line(self) -> str:
         """The phase, and the hosts that are waited for now."""
         with self._lock:
-            return "" if self._wait is None else self._wait.line(time.monotonic() - self._began)
+            return self._wait.line(time.monotonic() - self._began) if self._wait.name else ""
 
 
 class Checklist(Lines):
@@ -207,7 +205,7 @@ class Wait:
         return max(self.stages.values(), key=STAGES.index)
 
     def _behind(self) -> list[str]:
-        """Hosts that are awaited; where ranks tell their stages, those that are behind the first."""
+        """Hosts that are awaited; of ranks that tell stages, those behind the first."""
         waiting = [name for name in self.hosts if name not in self.done]
         if not self.stages:
             return waiting

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from nccl_doctor.cli.options import Codes, HostOptions, KeepOptions, ReachOptions, SelectOptions, among
-from nccl_doctor.cli.output import FailOn, Out, failures, try_files
+from nccl_doctor.cli.output import Out, failures, try_files
 from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot, save_logs, write_hosts
 from nccl_doctor.collect.facts import host_facts
@@ -78,7 +78,7 @@ def check_cluster(request: Request, out: Out) -> int:
         limits = replace(request.smoke_limits, keep_output=output.update)
         snapshot, report = _look_and_judge(replace(request, smoke_limits=limits), selected, out)
     observed_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
-    least = None if out.fail_on is FailOn.NEVER else Severity(out.fail_on.value)
+    least = None if out.fail_on == "never" else Severity(out.fail_on)
     unwritten = failures(
         lambda: keep(snapshot, request.kept),
         lambda: save_logs(request.save_logs, output),

@@ -17,9 +17,9 @@ from nccl_doctor.inventory.build import this_machine
 from nccl_doctor.inventory.parsed import read_bytes
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.safe import clean
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text.bounds import refuse_crowded
+from nccl_doctor.text.shell import clean
 
 if TYPE_CHECKING:
     from nccl_doctor.judge.from_file import Judged

@@ -28,82 +28,51 @@ FOLDERS = (
     "containers",
 )
 
-Kind = str
-"""A name that ``--transport`` takes, of :func:`kinds`; the command line takes no other."""
+Kind = str  # a name that ``--transport`` takes, of :func:`kinds`; the command line takes no other
 Words = tuple[tuple[str, str | None], ...]
 """Options of a command line with their values; None for an option without one."""
 
 
 @dataclass(frozen=True)
 class Flag:
-    """An option of the command line that chooses an engine's hosts.
+    """An option of the command line that chooses an engine's hosts."""
 
-    Attributes:
-        name: of its value.
-        words: as it is written; the first stands in messages.
-        help: ``{chooser}`` is the option that chooses among the hosts.
-        default: shown by the help.
-        bare: its value may be left out.
-        fix_port: ``fix-port`` has it, too.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    help: str
+    name: str  # of its value
+    words: tuple[str, ...]  # as it is written; the first stands in messages
+    help: str  # ``{chooser}`` is the option that chooses among the hosts
     metavar: str | None = None
-    default: str | None = None
-    bare: bool = False
-    fix_port: bool = True
+    default: str | None = None  # shown by the help
+    bare: bool = False  # its value may be left out
+    fix_port: bool = True  # ``fix-port`` has it, too
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A way in that came to nothing.
+    """A way in that came to nothing."""
 
-    Attributes:
-        program: the program of this machine that should have led in.
-        absent: there is no such program here.
-        seconds: it gave no answer for so long; None where it ended.
-        stderr: its last lines.
-        greeting: the last lines that came on stdout.
-    """
-
-    program: str
-    absent: bool = False
-    seconds: float | None = None
-    stderr: str = ""
-    greeting: tuple[str, ...] = ()
+    program: str  # the program of this machine that should have led in
+    absent: bool = False  # there is no such program here
+    seconds: float | None = None  # it gave no answer for so long; None where it ended
+    stderr: str = ""  # its last lines
+    greeting: tuple[str, ...] = ()  # the last lines that came on stdout
 
 
 class Engine:
-    """A way of reaching hosts, as it stands: a command behind a prefix, run on this machine.
+    """A way of reaching hosts, as it stands: a command behind a prefix, run on this machine."""
 
-    Attributes:
-        name: in :attr:`Node.access`, and as the scope of a check.
-        options: its knowledge of a node.
-        way: how a command comes to a node, to be put behind "a command" in a sentence.
-        absent: says that no host is reached so.
-        wraps: it leads on from a host that another engine reaches.
-        shares_machine: several of its hosts may be one machine.
-        launches: ``nccl-doctor launch`` writes lines that start a job on its hosts.
-        source: the module of ``inventory/`` that finds its hosts (:class:`~nccl_doctor.inventory.parsed.HostSource`);
-            None where the user names them.
-        flags: the options that choose its hosts.
-        implied: the environment may mean its hosts, too.
-        kinds: the names by which ``--transport`` asks for it; empty where it is its own.
-    """
-
-    name: ClassVar[str]
-    options: ClassVar[type[NodeOptions]]
-    way: ClassVar[str]
-    absent: ClassVar[str]
-    wraps: ClassVar[bool] = False
-    shares_machine: ClassVar[bool] = True
-    launches: ClassVar[bool] = False
+    name: ClassVar[str]  # in :attr:`Node.access`, and as the scope of a check
+    options: ClassVar[type[NodeOptions]]  # its knowledge of a node
+    way: ClassVar[str]  # how a command comes to a node, to be put behind "a command" in a sentence
+    absent: ClassVar[str]  # says that no host is reached so
+    wraps: ClassVar[bool] = False  # it leads on from a host that another engine reaches
+    shares_machine: ClassVar[bool] = True  # several of its hosts may be one machine
+    launches: ClassVar[bool] = False  # ``nccl-doctor launch`` writes lines that start a job on its hosts
+    # the module of ``inventory/`` that finds its hosts (:class:`~nccl_doctor.inventory.parsed.HostSource`); None where
+    # the user names them
     source: ClassVar[str | None] = None
-    flags: ClassVar[tuple[Flag, ...]] = ()
-    implied: ClassVar[bool] = False
-    kinds: ClassVar[tuple[Kind, ...]] = ()
+    flags: ClassVar[tuple[Flag, ...]] = ()  # the options that choose its hosts
+    implied: ClassVar[bool] = False  # the environment may mean its hosts, too
+    kinds: ClassVar[tuple[Kind, ...]] = ()  # the names by which ``--transport`` asks for it; empty where it is its own
 
     def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named
         """Its options of a host that the user names."""
@@ -204,10 +173,8 @@ def written(options: Mapping[str, Any]) -> Iterator[str]:
             yield str(options[flag.name])
 
 
-_NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")
-"""Sources of hosts that are no file (inventory/load.py)."""
-_PIPES = ("/dev/", "/proc/")
-"""Where ``<(command)`` and ``-`` are: gone when the next command runs."""
+_NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")  # sources of hosts that are no file (inventory/load.py)
+_PIPES = ("/dev/", "/proc/")  # where ``<(command)`` and ``-`` are: gone when the next command runs
 
 
 @dataclass(frozen=True)

@@ -117,15 +117,15 @@ class HolderJob(Observed):
         return tuple(use for member in self.members for use in member.gpus)
 
 
-class Socket(Observed):
-    """A TCP socket on the port; ``remote_address`` and its port None where it has no peer."""
+class TcpSocket(Observed):
+    """A TCP socket of a host."""
 
     local_address: IpAddress
     local_port: SocketPort
-    remote_address: IpAddress | None
+    remote_address: IpAddress | None  # None, as its port, where it has no peer
     remote_port: SocketPort | None
     state: str
-    pid: Pid | None
+    pid: Pid | None  # None where it belongs to someone we may not look at
 
 
 class Elsewhere(Observed):
@@ -161,7 +161,7 @@ class PortReport(Document):
     error: str | None = None  # errno name of the failed bind
     hint: str | None = None  # how to see more
     time_wait_s: float | None = None
-    sockets: tuple[Socket, ...] = ()
+    sockets: tuple[TcpSocket, ...] = ()
     elsewhere: tuple[Elsewhere, ...] = ()
     ended: tuple[int, ...] = ()  # PIDs; ``left`` those that would not end
     left: tuple[int, ...] = ()

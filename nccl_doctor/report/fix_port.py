@@ -7,14 +7,13 @@ from itertools import islice
 
 from rich.cells import cell_len, set_cell_size
 
-from nccl_doctor.model.ports import HolderJob, PortReport, Socket, age_words
+from nccl_doctor.model.ports import HolderJob, PortReport, TcpSocket, age_words
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.text import WIDTH, cut, wrap
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.inet import endpoint
 from nccl_doctor.text.secrets import LEFT_OUT
-from nccl_doctor.text.shell import Line, line, script, words
+from nccl_doctor.text.shell import Line, clean, line, pasteable, script, words
 
 _OWNER = 36  # cells that a holder's command gets at least, left of its owner and age
 _SOCKETS = 4
@@ -89,7 +88,7 @@ def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
     yield from _sockets(sock for sock in report.sockets if sock.pid in pids)
 
 
-def _sockets(sockets: Iterable[Socket]) -> Iterator[str]:
+def _sockets(sockets: Iterable[TcpSocket]) -> Iterator[str]:
     """Each once, however many processes have it."""
     shown: dict[str, None] = {}
     for sock in sockets:

@@ -9,7 +9,7 @@ from itertools import chain, islice
 
 from rich.cells import cell_len, set_cell_size
 
-from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
+from nccl_doctor.model.finding import Fix, LogLine, Severity
 from nccl_doctor.model.report import (
     CheckResult,
     Consequence,
@@ -23,10 +23,10 @@ from nccl_doctor.model.report import (
     Report,
 )
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.smoke import smoke
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, cut, joined, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
+from nccl_doctor.text.shell import clean, pasteable
 
 _OUTCOMES: dict[PhaseOutcome, tuple[str, str]] = {  # the word and the style of each outcome
     "ok": ("ok", "green"),
@@ -151,30 +151,26 @@ _HIDDEN = "What to run holds characters that a terminal hides or obeys, so it is
 def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
     if fix.summary:
         yield from wrap(fix.summary, screen.prose, "  ")
-    groups = by_host(fix.commands)
-    for number, (hosts, side, commands) in enumerate(groups):
+    for number, (place, commands, shown) in enumerate(by_place(fix)):
         if number:
             yield ""
-        place = place_of(hosts, side, root=fix.needs_root, several=len(groups) > 1)
         if place:
             yield from wrap(place, screen.prose, "  ")
-        yield from ("", *commands) if all(map(pasteable, commands)) else wrap(_HIDDEN, screen.prose, "  ")
+        yield from ("", *commands) if shown else wrap(_HIDDEN, screen.prose, "  ")
 
 
-def by_host(commands: tuple[Command, ...]) -> list[tuple[list[str | None], str | None, tuple[str, ...]]]:
-    """Hosts with the same commands, these, and between them a container's side."""
-    per_host = grouped(((one.host, one.place), one.command) for one in commands)
-    alike = grouped(((place, tuple(lines)), host) for (host, place), lines in per_host.items())
-    return [(hosts, place, same) for (place, same), hosts in alike.items()]
-
-
-def place_of(hosts: list[str | None], side: str | None, *, root: bool, several: bool) -> str:
-    """``On each of node[2-3], as root:``; empty for this machine alone without root."""
-    names = [host for host in hosts if host is not None]
-    there = f"on {'each of ' if len(names) > 1 else ''}{fold(names)}" if names else ""
-    here = "on this machine" if None in hosts and (root or several or names) else ""
-    places = " and ".join(filter(None, (there, here)))
-    return f"O{places[1:]}{f', {side}' if side else ''}{', as root' if root else ''}:" if places else ""
+def by_place(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    """Commands for a place, ``On each of node[2-3], as root:``; True where they can be shown."""
+    per_host = grouped(((one.host, one.place), one.command) for one in fix.commands)
+    alike = grouped(((side, tuple(lines)), host) for (host, side), lines in per_host.items())
+    for (side, lines), hosts in alike.items():
+        names = [host for host in hosts if host is not None]
+        there = f"on {'each of ' if len(names) > 1 else ''}{fold(names)}" if names else ""
+        # this machine alone, without root, needs no word
+        here = "on this machine" if None in hosts and (fix.needs_root or len(alike) > 1 or names) else ""
+        places = " and ".join(filter(None, (there, here)))
+        place = f"O{places[1:]}{f', {side}' if side else ''}{', as root' if fix.needs_root else ''}:" if places else ""
+        yield place, lines, all(map(pasteable, lines))
 
 
 _MATRIX = 32  # hosts up to which the mesh is drawn; of more the failed dials are told, folded

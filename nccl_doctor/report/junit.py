@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from nccl_doctor.model.finding import LogLine
 from nccl_doctor.model.report import CheckResult, Diagnosis, Outcome, Report
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.safe import clean
 from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.shell import clean
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What the Char production of XML 1.0 (section 2.2) leaves out; no escape can bring it in either."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.safe import clean
+from nccl_doctor.text.shell import clean
 
 Samples = list[tuple[dict[str, str], float]]
 

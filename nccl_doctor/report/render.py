@@ -30,9 +30,6 @@ class RenderOptions(NamedTuple):
     pages: Mapping[str, str] = MappingProxyType({})
 
 
-Renderer = Callable[[Any, RenderOptions], str]
-"""A command's document to text that ends with a line break; empty where a quiet one has nothing to say."""
-
 _JSON = {"json": "render:render_json"}
 _REPORT = {
     "human": "human:render",
@@ -58,9 +55,9 @@ FORMS: dict[str, dict[str, str]] = {
 
 
 def render(command: str, form: str, document: Any, options: RenderOptions = RenderOptions()) -> str:  # noqa: ANN401, B008 - each renderer knows its own; a NamedTuple can't change
-    """The document of a command in a form, whose maker is imported only now."""
+    """The document as lines in a form; empty where a quiet one says nothing."""
     module, function = FORMS[command][form].split(":")
-    make: Renderer = getattr(import_module(f"nccl_doctor.report.{module}"), function)
+    make: Callable[[Any, RenderOptions], str] = getattr(import_module(f"nccl_doctor.report.{module}"), function)
     return make(document, options)
 
 

@@ -21,9 +21,9 @@ from nccl_doctor.model.documents import (
     TopicList,
 )
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.safe import clean, pasteable
 from nccl_doctor.report.text import WIDTH, apart, joined, painter, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, nouns, plural
+from nccl_doctor.text.shell import clean, pasteable
 
 
 def render_hosts(cluster: HostList, _options: RenderOptions) -> str:

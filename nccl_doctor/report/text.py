@@ -1,7 +1,7 @@
 """Lines, tables and colour; the only place of the room that measures text.
 
 Widths are in terminal cells, not characters: an ideograph takes two. Whatever goes in is cleaned
-(:mod:`nccl_doctor.report.safe`), so that no caller can forget to.
+(:mod:`nccl_doctor.text.shell`), so that no caller can forget to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.text import Text
 
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.safe import clean
+from nccl_doctor.text.shell import clean
 
 SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold"}
 

@@ -33,6 +33,7 @@ from nccl_doctor.model.base import (
     unknown,
 )
 from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.ports import TcpSocket
 from nccl_doctor.model.report import Load
 from nccl_doctor.snapshot import network, system
 from nccl_doctor.snapshot.access import AnyAccessFailure
@@ -86,7 +87,7 @@ class HostFacts(Observed):
     identity: Fact[system.Identity]
     resolution: Fact[network.Names]
     interfaces: Fact[network.Interfaces]
-    sockets: Fact[tuple[network.TcpSocket, ...]]
+    sockets: Fact[tuple[TcpSocket, ...]]
     outside: Annotated[Fact[Outside | None], Shown("container", lambda it: it and f"{it.place}, on {it.hostname}")] = (
         None  # of the host around the container that the probe runs in
     )

@@ -29,6 +29,7 @@ from nccl_doctor.model.base import (
     SocketPort,
     ip_address,
 )
+from nccl_doctor.model.ports import TcpSocket
 
 
 class Link(Observed):
@@ -252,17 +253,6 @@ def deviations(hosts: Mapping[str, Names]) -> dict[str, dict[str, Resolution]]:
         for name, told in names.own.items():
             found.setdefault(name, {})[host] = told
     return found
-
-
-class TcpSocket(Observed):
-    """A TCP socket of the host; ``pid`` None where it belongs to someone we may not look at."""
-
-    local_address: IpAddress
-    local_port: SocketPort
-    remote_address: IpAddress | None
-    remote_port: SocketPort | None
-    state: str
-    pid: Pid | None
 
 
 class Process(Observed):

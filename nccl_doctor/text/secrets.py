@@ -11,12 +11,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
+from nccl_doctor.text.shell import CONTROL_SEQUENCE
+
 LEFT_OUT = "(left out)"
 SHORTEST = 16  # characters of the shortest token: names and addresses of hosts, most of a report's texts, are shorter
 CUT = "…"  # what ends a text of which the rest was clipped away: a secret before it need not be whole
 
-CONTROL_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
-"""ECMA-48, section 5.4: introducer, parameters, intermediates, final byte."""
 
 _TOKENS = {  # how tokens begin, and how they go on
     "hf_": r"[A-Za-z0-9]{16,500}",  # Hugging Face

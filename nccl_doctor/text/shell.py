@@ -1,18 +1,26 @@
-"""Text for a shell that people paste into: sh, bash and zsh take it alike.
+"""Text fit for a terminal, and for a shell that people paste into: sh, bash and zsh take it alike.
 
 A :class:`Line` is made in this module alone, out of a template that stands in our source and of values for its holes.
 In :func:`line` every word is quoted, whoever supplied it; in :func:`script` a hole takes numbers and other lines only.
+
+Host names, log lines, process titles and rule comments are other people's text. An escape sequence in them could
+repaint the screen, a carriage return overwrite a line, a bidirectional override swap what a command seems to say
+(CVE-2021-42574).
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from typing import TYPE_CHECKING, TypeAlias
 
-Hole = int | str | IPv4Address | IPv6Address | IPv4Network | IPv6Network
+if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+
+Hole: TypeAlias = "int | str | IPv4Address | IPv6Address | IPv4Network | IPv6Network"
 """What a hole of :func:`line` takes; text has to be printable, and no option where it begins a word."""
 
 _PLAIN = re.compile(r"[\w.,:@%/+-]+", re.ASCII)
@@ -120,3 +128,28 @@ def words(texts: Sequence[str], replaced: Mapping[str, Line]) -> list[Line]:
         whole = values.keys().isdisjoint(pieces)
         made.append(Line(word(text) if whole else "".join(values.get(piece) or word(piece) for piece in pieces)))
     return made
+
+
+CONTROL_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
+"""ECMA-48, section 5.4: introducer, parameters, intermediates, final byte."""
+
+
+def clean(text: str) -> str:
+    """The text on one line, without control characters.
+
+    Line breaks and tabs become a space each, lone surrogates U+FFFD. Other controls (Unicode category Cc) go, and so
+    do format characters (Cf: bidirectional overrides, zero-width characters) and the sequences that colour logs.
+    """
+    return text if text.isprintable() else "".join(map(_shown, CONTROL_SEQUENCE.sub("", text)))
+
+
+def _shown(character: str) -> str:
+    category = unicodedata.category(character)
+    if character.isspace():
+        return character if category == "Zs" else " "
+    return "\N{REPLACEMENT CHARACTER}" if category == "Cs" else "" if category in ("Cc", "Cf") else character
+
+
+def pasteable(command: str) -> bool:
+    """True for a command of one line, in which a terminal hides and obeys nothing."""
+    return bool(command.strip()) and clean(command) == command

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nccl_doctor.cli.hang import exit_code as hang_exit_code
-from nccl_doctor.cli.output import FailOn, exit_code, for_html
+from nccl_doctor.cli.output import exit_code, for_html
 from nccl_doctor.cli.progress import Silent
 from nccl_doctor.collect.hang.hang import HangOptions, take
 from nccl_doctor.collect.options import RunOptions
@@ -161,7 +161,7 @@ def _judged(one: Lie, nodes: Iterable[Node], transport: Callable[[], Transport],
     texts = rendered("check", report)
     Snapshot.model_validate_json(snapshot.model_dump_json(by_alias=True))
     malformed = any("malformed" in text for text in reasons(json.loads(snapshot.model_dump_json(by_alias=True)), one))
-    found = faults(one, exit_code(report, FailOn.ERROR), json.loads(texts["json"]), malformed=malformed)
+    found = faults(one, exit_code(report, "error"), json.loads(texts["json"]), malformed=malformed)
     return [*found, told(snapshot)] if found else []
 
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from nccl_doctor.model.ports import Elsewhere, GpuUse, Holder, HolderJob, Member, PortReport, Socket, Suggestion
+from nccl_doctor.model.ports import Elsewhere, GpuUse, Holder, HolderJob, Member, PortReport, Suggestion, TcpSocket
 from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.render import render
-from nccl_doctor.report.safe import clean
+from nccl_doctor.text.shell import clean
 
 HOLDER = Holder(
     pid=48112,
@@ -40,7 +40,7 @@ MEMBERS = (
     member(48113, 901, GpuUse(pid=48113, gpu=1, uuid="GPU-b", memory_mib=None)),
 )
 JOB = HolderJob(root=48112, orphan=True, unit=None, holders=(HOLDER,), members=MEMBERS, refusal=None, final=False)
-SOCKET = Socket(
+SOCKET = TcpSocket(
     local_address="0.0.0.0", local_port=29500, remote_address=None, remote_port=None, state="LISTEN", pid=48112
 )
 SUGGESTION = Suggestion(port=29511, command="export MASTER_PORT=29511 PET_MASTER_PORT=29511", hosts=("node1", "node2"))

@@ -12,8 +12,8 @@ from rich.cells import cell_len
 from nccl_doctor.cli.output import Out
 from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
 from nccl_doctor.model.report import AllReduceReport, Consequence, RankReport, Report
-from nccl_doctor.report.human import by_host, place_of
-from nccl_doctor.report.safe import clean, pasteable
+from nccl_doctor.report.human import by_place
+from nccl_doctor.text.shell import clean, pasteable
 from tests.report.reports import ALL, FIREWALL, STALE, UNREACHABLE, healthy, host_away, log, one_fault, render
 from tests.report.strategies import REPORTS
 
@@ -229,7 +229,7 @@ def test_failed_pairs_of_a_large_cluster_are_not_drawn() -> None:
 
 def test_a_command_for_a_container_says_on_which_side_it_is_run() -> None:
     sides = ("in the docker container train", "outside the docker container train")
-    for side in sides:
-        assert place_of(["node1", "node2"], side, root=False, several=False) == f"On each of node[1-2], {side}:"
-    commands = tuple(Command(host="node1", command="export A=b", place=side) for side in sides)
-    assert [(hosts, side) for hosts, side, _ in by_host(commands)] == [(["node1"], side) for side in sides]
+    nodes = ("node1", "node2")
+    commands = tuple(Command(host=node, command="export A=b", place=side) for side in sides for node in nodes)
+    places = [place for place, _, _ in by_place(Fix(summary="Set it:", commands=commands))]
+    assert places == [f"On each of node[1-2], {side}:" for side in sides]

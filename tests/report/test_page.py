@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from nccl_doctor.model.documents import CodeEntry, Codes, Page
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.report.render import render
-from nccl_doctor.report.safe import clean
+from nccl_doctor.text.shell import clean
 
 TEXT = """A rule on a host drops the master port.
 

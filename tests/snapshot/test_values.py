@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from nccl_doctor.model.base import InterfaceName, IpAddress, IpNetwork, Netmask, Version, unknown
+from nccl_doctor.model.ports import TcpSocket
 from nccl_doctor.snapshot.hosts import Snapshot
-from nccl_doctor.snapshot.network import InterfaceAddress, PortRange, Route, TcpSocket
+from nccl_doctor.snapshot.network import InterfaceAddress, PortRange, Route
 from nccl_doctor.snapshot.system import Clock, PythonInfo
 from tests.checks.snapshots import healthy, patched
 

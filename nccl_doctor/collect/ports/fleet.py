@@ -13,7 +13,7 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.connect.reach import apart
 from nccl_doctor.errors import NotReachedError, UsageError
 from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds
-from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob, Socket
+from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob, TcpSocket
 from nccl_doctor.probe.ports.requests import HANDLERS, MOST_NAMED
 from nccl_doctor.snapshot.network import PortRange
 from nccl_doctor.text.machine import require_linux
@@ -40,7 +40,7 @@ class Trial(_Answer):
     free: bool
     error: Annotated[str, Field(pattern=r"^[A-Z0-9]{1,32}$")] | None = None
     cause: Cause | None = None
-    sockets: Annotated[tuple[Socket, ...], Field(max_length=1 << 16)] = ()
+    sockets: Annotated[tuple[TcpSocket, ...], Field(max_length=1 << 16)] = ()
     time_wait_s: Seconds | None = None
     hint: str | None = None
 

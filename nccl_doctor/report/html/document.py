@@ -18,11 +18,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
-from nccl_doctor.model.finding import Fix, LogLine
+from nccl_doctor.model.finding import LogLine
 from nccl_doctor.model.report import Diagnosis
-from nccl_doctor.report.human import LABELLED, by_consequence, by_host, place_of, plain, where
+from nccl_doctor.report.human import LABELLED, by_consequence, by_place, plain, where
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.safe import clean, pasteable
+from nccl_doctor.text.shell import clean
 
 _LONGEST = 1200  # characters of one text; whoever sends more wants to bury the rest, and ``-o json`` has it all
 
@@ -100,7 +100,7 @@ def _environment() -> Environment:
 
     # whole: a command that can be pasted, however long: not a character of it may be missing
     environment.filters.update({"page": page, "whole": escape, "where": where, "plain": plain})
-    environment.filters.update({"labelled": _labelled, "consequences": by_consequence, "groups": _groups})
+    environment.filters.update({"labelled": _labelled, "consequences": by_consequence, "groups": by_place})
     return environment
 
 
@@ -117,11 +117,3 @@ def _labelled(evidence: Iterable[str | LogLine]) -> Iterator[tuple[str, str]]:
         else:
             labelled = LABELLED.fullmatch(clean(line))
             yield (labelled[1], labelled[2]) if labelled else ("", line)
-
-
-def _groups(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Commands for one place, ``On node1, as root:``; True where they can be shown."""
-    groups = by_host(fix.commands)
-    for hosts, side, lines in groups:
-        place = place_of(hosts, side, root=fix.needs_root, several=len(groups) > 1)
-        yield place, lines, all(map(pasteable, lines))

@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page
 
 from nccl_doctor.model.report import Report
-from nccl_doctor.report.safe import clean, pasteable
+from nccl_doctor.text.shell import clean, pasteable
 from tests.patience import crowd
 from tests.report.html.conftest import Open, Opened
 from tests.report.html.pictures import SCHEMES

@@ -8,7 +8,7 @@ from nccl_doctor.model.report import FailedDial, HostSummary, LogEvent, MeshRepo
 from nccl_doctor.report.html.figures import charts, host_table, nets, ring, waterfall
 from nccl_doctor.report.html.matrix import matrix
 from nccl_doctor.report.html.report import timeline
-from nccl_doctor.report.safe import clean, pasteable
+from nccl_doctor.text.shell import clean, pasteable
 from tests.report.html.reading import assert_harmless, html, read
 from tests.report.reports import ALL, FIREWALL, healthy, log, one_fault
 from tests.report.strategies import REPORTS

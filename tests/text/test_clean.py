@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.report.safe import clean, pasteable
+from nccl_doctor.text.shell import clean, pasteable
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,10 @@ def test_kill_9_leaves_no_step_and_no_process(slurm: Slurm, job: str, seconds: f
     assert killed_after(slurm, job, seconds * crowd())[0] == []
 
 
+def test_what_is_killed_with_its_srun_leaves_no_step_either(slurm: Slurm, job: str) -> None:
+    assert killed_after(slurm, job, 0.3, "--no-smoke", with_srun=True)[0] == []
+
+
 def test_what_is_asked_wrongly_is_one_sentence(slurm: Slurm, job: str) -> None:
     controller = slurm.lab.controller
     waiting = controller.run("sbatch --parsable -N4 --exclusive --wrap true").stdout.strip()

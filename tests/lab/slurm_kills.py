@@ -30,13 +30,21 @@ def left(slurm: Slurm, job: str) -> list[str]:
     return [*(f"step {step}" for step in slurm.steps(job)), *on_nodes, *here]
 
 
-def killed_after(slurm: Slurm, job: str, seconds: float, *more: str) -> tuple[list[str], float]:
+def killed_after(
+    slurm: Slurm, job: str, seconds: float, *more: str, with_srun: bool = False
+) -> tuple[list[str], float]:
     """Start a check, kill it so many seconds later; what is still left when its time is over, and how long all took."""
     python = sys.executable if more else interpreter()
     words = ["nccl-doctor", "check", "--slurm-job", job, "--python", python, *more]
     check = slurm.lab.controller.popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    controller = slurm.lab.controller
+    if with_srun:
+        controller.wait_until(lambda: bool(slurm.steps(job)), "a step")
     time.sleep(seconds)
     check.kill()
+    if with_srun:
+        pids = [str(pid) for pid, line in controller.processes() if line.startswith("srun")]
+        controller.run(["kill", "-KILL", *pids], check=False)
     check.wait()
     began = time.monotonic()
     while (remains := left(slurm, job)) and time.monotonic() < began + WITHIN_S * crowd():

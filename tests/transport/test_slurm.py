@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from nccl_doctor.transport.slurm import SlurmOptions, steps
-from nccl_doctor.transport.slurm.steps import classify
+from nccl_doctor.transport.slurm.steps import KEEPER, classify
 from tests.each import each
 
 OPTIONS = SlurmOptions(job="7")
@@ -75,3 +80,50 @@ def test_the_steps_of_this_run_alone_count(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(steps, "_asked", lambda *_argv: listed)
     assert steps.step_exists("7", "ncdoctor-a", "node2")
     assert not steps.step_exists("7", "ncdoctor-a", "node3")
+
+
+STEP = "ncdoctor-0123456789abcdef"
+
+
+def kept(tmp_path: Path, word: bytes, *, listed: int, srun: bool = False) -> list[str]:
+    """What a keeper does at a word, where Slurm lists a step so many times, and an srun of it lives or does not."""
+    programs, done, left = tmp_path / "bin", tmp_path / "done", tmp_path / "left"
+    programs.mkdir()
+    left.write_text("1.0 x\n" * listed)
+    squeue = f'[ -s {left} ] && echo "1.0 {STEP}"; sed -i 1d {left}'
+    for name, script in {
+        "squeue": squeue,
+        "scancel": f'echo "$@" >> {done}',
+        "sleep": f"echo wait $1 >> {done}",
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    done.touch()
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "NCDOCTOR_STEP": STEP, "NCDOCTOR_JOB": "1"}
+    shutil.copy(shutil.which("sleep") or "", tmp_path / "srun")
+    alive = subprocess.Popen([f"srun --job-name={STEP}", "600"], executable=tmp_path / "srun") if srun else None
+    try:
+        subprocess.run(["/bin/sh", "-c", KEEPER], input=word, env=env, check=False, timeout=60)
+        if alive is not None:
+            assert alive.wait(10) == -9
+    finally:
+        if alive is not None:
+            alive.kill()
+            alive.wait()
+    return done.read_text().splitlines()
+
+
+def test_the_keeper_goes_where_all_is_done(tmp_path: Path) -> None:
+    assert kept(tmp_path, b"done\n", listed=1) == []
+
+
+def test_without_an_srun_to_end_it_a_step_is_ended_at_once_and_gently_first(tmp_path: Path) -> None:
+    assert kept(tmp_path, b"", listed=2) == ["-s TERM 1.0", "wait 2", "wait 0.5", "-s KILL 1.0", "wait 0.5"]
+
+
+def test_an_srun_that_lives_has_three_seconds_to_end_its_step(tmp_path: Path) -> None:
+    assert kept(tmp_path, b"", listed=0, srun=True) == ["wait 0.5"] * 7
+
+
+def test_what_is_left_while_we_wait_is_killed(tmp_path: Path) -> None:
+    assert kept(tmp_path, b"now\n", listed=1) == ["-s KILL 1.0", "wait 0.5"]

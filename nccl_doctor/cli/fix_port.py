@@ -150,8 +150,7 @@ class Countdown:
 def run(wanted: PortOptions, out: Out) -> int:
     """Looks, acts where asked to, reports; 0 where the port is free at the end."""
     from nccl_doctor.collect.ports.fleet import Fleet
-    from nccl_doctor.collect.ports.source import wanted_port
-    from nccl_doctor.collect.ports.steps import about_port, about_process, moved
+    from nccl_doctor.collect.ports.steps import about_port, about_process, moved, wanted_port
 
     wanted = wanted.named()
     if wanted.write and not (wanted.next_port and wanted.hosts):

@@ -17,12 +17,7 @@ from nccl_doctor.collect.connect.reach import CONNECT_S, Reach, failure_of, fan_
 from nccl_doctor.collect.connect.session import PATIENT_S, ProbeSession
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, firewalls_again, look_up
-from nccl_doctor.collect.mesh.failed_dials import (
-    ask_reachability_from_peers,
-    find_interceptions,
-    find_other_nets,
-    look_up_routes,
-)
+from nccl_doctor.collect.mesh import failed_dials
 from nccl_doctor.collect.mesh.mesh import run_mesh
 from nccl_doctor.collect.options import Clock, Progress, RunOptions
 from nccl_doctor.collect.smoke import allreduce, trials
@@ -136,7 +131,7 @@ class Run:
             lost = failure_of(OwnFaultError(why), "facts", NO_FACTS) if isinstance(why, Exception) else why
             self._failures[name] = lost
         self._sessions = [self._opened[name] for name in hosts if name in self._facts]
-        self._failures |= ask_reachability_from_peers(self._sessions, self._failures, self._clock.until)
+        self._failures |= failed_dials.ask_reachability_from_peers(self._sessions, self._failures, self._clock.until)
         self._leave_lost("hosts that others can't reach were looked for")
 
     def _connected(self, name: str) -> None:
@@ -181,13 +176,12 @@ class Run:
             hosts = [session for session in self._sessions if session.node.name in ends]
             filtered = [one for one in hosts if isinstance(self._facts[one.node.name].firewall, FirewallFacts)]
             self._facts.update(firewalls_again(filtered, self._facts, self._options.facts_limits))
-            self._facts.update(look_up_routes(self._sessions, self._facts, mesh.failed))
+            self._facts.update(failed_dials.look_up_routes(self._sessions, self._facts, mesh.failed))
             self._mesh = self._without_lost(mesh)
             self.dials = FailedDials(self.snapshot())
-            met = find_other_nets(self._sessions, self._facts, self._mesh, self.dials.unexplained, limits.dial_s)
-            taken = find_interceptions(
-                self._sessions, self._facts, self._mesh, pods=bool(self._cluster.options(KubeFacts).pods)
-            )
+            seen = self._sessions, self._facts, self._mesh
+            met = failed_dials.find_other_nets(*seen, self.dials.unexplained, limits.dial_s)
+            taken = failed_dials.find_interceptions(*seen, pods=bool(self._cluster.options(KubeFacts).pods))
             self._mesh = self._without_lost(self._mesh.model_copy(update={"elsewhere": met, "intercepted": taken}))
             if taken or mesh.hosts > len(self._sessions):
                 self.dials = FailedDials(self.snapshot())

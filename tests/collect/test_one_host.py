@@ -179,7 +179,7 @@ def test_a_host_that_is_lost_in_the_last_look_at_the_ports_is_named(monkeypatch:
         session.gone(MalformedError("nothing that was asked"))
         return {}
 
-    monkeypatch.setattr("nccl_doctor.collect.run.find_other_nets", lost)
+    monkeypatch.setattr("nccl_doctor.collect.mesh.failed_dials.find_other_nets", lost)
     snapshot = seen(lambda _do, message: message)
     assert "it answered what the probe never says" in failure(snapshot).detail
     assert isinstance(snapshot.mesh, Mesh)

@@ -24,7 +24,7 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.connect.reach import MOST, Reach, Window, apart, ask_all, failure_of, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.hang.answers import LOOK, host_look
-from nccl_doctor.collect.hang.jobs import choose, with_counted
+from nccl_doctor.collect.hang.jobs import Choice, choose, with_counted
 from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.base import Fact, Phased, Unknown, unknown
@@ -35,7 +35,6 @@ from nccl_doctor.snapshot.hang import (
     HangHost,
     HangSnapshot,
     HostLook,
-    JobRank,
     JobRanks,
     Ras,
     Starter,
@@ -148,19 +147,15 @@ class _Watch:
         self._looks: dict[str, list[HostLook]] = {}
         self._starters: dict[str, Fact[tuple[Starter, ...]]] = {}
         self._ras: dict[str, tuple[Phased[Ras], ...]] = {}
-        self._others: tuple[str, ...] = ()
-        self._misnumbered_ranks: dict[str, tuple[JobRank, ...]] = {}
-        self._rivals: dict[str, tuple[JobRank, ...]] = {}
+        self._choice = Choice({}, {}, {}, (), {})
         self._timings: dict[str, float] = {}
 
     def connect(self) -> None:
-        began = self._phase("connecting", [node.name for node in self._cluster.nodes])
-
-        until = self._began + self._options.total_s
+        order = [node.name for node in self._cluster.nodes]
+        began, until = self._phase("connecting", order), self._began + self._options.total_s
         reach = Reach(self._transport, self._options.connect_s, until, self._progress.done, opened=self._opened)
         reach.all(self._cluster.nodes)
         self._failures |= reach.failures
-        order = [node.name for node in self._cluster.nodes]
         self._sessions = [self._opened[name] for name in order if name in self._opened]
         self._timings["connect"] = time.monotonic() - began
 
@@ -177,10 +172,9 @@ class _Watch:
 
         told = with_counted(self._everywhere(find))
         words = () if self._cluster.source == "this machine" else ClusterSource(self._cluster).arguments
-        choice = choose(told, port=self._cluster.master_port, pid=self._options.pid, words=words)
+        choice = self._choice = choose(told, port=self._cluster.master_port, pid=self._options.pid, words=words)
         for name, why in choice.contradictory_hosts.items():
             self._fail(name, ValueError(why))
-        self._others, self._misnumbered_ranks, self._rivals = choice.others, choice.misnumbered_ranks, choice.rivals
         for name, one in told.items():
             if name not in choice.contradictory_hosts:  # other programs' processes are nobody's business
                 kept = one.unnumbered if isinstance(one.unnumbered, Unknown) else ()
@@ -259,7 +253,7 @@ class _Watch:
             stacks=self._options.stacks,
             cluster=self._cluster,
             hosts=tuple(map(self._host, self._cluster.nodes)),
-            other_jobs=self._others,
+            other_jobs=self._choice.others,
             timings={name: round(seconds, 3) for name, seconds in self._timings.items()},
         )
 
@@ -268,8 +262,8 @@ class _Watch:
             return HangHost(
                 node=node,
                 job=self._jobs.get(node.name),
-                misnumbered_ranks=self._misnumbered_ranks.get(node.name, ()),
-                rivals=self._rivals.get(node.name, ()),
+                misnumbered_ranks=self._choice.misnumbered_ranks.get(node.name, ()),
+                rivals=self._choice.rivals.get(node.name, ()),
                 looks=tuple(self._looks.get(node.name, ())),
                 starters=self._starters.get(node.name, ()),
                 ras=self._ras.get(node.name, ()),

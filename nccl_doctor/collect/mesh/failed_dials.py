@@ -227,7 +227,7 @@ def ask_reachability_from_peers(
         and failure.facts.reason in WORTH_ASKING
         and failure.facts.jump_host is None
     }
-    places = _places(lost)[:TARGETS] if chosen and latest <= until else []
+    places = _resolve(lost)[:TARGETS] if chosen and latest <= until else []
     if not places:
         return {}
     nonce = secrets.token_hex(16)
@@ -249,7 +249,7 @@ def ask_reachability_from_peers(
     }
 
 
-def _places(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
+def _resolve(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
     """Hosts and addresses as this machine resolves them, without 127.0.0.1 of a forward (ssh -L) and links' own."""
     if not lost:
         return []

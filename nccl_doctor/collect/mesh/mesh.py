@@ -180,7 +180,7 @@ def retry(
     dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
 ) -> list[Dialled | Exception]:
     """The answers of all hosts, without the dials that came through when they were tried once more."""
-    answers = _again(sessions, targets, answers, dial, _unopened, replace_rows)
+    answers = _again(sessions, targets, answers, dial, _unopened)
     for place, answer in enumerate(answers):
         if missed := len(_unopened(answer)):
             answers[place] = ProbeError(f"it may open no more files, for {missed} of them")
@@ -190,7 +190,7 @@ def retry(
         dials = sum(a.connected + len(a.failed) for a in answers if not isinstance(a, Exception))
         if before == 0 or not (busy or before <= FEW * dials):
             break
-        answers = _again(sessions, targets, answers, dial, _late, drop_recovered)
+        answers = _again(sessions, targets, answers, dial, _late)
         if sum(len(_late(answer)) for answer in answers) == before:
             break
     return answers
@@ -202,9 +202,8 @@ def _again(
     answers: list[Dialled | Exception],
     dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
     lost: Callable[[Dialled | Exception], list[DialRow]],
-    mended: Callable[[Dialled, list[DialRow], Dialled], Dialled],
 ) -> list[Dialled | Exception]:
-    """The answers, mended by what became of the lost dials; as they were where a host does not answer again."""
+    """The answers without lost dials that came through; as they were where a host does not answer again."""
 
     def again(place: int) -> Dialled | Exception:
         session, first = sessions[place], answers[place]
@@ -213,7 +212,13 @@ def _again(
             return first
         told = targets[session.node.name]
         wanted = [plan.Target(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
-        return mended(first, rows, dial(session, wanted))
+        second = {row.target: row for row in dial(session, wanted).failed}
+        # what fails again stays as it was seen first, unless nobody had looked then
+        anew = [row for row in rows if row.error in NO_FILE]
+        gone = {row for at, row in enumerate(rows) if at not in second or row in anew}
+        seen = [row._replace(target=rows[at].target) for at, row in second.items() if rows[at] in anew]
+        left = (*(row for row in first.failed if row not in gone), *seen)
+        return Dialled(connected=first.connected + len(first.failed) - len(left), failed=left)
 
     redone = fan_out(again, range(len(sessions)), window=Window())
     return [first if isinstance(now, Exception) else now for first, now in zip(answers, redone, strict=True)]
@@ -225,21 +230,6 @@ def _late(answer: Dialled | Exception) -> list[DialRow]:
 
 def _unopened(answer: Dialled | Exception) -> list[DialRow]:
     return [] if isinstance(answer, Exception) else [row for row in answer.failed if row.error in NO_FILE]
-
-
-def drop_recovered(answer: Dialled, rows: list[DialRow], second: Dialled) -> Dialled:
-    """The answer without those of the rows that did not fail again, which stay as they were seen first."""
-    still = {row.target for row in second.failed}
-    saved = [row for place, row in enumerate(rows) if place not in still]
-    left = tuple(row for row in answer.failed if row not in saved)
-    return Dialled(connected=answer.connected + len(saved), failed=left)
-
-
-def replace_rows(answer: Dialled, rows: list[DialRow], second: Dialled) -> Dialled:
-    """The answer with what the second try saw in place of the rows."""
-    seen = tuple(row._replace(target=rows[row.target].target) for row in second.failed)
-    left = tuple(row for row in answer.failed if row not in rows)
-    return Dialled(connected=answer.connected + len(rows) - len(seen), failed=(*left, *seen))
 
 
 AT_ONCE = 256

@@ -1,12 +1,18 @@
 """The steps of ``fix-port``: look, end a job, wait for the kernel, find a port that is free on all hosts.
 
+Before them, the port that is meant: the argument's, a log's, the hosts file's, MASTER_PORT's, or torch's default.
+
 A port that is free is of no use where a firewall drops it; only what every host really connected to is suggested.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
+import select
 import socket
+import stat
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
@@ -16,8 +22,12 @@ from typing import Any, NamedTuple
 from nccl_doctor.collect.connect.reach import ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.ports.fleet import Fleet, Look, Machine, SessionMachine, Signalled, Trial
-from nccl_doctor.errors import DoctorError, NotReachedError
+from nccl_doctor.errors import DoctorError, NotReachedError, UsageError
+from nccl_doctor.inventory import values
+from nccl_doctor.inventory.parsed import SourceLocation, read_bytes
+from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT
 from nccl_doctor.model.ports import LAST_PORT, HolderJob, Identity, PortReport, Suggestion
+from nccl_doctor.nccl.messages import PortError, find_port_error
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line, script
 
@@ -72,13 +82,8 @@ def look(machine: Machine, port: int | None, process: Identity | None, grace_s: 
         port=port,
         pid=pid,
         gone=started is not None and not answer.jobs,
-        free=trial.free,
-        cause=trial.cause,
-        error=trial.error,
-        hint=trial.hint,
-        time_wait_s=trial.time_wait_s,
+        **dict(trial),
         jobs=answer.jobs,
-        sockets=trial.sockets,
         elsewhere=answer.elsewhere,
         root=answer.uid == 0,
         reserved=answer.range.reserved_text if answer.range else None,
@@ -317,3 +322,54 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
         if isinstance(answer, Exception):
             raise NotReachedError(f"{name}: {answer}")
     return {name: answer for name, answer in found.items() if isinstance(answer, set)}
+
+
+STDIN = "-"
+MOST_BYTES = 64 << 20
+"""Of a log; the error stands near the start of a rank's output."""
+
+
+def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -> tuple[int, str | None]:
+    """The port, and its source where that was not the argument; UsageError where nothing names one."""
+    if argument is not None and argument != STDIN:
+        return _port(argument, "PORT"), None
+    source = log if log is not None else STDIN if argument == STDIN or _is_piped() else None
+    named = "stdin" if source == STDIN else str(source)
+    found = None if source is None else _find_error(source, named, must=log is not None or argument == STDIN)
+    if found is not None and found.port is not None:
+        return found.port, f"{named}: {found.meaning}"
+    behind = f"{named} has no port in it; " if found else ""
+    if hosts_port is not None:
+        return hosts_port, f"{behind}the hosts file"
+    if os.environ.get("MASTER_PORT"):
+        return _port(os.environ["MASTER_PORT"], "MASTER_PORT"), f"{behind}MASTER_PORT"
+    if found is not None:
+        default = f"torchrun's is {DEFAULT_MASTER_PORT} unless it was told another"
+        raise UsageError(f"{behind}give it: nccl-doctor fix-port PORT ({default})")
+    return DEFAULT_MASTER_PORT, "torch's default, for no port was named"
+
+
+def _port(text: str, source: str) -> int:
+    return values.port(text, SourceLocation(source, is_file=False))
+
+
+def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
+    """The error in a log; None for a pipe that we were not pointed to and that says nothing."""
+    try:
+        data = sys.stdin.buffer.read(MOST_BYTES) if source == STDIN else read_bytes(source, "a log", MOST_BYTES)
+    except OSError as error:
+        raise UsageError(f"{named}: can't be read: {error.strerror}") from error
+    found = find_port_error(data[:MOST_BYTES].decode(errors="replace"))
+    if found is None and must:
+        raise UsageError(f'{named}: no "Address already in use" in it; give the port itself')
+    if found is not None and found.kind == "ephemeral":
+        raise UsageError(f'{named}: "{found.line}": {found.meaning}')
+    return found
+
+
+def _is_piped() -> bool:
+    """True where somebody has written into our stdin; a pipe that is open and empty, as under ssh, is left alone."""
+    try:
+        return stat.S_ISFIFO(os.fstat(0).st_mode) and bool(select.select([0], [], [], 0)[0])
+    except OSError:  # closed
+        return False

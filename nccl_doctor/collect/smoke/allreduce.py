@@ -341,21 +341,13 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
     own = None
     if facts is not None and rank.pid is not None:
         own = next((p for p in facts.processes.values() if p.pid == str(rank.pid)), None)
+    same = {key: value for key, value in vars(rank).items() if key not in ("wrong", "exit_code", "own_s")}
     return RankReport(
         rank=number,
-        host=rank.host,
-        local_rank=rank.local_rank,
-        stage=rank.stage,
+        **same,
         ok=rank.stage == "done",
-        error=rank.error,
-        pid=rank.pid,
-        torch=rank.torch,
-        nccl=rank.nccl,
-        times=rank.times,
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
-        state=rank.state,
-        stack=rank.stack,
         own_s=None if rank.own_s is None else max(rank.own_s, 0.0),
         interfaces=tuple(f"{one.name}:{one.address}" for one in own.interfaces) if own else (),
         network=own.network if own else None,

@@ -19,7 +19,6 @@ import socket
 import subprocess
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import EngineFacts, EngineFailure
@@ -36,68 +35,62 @@ _STATE = re.compile(r"\bState=(\S+)")
 _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
 
-class _Cause(NamedTuple):
-    """A cause, and the words of srun that show it."""
-
-    reason: str
-    pattern: str
-    detail: str
-    remedy: str
-
-
 _CAUSES = (
-    _Cause(
-        "slurmd",
+    (
         r"Communication connection failure|failed on node|Unable to contact slurmd|Connection timed out|Zero Bytes",
+        "slurmd",
         "did not start the step: its slurmd does not answer",
-        "See on the node whether slurmd runs (systemctl status slurmd) and whether its log tells why not; a job there "
-        "won't start either. Leave the node out with -x, or resubmit with sbatch --exclude.",
+        (
+            "See on the node whether slurmd runs (systemctl status slurmd) and whether its log tells why not; a job "
+            "there won't start either. Leave the node out with -x, or resubmit with sbatch --exclude."
+        ),
     ),
-    _Cause(
-        "ended",
+    (
         r"has expired|Invalid job id|already completing|Job/step already",
+        "ended",
         "did not start the step: the job has ended",
         "Check within a job that runs; squeue --me lists yours.",
     ),
-    _Cause(
-        "denied",
+    (
         r"Access/permission denied|Invalid user|User not permitted",
+        "denied",
         "did not start the step: Slurm lets only the job's own user in",
         "Run nccl-doctor as the user of the job.",
     ),
-    _Cause(
-        "container",
+    (
         r"pyxis: .*(?:failed|could|error|couldn't|not found)|enroot",
+        "container",
         "did not start the step's container",
         "See that the image's name is right and can be fetched from the node, with srun --container-image alone.",
     ),
-    _Cause(
-        "option",
+    (
         r"unrecognized option|invalid option|Invalid --",
+        "option",
         "did not start the step: srun does not know one of the options",
         "--container-image and --container-name need Slurm's plug-in pyxis on this machine and on the nodes.",
     ),
-    _Cause(
-        "controller",
+    (
         r"Unable to contact slurm controller|Socket timed out|Unable to confirm allocation",
+        "controller",
         "did not start the step: Slurm's controller does not answer",
         "See whether scontrol ping answers; where it is only busy, check again.",
     ),
-    _Cause(
-        "busy",
+    (
         r"Requested nodes are busy|temporarily disabled|Requested node configuration is not available",
+        "busy",
         "did not start the step: Slurm has no room for it on the node",
         "Wait until the node's other steps end, or start them with --overlap, too.",
     ),
 )
+"""The words of srun that show a cause, its reason, detail and remedy."""
 
 
 def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: bool, started: bool) -> EngineFailure:
     """The failure that srun's lines or its silence show; ``started``: Slurm has the step."""
     lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in output if not _IDLE.search(line)]
-    cause = next((cause for cause in _CAUSES if any(re.search(cause.pattern, line) for line in lines)), None)
-    if cause is not None:
-        reason, detail, remedy = cause.reason, cause.detail, cause.remedy
+    shown = [said for pattern, *said in _CAUSES if any(re.search(pattern, line) for line in lines)]
+    if shown:
+        reason, detail, remedy = shown[0]
     elif started:
         here = socket.gethostname().partition(".")[0]
         reason, detail = "no-way-back", f"began the step, and nothing of it came back to this machine ({here})"

@@ -164,7 +164,7 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
     barred = aborted and bool(offered) and not transport.farewell
     return Login(
         offered=tuple(offered[:-1] if barred else offered),
-        encrypted=identities.encrypted,
+        encrypted=tuple(identities.encrypted),
         notes=tuple(notes),
         methods=tuple(methods or _methods(transport, user)),
         identity_file=identities.public,
@@ -172,7 +172,7 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
         aborted=aborted and not barred,
         barred=barred,
         partial=partial,
-        exposed=identities.exposed,
+        exposed=tuple(identities.exposed),
         message=transport.banner(),
         beyond=identities.beyond,
     )

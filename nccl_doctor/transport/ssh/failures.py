@@ -67,6 +67,7 @@ _DETAIL: dict[access.Reason, str] = {
     "no-route": 'answered "no route to host": it is down, or a firewall rejects the connection',
     "unreachable": "is on a network that this machine has no route to",
     "not-ssh": "answered, but not as an SSH server",
+    "no-session": "let us in but runs no command for us",
     "forwarding": "may not be reached from there: the jump host forbids TCP forwarding",
 }
 
@@ -129,11 +130,6 @@ def not_forwarded(target: Target, reason: access.Reason, message: str) -> Access
 def stalled(target: Target, stage: str, seconds: float) -> AccessError:
     """The failure where an SSH server answered and what it began did not end in time."""
     return unreachable(target, "stalled", f"answered but did not finish {stage} in {seconds:.0f} s")
-
-
-def no_session(target: Target, why: str) -> AccessError:
-    """The failure where the user was let in and sshd then opens no session."""
-    return unreachable(target, "no-session", "let us in but runs no command for us", (f"it said: {why}",))
 
 
 def broken(target: Target, stage: str, why: str) -> AccessError:

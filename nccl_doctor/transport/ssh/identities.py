@@ -46,26 +46,6 @@ class Identity:
         return f"{self.source} ({self.key.get_name()} {known_hosts.fingerprint(self.key.asbytes())})"
 
 
-@dataclass(frozen=True)
-class Identities:
-    """The keys to try.
-
-    Attributes:
-        encrypted: files that need a passphrase and whose public part no agent key matches.
-        exposed: files that others may read; ``notes``: other files that are passed over, with the reason.
-        beyond: there are keys that only the ssh program can use: hardware keys (sk-…), an agent's certificates.
-        public: the file to install on a host; None where there is none.
-    """
-
-    keys: tuple[Identity, ...] = ()
-    encrypted: tuple[str, ...] = ()
-    exposed: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    beyond: bool = False
-    public: str | None = None
-    agent: bool = False
-
-
 class _Agent(AgentSSH):
     """An agent at a given socket; paramiko's own takes $SSH_AUTH_SOCK alone and waits for it without end."""
 
@@ -91,7 +71,7 @@ def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
                 connection.connect(path)
                 answered = True
                 agent = [Identity(key, f"agent: {key.comment or 'key'}") for key in _Agent(connection).get_keys()]
-        yield _Ring(settings, agent).identities(answered=answered)
+        yield Identities(settings, agent, answered=answered)
 
 
 def _agent_path(settings: HostSettings) -> str | None:
@@ -157,71 +137,64 @@ def _silent_for(path: str) -> float | None:
     return None
 
 
-class _Ring:
-    """Puts an agent's keys and those of files in order."""
+class Identities:
+    """An agent's keys and those of files, in order.
 
-    def __init__(self, settings: HostSettings, agent: list[Identity]) -> None:
-        self._settings = settings
-        self._agent = agent
+    Attributes:
+        encrypted: files that need a passphrase and whose public part no agent key matches.
+        exposed: files that others may read; ``notes``: other files that are passed over, with the reason.
+        beyond: there are keys that only the ssh program can use: hardware keys (sk-…), an agent's certificates.
+        public: the file to install on a host; None where there is none.
+    """
+
+    def __init__(self, settings: HostSettings, agent: list[Identity], *, answered: bool) -> None:
+        self._settings, self._held, self.agent = settings, agent, answered
         public = [_public_blob(path) for path in settings.identity_files]
         self._named = [identity for identity in agent if identity.key.asbytes() in public]
         self._files: list[tuple[Path, Identity]] = []
-        self._encrypted: list[str] = []
-        self._exposed: list[str] = []
-        self._notes: list[str] = []
-        self._beyond = any(identity.key.get_name() not in PLAIN_TYPES for identity in agent)
+        self.encrypted: list[str] = []
+        self.exposed: list[str] = []
+        self.notes: list[str] = []
+        self.beyond = any(identity.key.get_name() not in PLAIN_TYPES for identity in agent)
+        self.public = next((str(path) for path in settings.identity_files if path.exists()), None)
         for path in settings.identity_files:
             self._add(path)
-
-    def identities(self, *, answered: bool) -> Identities:
-        settings = self._settings
-        rest = [] if settings.identities_only else [key for key in self._agent if key not in self._named]
+        rest = [] if settings.identities_only else [key for key in agent if key not in self._named]
         keys = [*self._named, *rest, *(identity for _, identity in self._files)]
-        keys = [identity for identity in keys if self._allowed(identity)]
+        self.keys = [identity for identity in keys if self._allowed(identity)]
         first = settings.identity_file
         if first is not None:
             blob = _public_blob(first)
             own = {id(identity) for path, identity in self._files if path == first}
-            keys.sort(key=lambda identity: not (id(identity) in own or (blob and identity.key.asbytes() == blob)))
-        existing = [str(path) for path in settings.identity_files if path.exists()]
-        return Identities(
-            keys=tuple(keys),
-            encrypted=tuple(self._encrypted),
-            exposed=tuple(self._exposed),
-            notes=tuple(self._notes),
-            beyond=self._beyond,
-            public=next(iter(existing), None),
-            agent=answered,
-        )
+            self.keys.sort(key=lambda identity: not (id(identity) in own or (blob and identity.key.asbytes() == blob)))
 
     def _add(self, path: Path) -> None:
         if not path.exists():
-            if self._settings.chosen_keys:
-                self._notes.append(f"{path} does not exist")
+            self.notes += [f"{path} does not exist"] if self._settings.chosen_keys else []
             return
         blob = _public_blob(path)
-        if blob in (identity.key.asbytes() for identity in self._agent):
+        if blob in (identity.key.asbytes() for identity in self._held):
             return
         if known_hosts.key_type(blob).startswith("sk-"):
-            self._beyond = True
-            self._notes.append(f"{path} is a hardware key")
+            self.beyond = True
+            self.notes.append(f"{path} is a hardware key")
             return
         if _exposed(path):
-            self._exposed.append(str(path))
+            self.exposed.append(str(path))
             return
         key = _load(path)
         if isinstance(key, paramiko.PKey):
             self._add_key(path, key, blob)
         elif key is None:
-            self._encrypted.append(str(path))
+            self.encrypted.append(str(path))
         else:
-            self._notes.append(f"{path}: {key}")
+            self.notes.append(f"{path}: {key}")
 
     def _add_key(self, path: Path, key: paramiko.PKey, blob: bytes) -> None:
         if blob and key.asbytes() != blob:
-            self._notes.append(f"{path}: {path}.pub holds another key, and ssh goes by that")
+            self.notes.append(f"{path}: {path}.pub holds another key, and ssh goes by that")
             return
-        held = next((identity for identity in self._agent if identity.key.asbytes() == key.asbytes()), None)
+        held = next((identity for identity in self._held if identity.key.asbytes() == key.asbytes()), None)
         if held is None:
             self._files.append((path, Identity(key, str(path))))
         elif held not in self._named:
@@ -234,7 +207,7 @@ class _Ring:
         names = {kind, "rsa-sha2-256", "rsa-sha2-512"} if kind == "ssh-rsa" else {kind}
         short = kind == "ssh-rsa" and identity.key.get_bits() < self._settings.least_rsa_bits
         if short or (accepted is not None and not names & set(accepted)):
-            self._notes.append(f"{identity} is of a kind that the SSH configuration does not allow")
+            self.notes.append(f"{identity} is of a kind that the SSH configuration does not allow")
             return False
         return True
 

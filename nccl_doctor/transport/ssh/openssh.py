@@ -145,7 +145,7 @@ def _session(attempt: Attempt, target: Target, log: str) -> AccessError | None:
         return failures.stalled(target, "the login", attempt.seconds)
     refused = re.search(r"Session open refused by peer|channel \d+: open failed: (.*)", log)
     if refused:
-        return failures.no_session(target, refused[0])
+        return failures.unreachable(target, "no-session", evidence=(f"it said: {refused[0]}",))
     words = _last_words(log)
     nothing = _NO_COMMON.search(words)
     if nothing:

@@ -280,7 +280,7 @@ class ParamikoTransport:
             if time.monotonic() >= deadline:
                 raise failures.stalled(target, "starting the command", deadline - began) from error
             if isinstance(error, paramiko.ChannelException):
-                raise failures.no_session(target, error.text) from error
+                raise failures.unreachable(target, "no-session", evidence=(f"it said: {error.text}",)) from error
             raise failures.broken(target, "starting a command", str(error)) from error
 
         def small(by: float) -> SshSession:

@@ -187,7 +187,6 @@ class Run:
                 self.dials = FailedDials(self.snapshot())
 
     def _without_lost(self, mesh: Mesh) -> Mesh:
-        """The mesh among the hosts that still answer."""
         self._leave_lost("the ports were tested")
         return mesh.among({session.node.name for session in self._sessions})
 

@@ -1,10 +1,7 @@
 """A probe on a host: starts it over a transport's channel and exchanges requests and answers.
 
-The messages of one probe, read from its channel out of whatever else comes there.
-
-A word to every host each second: a probe that hears none for a while ends all that it runs, for we may be gone.
-
-A pulled cable, a laptop asleep and a suspended run close no connection. One thread does it for all hosts, so no channel
+A word goes to every host each second: a probe that hears none for a while ends all that it runs, for we may be gone. A
+pulled cable, a laptop asleep and a suspended run close no connection. One thread does it for all hosts, so no channel
 may wait in its :meth:`~nccl_doctor.transport.base.Channel.pulse`. It is late, too, when this machine itself stands
 still, which is no host's fault.
 """

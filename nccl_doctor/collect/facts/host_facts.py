@@ -275,12 +275,10 @@ def look_outside(
             return parse_outside(_lines(channel, f"{mark} end", deadline), mark, options, wanted)
         finally:
             channel.close()
-    except AccessError as error:
-        return unknown(f"the host around the container: {error.failure.detail}")
-    except TimeoutError:
-        return unknown("the host around the container: no answer in time")
-    except (OSError, EOFError, ValueError) as error:
-        return unknown(f"the host around the container: {error}")
+    except (AccessError, OSError, EOFError, ValueError) as error:
+        why = error.failure.detail if isinstance(error, AccessError) else error
+        words = "no answer in time" if isinstance(error, TimeoutError) else why
+        return unknown(f"the host around the container: {words}")
 
 
 def parse_outside(

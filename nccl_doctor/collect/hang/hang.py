@@ -31,14 +31,7 @@ from nccl_doctor.model.base import Fact, Phased, Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.snapshot.access import AnyAccessFailure
-from nccl_doctor.snapshot.hang import (
-    HangHost,
-    HangSnapshot,
-    HostLook,
-    JobRanks,
-    Ras,
-    Starter,
-)
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, HostLook, JobRanks, Ras, Starter
 from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.transport.base import Transport
 

@@ -295,7 +295,6 @@ def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
 
 
 def _dials(client: StoreClient, ends: dict[End, int]) -> int:
-    """How many connections it has to these."""
     return sum(dial[2] for dial in client.dials if _end(*dial) in ends)
 
 

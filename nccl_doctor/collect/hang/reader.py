@@ -101,7 +101,6 @@ class Reader:
         return answer["read"]
 
     def _exchange(self, kind: Kind, name: str, data: bytes) -> dict[str, Any]:
-        """Sends a document and returns the answer to it."""
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None

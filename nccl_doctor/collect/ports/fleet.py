@@ -166,29 +166,8 @@ class Fleet:
         self._transport: Transport | None = None
         self._target: Node | None = None
         self._nodes: tuple[Node, ...] = ()
-        if any(named is not None for named in (hosts, host, job, inside)):
-            self._name_hosts(hosts, host, kind, job, inside)
-
-    def connect(self) -> None:
-        """Reaches the target; raises NotReachedError: it did not answer."""
-        if self._target is not None:
-            (self.target,) = self._connect((self._target,))
-
-    def all(self) -> list[Machine]:
-        """Every host of the job, the target first, connected to now; NotReachedError where one did not answer."""
-        others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
-        return [self.target, *(self._connect(others) if others else ())]
-
-    def close(self) -> None:
-        """Leaves every host."""
-        for machine in self._opened:
-            machine.close()
-        if self._transport is not None:
-            self._transport.close()
-
-    def _name_hosts(
-        self, hosts: str | None, host: str | None, kind: Kind, job: HostSource | None, inside: str | None
-    ) -> None:
+        if all(named is None for named in (hosts, host, job, inside)):
+            return
         from nccl_doctor.inventory.build import Overrides
         from nccl_doctor.inventory.hostfiles import named
         from nccl_doctor.inventory.load import load
@@ -213,6 +192,23 @@ class Fleet:
         self._target = found[0]
         self.address = cluster.master_addr if self._target.node_rank == 0 else self._target.address
         self._transport = make_transport(kind, cluster)
+
+    def connect(self) -> None:
+        """Reaches the target; raises NotReachedError: it did not answer."""
+        if self._target is not None:
+            (self.target,) = self._connect((self._target,))
+
+    def all(self) -> list[Machine]:
+        """Every host of the job, the target first, connected to now; NotReachedError where one did not answer."""
+        others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
+        return [self.target, *(self._connect(others) if others else ())]
+
+    def close(self) -> None:
+        """Leaves every host."""
+        for machine in self._opened:
+            machine.close()
+        if self._transport is not None:
+            self._transport.close()
 
     def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
         """A session on each of the nodes, in their order; :meth:`close` ends those that answered."""

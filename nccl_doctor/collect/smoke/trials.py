@@ -1,6 +1,4 @@
-"""Runs the all-reduce over groups of hosts, over and over, until one host or one pair is left.
-
-Bisects an all-reduce that fails: it is repeated over groups of hosts until one host or one pair is left.
+"""Bisects an all-reduce that fails: it is repeated over groups of hosts until one host or one pair is left.
 
 Halves of a group that fails are tried at once. Where one of them fails, the search goes on in it; where both work, the
 fault lies between them, and pieces of the one are tried with pieces of the other. Two hosts that fail together are

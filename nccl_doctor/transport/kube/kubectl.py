@@ -1,7 +1,4 @@
-"""Runs kubectl: with a deadline of ours, for a link of the cluster may stay silent for minutes, and never asking.
-
-Why ``kubectl exec`` did not get into a pod.
-"""
+"""Runs kubectl, with a deadline of ours, for a link of the cluster may stay silent for minutes; why it failed."""
 
 from __future__ import annotations
 

@@ -205,13 +205,9 @@ class SlurmTransport:
         except BlockingIOError:  # fork(2): no further process for us, a fault of this machine's
             raise
         except OSError as error:
-            failure = EngineFailure(
-                kind=KIND,
-                detail=f"was not asked: srun could not be started here: {error.strerror}",
-                remedy="Run nccl-doctor where srun works.",
-                facts=EngineFacts.model_validate({"reason": "no-srun"}),
-            )
-            raise AccessError(failure) from error
+            detail = f"was not asked: srun could not be started here: {error.strerror}"
+            facts, remedy = EngineFacts.model_validate({"reason": "no-srun"}), "Run nccl-doctor where srun works."
+            raise AccessError(EngineFailure(kind=KIND, detail=detail, remedy=remedy, facts=facts)) from error
         self._channels.append(channel)
         greeting, late = Greeting(channel.read_line, mark), False
         try:

@@ -180,14 +180,13 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
 
 def _methods(transport: paramiko.Transport, user: str) -> list[str]:
     """The methods that the server takes, which it lists when asked for nothing (RFC 4252, section 5.2)."""
-    if transport.is_authenticated() or not transport.is_active():
-        return []
-    try:
-        transport.auth_none(user)
-    except paramiko.BadAuthenticationType as error:
-        return error.allowed_types
-    except (paramiko.SSHException, EOFError, OSError):
-        return []
+    if not transport.is_authenticated() and transport.is_active():
+        try:
+            transport.auth_none(user)
+        except paramiko.BadAuthenticationType as error:
+            return error.allowed_types
+        except (paramiko.SSHException, EOFError, OSError):
+            return []
     return []
 
 

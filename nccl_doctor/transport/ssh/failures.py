@@ -32,13 +32,8 @@ class Target:
     @property
     def facts(self) -> access.SshTarget:
         """The beginning of every failure's facts."""
-        return access.SshTarget(
-            target=self.name,
-            address=self.address,
-            port=self.port,
-            user=self.user,
-            jump_host=self.name if self.hop else None,
-        )
+        jump = self.name if self.hop else None
+        return access.SshTarget(target=self.name, address=self.address, port=self.port, user=self.user, jump_host=jump)
 
 
 _WORDS: tuple[tuple[access.Reason, str], ...] = (

@@ -1,7 +1,4 @@
-"""The keys to log in with, in the order in which they are tried. Nothing is ever asked of a person.
-
-Certificates of the user's keys that no server takes at this time.
-"""
+"""The keys to log in with, in the order in which they are tried. Nothing is ever asked of a person."""
 
 from __future__ import annotations
 

@@ -3,12 +3,11 @@
 A host that is tried again shares one with all that are tried again: what is the matter with the first, be it that the
 jump host was late or that the connection stands still, is no fault of the hosts behind it.
 
-Whether the large packets of a host vanish on their way to us: the host's own kernel knows.
-
-An MTU black hole lets small packets through, so the host hears us and its acknowledgements come, while what it answers
-is sent again and again. A host that is merely slow has sent nothing yet, a path that is cut lets no acknowledgement
-through, and a connection that a firewall forgot neither. The kernel is asked over a second connection, on which the
-host sends small packets only, for we tell it so in our SYN. No time is compared.
+Whether the large packets of a host vanish on their way to us, its own kernel knows. An MTU black hole lets small
+packets through, so the host hears us and its acknowledgements come, while what it answers is sent again and again. A
+host that is merely slow has sent nothing yet, a path that is cut lets no acknowledgement through, and a connection that
+a firewall forgot neither. The kernel is asked over a second connection, on which the host sends small packets only, for
+we tell it so in our SYN. No time is compared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""How one host is to be connected to: OpenSSH's own answer to its name and the hosts file, or its defaults.
-
-Jump hosts, as ssh_config(5)'s ProxyJump writes them, and how many handshakes may go through one at once.
-"""
+"""How one host is to be connected to: OpenSSH's own answer to its name and the hosts file, or its defaults."""
 
 from __future__ import annotations
 

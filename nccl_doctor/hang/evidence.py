@@ -47,7 +47,7 @@ class HangEvidence:
 
     @property
     def outside(self) -> list[ObservedRank]:
-        """Those that stand elsewhere; one in the kernel's own hold does, wherever its stack says it was."""
+        """Those that stand elsewhere; one that the kernel holds does, wherever its stack stood."""
         return [one for one in self.present if one.waits is False or (one.in_kernel and one.waits is None)]
 
     @property
@@ -63,7 +63,7 @@ class HangEvidence:
 
     @property
     def moves(self) -> bool:
-        """True where the job came further between the looks: calls, bytes between ranks, or lines of waiting ranks."""
+        """True where the job came further between the looks: calls, bytes, or waiting ranks' lines."""
         moved = sum(link.moved for link in self.links)
         if any(one.calls_moved for one in self.present) or moved > (CHATTER if self.serves_ras or self.nccl else 0):
             return True
@@ -101,7 +101,7 @@ class Lost:
 
 
 def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
-    """The ranks that are gone, and those that nobody could look for, as their host was not reached or not named."""
+    """The ranks that are gone, and those that nobody could look for."""
     here = [
         Lost(one.rank, (one.host,), one.job_rank.pid, one.gone, stopped=one.stopped)
         for one in ranks.values()
@@ -158,7 +158,7 @@ class Divergence:
 
 
 def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
-    """The first call in which ranks differ or to which some have not come, by the recorders."""
+    """The first call in which ranks differ, or to which some have not come."""
     told = {number: one.recorded for number, one in ranks.items() if one.recorded is not None}
     known = {number: one for number, one in told.items() if one is not None}
     # one that was dumped long ago tells of the past, and is compared with its like alone
@@ -183,7 +183,7 @@ def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
 
 
 def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
-    """Where every rank waits in its last call, and these are of several groups: whoever is in a group, they cross."""
+    """Where every rank waits in its last call, and these are of several groups."""
     places = Counter((call.group, call.seq) for call in last.values())
     if len(places) < 2 or len(last) < ranks or any(call.done for call in last.values()):
         return None
@@ -257,7 +257,7 @@ def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
 
 
 def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
-    """Tells whether it tells of a process of this job; an answer that names no process may be anybody's."""
+    """Tells whether it names a process of this job; one that names none may be anybody's."""
     pids = {one.job_rank.inner_pid for one in ranks.values()}
     named = {rank.pid for one in answer.communicators for rank in (*one.ranks, *one.missing)}
     named |= {rank.pid for one in answer.communicators for group in one.groups for rank in group.ranks}
@@ -277,7 +277,7 @@ def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[tuple[
 
 
 def _by_pid(pid: int | None, host: str | None, by_pid: dict[tuple[int, str | None], int]) -> int | None:
-    """The rank that a process is: by its PID and address, else by a PID that no other rank has."""
+    """The rank by its PID and address, else by a PID that no other rank has."""
     if pid is None:
         return None
     rank = by_pid.get((pid, host), by_pid.get((pid, None), -1))

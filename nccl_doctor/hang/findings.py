@@ -75,7 +75,7 @@ NEXT_TIME = (
 
 
 def findings(judged: Judgement) -> list[tuple[str, Finding]]:
-    """The findings by their diagnoses' names, the cause first; none where nothing stands still or nobody can tell."""
+    """The findings by their diagnoses' names, the cause first."""
     makers = {
         "gone": (_gone, stalled),
         "transport": (stalled, even, _behind),
@@ -261,7 +261,7 @@ MOST_RIVALS = 4
 
 
 def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
-    """Phrases of all that could not be looked at and the verdict may hang on, gravest first."""
+    """All that could not be looked at and the verdict may hang on, gravest first."""
     some = (_ranks_unknown(snapshot, evidence), _rivals(snapshot), _unread(evidence), _ras(snapshot, evidence))
     return tuple(chain(*some, _flows(evidence)))
 

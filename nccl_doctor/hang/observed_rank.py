@@ -142,7 +142,7 @@ class ObservedRank:
 
     @property
     def stopped(self) -> bool:
-        """True where its process stood still by a signal at every look, and has not ended."""
+        """True where a signal held its process at every look, and it has not ended."""
         ended = self.looks and self.looks[-1].state is None
         return not ended and bool(self.states) and all(state.state in STOPPED for state in self.states)
 
@@ -155,7 +155,7 @@ class ObservedRank:
 
     @property
     def in_kernel(self) -> str | None:
-        """Where in the kernel it stood at every look, beyond the reach of signals; None where it did not."""
+        """Where in the kernel it stood at every look, beyond signals' reach; else None."""
         stuck = self.states and all(state.state == "D" for state in self.states)
         if not stuck or len({state.wchan for state in self.states}) > 1:
             return None
@@ -169,7 +169,7 @@ class ObservedRank:
 
     @property
     def calls_moved(self) -> int:
-        """How many collectives it issued between the first look and the last, as far as its recorder tells."""
+        """How many collectives it issued between the looks, by its recorder."""
         counts = [
             sum(look.recorder.issued.values())
             for look in self.looks
@@ -179,13 +179,13 @@ class ObservedRank:
 
     @property
     def stepped(self) -> bool:
-        """True where it stood at another line of the user's at the last look than at the first."""
+        """True where it stood at another line of the user's at the last look."""
         known = [one for one in self.places if one is not None]
         return len(known) > 1 and known[0].path != known[-1].path
 
     @property
     def works(self) -> bool:
-        """True where it, or a process below it, wanted a CPU, or read and wrote, for a good part of the time."""
+        """True where it :func:`worked` between the first look and the last."""
         return len(self.states) > 1 and worked(self.states[0], self.states[-1], self.interval_s)
 
     @property
@@ -199,7 +199,7 @@ class ObservedRank:
 
 
 def worked(first: RankState, last: RankState, interval_s: float) -> bool:
-    """Tells whether a process, or one below it, wanted a CPU, or read and wrote, for a good part of that time."""
+    """Tells whether it, or a process below, wanted a CPU or read and wrote much of that time."""
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]
@@ -265,7 +265,7 @@ class Link:
 
 
 def links(ranks: dict[int, ObservedRank]) -> list[Link]:
-    """The TCP connections of ranks that stood at the first and the last look, but those to the store."""
+    """The TCP connections of ranks that stood at both looks, but those to the store."""
     owner = {ends: one.rank for one in ranks.values() for ends, _ in _ends(one, -1)}
     found = []
     for one in ranks.values():
@@ -289,7 +289,6 @@ def _less(after: float | None, before: float | None) -> float:
 
 
 MOST_LINES = 8  # of evidence of one kind
-
 KERNEL_WORDS = {  # beginnings of kernel functions to what a process does in them
     "futex": "waits for another thread",
     "hrtimer_nanosleep": "sleeps",

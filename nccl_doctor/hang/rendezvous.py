@@ -92,7 +92,7 @@ class Rendezvous:
 
 
 def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
-    """The launchers without ranks; one that came or went between the looks was starting, or has started its ranks."""
+    """The launchers without ranks; one that came or went between the looks works."""
     waiting: list[Waiting] = []
     works: list[Waiting] = []
     absent, unseen = [], []
@@ -117,7 +117,7 @@ def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
 
 
 def _largest_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
-    """Without those of other jobs: they have all their nodes, or a launcher on a host that has one of the largest."""
+    """Without those of jobs that are complete, or have a launcher on a host of the largest."""
     groups = sorted(grouped((one.meeting, one) for one in waiting).values(), key=lambda some: -len(some))
     found: list[Waiting] = []
     for some in groups:
@@ -132,7 +132,7 @@ def _all_there(some: Sequence[Waiting]) -> bool:
 
 
 def _works(first: Starter, last: Starter, interval_s: float) -> bool:
-    """Tells whether it was at something between the looks: importing torch, from a slow file system too."""
+    """Tells whether it was at something between the looks, such as importing torch."""
     if first.state is None or last.state is None:
         return True
     return "D" in (first.state.state, last.state.state) or worked(first.state, last.state, interval_s)
@@ -209,7 +209,7 @@ def _missing_number(some: tuple[Waiting, ...]) -> str:
 
 
 def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
-    """Enough are there: those that do not reach the store, or nobody does, or all do."""
+    """Enough are there: some do not reach the store, nobody does, or all do."""
     away = [one for one in some if not one.connected]
     # other stores, as etcd, are spoken to now and then
     if not away or len(away) == len(some) or any(one.backend not in PORTS for one in some):
@@ -226,7 +226,7 @@ def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
 
 @dataclass(frozen=True)
 class RendezvousFault:
-    """Why ranks, or launchers without any, wait for each other in vain: where it is, in words, and what to do."""
+    """Why ranks, or launchers without any, wait for each other in vain, and what to do."""
 
     hosts: tuple[str, ...]
     message: str
@@ -252,7 +252,7 @@ def find_ranks_fault(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> 
 
 
 def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: set[int]) -> RendezvousFault | None:
-    """Missing ranks that were told to meet others, or at another place; where ranks have met, it is another job's."""
+    """Missing ranks that were told to meet others, or at another place."""
     if any(one.place is not None and not one.place.starts for one in ranks.values() if not one.gone):
         return None
     one = next(iter(ranks.values())).job_rank
@@ -301,7 +301,7 @@ def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
 
 
 def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
-    """All wait for the others to come, and some are not connected to the store at which they meet."""
+    """All wait for the others, and some are not connected to their store."""
     some = [one for one in ranks.values() if not one.gone]
     if not all(one.place is not None and one.place.starts and one.looks for one in some):
         return None

@@ -27,7 +27,7 @@ class Judgement:
 
 
 def judge_hang(snapshot: HangSnapshot) -> Judgement:
-    """Why a job stands still, or that it does not, from what was seen of its ranks."""
+    """Why a job stands still, or that it does not."""
     evidence = gather_evidence(snapshot)
     if not evidence.ranks:
         started = evidence.rendezvous.works or not evidence.rendezvous.waiting
@@ -45,7 +45,7 @@ def judge_hang(snapshot: HangSnapshot) -> Judgement:
 
 
 def _unmet(evidence: HangEvidence) -> Judgement | None:
-    """Ranks that can't find each other: whoever seems to be missing was started, and otherwise."""
+    """Ranks that can't find each other: who seems missing was started otherwise."""
     if evidence.rendezvous_fault is None or evidence.moves:
         return None
     ranks = tuple(rank for rank in evidence.rendezvous_fault.ranks if rank in evidence.ranks)
@@ -53,7 +53,7 @@ def _unmet(evidence: HangEvidence) -> Judgement | None:
 
 
 def _gone(evidence: HangEvidence) -> Judgement | None:
-    """Ranks without a process hold up the others, unless these go on: then they were looked for in the wrong place."""
+    """Ranks without a process hold up the others, unless these go on."""
     sure = [one for one in evidence.lost if one.rank in evidence.ranks or len(one.hosts) == 1]
     if not evidence.lost or (evidence.moves and not sure):
         return None
@@ -80,7 +80,7 @@ def _transport(evidence: HangEvidence) -> Judgement | None:
 
 
 def _works(evidence: HangEvidence) -> Judgement | None:
-    """A rank that works is waited for: a long validation, a checkpoint being written, a compilation."""
+    """A rank that works is waited for: a validation, a checkpoint, a compilation."""
     busy = [one for one in evidence.outside if one.works or one.stepped]
     if not evidence.nccl:  # whose ranks want the CPU while they wait, too
         computes = [one for one in evidence.waiting if one.place and one.place.kind in (Kind.BACKWARD, Kind.SYNC)]
@@ -110,7 +110,7 @@ def _outside(evidence: HangEvidence) -> Judgement | None:
 
 
 def _crossed(evidence: HangEvidence) -> Judgement | None:
-    """Some wait in one group for ranks that wait in another: nobody is elsewhere, so they wait for each other."""
+    """Some wait in one group for ranks that wait in another."""
     if evidence.divergence is not None and evidence.divergence.crossed and not evidence.unseen:
         return Judgement("different-collectives", evidence.divergence.outliers, evidence)
     return None
@@ -139,7 +139,7 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
 
 
 def _even(evidence: HangEvidence) -> Judgement | None:
-    """All have launched the same by NCCL's own count, and nothing moves: the data is on its way and does not arrive."""
+    """All have launched the same by NCCL's own count, and its data does not arrive."""
     even = evidence.ras is not None and evidence.ras.even and not evidence.unseen
     if even and evidence.waiting and len(evidence.waiting) == len(evidence.present):
         return Judgement("transport", (), evidence)

@@ -22,7 +22,6 @@ from nccl_doctor.probe import tools
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-
 _libc = ctypes.CDLL(None, use_errno=True)
 KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done'
 """Its standard input ends with the probe. Ranks die with the probe, too, and may still write while it removes."""
@@ -62,7 +61,7 @@ def die_with(parent: int) -> None:
 
 
 def scratch() -> str:
-    """A new folder for a child's scratch files, removed by :func:`remove_scratch` and whenever the probe ends."""
+    """A new folder for a child's files, removed by :func:`remove_scratch` or the probe's end."""
     import tempfile
 
     folder = tempfile.mkdtemp(prefix="nccl-doctor-")

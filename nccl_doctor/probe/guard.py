@@ -43,7 +43,7 @@ def watcher(job: JobProcesses, table: Table) -> str | None:
 
 
 def attended(pids: Sequence[int], table: Table) -> str | None:
-    """Why somebody may sit at one of these processes, or a service keep it; None where no sign of it is seen."""
+    """Why somebody may sit at one of these processes, or a service keep it."""
     for pid in pids:
         service = procs.service_of(pid, table)
         if service is not None:
@@ -101,7 +101,6 @@ def _of_top(pid: int, table: Table) -> str | None:
 
 GRACE_S = 10.0  # as port_model.GRACE_S: what was started less than that ago may just be starting
 Kind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
-
 SSHD = frozenset({"sshd", "sshd-session", "sshd-auth", "dropbear"})
 """OpenSSH's server, from 9.8 on in several programs; and the one of small machines."""
 
@@ -156,7 +155,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: fl
 def refusals(
     found: Sequence[JobProcesses], holders: Sequence[int], table: Table, grace_s: float
 ) -> list[Refusal | None]:
-    """As :func:`refusal`, of each job; those that nothing else protects are looked at twice, for signs of life."""
+    """As :func:`refusal`, of each job, the unprotected by two looks for signs of life."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
     quiet = [place for place, one in enumerate(refused) if one is None]
     for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):

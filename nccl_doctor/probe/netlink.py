@@ -18,9 +18,7 @@ NLM_F_DUMP_INTR = 0x10
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 HEADER = struct.Struct("=IHHII")
 NUMBER = struct.Struct("=I")
-
 ATTEMPTS = 8  # to read a table that changes meanwhile
-
 _ATTRIBUTE = struct.Struct("=HH")
 
 
@@ -84,17 +82,14 @@ def read_tables(wanted: list[tuple[int, bytes]], deadline: float) -> list[list[b
 
 
 def _until(deadline: float, kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
-    kernel.settimeout(_left(deadline))
-    for one in dump(kernel, kind, body):
-        yield one
-        kernel.settimeout(_left(deadline))
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("timed out")
-    return left
+    messages: Iterator[bytes | None] = dump(kernel, kind, body)
+    message: bytes | None = b""
+    while message is not None:
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError("timed out")
+        kernel.settimeout(left)
+        if (message := next(messages, None)) is not None:
+            yield message
 
 
 def refusal(body: bytes) -> OSError:
@@ -120,7 +115,6 @@ TABLE_FIELDS = 10  # of a line of /proc/net/tcp, up to the inode (proc_pid_net(5
 MOST_TABLE = 1 << 23  # fifty thousand sockets fit; anybody can make more in a namespace of their own
 TIMER_RETRANSMIT, TIMER_TIME_WAIT, TIMER_PROBE = 1, 3, 4
 INET_DIAG_INFO = 2
-
 _REQUEST = struct.Struct("=BBBBI")
 _SOCKET_ID = struct.Struct("!HH16s16s12x")
 _MESSAGE = struct.Struct("=BBBB")
@@ -266,20 +260,13 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def _parse_line(fields: list[str]) -> Flow:
-    (local_address, local_port), (remote_address, remote_port) = map(parse_endpoint, fields[1:3])
+    local, remote = map(parse_endpoint, fields[1:3])
     state, (timer, ticks) = int(fields[3], 16), (int(part, 16) for part in fields[5].split(":"))
     unsent, unread = (int(part, 16) for part in fields[4].split(":"))
     retransmits, probes = int(fields[6], 16) * (timer == TIMER_RETRANSMIT), int(fields[8]) * (timer == TIMER_PROBE)
-    sock = DiagSocket(
-        state=STATES[state] if state < len(STATES) else f"state {state}",
-        local_address=local_address,
-        local_port=local_port,
-        remote_address=remote_address,
-        remote_port=remote_port,
-        inode=int(fields[9]),
-        uid=int(fields[7]),
-        expires_s=ticks / os.sysconf("SC_CLK_TCK") if timer == TIMER_TIME_WAIT else None,
-    )
+    word = STATES[state] if state < len(STATES) else f"state {state}"
+    expires_s = ticks / os.sysconf("SC_CLK_TCK") if timer == TIMER_TIME_WAIT else None
+    sock = DiagSocket(word, *local, *remote, inode=int(fields[9]), uid=int(fields[7]), expires_s=expires_s)
     return Flow(sock, unread, unsent, retransmits, probes, acked=None, received=None)
 
 

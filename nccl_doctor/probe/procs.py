@@ -200,12 +200,9 @@ class Table:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """At most TEXT_LIMIT bytes of one of a process's files; b"" where it is gone or hidden."""
-    try:
-        with open(f"/proc/{pid}/{name}", "rb") as file:
-            return file.read(TEXT_LIMIT)
-    except OSError:  # gone, or another user's
-        return b""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}", "rb") as file:
+        return file.read(TEXT_LIMIT)
+    return b""  # gone, or another user's
 
 
 SLURM = re.compile(r"/job_(?P<job>[0-9]+)(?:/step_(?P<step>[0-9A-Za-z_]+))?")

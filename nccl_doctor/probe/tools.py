@@ -78,7 +78,7 @@ WORKERS = 16  # look-ups at once: name servers drop queries of a client that flo
 
 
 def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
-    """The answers that came before the deadline, by name; threads that still wait are left to end with the probe."""
+    """The answers that came before the deadline, by name; the rest end with the probe."""
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     for name in names:
@@ -175,7 +175,7 @@ def login_folders() -> list[str]:
 
 
 def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | None:
-    """The path of one of PROGRAMS in these folders, in their order; None for none that may be run, by root or by us."""
+    """The path of one of PROGRAMS in these folders that may be run, by root or by us."""
     if name not in PROGRAMS:
         raise ValueError(f"{name} is no program of the list")
     strict = for_root or os.geteuid() == 0

@@ -54,7 +54,7 @@ class Rail(Observed):
 
 
 class Sample(Observed):
-    """The pairs of a large mesh that are dialled: the master with everybody, ring neighbours, and some at random."""
+    """The pairs that are dialled: the master with everybody, ring neighbours, random ones."""
 
     order: tuple[str, ...]  # all hosts of the job, by rank, whether they took part or not
     distances: tuple[Count, ...]  # how far behind it in that ring stand the hosts that each one dials
@@ -77,7 +77,7 @@ Pair = TypeVar("Pair", FailedDial, Stall, Interception)
 
 
 class Mesh(Observed):
-    """Every host dialled every other one, or a sample of them; some also themselves: those are dials, and no pairs."""
+    """Every host dialled every other one, or a sample; dials of itself are no pairs."""
 
     hosts: Count
     pairs: Count  # ordered pairs of hosts there are; ``tested`` of them were dialled
@@ -172,7 +172,7 @@ class Group:
 
 
 def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[Group]:
-    """The failed pairs, whichever way, taken apart into hosts that have nothing to do with each other."""
+    """The failed pairs, taken apart into hosts that have nothing to do with each other."""
     peers: dict[str, set[str]] = {}
     for one, other in pairs:
         peers.setdefault(one, set()).add(other)

@@ -50,7 +50,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
 
 
 def import_collectors() -> None:
-    """Imports every module of this package, wherever it comes from, so that its collectors are registered."""
+    """Imports every module of this package, so that its collectors are registered."""
     shipped: Iterable[str] | None = getattr(__loader__, "sources", None)  # type: ignore[name-defined]  # bootstrap.py
     if shipped is None:
         shipped = [f"{__name__}.{entry[:-3]}" for entry in os.listdir(os.path.dirname(__file__)) if entry[-3:] == ".py"]
@@ -60,7 +60,7 @@ def import_collectors() -> None:
 
 
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
-    """Each collector with what its parameters name; those that start a program stand first, for they take longest."""
+    """Each collector with what its parameters name; those that start a program stand first."""
     from nccl_doctor.probe.facts.network import unpacked
 
     port, trial = request.get("trial_port"), None
@@ -132,7 +132,7 @@ def _unknown(reason: str, trace: str | None = None) -> dict[str, object]:
 
 
 def _printable(value: object) -> object:
-    """The value with bytes that are no UTF-8 spelled out: Python keeps them as lone surrogates, which JSON can't."""
+    """The value with bytes that are no UTF-8 spelled out: JSON has no lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

@@ -149,7 +149,7 @@ MOST_PLUGIN_BYTES = 64 * 1024 * 1024
 
 @fact("plugins")
 def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """snapshot.NcclPlugin of each, a file that has several names once; ``env`` holds the job's own variables."""
+    """snapshot.NcclPlugin of each; ``env`` holds the job's own variables."""
     library_path = {**os.environ, **env}.get("LD_LIBRARY_PATH", "")
     found: dict[str, dict[str, Any]] = {}
     for folder in dict.fromkeys([*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]):
@@ -231,7 +231,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
-    """By bus id, true for rows that wait for their replacement, and for a replacement that failed."""
+    """By bus id, true for rows that wait for replacement, and where that failed."""
     found = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]

@@ -66,7 +66,7 @@ def container(root: str = "") -> str | None:
 
 @fact("python")
 def python(interpreter: Interpreter) -> dict[str, Any]:
-    """snapshot.PythonInfo; its failure is what the interpreter says where it ends as training would start it."""
+    """snapshot.PythonInfo; ``failure`` as training would start it."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     return {"executable": sys.executable, "version": version, "prefix": sys.prefix, "failure": interpreter.failure()}
 
@@ -96,7 +96,6 @@ def shm(path: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - POSIX shared 
 RTM_GETNEIGHTBL = 66
 NDTA_NAME, NDTA_THRESH1, NDTA_THRESH2, NDTA_THRESH3 = 1, 2, 3, 4
 TIMEOUT_S = 2.0
-
 _NDTMSG = struct.Struct("=BBH")
 _SETTINGS = (("gc_thresh1", NDTA_THRESH1), ("gc_thresh2", NDTA_THRESH2), ("gc_thresh3", NDTA_THRESH3))
 
@@ -219,7 +218,7 @@ GIT = ("git", "--no-optional-locks", "-c", "core.fsmonitor=false")  # Writes not
 
 @fact("same", slow=True)
 def digest_paths(same: list[str], deadline: float) -> list[dict[str, Any]]:
-    """snapshot.SameEntry of each path; a relative one starts from the home directory, as a command over SSH does."""
+    """snapshot.SameEntry of each path; a relative one starts from the home directory."""
     return [_entry(path, deadline) for path in same]
 
 

@@ -19,7 +19,6 @@ import sys
 from typing import Any
 
 UNIQUE_ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES (src/nccl.h.in)
-
 MAGIC_SINCE = 21602
 """From NCCL 2.16.2 on eight bytes of magic stand before the address in the id (src/include/bootstrap.h)."""
 
@@ -39,7 +38,7 @@ class _UniqueId(ctypes.Structure):
 
 
 def variables(job: dict[str, str]) -> dict[str, str]:
-    """The environment of the child: the process's, the job's own over it, and the line that we read on stdout."""
+    """The child's environment: the process's, the job's own, and the line that we read."""
     merged = {**os.environ, **job}
     return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}
 
@@ -50,17 +49,12 @@ def program(library: str) -> str:
     return f"{source}\nmain({library!r})\n"
 
 
-def failed(error: str) -> dict[str, Any]:
-    """The answer where none came."""
-    return _answer(error=error)
-
-
 def understand(output: bytes) -> dict[str, Any]:
     """Reads all that the child printed into snapshot.LibncclAnswer; ``error`` also says why it could not be asked."""
     log, found, answer = output.rpartition(_ANSWER)
     if not found:
         lines = output.decode(errors="replace").strip().splitlines()
-        return _answer(error=f"the child that asked libnccl ended early: {lines[-1] if lines else 'no output'}")
+        return report(error=f"the child that asked libnccl ended early: {lines[-1] if lines else 'no output'}")
     result: dict[str, Any] = json.loads(answer.decode())
     using = _USING.search(log)
     if result["error"] is None and using is not None:
@@ -72,7 +66,7 @@ def understand(output: bytes) -> dict[str, Any]:
 
 
 def main(library: str) -> None:
-    """The child: asks, prints the answer on stdout after NCCL's own lines, and ends without further ado."""
+    """Asks, prints the answer on stdout after NCCL's own lines, and ends."""
     answer = json.dumps(call(library)).encode()
     ctypes.CDLL(None).fflush(None)  # NCCL prints through C's stdout, which os._exit would not flush
     data = _ANSWER + answer
@@ -86,20 +80,20 @@ def call(library: str) -> dict[str, Any]:
     try:
         nccl = ctypes.CDLL(library)
     except OSError as error:
-        return _answer(error=f"libnccl can't be loaded: {error}")
+        return report(error=f"libnccl can't be loaded: {error}")
     number = ctypes.c_int()
     nccl.ncclGetVersion(ctypes.byref(number))
     version = spell(number.value)
     unique_id = _UniqueId()
     result = nccl.ncclGetUniqueId(ctypes.byref(unique_id))
     if result == 0:
-        return _answer(version, address=address_in(bytes(unique_id.internal), number.value))
+        return report(version, address=address_in(bytes(unique_id.internal), number.value))
     nccl.ncclGetErrorString.restype = ctypes.c_char_p
     words = nccl.ncclGetErrorString(result)
     if hasattr(nccl, "ncclGetLastError"):  # from 2.13
         nccl.ncclGetLastError.restype = ctypes.c_char_p
         words = nccl.ncclGetLastError(None) or words
-    return _answer(version, error=words.decode(errors="replace"))
+    return report(version, error=words.decode(errors="replace"))
 
 
 def spell(number: int) -> str:
@@ -119,7 +113,6 @@ def address_in(unique_id: bytes, number: int) -> str | None:
     return None
 
 
-def _answer(
-    version: str | None = None, interface: str | None = None, address: str | None = None, error: str | None = None
-) -> dict[str, Any]:
-    return {"version": version, "interface": interface, "address": address, "error": error}
+def report(version: str | None = None, address: str | None = None, error: str | None = None) -> dict[str, Any]:
+    """snapshot.LibncclAnswer in JSON form, the interface yet unknown."""
+    return {"version": version, "interface": None, "address": address, "error": error}

@@ -38,7 +38,6 @@ ETHTOOL_GSET, SETTINGS_SIZE = 1, 44
 ETHTOOL_GDRVINFO, DRIVER_INFO_SIZE = 3, 196
 SPEED_UNKNOWN = (0, 0xFFFF, 0xFFFFFFFF)  # older drivers fill the lower half alone
 NO_BUS = frozenset({"", "N/A", "tun", "tap"})  # what drivers of virtual interfaces give for a bus address
-
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
 

@@ -79,7 +79,7 @@ def _trains(pid: int, table: Table) -> bool:
 
 
 def _ours(table: Table) -> set[int]:
-    """All probes that run here, of this run or another and whatever they call the machine, and what they started."""
+    """All probes that run here, of this run or another, and what they started."""
     probes = {os.getpid(), *(pid for pid in table.procs if PROBE in table.command(pid))}
     below = {pid for probe in probes for pid in table.descendants(probe)}
     return probes | below | {pid for probe in probes for pid in table.ancestors(probe)}

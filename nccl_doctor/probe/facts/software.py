@@ -105,7 +105,7 @@ class Interpreter:
         except BrokenPipeError:  # it ended after its first answer: its last words tell
             pass
         except Unavailable as error:
-            return libnccl.failed(f"libnccl did not answer: {error}")
+            return libnccl.report(error=f"libnccl did not answer: {error}")
         return libnccl.understand(self._output)
 
     def _read(self) -> bool:

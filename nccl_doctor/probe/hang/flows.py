@@ -64,14 +64,13 @@ def _flow(flow: netlink.Flow) -> dict[str, Any]:
 
 
 def _namespace(pid: str) -> str | None:
-    try:
+    with contextlib.suppress(OSError):
         return os.readlink(f"/proc/{pid}/ns/net")
-    except OSError:
-        return None
+    return None
 
 
 def table_of(pid: int) -> dict[int, dict[str, Any]]:
-    """By inode, the connections of a process's network namespace as its table lists them; none where it is gone."""
+    """By inode, the connections that its network namespace's table lists; none if gone."""
     try:
         found = netlink.read_table(f"/proc/{pid}/net")
     except OSError:

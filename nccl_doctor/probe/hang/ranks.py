@@ -8,6 +8,7 @@ the one that serves the store is its own client too. The NCCL that a process has
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import Counter
@@ -35,11 +36,9 @@ def loaded_nccl(pid: int) -> dict[str, str | None] | None:
 
 
 def _memory_map(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
-            return file.read(MOST_MAP)
-    except OSError:  # gone, or another user's
-        return ""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+        return file.read(MOST_MAP)
+    return ""  # gone, or another user's
 
 
 def _version(pid: int, path: str) -> str | None:
@@ -138,7 +137,7 @@ def find_ranks(table: Table) -> dict[str, Any]:
 
 
 def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
-    """snapshot.Launcher of each process that starts ranks, by its name or as the Python above one of these."""
+    """snapshot.Launcher of each: by its name, or as the Python above one of these ranks."""
     above = {table.procs[pid].ppid for pid in ranks if pid in table.procs}
     parents = {pid for pid in above if pid in table.procs and jobs.is_python(table.executable(pid))}
     named = {pid for pid in table.procs if jobs.is_launcher(table.argv(pid))}

@@ -36,12 +36,11 @@ REAP_S = 1.0
 CAPABILITIES = 0x20080522, 0, 0, 0, 0, 0, 0, 0
 """capset(2)'s header, version 3 and the calling thread, and its data: none effective, permitted or inheritable."""
 PEER = struct.Struct("3i")  # struct ucred (unix(7)): PID, user and group of who called listen(2)
-
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RankFiles(NamedTuple):
-    """The places from which a rank's paths are resolved, as descriptors; of use in the child alone."""
+    """The places from which a rank's paths are resolved, as descriptors; in the child alone."""
 
     root: int
     folder: int
@@ -260,7 +259,7 @@ def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[
 
 
 def _servers(pid: int, prefix: str) -> Iterator[str]:
-    """Paths at which the process itself bound unix sockets that listen, and that begin as the variable says."""
+    """Paths of unix sockets that the process itself listens on, and that begin so."""
     own = set(inodes_of(pid))
     for line in (read(f"/proc/{pid}/net/unix") or "").splitlines()[1:]:
         fields = line.split(None, 7)

@@ -206,23 +206,17 @@ class Spy:
     def dump(self, states: dict[int, str], mode: str, deadline: float) -> dict[int, Any]:
         """snapshot.Threads of each process, or why there are none."""
         found: dict[int, Any] = {}
-        waiting = sorted(states)
-        while waiting:
-            now, waiting = waiting[:AT_ONCE], waiting[AT_ONCE:]
-            found.update(self._several(now, states, mode, min(deadline, time.monotonic() + EACH_S)))
-        return found
-
-    def _several(self, pids: list[int], states: dict[int, str], mode: str, deadline: float) -> dict[int, Any]:
-        started: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
-        found: dict[int, Any] = {}
-        for pid in pids:
-            how = MODES["read"] if states[pid] in UNTOUCHABLE else MODES[mode]
-            try:
-                started[pid] = self._start(pid, how)
-            except (OSError, Unavailable) as error:
-                found[pid] = {"$unknown": str(error)}
-        for pid, (child, pipe) in started.items():
-            found[pid] = _understood(*_read(child, pipe, deadline))
+        pids = sorted(states)
+        for first in range(0, len(pids), AT_ONCE):
+            until = min(deadline, time.monotonic() + EACH_S)
+            started: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
+            for pid in pids[first : first + AT_ONCE]:
+                try:
+                    started[pid] = self._start(pid, MODES["read" if states[pid] in UNTOUCHABLE else mode])
+                except (OSError, Unavailable) as error:
+                    found[pid] = {"$unknown": str(error)}
+            for pid, (child, pipe) in started.items():
+                found[pid] = _understood(*_read(child, pipe, until))
         return found
 
     def _start(self, pid: int, how: list[str]) -> tuple[subprocess.Popen[bytes], int]:
@@ -266,19 +260,17 @@ def _understood(status: int | None, output: bytes) -> Any:
         return {"$unknown": f"py-spy: {(reasons or lines or ['no word'])[-1][:TEXT]}"}
     try:
         threads = json.JSONDecoder().raw_decode(text[start:])[0]
-        return [_thread(one, main=n == 0) for n, one in enumerate(threads[:MOST_THREADS])]
+        return [
+            {
+                "tid": thread["os_thread_id"],
+                "name": (thread["thread_name"] or "")[:TEXT],
+                "active": thread["active"],
+                "frames": [
+                    {"function": frame["name"][:TEXT], "file": frame["filename"][-TEXT:], "line": max(frame["line"], 0)}
+                    for frame in thread["frames"][: MOST_OTHER_FRAMES if number else MOST_FRAMES]
+                ],
+            }
+            for number, thread in enumerate(threads[:MOST_THREADS])
+        ]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return {"$unknown": f"py-spy's answer is not understood: {type(error).__name__}: {error}"[:TEXT]}
-
-
-def _thread(thread: dict[str, Any], *, main: bool) -> dict[str, Any]:
-    most = MOST_FRAMES if main else MOST_OTHER_FRAMES
-    return {
-        "tid": thread["os_thread_id"],
-        "name": (thread["thread_name"] or "")[:TEXT],
-        "active": thread["active"],
-        "frames": [
-            {"function": frame["name"][:TEXT], "file": frame["filename"][-TEXT:], "line": max(frame["line"], 0)}
-            for frame in thread["frames"][:most]
-        ],
-    }

@@ -16,7 +16,6 @@ from typing import Any, Tuple, Union
 from nccl_doctor.probe.tools import side_by_side
 
 AT_ONCE = 256  # dials in flight on one host: below the usual 1,024 open files, above what a round trip needs
-
 OUTCOMES = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed-out",
@@ -35,11 +34,8 @@ WORD = b"nccl-doctor\n"
 """What is said first to one who says nothing: a proxy that waits for the dialler's words passes them on."""
 
 Outcome = Tuple[str, Union[str, None]]  # as snapshot.Dial has it, and what the kernel or the resolver said
-
 Ended = Tuple[str, Union[str, None], Union[float, None]]  # the same, and the seconds that the dial took
-
 Key = Tuple[int, int]  # a target's index, and a port
-
 Place = Tuple[int, Any]  # an address family, and an address as its sockets take it
 
 

@@ -8,11 +8,8 @@ both ends and the router's "fragmentation needed" is lost, the handshake passes 
 connection stalls for ever. So: connect, send a few full segments, and watch the kernel's count of bytes that the other
 kernel has not acknowledged (SIOCOUTQ, tcp(7)); nobody need read them.
 
-Policy rules, all tables, and strict reverse-path filtering are in the kernel's own look-up of a packet, which the main
-table alone does not show. It needs no root, and sends nothing.
-
-The listeners run in a thread of their own with a selector: asyncio takes 40 ms of a processor to import, and three
-times as much a connection.
+The kernel's own look-up of a packet shows policy rules, all tables and strict reverse-path filtering; it needs no root.
+The listeners have a thread with a selector: asyncio takes 40 ms to import, and three times as much a connection.
 """
 
 from __future__ import annotations
@@ -36,9 +33,7 @@ from nccl_doctor.probe.mesh.dials import dial_all, end_with_reset, endpoints
 PATIENCE_S = 60.0
 """How long a listener waits for the other side to hang up; a busy host that looks later is told of a reset."""
 PAUSE_S = 0.05  # After an accept that failed: the other side hung up first, or no file is left. The dial tells.
-
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
-
 CHUNK = 65536  # bytes that are taken at once
 
 
@@ -258,7 +253,6 @@ RTM_GETROUTE = 26
 RTM_F_CLONED, RTM_F_LOOKUP_TABLE = 0x200, 0x1000
 RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 6, 7, 15
 TIMEOUT_S = 2.0
-
 REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: ("prohibit", "EACCES")}
 """Route types of linux/rtnetlink.h, and the error of a packet that meets one."""
 

@@ -293,7 +293,11 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
     """
     told = _range()
     drawn = told or {"low": 1, "high": 0, "reserved": ""}
-    kept = _known_services()
+    kept = set()
+    with contextlib.suppress(OSError), open(SERVICES, encoding="utf-8", errors="replace") as file:
+        for row in (line.partition("#")[0].split() for line in file):
+            if len(row) > 1 and row[1].endswith("/tcp") and row[1][:-4].isdigit():
+                kept.add(int(row[1][:-4]))
     for part in filter(None, drawn["reserved"].split(",")):  # "8080,9000-9005", as ip_local_reserved_ports prints them
         low, _, high = part.partition("-")
         kept.update(range(int(low), int(high or low) + 1))
@@ -306,7 +310,7 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def named(rules: dict[str, Any]) -> dict[str, Any]:
-    """Finds the first port of each span of destination ports in the rules of a firewall (probe/facts/firewall.py)."""
+    """The first port of each span of destination ports in a firewall's rules."""
     saves = rules["iptables"] if isinstance(rules["iptables"], list) else []
     text = "\n".join([str(rules["nft_text"] or ""), *(save["text"] for save in saves)])
     first = (int(span) for found in NAMED.findall(text) for span in SPAN.findall(found))
@@ -380,17 +384,6 @@ def _lives(pid: int, started: int, table: Table) -> bool:
 
 
 def _range() -> dict[str, Any] | None:
-    try:
+    with contextlib.suppress(Unavailable):
         return port_range()
-    except Unavailable:
-        return None
-
-
-def _known_services(path: str = SERVICES) -> set[int]:
-    """TCP ports of /etc/services (services(5))."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            rows = [line.partition("#")[0].split() for line in file]
-    except OSError:  # many containers have none
-        return set()
-    return {int(row[1][:-4]) for row in rows if len(row) > 1 and row[1].endswith("/tcp") and row[1][:-4].isdigit()}
+    return None

@@ -33,7 +33,7 @@ PAUSE_S = 1.0  # between two looks where the folder shows no new name; each read
 
 
 class Segments:
-    """The segments that our descendants have had since this was made; those that were there before are not ours."""
+    """The segments that our descendants have had since this was made."""
 
     def __init__(self) -> None:
         self._before = _names()
@@ -185,7 +185,6 @@ within so many lines and bytes."""
 WORKED_S = 0.1  # CPU time after which a launcher whose interpreter is not up yet is said to work, however slowly
 WORD_S = 2.0  # what the launcher gets at the deadline to say how a rank died that it has already waited for
 NEEDED_KIB = 2 << 20  # of memory to be available before torch is imported early; it takes 200 to 500 MB
-
 Emit = Callable[[Dict[str, Any]], None]
 
 

@@ -256,7 +256,7 @@ def fork_rank(local_rank: int) -> int:
 
 
 def wait_for_ranks(pids: list[int], seconds: float) -> bool:
-    """Waits for all ranks, says how each died that did not end well, and kills what is left; whether all ended well."""
+    """Waits for all ranks, tells how bad ones died, kills what is left; True where all ended well."""
     deadline = time.monotonic() + seconds
     left = {pid: local_rank for local_rank, pid in enumerate(pids)}
     good = True

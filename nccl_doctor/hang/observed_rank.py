@@ -9,17 +9,7 @@ from enum import Enum
 from pathlib import PurePosixPath
 
 from nccl_doctor.model.base import Skipped, Unknown
-from nccl_doctor.snapshot.hang import (
-    Flow,
-    Frame,
-    HangHost,
-    HangSnapshot,
-    JobRank,
-    RankLook,
-    RankState,
-    Recorded,
-    Thread,
-)
+from nccl_doctor.snapshot.hang import Flow, Frame, HangSnapshot, JobRank, RankLook, RankState, Recorded, Thread
 from nccl_doctor.text.hostlist import grouped, ranks_of
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |\.so[.0-9]*$|^(?!.*\.py$)[^/<]*$")
@@ -216,29 +206,28 @@ def worked(first: RankState, last: RankState, interval_s: float) -> bool:
 
 def observed_ranks(snapshot: HangSnapshot) -> dict[int, ObservedRank]:
     """Every rank that was found, by its number."""
-    found = (_observed(host, rank) for host in snapshot.hosts if host.job for rank in host.job.ranks)
-    return {one.rank: one for one in sorted(found, key=lambda one: one.rank)}
+    found: dict[int, ObservedRank] = {}
+    for host in snapshot.hosts:
+        for rank in host.job.ranks if host.job else ():
+            pairs = [(look.at_s, one) for look in host.looks for one in look.ranks if one.pid == rank.pid]
+            looks = tuple(one for _, one in pairs)
+            stacks = [look.stack for look in looks if look.state is not None]
+            missing = (one.reason for one in stacks if isinstance(one, (Unknown, Skipped)))
+            found[rank.rank] = ObservedRank(
+                host=host.name,
+                job_rank=rank,
+                looks=looks,
+                interval_s=pairs[-1][0] - pairs[0][0] if pairs else 0.0,
+                places=tuple(None if isinstance(one, (Unknown, Skipped)) else place(one, rank.pid) for one in stacks),
+                no_stack=next(missing, None),
+                states=tuple(look.state for look in looks if isinstance(look.state, RankState)),
+            )
+    return dict(sorted(found.items()))
 
 
 def world_size(ranks: dict[int, ObservedRank]) -> int:
     """The number of ranks of the job; 0 where no rank was found."""
     return max((one.job_rank.world_size for one in ranks.values()), default=0)
-
-
-def _observed(host: HangHost, rank: JobRank) -> ObservedRank:
-    pairs = [(look.at_s, one) for look in host.looks for one in look.ranks if one.pid == rank.pid]
-    looks = tuple(one for _, one in pairs)
-    stacks = [look.stack for look in looks if look.state is not None]
-    missing = next((one.reason for one in stacks if isinstance(one, (Unknown, Skipped))), None)
-    return ObservedRank(
-        host=host.name,
-        job_rank=rank,
-        looks=looks,
-        interval_s=pairs[-1][0] - pairs[0][0] if pairs else 0.0,
-        places=tuple(None if isinstance(one, (Unknown, Skipped)) else place(one, rank.pid) for one in stacks),
-        no_stack=missing,
-        states=tuple(look.state for look in looks if isinstance(look.state, RankState)),
-    )
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def segments() -> Segments:
+    """Made before a rank starts: what stands there already is not ours."""
+    return Segments()
+
+
+@pytest.fixture
 def rank(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A descendant that has mapped a segment of NCCL's, opened one of torch's, and has one of its own."""
     names = ("nccl-Ab3dE6", "torch_12_345_0", "nccl-openeo", "postgres.1")
@@ -49,9 +55,8 @@ def wait_for(process: subprocess.Popen[str]) -> None:
 
 
 def test_what_a_descendant_of_ours_was_seen_to_have_is_removed_and_nothing_else(
-    folder: Path, rank: subprocess.Popen[str]
+    folder: Path, segments: Segments, rank: subprocess.Popen[str]
 ) -> None:
-    segments = Segments()
     wait_for(rank)
     for name in ("psm_12345678", "nccl-Others"):  # closed by their maker, who goes on with them
         (folder / name).touch()
@@ -73,8 +78,7 @@ def test_what_was_there_before_or_is_never_seen_with_us_stays(folder: Path, rank
     assert segments.sweep() == []
 
 
-def test_what_another_process_has_by_now_stays(folder: Path, rank: subprocess.Popen[str]) -> None:
-    segments = Segments()
+def test_what_another_process_has_by_now_stays(folder: Path, segments: Segments, rank: subprocess.Popen[str]) -> None:
     wait_for(rank)
     segments.look()
     rank.kill()
@@ -91,8 +95,7 @@ def test_a_host_without_the_folder_has_no_segments(monkeypatch: pytest.MonkeyPat
     assert segments.sweep() == []
 
 
-def test_a_new_name_is_looked_at_without_delay(folder: Path, rank: subprocess.Popen[str]) -> None:
-    segments = Segments()
+def test_a_new_name_is_looked_at_without_delay(folder: Path, segments: Segments, rank: subprocess.Popen[str]) -> None:
     segments.look()
     wait_for(rank)
     segments.look()

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO, Any, Mapping
+from typing import Any, Mapping
 
 from nccl_doctor.probe import children
 from nccl_doctor.probe.facts import libnccl
@@ -89,24 +89,20 @@ class Interpreter:
             self._decided.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
             if self._library is None or self._child is None or self._child.stdin is None:
                 return None
-            return self._ask(self._child.stdin, self._library)
+            # one that ended after its first answer reads nothing: its last words tell
+            with contextlib.suppress(BrokenPipeError):
+                with self._child.stdin as questions:
+                    questions.write(libnccl.program(self._library).encode())
+                while self._read():
+                    continue
+            return libnccl.understand(self._output)
+        except Unavailable as error:
+            return libnccl.report(error=f"libnccl did not answer: {error}")
         finally:
             if self._child is not None:
                 self._child.kill()
                 self._child.communicate()
             os.close(self._reading)
-
-    def _ask(self, stdin: IO[bytes], library: str) -> dict[str, Any]:
-        try:
-            with stdin as questions:
-                questions.write(libnccl.program(library).encode())
-            while self._read():
-                continue
-        except BrokenPipeError:  # it ended after its first answer: its last words tell
-            pass
-        except Unavailable as error:
-            return libnccl.report(error=f"libnccl did not answer: {error}")
-        return libnccl.understand(self._output)
 
     def _read(self) -> bool:
         """Takes more of what the child says; False at its end."""

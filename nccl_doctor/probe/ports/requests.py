@@ -90,9 +90,19 @@ def bind_error(port: int) -> int | None:
     As torch 2.13 does with its default libuv backend (seen with strace): ``[::]`` for both families, and where that
     fails for whatever reason, ``0.0.0.0``, whose error counts; both with SO_REUSEADDR.
     """
-    if _listen_error(socket.AF_INET6, "::", port) is None:
-        return None
-    return _listen_error(socket.AF_INET, "0.0.0.0", port)  # noqa: S104 - what torch binds to
+    number = None
+    for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 - as torch does
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as trial:
+                trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                trial.bind((address, port))
+                trial.listen(1)
+                return None
+        except OSError as error:
+            number = error.errno or errno.EIO
+    return number
 
 
 def cause_of(found: list[DiagSocket]) -> str:
@@ -105,19 +115,6 @@ def cause_of(found: list[DiagSocket]) -> str:
     if "BOUND" in states:
         return "bound"
     return "time-wait" if found else "unknown"
-
-
-def _listen_error(family: socket.AddressFamily, address: str, port: int) -> int | None:
-    try:
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            trial.bind((address, port))
-            trial.listen(1)
-    except OSError as error:
-        return error.errno or errno.EIO
-    return None
 
 
 def _in_use(port: int, *, described: bool) -> dict[str, Any]:

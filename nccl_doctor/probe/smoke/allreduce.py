@@ -142,7 +142,9 @@ class Ranks:
             self._emit({"local_rank": rank, "state": state, "stack": frames[:FRAMES]})
         dead = {rank for rank in self._pids if rank not in living.keys() | self._done}
         for rank in sorted(dead - self._exit_codes.keys()):
-            code = _exit_code(self._pids[rank])
+            proc, code = procs.read_proc(self._pids[rank]), None
+            if proc is not None and proc.state == "Z":  # its parent has not asked for it; negative for a signal
+                code = -(proc.status & 127) if proc.status & 127 else proc.status >> 8
             self._emit({"local_rank": rank, "state": "X", "exit_code": code})
             if code is None:
                 self._unexplained.add(rank)
@@ -156,14 +158,6 @@ class Ranks:
     def _stack_file(self, rank: int) -> int:
         """Where the rank's process writes its stack: its launcher's before it is forked."""
         return self._launcher_stack if self._pids.get(rank) == self._launcher else self._files[rank]
-
-
-def _exit_code(pid: int) -> int | None:
-    """Negative for a signal; None for a process that has not ended, or that its parent has asked for."""
-    proc = procs.read_proc(pid)
-    if proc is None or proc.state != "Z":
-        return None
-    return -(proc.status & 127) if proc.status & 127 else proc.status >> 8
 
 
 def _state(pid: int) -> str | None:

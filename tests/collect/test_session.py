@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,21 @@ def test_a_host_that_stands_still_itself_does_not_take_us_for_gone(monkeypatch: 
             assert session.wait(answers.CLOCK, number, time.monotonic() + LONG_S)
             return
     pytest.fail("it took us for gone each time")
+
+
+@pytest.mark.parametrize("magic", [MAGIC_NUMBER, b"old\n"])
+def test_tracebacks_show_lines_whether_the_host_runs_our_bytecode_or_compiles(
+    magic: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "MAGIC_NUMBER", magic)
+    made = bundle.bundle.__wrapped__()  # type: ignore[attr-defined]  # functools.wraps leaves it
+    monkeypatch.setattr(bundle, "bundle", lambda: made)
+    session = opened(node())
+    with pytest.raises(ProbeError, match="KeyError: 'targets'") as caught:
+        session.ask(answers.NOTHING, "dial", time.monotonic() + LONG_S)
+    session.close()
+    assert 'File "<probe>/nccl_doctor/probe/main.py", line ' in (caught.value.traceback or "")
+    assert 'request["targets"]' in (caught.value.traceback or "")
 
 
 @pytest.mark.parametrize("part", [0, 5000])

@@ -126,7 +126,7 @@ def test_it_also_runs_from_memory_as_on_a_host() -> None:
     sources |= {f"nccl_doctor.probe.{name}": (folder / f"{name.replace('.', '/')}.py").read_text() for name in names}
     code = f"""{(folder / "bootstrap.py").read_text()}
 import time
-sys.meta_path.insert(0, MemoryImporter({sources!r}))
+sys.meta_path.insert(0, MemoryImporter({sources!r}, {{}}))
 from nccl_doctor.probe.facts.software import Interpreter
 from nccl_doctor.probe.tools import Unavailable
 child = Interpreter({{"NCCL_SOCKET_IFNAME": "=lo"}}, time.monotonic() + 300)

@@ -8,6 +8,7 @@ The words are those of dash, bash, zsh, fish, tcsh and busybox's ash, of ld.so a
 
 from __future__ import annotations
 
+import marshal
 import math
 import re
 import shlex
@@ -15,9 +16,13 @@ import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
+from types import CodeType
 
 from nccl_doctor import probe
+from nccl_doctor.probe.bootstrap import file_name
 from nccl_doctor.snapshot.access import ProbeFacts, ProbeFailed, PythonFacts, PythonMissing, PythonProblem
 from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.text.secrets import part
@@ -150,22 +155,36 @@ LOADER = (
     "print('{mark}'[::-1]+'{{}}',flush=True);b=bytearray();e='{damaged}';"
     "[b.extend(os.read(0,{size}-len(b))or sys.exit(e))or signal.alarm({silence})"
     "for _ in iter(lambda:len(b)<{size},False)];zlib.crc32(b)=={crc} or sys.exit(e);"
-    "exec(compile(zlib.decompress(b),'<nccl-doctor>','exec'))"
+    "p,_,d=zlib.decompress(b).partition(bytes(1));exec(compile(p,'<nccl-doctor>','exec'))"
 )
 """Says that it is ready, by the nonce and an empty object, and reads the probe only then: a login that runs something
 else would take it for commands. The nonce stands backwards, so that an echo of the command line is no such word. Its
 length and digest go ahead: channels are known that lost bytes (kubernetes#112834)."""
 
 
+NEVER_IMPORTED = {"nccl_doctor.probe.bootstrap", "nccl_doctor.probe.smoke.worker"}
+"""Modules that run from their source."""
+
+
 @thread_safe_cache
 def bundle() -> bytes:
-    """The probe, compressed: bootstrap.py's text and a call that hands it every module's source."""
+    """The probe, compressed: bootstrap.py's text, and behind a zero what its call takes: all modules."""
     root = Path(probe.__file__).parent
-    sources = {"nccl_doctor.__init__": ""}
-    _gather(root, "nccl_doctor.probe", sources)
-    bootstrap = (root / "bootstrap.py").read_text(encoding="utf-8")
-    program = f"{bootstrap}\n\nstart({sources!r})\n"
-    return zlib.compress(program.encode())
+    sources, codes = {"nccl_doctor.__init__": ""}, dict[str, bytes]()
+    for path in sorted(root.rglob("*.py")):
+        name = ".".join(("nccl_doctor.probe", *path.relative_to(root).with_suffix("").parts))
+        sources[name] = path.read_text(encoding="utf-8")
+        if name not in NEVER_IMPORTED and (code := SourceFileLoader(name, str(path)).get_code(name)) is not None:
+            codes[name] = marshal.dumps(_renamed(code, file_name(name.removesuffix(".__init__"))))
+    program = f"{sources['nccl_doctor.probe.bootstrap']}\n\nstart(d)\n"
+    # level 3 halves the time of the usual one, before which no host is asked, and adds a sixteenth
+    return zlib.compress(program.encode() + bytes(1) + MAGIC_NUMBER + marshal.dumps((sources, codes), 2), 3)
+
+
+def _renamed(code: CodeType, name: str) -> CodeType:
+    """The code with a file name as if it had been compiled on the host."""
+    constants = (_renamed(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_filename=name, co_consts=tuple(constants))
 
 
 def login_mark(nonce: str) -> str:
@@ -191,11 +210,3 @@ def command(python: str, nonce: str, silence_s: float) -> str:
     )
     interpreter = "~/" + shlex.quote(python[2:]) if python.startswith("~/") else shlex.quote(python)
     return f'echo {login_mark(nonce)}; exec {interpreter} -I -c "{loader}"'
-
-
-def _gather(folder: Path, package: str, sources: dict[str, str]) -> None:
-    for entry in sorted(folder.iterdir(), key=lambda item: item.name):
-        if entry.is_dir() and (entry / "__init__.py").is_file():
-            _gather(entry, f"{package}.{entry.name}", sources)
-        elif entry.name.endswith(".py"):
-            sources[f"{package}.{entry.name[:-3]}"] = entry.read_text(encoding="utf-8")

@@ -5,18 +5,24 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.errors import LabError
+from tests.lab.host import controller_path
+from tests.lab.warm import tool
 
 pytest_plugins = ("tests.forks",)
 
 # Compiled once, not in each worker of each run and at each start of a lab: pytest's own part of that takes six seconds.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# What is typed on a lab's controller starts the tool from a fork: its imports take longer than most calls.
+controller_path.insert(0, lambda: Path(tool()).parent)
 
 # An example may take as long as the machine does.
 settings.register_profile("suite", deadline=None)

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 from tests.patience import LONG_S
 
 SOON_S = 5

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.cli.program import run_in
 from tests.lab.host import LabHost
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 
 DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
 TORCHRUN = str(Path(sys.executable).parent / "torchrun")

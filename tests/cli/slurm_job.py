@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from tests.cli.doctor import Run
 from tests.cli.program import Started, run_in, start_in
 from tests.lab.slurm import Slurm
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 
 PYTHON = ("--python", sys.executable)
 NO_SMOKE = ("--no-smoke", *PYTHON)

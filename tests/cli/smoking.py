@@ -11,7 +11,7 @@ from typing import Any
 from tests.cli.doctor import Run, doctor, files, ours
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 from tests.patience import crowd
 
 SMALL = ("--max-bytes", "65536")

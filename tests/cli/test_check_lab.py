@@ -13,7 +13,7 @@ from tests.cli.smoking import soon
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
 from tests.lab.faults.network import map_name
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import time
 
@@ -12,11 +11,12 @@ import pytest
 
 from tests.cli.doctor import doctor, files, ours
 from tests.cli.injected import inject
+from tests.cli.program import Started, start_in
 from tests.cli.smoking import all_reduce_processes, with_env
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
-from tests.lab.warm_torch import interpreter
-from tests.patience import LONG_S, crowd
+from tests.lab.warm import interpreter
+from tests.patience import crowd
 
 pytestmark = pytest.mark.lab
 
@@ -31,16 +31,13 @@ def fresh_lab(make_lab: MakeLab) -> Lab:
     return make_lab(2)
 
 
-def start_and_wait_for(lab: Lab, phase: str, *options: str, python: str | None = None) -> subprocess.Popen[str]:
+def start_and_wait_for(lab: Lab, phase: str, *options: str, python: str | None = None) -> Started:
     """A check that has come to a phase and stays there: a host is cut off for the dials, a rank waits before the sum."""
     first = lab.host("node1")
     first.write(PAUSE, "")
     hosts = with_env(lab, "node1", inject(first, "pause", "group"))
     lab.controller.write("/root/hosts.yaml", lab.hosts_file(python=python or interpreter(), hosts=hosts))
-    process = lab.controller.popen(
-        ["nccl-doctor", "check", "hosts.yaml", *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    assert process.stderr is not None
+    process = start_in(lab.controller, "check", "hosts.yaml", *options)
     for line in process.stderr:
         if line.startswith(phase):
             break
@@ -90,8 +87,8 @@ def test_ctrl_c_ends_at_once_with_130_and_leaves_nothing(fresh_lab: Lab, phase: 
     process = start_and_wait_for(fresh_lab, phase)
     with process:
         began = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LONG_S) == 130
+        process.signal(signal.SIGINT)
+        assert process.wait() == 130
         assert time.monotonic() - began < 3 * crowd()
     assert_clean(fresh_lab, before, 1)
 
@@ -109,9 +106,9 @@ def test_a_closed_terminal_leaves_nothing(fresh_lab: Lab, phase: str) -> None:
         fault("cut-off")(fresh_lab, fresh_lab.host("node2"))
     before = {host.name: files(host) for host in fresh_lab.hosts}
     with start_and_wait_for(fresh_lab, phase) as process:
-        process.send_signal(signal.SIGHUP)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(LONG_S) not in (0, 1, 3), "a run that was ended has no verdict"
+        process.signal(signal.SIGHUP)
+        process.signal(signal.SIGTERM)
+        assert process.wait() not in (0, 1, 3), "a run that was ended has no verdict"
     assert_clean(fresh_lab, before, 5)
 
 
@@ -121,10 +118,10 @@ def test_ctrl_c_twice_leaves_nothing_either(fresh_lab: Lab, phase: str) -> None:
         fault("cut-off")(fresh_lab, fresh_lab.host("node2"))
     before = {host.name: files(host) for host in fresh_lab.hosts}
     with start_and_wait_for(fresh_lab, phase) as process:
-        process.send_signal(signal.SIGINT)
+        process.signal(signal.SIGINT)
         time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(LONG_S) in (130, -signal.SIGINT)
+        process.signal(signal.SIGINT)
+        assert process.wait() in (130, -signal.SIGINT)
     assert_clean(fresh_lab, before, 5)
 
 
@@ -139,12 +136,12 @@ def test_a_run_that_was_suspended_accuses_nobody(fresh_lab: Lab, phase: str) -> 
     options += ["--no-smoke"] if phase == "connecting" else []
     with start_and_wait_for(fresh_lab, phase, *options) as process:
         began = time.monotonic()
-        process.send_signal(signal.SIGSTOP)
+        process.signal(signal.SIGSTOP)
         assert_clean(fresh_lab, before, 10)
         time.sleep(max(0.0, 9 - (time.monotonic() - began)))
         fresh_lab.host("node1").run(["rm", PAUSE])
-        process.send_signal(signal.SIGCONT)
-        code = process.wait(LONG_S)
+        process.signal(signal.SIGCONT)
+        code = process.wait()
     report = json.loads(fresh_lab.controller.read("/root/report.json"))
     expected = (["port-unreachable"], 1) if cut else ([], 0)
     assert ([one["name"] for one in report["diagnoses"]], code) == expected, report["diagnoses"]
@@ -166,7 +163,7 @@ def test_what_is_killed_under_a_run_is_named_and_leaves_nothing(fresh_lab: Lab, 
         }[killed]
         (pid,) = [pid for pid, line in where.processes() if mark in line and not line.startswith(("bash -c", "sh -c"))]
         where.run(["kill", "-9", str(pid)])
-        assert process.wait(LONG_S) == 1
+        assert process.wait() == 1
     report = json.loads(fresh_lab.controller.read("/root/report.json"))
     assert [one["hosts"] for one in report["diagnoses"]] == [["node2"]], report["diagnoses"]
     assert_clean(fresh_lab, before, 10)
@@ -183,7 +180,7 @@ def test_after_a_pulled_link_nothing_runs_on(fresh_lab: Lab) -> None:
         while ours(node) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert ours(node) == []
-        assert process.wait(LONG_S) == 1
+        assert process.wait() == 1
     report = json.loads(fresh_lab.controller.read("/root/report.json"))
     assert [one["hosts"] for one in report["diagnoses"]] == [["node2"]], report["diagnoses"]
     assert_clean(fresh_lab, before, 10)

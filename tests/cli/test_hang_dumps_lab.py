@@ -13,6 +13,7 @@ import pytest
 from tests.hostile.dumps import call, doubled, dump
 from tests.lab.cluster import MakeLab
 from tests.lab.host import LabHost
+from tests.lab.warm import DOCTOR
 
 pytestmark = pytest.mark.lab
 
@@ -44,7 +45,7 @@ def test_a_dump_of_a_few_hundred_bytes(make_lab: MakeLab) -> None:
     lab.controller.write("/root/hosts.yaml", lab.hosts_file())
     bound = ["prlimit", f"--as={ADDRESS_SPACE}"]
     done = lab.controller.run(
-        [*bound, "nccl-doctor", "hang", "hosts.yaml", "--save", "/root/seen.json", "-o", "json"], check=False
+        [*bound, str(DOCTOR), "hang", "hosts.yaml", "--save", "/root/seen.json", "-o", "json"], check=False
     )
     assert json.loads(done.stdout).get("verdict"), done.stderr
     hosts = json.loads(lab.controller.read("/root/seen.json"))["hosts"]

@@ -13,7 +13,7 @@ from tests.hang.faults import unnoticed
 from tests.hang.running import hang
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.host import LabHost
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 
 pytestmark = pytest.mark.lab
 

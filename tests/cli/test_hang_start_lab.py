@@ -8,7 +8,7 @@ import pytest
 
 from tests.hang.running import PATIENCE_S, hang
 from tests.lab.cluster import Lab
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 
 pytestmark = pytest.mark.lab
 

@@ -14,7 +14,7 @@ from tests.cli.doctor import doctor
 from tests.cli.program import run_in
 from tests.cli.training import launch, printed, run_here, run_lines
 from tests.lab.cluster import Lab
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab

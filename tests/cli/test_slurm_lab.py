@@ -18,7 +18,7 @@ from tests.cli.training import NOTE, SCRIPT
 from tests.lab.faults import fault
 from tests.lab.slurm import Slurm
 from tests.lab.slurm_kills import killed_after
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 from tests.patience import crowd
 
 pytestmark = pytest.mark.lab

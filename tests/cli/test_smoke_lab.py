@@ -17,7 +17,7 @@ from tests.cli.smoking import SMALL, all_reduce_processes, leaves_nothing, pair,
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
 from tests.lab.faults.ssh import stop_sshd
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab

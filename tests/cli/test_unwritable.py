@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,10 @@ import pytest
 from tests.checks.snapshots import patched
 from tests.cli.program import assert_one_sentence, run
 from tests.hang.made_up import Job
+from tests.lab.warm import tool
 from tests.patience import LONG_S
 
 FORMS = ("human", "json", "junit", "prometheus", "html")
-DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
 NEVER = "/proc/x"
 """Looks fit to be written to, for root may; but no file can be made there."""
 
@@ -104,7 +103,7 @@ def test_a_snapshot_of_hang_that_fails_at_the_end_costs_no_report(folder: Path) 
 
 def test_of_a_page_a_terminal_gets_the_screen(folder: Path) -> None:
     ours, theirs = pty.openpty()
-    words = [DOCTOR, "check", "--from", "seen.json", "-o", "html", "--output-file", NEVER]
+    words = [tool(), "check", "--from", "seen.json", "-o", "html", "--output-file", NEVER]
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         done = subprocess.Popen(words, cwd=folder, stdout=theirs, stderr=subprocess.DEVNULL)
         os.close(theirs)
@@ -129,7 +128,7 @@ def test_streams_and_devices_are_files_to_write_to(folder: Path) -> None:
 
 
 def test_what_is_appended_to_keeps_what_it_had(folder: Path) -> None:
-    words = [DOCTOR, "check", "--from", "seen.json", "--output-file", "/dev/stdout"]
+    words = [tool(), "check", "--from", "seen.json", "--output-file", "/dev/stdout"]
     with (folder / "all.log").open("ab") as stream:
         stream.write(b"before\n")
         stream.flush()

@@ -17,6 +17,7 @@ from nccl_doctor.errors import HostsFileError
 from nccl_doctor.inventory import parsed
 from tests.checks.snapshots import patched
 from tests.cli.program import assert_one_sentence, run
+from tests.lab.warm import tool
 from tests.patience import LONG_S
 
 MALFORMED = [
@@ -290,8 +291,7 @@ def test_a_stream_that_is_closed_or_full_is_no_fault_of_ours(
 
 @pytest.mark.parametrize("words", ["--version", "check -h", "check --from nope -o json", "check --timeout x -o json"])
 def test_a_full_disk_takes_no_other_text_either_and_gets_no_traceback(tmp_path: Path, words: str) -> None:
-    program = Path(sys.executable).parent / "nccl-doctor"
-    command = ["sh", "-c", f"{program} {words} >/dev/full"]
+    command = ["sh", "-c", f"{tool()} {words} >/dev/full"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=False, cwd=tmp_path)
     assert (done.returncode, "Traceback" in done.stderr, bool(done.stderr)) == (2, False, True)
 
@@ -299,8 +299,7 @@ def test_a_full_disk_takes_no_other_text_either_and_gets_no_traceback(tmp_path: 
 def test_a_snapshot_through_stdin_is_read_whole(tmp_path: Path) -> None:
     """It is longer than a hosts file may be."""
     text = Path(saved(tmp_path, {})).read_text() + " " * parsed.MAX_BYTES
-    program = Path(sys.executable).parent / "nccl-doctor"
-    command = [str(program), "check", "--from", "/dev/stdin", "-q"]
+    command = [tool(), "check", "--from", "/dev/stdin", "-q"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=LONG_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -316,8 +315,7 @@ def test_json_is_what_our_own_options_ask_for(tmp_path: Path, words: str, wanted
 
 @pytest.mark.parametrize(("terminal", "escapes"), [("xterm", True), ("dumb", False), ("", False)])
 def test_a_terminal_that_obeys_no_escapes_gets_none(tmp_path: Path, terminal: str, escapes: bool) -> None:
-    program = Path(sys.executable).parent / "nccl-doctor"
-    words = shlex.join([str(program), "check", "--from", saved(tmp_path, {})])
+    words = shlex.join([tool(), "check", "--from", saved(tmp_path, {})])
     environment = {**os.environ, "TERM": terminal}
     command = ["script", "-qec", words, "/dev/null"]
     done = subprocess.run(
@@ -327,8 +325,7 @@ def test_a_terminal_that_obeys_no_escapes_gets_none(tmp_path: Path, terminal: st
 
 
 def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
-    program = Path(sys.executable).parent / "nccl-doctor"
-    line = f"{program} check --from {saved(tmp_path, {})} -v | head -1"
+    line = f"{tool()} check --from {saved(tmp_path, {})} -v | head -1"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=LONG_S, check=True)
     assert "Traceback" not in done.stderr
 
@@ -372,8 +369,7 @@ def test_a_thread_that_writes_as_we_leave_costs_no_exit_code(leaving: str) -> No
 def test_the_shell_completes_commands() -> None:
     """Its script calls the program by its name, with what was typed so far."""
     typed = {"_NCCL_DOCTOR_COMPLETE": "complete_bash", "COMP_WORDS": "nccl-doctor la", "COMP_CWORD": "1"}
-    program = Path(sys.executable).parent / "nccl-doctor"
-    done = subprocess.run([program], env={**os.environ, **typed}, capture_output=True, text=True, check=True)
+    done = subprocess.run([tool()], env={**os.environ, **typed}, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["launch"]
 
 

@@ -8,25 +8,54 @@ ends with the socket on its standard input.
 
 import contextlib
 import gc
+import importlib
 import json
 import os
+import pkgutil
 import socket
 import sys
 import traceback
 from typing import Any, NoReturn
 
-from nccl_doctor.cli import main, run
-from nccl_doctor.model.register import all_checks
-from nccl_doctor.report import human
-from nccl_doctor.transport.ssh import openssh, paramiko_transport
+import typer.main
+
+import nccl_doctor
+from nccl_doctor.cli import main
+from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.logs.reader import all_wordings
+from nccl_doctor.report.html import document
+from nccl_doctor.text.secrets import without_secrets
+from tests.checks.snapshots import patched
 from tests.lab import kernel
 from tests.lab.host import enter
+from tests.planted import PLANTED
 
-IMPORTED = (main.app(), main, run, human, openssh, paramiko_transport, all_checks())
+
+def prepare() -> None:
+    """Makes what calls make of the package alone, whatever their arguments: modules, command lines, patterns, templates."""
+    for found in pkgutil.walk_packages(nccl_doctor.__path__, "nccl_doctor."):
+        if not found.name.startswith(("nccl_doctor.probe.", "nccl_doctor.__main__")):
+            importlib.import_module(found.name)
+    apps = {name: main.app(name) for name in (*main.COMMANDS, "")}
+    commands = {made: typer.main.get_command(made) for made in apps.values()}
+    setattr(main, "app", lambda first="": apps.get(first, apps[""]))  # noqa: B010 - a function of its module
+    setattr(typer.main, "get_command", commands.__getitem__)  # noqa: B010 - likewise
+    for command in commands.values():
+        for one in (command, *getattr(command, "commands", {}).values()):
+            for parameter in one.params:
+                parameter.get_runtime_param()
+    all_wordings()
+    templates = document._environment()
+    for name in templates.list_templates(["html"]):
+        templates.get_template(name)
+    for line, _ in PLANTED.values():
+        without_secrets(line)
+    judge(patched({}), "check")
 
 
 def serve(calls: socket.socket) -> None:
     """Takes a call, forks, and answers with its wait status, until the other end is closed."""
+    prepare()
     gc.collect()
     gc.freeze()  # what was imported is no fork's to look through
     while True:

@@ -14,7 +14,7 @@ from typing import Any
 from tests.cli.program import run_in
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 
 SCRIPT = Path(__file__).with_name("train.txt")
 PORT = 29555

@@ -28,6 +28,9 @@ Stream = int | IO[Any] | None
 NETWORK = kernel.CLONE_NEWNET
 WHOLE_HOST = NETWORK | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC
 
+controller_path: list[Callable[[], Path]] = [Path(sys.executable).parent.absolute]
+"""Folders of programs on the controller besides a system's own."""
+
 IDS = {"root": 0, "alice": ALICE}
 """The users of a host, who are their groups as well."""
 
@@ -245,7 +248,7 @@ class LabHost:
     def environment(self, user: str) -> dict[str, str]:
         """The variables of a user's programs on this host."""
         # On the controller as after `source venv/bin/activate`; on hosts as sshd sets it.
-        own = f"{Path(sys.executable).parent}:" if self.name == CONTROLLER else ""
+        own = "".join(f"{folder()}:" for folder in controller_path) if self.name == CONTROLLER else ""
         return {
             "HOME": "/root" if user == "root" else f"/home/{user}",
             "USER": user,

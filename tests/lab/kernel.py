@@ -1,4 +1,4 @@
-"""The few Linux calls that Python has no word for before 3.12: namespaces, mounts, the parent-death signal."""
+"""The few Linux calls that Python has no word for before 3.12: namespaces, mounts, the parent-death signal, files."""
 
 import ctypes
 import os
@@ -47,6 +47,14 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 def die_with_parent(signal_number: int) -> None:
     """Have the kernel send this process the signal as soon as its parent ends (prctl(2), `PR_SET_PDEATHSIG`)."""
     _call("prctl", "PR_SET_PDEATHSIG", _PR_SET_PDEATHSIG, ctypes.c_ulong(signal_number), 0, 0, 0)
+
+
+def take_file(process: int, number: int) -> int:
+    """A descriptor of ours for a file that the process of a pidfd has under a number (pidfd_getfd(2), Linux 5.6)."""
+    found: int = _libc.syscall(438, process, number, 0)
+    if found == -1:
+        raise OSError(ctypes.get_errno(), f"pidfd_getfd {number}")
+    return found
 
 
 def become(user: int) -> None:

@@ -50,6 +50,7 @@ from nccl_doctor.transport.ssh.choice import ChoosingTransport
 from tests.hang.made_up import Job
 from tests.lab.cluster import Lab
 from tests.lab.lying_probe import PIECES, too_much
+from tests.lab.warm import DOCTOR
 from tests.transport.servers import LOOPBACK, doors, for_ever, keygen, misbehaving, public
 
 LYING_PROBE = Path(__file__).with_name("lying_probe.py")
@@ -294,7 +295,7 @@ def through_cli(one: Lie, lab: Lab) -> list[str]:
     words += ["--save", "seen.json", "--save-whole"] if command in ("check", "hang") else []
     words += ["--interval", "0.5"] if command == "hang" else []
     words += ["--smoke-timeout", "10"] if one.about == "smoke" else ["--no-smoke"] if command == "check" else []
-    call = ["env", f"PYTHONPATH={PROJECT}", "nccl-doctor", *words]
+    call = ["env", f"PYTHONPATH={PROJECT}", str(DOCTOR), *words]
     try:
         done = lab.controller.run([sys.executable, "-c", WATCHED, *call], check=False, timeout=LONGEST_S)
     except subprocess.TimeoutExpired:

@@ -14,7 +14,7 @@ import time
 from tests.cli.doctor import ours
 from tests.lab.cluster import Lab
 from tests.lab.slurm import Slurm
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 from tests.patience import crowd
 
 WITHIN_S = 10.0

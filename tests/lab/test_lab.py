@@ -17,6 +17,7 @@ from tests.lab.errors import CommandFailed, LabError
 from tests.lab.host import LabHost
 from tests.lab.looking import dial, ssh
 from tests.lab.state import STATE
+from tests.lab.warm import tool
 from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
@@ -185,7 +186,8 @@ def test_interpreter_is_there_for_alice_too(lab: Lab) -> None:
 
 
 def test_controller_has_the_tool(lab: Lab) -> None:
-    assert lab.controller.run("command -v nccl-doctor").stdout == f"{Path(sys.executable).parent}/nccl-doctor\n"
+    found = lab.controller.run(["which", "-a", "nccl-doctor"]).stdout.split()
+    assert found == [tool(), f"{Path(sys.executable).parent}/nccl-doctor"]
 
 
 def test_hosts_file_is_ready(lab: Lab) -> None:

@@ -15,7 +15,7 @@ from tests.lab.faults.ssh import stop_sshd
 from tests.lab.kills import kills
 from tests.lab.odd import lists, machines, pythons, shells, standing, users, ways
 from tests.lab.odd.row import Row, judge
-from tests.lab.warm_torch import interpreter
+from tests.lab.warm import interpreter
 from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab

@@ -1,18 +1,19 @@
-"""The process behind tests/lab/warm_torch.py: it has imported torch, and forks for each program.
+"""The processes behind tests/lab/warm.py: one has imported torch, one nccl-doctor, and they fork for each program.
 
 A fork becomes the interpreter that was asked for: its command line and variables are what /proc shows, its modules those
-that a fresh one has, and torch. What it starts of the same interpreter through `subprocess` is forked from it, too, so
-that the tree of processes is that of plain ones.
+that a fresh one has, and torch; or the tool. What the former starts of the same interpreter through `subprocess` is
+forked from it, too, so that the tree of processes is that of plain ones.
 """
 
 import _posixsubprocess
+import ast
 import atexit
+import builtins
 import contextlib
 import ctypes
 import faulthandler
 import gc
 import importlib
-import json
 import mmap
 import os
 import resource
@@ -27,18 +28,23 @@ import tempfile
 import threading
 import traceback
 import types
+import zlib
 from collections.abc import Callable
 from multiprocessing import process, spawn
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch.distributed.run  # what this process is for
-
 from tests.lab import kernel
 from tests.lab.host import enter
-from tests.lab.warm_torch import KNOWN
+from tests.lab.warm import DOCTOR, KNOWN
 
-PATH = sys.argv[1]
+WHAT, PATH = sys.argv[1:3]
+if WHAT == "torch":
+    import torch.distributed.run  # what this process is for
+else:
+    from tests.cli.warm import prepare
+
+    prepare()
 _PR_SET_NAME = 15
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -51,6 +57,23 @@ _finders, _hooks = [*sys.meta_path], [*sys.path_hooks]
 _places = [place for place in sys.path if place != str(Path.cwd())]
 
 
+def remember() -> None:
+    """Compiles the probe once for all forks that are to run it."""
+    build = importlib.import_module("nccl_doctor.collect.connect.start")
+    program = zlib.decompress(build.bundle())
+    sources = ast.literal_eval(program.decode().rpartition("\nstart(")[2].removesuffix(")\n"))
+    names = {f"<probe>/{name.replace('.', '/')}.py": text for name, text in sources.items()}
+    texts = {name.replace("/__init__.py", ".py"): text for name, text in names.items()} | {"<nccl-doctor>": program}
+    plain = builtins.compile
+    known = {(text, name): plain(text, name, "exec", dont_inherit=True) for name, text in texts.items()}
+
+    def compile_once(text: Any, name: Any, mode: str, *more: Any, **options: Any) -> Any:
+        code = known.get((text, name)) if isinstance(text, str | bytes) and mode == "exec" else None
+        return code or plain(text, name, mode, *more, **options)
+
+    setattr(builtins, "compile", compile_once)  # noqa: B010 - for forks alone
+
+
 def serve(calls: socket.socket) -> None:
     """Takes calls until it is killed."""
     kernel.die_with_parent(signal.SIGKILL)
@@ -60,7 +83,7 @@ def serve(calls: socket.socket) -> None:
         call, _ = calls.accept()
         if os.fork() == 0:
             calls.close()
-            with contextlib.suppress(ConnectionError):  # the caller has gone
+            with contextlib.suppress(ConnectionError, FileNotFoundError, ProcessLookupError):  # the caller has gone
                 answer(call)
             os._exit(0)
         call.close()
@@ -70,29 +93,31 @@ def answer(call: socket.socket) -> None:
     """Runs one program on the caller's host, hands signals on to it, and says how it ended."""
     kernel.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    text, streams, _, _ = socket.recv_fds(call, 1 << 20, 3)
+    words = call.recv(1 << 20).decode(errors="surrogateescape").split("\0")
     caller, user, _ = struct.unpack("3i", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    what = json.loads(text)
+    files = inherited(caller)
+    folder = os.open(f"/proc/{caller}/cwd", os.O_PATH)
+    limits = limits_of(caller)
+    call.send(b"taken")
     os.sched_setaffinity(0, os.sched_getaffinity(caller))
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, caller))
     enter(caller)
     pid = os.fork()  # in a PID namespace are those who are born into it
     if pid == 0:
-        call.close()
         os.setsid()
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-        os.closerange(3, max(streams) + 1)
-        for number, limit in enumerate(what["limits"]):
+        os.fchdir(folder)
+        hold(files)
+        for number, limit in enumerate(limits):
             resource.setrlimit(number, limit)
-        os.umask(what["umask"])
-        os.chdir(what["folder"])
+        os.umask(int(words[0]))
         if user != 0:
             kernel.become(user)
         kernel.die_with_parent(signal.SIGKILL)  # another user's process would have forgotten it
-        become([PATH, *what["arguments"]], what["environment"])
-    for stream in streams:
-        os.close(stream)
+        count = int(words[1]) + 2
+        program = [sys.executable, str(DOCTOR)] if WHAT == "tool" else [PATH]
+        become([*program, *words[2:count]], dict(one.split("=", 1) for one in words[count:]))
+    for file in files.values():
+        os.close(file)
     ended = os.pidfd_open(pid)
     while True:
         ready, _, _ = select.select([call.fileno(), ended], [], [])
@@ -101,6 +126,36 @@ def answer(call: socket.socket) -> None:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, int(call.recv(100) or signal.SIGKILL))
+
+
+def limits_of(caller: int) -> list[tuple[int, int]]:
+    """What a program may take, by the kernel's order, which /proc shows to those who may not ask prlimit(2)."""
+    lines = Path(f"/proc/{caller}/limits").read_text().splitlines()[1:]
+    words = [line[25:].replace("unlimited", str(resource.RLIM_INFINITY)).split() for line in lines]
+    return [(int(soft), int(hard)) for soft, hard, *_ in words]
+
+
+def inherited(caller: int) -> dict[int, int]:
+    """Descriptors of ours for the files that a program has from who started it, by its own numbers of them."""
+    process, found = os.pidfd_open(caller), {}
+    for entry in Path(f"/proc/{caller}/fdinfo").iterdir():
+        flags = entry.read_text().partition("flags:")[2].split()[0]
+        if not int(flags, 8) & os.O_CLOEXEC:
+            found[int(entry.name)] = kernel.take_file(process, int(entry.name))
+    os.close(process)
+    return found
+
+
+def hold(files: dict[int, int]) -> None:
+    """Gives this process these files under these numbers, and no other."""
+    begin = max([*files, *files.values()]) + 1
+    for place, (number, file) in enumerate(files.items(), begin):
+        os.dup2(file, place)
+        files[number] = place
+    os.closerange(0, begin)
+    for number, place in files.items():
+        os.dup2(place, number)
+    os.closerange(begin, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def become(words: list[str], environment: dict[str, str]) -> NoReturn:
@@ -120,7 +175,7 @@ def become(words: list[str], environment: dict[str, str]) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    sys.executable, sys.orig_argv = PATH, words
+    sys.executable, sys.orig_argv = words[0], words
     options = words[1:]
     rest: list[str] = []
     isolated = unbuffered = False
@@ -136,10 +191,9 @@ def become(words: list[str], environment: dict[str, str]) -> NoReturn:
             rest = [word, *options]
         else:
             rest = ["", word, *options]
-    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115 - the interpreter's own, as those below
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout.reconfigure(write_through=unbuffered)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdin = _stream(0, "r", errors="surrogateescape")
+    sys.stdout = _stream(1, "w", errors="surrogateescape", write_through=unbuffered)
+    sys.stderr = _stream(2, "w", errors="backslashreplace", line_buffering=True)
     if not isolated and "PYTHONPATH" in environment:
         sys.path[:0] = environment["PYTHONPATH"].split(":")
         with contextlib.suppress(ModuleNotFoundError):
@@ -151,6 +205,17 @@ def become(words: list[str], environment: dict[str, str]) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
+
+
+def _stream(number: int, mode: str, **options: Any) -> Any:
+    try:
+        os.fstat(number)
+    except OSError:
+        return None
+    stream: Any = open(number, mode, encoding="utf-8", errors=options.pop("errors"), closefd=False)  # noqa: SIM115 - the interpreter's own
+    if options:
+        stream.reconfigure(**options)
+    return stream
 
 
 def run(rest: list[str], isolated: bool) -> int:
@@ -255,8 +320,10 @@ def _prepare(wish: tuple[Any, ...]) -> None:
 
 
 if __name__ == "__main__":
-    setattr(subprocess, "_fork_exec", fork_or_exec)  # noqa: B010 - not in its stubs
-    setattr(_posixsubprocess, "fork_exec", fork_or_exec)  # noqa: B010 - multiprocessing's
-    spawn.set_executable(PATH)
-    assert torch.distributed.is_gloo_available()
+    if WHAT == "torch":
+        setattr(subprocess, "_fork_exec", fork_or_exec)  # noqa: B010 - not in its stubs
+        setattr(_posixsubprocess, "fork_exec", fork_or_exec)  # noqa: B010 - multiprocessing's
+        spawn.set_executable(PATH)
+        assert torch.distributed.is_gloo_available()
+        remember()
     serve(socket.socket(fileno=0))

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import pty
-import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from nccl_doctor.logs import run
 from tests.cli.program import run_on
+from tests.lab.warm import tool
 from tests.patience import LONG_S
 
 COMMAND = [sys.executable, "-c", "import typer; from nccl_doctor.cli.logs import logs; typer.run(logs)"]
@@ -49,7 +49,7 @@ def test_what_cannot_be_read_is_2_and_one_sentence() -> None:
 def test_what_a_command_writes_within_the_line(tmp_path: Path, writer: str, code: int) -> None:
     """``<(command)`` is a pipe, too, whose writer may be gone before we come."""
     (tmp_path / "b.log").write_text(FAULT)
-    line = f"exec {shlex.join(COMMAND)} <({writer})"
+    line = f"exec {tool()} logs <({writer})"
     done = subprocess.run(
         ["bash", "-c", line],
         check=False,
@@ -95,7 +95,7 @@ def test_tee_leaves_stdout_to_json() -> None:
 def test_a_terminal_gets_no_control_character(tee: bool) -> None:
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, "-", "--color", "never", *(["--tee"] if tee else [])],
+        [tool(), "logs", "-", "--color", "never", *(["--tee"] if tee else [])],
         stdin=subprocess.PIPE,
         stdout=follower,
         stderr=follower,

@@ -1,0 +1,92 @@
+"""Programs for a lab's hosts that have imported already what they import: forks of processes that all tests share.
+
+To import torch takes longer than all the rest of an all-reduce, and each of its processes imports it; to start
+nccl-doctor takes longer than what most of its calls do. The files that `interpreter` and `tool` make are a ``python``
+and an ``nccl-doctor`` like any other to who starts them: the program runs on the caller's host, with its user,
+arguments, variables, folder, limits and streams (tests/lab/warm_server.py). What is no fork's to have is left to the
+plain program: most of Python's own variables.
+
+One thing differs: the program's parent is no process of that host. The caller waits beside it, without a command line.
+"""
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+from tests.patience import LONG_S
+
+KNOWN = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+"""Those of Python's own variables that a fork can obey."""
+
+DOCTOR = Path(sys.executable).parent / "nccl-doctor"
+
+_PROJECT = Path(__file__).resolve().parents[2]
+_CALLER = """\
+#!/usr/bin/perl
+for (keys %ENV) {{
+    exec {plain}, @ARGV if /^PYTHON/ && !/^({known})$/;
+}}
+socket(CALLS, 1, 5, 0) and connect(CALLS, pack("S a108", 1, "{place}")) or die "{place}: $!";
+syswrite(CALLS, join("\\0", umask, scalar(@ARGV), @ARGV, map {{ "$_=$ENV{{$_}}" }} keys %ENV));
+sysread(CALLS, $_, 100);
+for my $name ("INT", "TERM", "HUP") {{
+    $SIG{{$name}} = sub {{ syswrite(CALLS, {{"INT", 2, "TERM", 15, "HUP", 1}}->{{$name}}) }};
+}}
+close(STDIN); close(STDOUT); close(STDERR);
+$0 = "";
+$status = 9;
+until (defined($read = sysread(CALLS, $status, 100))) {{}}
+$status = 9 unless $read;
+exit($status >> 8) unless $status & 127;
+$SIG{{$_}} = "DEFAULT" for ("INT", "TERM", "HUP");
+kill($status & 127, $$);
+"""
+"""What waits beside the program: Debian's own Perl starts in 2 ms. Signals go on to the program, and its end comes back."""
+
+
+@cache
+def interpreter() -> str:
+    """Path of an interpreter that has torch; it lasts as long as this process."""
+    return str(_serve("python3", "torch", sys.executable))
+
+
+@cache
+def tool() -> str:
+    """Path of an nccl-doctor, in a folder of its own; it lasts as long as this process."""
+    return str(_serve("nccl-doctor", "tool", str(DOCTOR)))
+
+
+def _serve(name: str, what: str, plain: str) -> Path:
+    folder = Path(sys.prefix) / f"warm-{what}-{os.getpid()}"  # where hosts see it; each fork of the suite has its own
+    for left in folder.parent.glob("warm-*-*"):  # of forks that were killed
+        if not Path("/proc", left.name.rpartition("-")[2]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    path, place = folder / name, folder / "calls"
+    path.write_text(_CALLER.format(plain=f'"{plain}"', known="|".join(KNOWN), place=place))
+    path.chmod(0o755)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as calls:
+        calls.bind(str(place))
+        place.chmod(0o666)
+        calls.listen(100)
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.lab.warm_server", what, str(path)],
+            stdin=calls.fileno(),
+            cwd=_PROJECT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LANG": "C.UTF-8"},
+            start_new_session=True,
+        )
+
+    def end() -> None:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait(LONG_S)
+        shutil.rmtree(folder)
+
+    atexit.register(end)
+    return path

@@ -105,10 +105,7 @@ class ExplainedDials:
 
 
 def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDials:
-    """Compares every failed dial of the mesh with the rules on its way.
-
-    ``listens`` has the address of the interface that NCCL uses on each host; the snapshot has a mesh.
-    """
+    """Compares each failed dial with the rules on its way (``listens``: NCCL's addresses)."""
     mesh = known(snapshot.mesh)
     hosts = {host.name: host for host in snapshot.reached}
     rules = {name: compiled(host) for name, host in hosts.items()}
@@ -228,15 +225,12 @@ def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[st
     mesh = known(snapshot.mesh)
     peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     readers = [blame.host.name for blame in blames]
-    return tuple(
-        (host, address)
-        for host, address in peers
-        if any(
-            ip_address(address) not in corroborated_addresses(snapshot, host, reader)
-            for reader in readers
-            if reader != host
-        )
-    )
+
+    def confirm(host: str, address: str) -> bool:
+        others = (reader for reader in readers if reader != host)
+        return all(ip_address(address) in corroborated_addresses(snapshot, host, reader) for reader in others)
+
+    return tuple(peer for peer in peers if not confirm(*peer))
 
 
 def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -308,24 +302,17 @@ def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial
         rules = [rule for one in chosen for rule in getattr(one, way)]
         named = way == "egress" and numeric(dial.address) is not None
         address = dial.address if named else peer.addresses[0] if peer.addresses else None
-        passes = some(
-            every(
-                (
-                    some(_is(one, peer, address, known) for one in rule.peers) if rule.peers else True,
-                    any(_holds(one, target, dial.port) for one in rule.ports) if rule.ports else True,
-                )
-            )
-            for rule in rules
-        )
-        if chosen and passes is False:
+        passes: list[Tri] = []
+        for rule in rules:
+            who = some(_is(one, peer, address, known) for one in rule.peers) if rule.peers else True
+            where = any(_holds(one, target, dial.port) for one in rule.ports) if rule.ports else True
+            passes.append(every((who, where)))
+        if chosen and some(passes) is False:
             yield PolicyBlame(name, way, tuple(chosen))
 
 
 def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespace: str) -> dict[str, Any]:
-    """The policy that lets a job's pods reach those that are shut.
-
-    The new policy is for those pods of the job that ``closed`` chooses; ``job`` are labels of the job's pods alone.
-    """
+    """The policy for a job's pods, known by its own labels, that are shut."""
     first = closed.policies[0].pods
     chosen = first.model_copy(update={"labels": {**first.labels, **job}})
     inwards = closed.way == "ingress"

@@ -146,9 +146,8 @@ def _without_idle(base: BaseChain) -> BaseChain:
 
 def _idle(rule: Rule, idle: set[str]) -> bool:
     """It only tests, or jumps to where nothing happens. A ``goto`` leaves its chain, and that is something."""
-    return all(
-        isinstance(step, When) or (isinstance(step, Jump) and step.back and step.chain in idle) for step in rule.steps
-    )
+    acting = (step for step in rule.steps if not isinstance(step, When))
+    return all(isinstance(step, Jump) and step.back and step.chain in idle for step in acting)
 
 
 Side = Literal["dialler", "listener"]

@@ -19,6 +19,7 @@ from nccl_doctor.firewall.rules import (
     Plain,
     Redirect,
     Reject,
+    Rule,
     RuleRef,
     SetMark,
     Span,
@@ -261,11 +262,7 @@ class Option:
 
 
 def options(words: list[str]) -> Iterator[Option]:
-    """Splits a rule's words; a value belongs to the option before it.
-
-    Raises:
-        IndexError: an option that takes words of somebody's own has none.
-    """
+    """Splits a rule's words into options; IndexError where free text lacks."""
     at, negated = 0, False
     while at < len(words):
         name, at = words[at], at + 1
@@ -371,15 +368,11 @@ def table_names(text: str) -> frozenset[str]:
 def _bases(table: _Table, version: Literal[4, 6], origin: Origin, ipsets: Ipsets) -> Iterator[BaseChain]:
     family = "ip" if version == 4 else "ip6"
     names = frozenset(table.rules)
-    chains = {
-        chain: tuple(
-            readable(
-                RuleRef(origin, family, table.name, chain, number, line, packets), partial(steps, line, names, ipsets)
-            )
-            for number, (packets, line) in enumerate(entries, 1)
-        )
-        for chain, entries in table.rules.items()
-    }
+    chains: dict[str, tuple[Rule, ...]] = {}
+    for chain, entries in table.rules.items():
+        numbered = enumerate(entries, 1)
+        refs = [RuleRef(origin, family, table.name, chain, place, line, count) for place, (count, line) in numbered]
+        chains[chain] = tuple(readable(ref, partial(steps, ref.text, names, ipsets)) for ref in refs)
     for chain, (word, packets) in table.policies.items():
         if chain not in _HOOKS:
             continue

@@ -157,11 +157,7 @@ Objects = list[tuple[str, dict[str, Any]]]
 
 
 def objects(ruleset: str) -> Objects:
-    """The listed objects by kind: "table", "chain", "rule", "set", "map" and so on.
-
-    Raises:
-        ValueError: it is no such listing.
-    """
+    """The listed objects by kind, "table" or "rule"; ValueError for no listing."""
     document = json.loads(ruleset)
     if "nftables" not in document:
         raise ValueError("no list of nftables objects")

@@ -27,11 +27,7 @@ _RANGE = re.compile(r"\[([0-9]{1,9}|[a-zA-Z]):([0-9]{1,9}|[a-zA-Z])(?::([0-9]{1,
 
 
 def expand(pattern: str, place: SourceLocation) -> list[str]:
-    """Ansible's ranges: ``node[01:04]``, ``db-[a:c]``, ``[1:9:2]``; at most 65,536 names.
-
-    Raises:
-        HostsFileError: for a bracket that is no such range.
-    """
+    """Ansible's ranges: ``node[01:04]``, ``db-[a:c]``, ``[1:9:2]``; at most 65,536 names."""
     parts: list[list[str]] = []
     position, count = 0, 1
     for match in _RANGE.finditer(pattern):
@@ -120,11 +116,7 @@ class Inventory:
             group.hosts.append(name)
 
     def parsed(self) -> ParsedInventory:
-        """The hosts, with what their groups hand down to them.
-
-        Raises:
-            HostsFileError: for a group within itself, an invalid value, or no host at all.
-        """
+        """The hosts, with what their groups hand down to them."""
         if not self.hosts:
             raise self.place.error("the inventory names no host; at least one is needed")
         order = self._top_down()

@@ -32,19 +32,13 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) -> Cluster:
-    """The cluster without what ``exclude`` names; ranks follow the places that remain.
-
-    Raises:
-        HostsFileError, UsageError: for a host that stands twice, nodes that share GPUs, or an empty list.
-    """
+    """The cluster without what ``exclude`` names; ranks follow the places that remain."""
     settings: SettledHosts = {}
     for entry in parsed.entries:
         if entry.name.value in settings:
             first = settings[entry.name.value][0].name.place.line
-            raise entry.name.place.error(
-                f"the host {quoted(entry.name.value)} stands twice{f', first in line {first}' if first else ''}; "
-                "keep one, or give one machine that is two nodes two names"
-            )
+            twice = f"the host {quoted(entry.name.value)} stands twice{f', first in line {first}' if first else ''}"
+            raise entry.name.place.error(f"{twice}; keep one, or give one machine that is two nodes two names")
         given = _settle_devices(entry.own.over(entry.shared), entry)
         if (ranks := given.nproc_per_node) and (devices := given.cuda_visible_devices):
             refuse_more_ranks_than_gpus(entry.name.value, ranks.value, devices.value, ranks.place)
@@ -94,10 +88,8 @@ def refuse_more_ranks_than_gpus(name: str, ranks: int | None, devices: str | Non
     """Raises at ``place`` where a node has fewer GPUs than ranks."""
     named = values.device_list(devices) if devices else []
     if named and ranks and ranks > len(named):
-        raise place.error(
-            f"{quoted(name)} is to start {plural(ranks, 'rank')} and sees {plural(len(named), 'GPU')} "
-            f'(cuda_visible_devices "{devices}"); give each rank one'
-        )
+        visible = f'{plural(len(named), "GPU")} (cuda_visible_devices "{devices}")'
+        raise place.error(f"{quoted(name)} is to start {plural(ranks, 'rank')} and sees {visible}; give each rank one")
 
 
 def _why_local(entry: Entry, here: ThisMachine) -> str | None:
@@ -190,11 +182,7 @@ class Overrides:
     inside: str | None = None
 
     def applied(self, cluster: Cluster) -> Cluster:
-        """The cluster with them, each named as the origin of its value.
-
-        Raises:
-            UsageError: a value can't be what the option is about.
-        """
+        """The cluster with them, each named as the origin of its value."""
         python = None if self.python is None else values.python(self.python, _place("--python"))
         nproc = self.nproc_per_node and values.nproc(str(self.nproc_per_node), _place("--nproc-per-node"))
         login: dict[str, Any] = {

@@ -27,16 +27,11 @@ _INI_VARIABLE = re.compile(r"\sansible_\w+\s*=")
 
 
 def read(text: str, source: str) -> ParsedInventory:
-    """Reads our own YAML, an Ansible inventory, or a hostfile.
-
-    Raises:
-        HostsFileError: where it is none of these, or is wrong in itself.
-    """
+    """Reads our own YAML, an Ansible inventory, or a hostfile."""
     place = SourceLocation(source)
     if text.startswith("$ANSIBLE_VAULT;"):
-        raise place.error(
-            "encrypted by ansible-vault, so nothing in it can be read; name a list of hosts in plain text"
-        )
+        why = "encrypted by ansible-vault, so nothing in it can be read"
+        raise place.error(f"{why}; name a list of hosts in plain text")
     lines = [line for line in text.split("\n") if line.strip() and line.lstrip()[0] not in "#;"]
     inventory: Inventory | None = None
     if any(line[0] == "[" and ansible.SECTION.fullmatch(line.rstrip()) for line in lines):
@@ -44,9 +39,8 @@ def read(text: str, source: str) -> ParsedInventory:
     elif lines and _YAML_START.match(lines[0].lstrip()):
         tree = parse(text, place)
         if not isinstance(tree, Mapping):
-            raise tree.place.error(
-                'a hosts file is a mapping; write "hosts:" and below it each host with "- " in front'
-            )
+            hint = 'write "hosts:" and below it each host with "- " in front'
+            raise tree.place.error(f"a hosts file is a mapping; {hint}")
         # Ansible has groups at the top; we have none of ours that would look like one.
         top = {key.text: value for key, value in tree.pairs if isinstance(key, Scalar)}
         groups = (ansible.looks_like_group(value) for key, value in top.items() if key not in hostfiles.TOP_KEYS)
@@ -67,11 +61,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def write_master_port(path: str, port: int) -> None:
-    """Changes the file at once; a reader never sees half of it.
-
-    Raises:
-        HostsFileError: it is no hosts file in YAML of ours, or can't be written.
-    """
+    """Changes the file at once; a reader never sees half of it."""
     target = Path(path).resolve()
     try:
         data = target.read_bytes()
@@ -85,11 +75,7 @@ def write_master_port(path: str, port: int) -> None:
 
 
 def with_master_port(text: str, port: int, source: str) -> str:
-    """The text of a hosts file with another master port.
-
-    Raises:
-        HostsFileError: it is a hostfile of MPI's or an inventory of Ansible's, which have no place for it.
-    """
+    """The text of a hosts file with another master port."""
     place = SourceLocation(source)
     rest = None
     with suppress(DoctorError):

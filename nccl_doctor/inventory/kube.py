@@ -59,11 +59,7 @@ class KubeRequest:
         return "pods are entered as the user of their container"
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:  # noqa: ARG002 - pods know nothing of ours
-        """The pods, as the API server lists them now.
-
-        Raises:
-            UsageError: in one sentence: no kubectl, no right, no such job, no pods.
-        """
+        """The pods, as the API server lists them now."""
         if where is not None:
             raise UsageError(_TWICE)
         pods, what = _pods_of(self)
@@ -81,11 +77,7 @@ def request(
     *,
     named: bool,
 ) -> KubeRequest | None:
-    """The pods that ``--kube``, ``-l`` and ``-n`` mean together, if given.
-
-    Raises:
-        UsageError: -n or -l without --kube, or a file names the hosts, too.
-    """
+    """The pods that ``--kube``, ``-l`` and ``-n`` mean together, if given."""
     if "kube" not in options:
         if "namespace" in options or "selector" in options:
             raise UsageError("-n and -l choose pods; say --kube with them")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import from_json
@@ -226,16 +226,29 @@ class _Policy(ApiObject):
     spec: _PolicySpec
 
 
-class _Services(ApiObject):
-    items: tuple[_Service, ...] = ()
-
-
-class _Policies(ApiObject):
-    items: tuple[_Policy, ...] = ()
-
-
 class _Namespace(ApiObject):
     metadata: _Metadata
+
+
+class _List(ApiObject, Generic[T]):
+    items: tuple[T, ...] = ()
+
+
+def _services(answer: bytes) -> tuple[Service, ...]:
+    listed = typed(TypeAdapter(_List[_Service]), answer, "list of services").items
+    services = []
+    for one in listed:
+        name, spec, headless = one.metadata.name, one.spec, one.spec.cluster_ip == "None"
+        services.append(Service(name=name, headless=headless, selector=spec.selector, early=spec.early))
+    return tuple(services)
+
+
+def _policies(answer: bytes) -> tuple[Policy, ...]:
+    return tuple(map(_policy, typed(TypeAdapter(_List[_Policy]), answer, "list of network policies").items))
+
+
+def _labels(answer: bytes) -> dict[str, str]:
+    return typed(TypeAdapter(_Namespace), answer, "namespace").metadata.labels
 
 
 def read_namespace(namespace: str) -> dict[str, Any]:
@@ -262,19 +275,6 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
         return unknown(str(error))
 
 
-def _services(answer: bytes) -> tuple[Service, ...]:
-    listed = typed(TypeAdapter(_Services), answer, "list of services")
-    named = ((one.metadata.name, one.spec) for one in listed.items)
-    return tuple(
-        Service(name=name, headless=spec.cluster_ip == "None", selector=spec.selector, early=spec.early)
-        for name, spec in named
-    )
-
-
-def _policies(answer: bytes) -> tuple[Policy, ...]:
-    return tuple(_policy(one) for one in typed(TypeAdapter(_Policies), answer, "list of network policies").items)
-
-
 def _policy(policy: _Policy) -> Policy:
     """As it is meant: without ``policyTypes`` for what comes in, and for what goes out where it has such rules."""
     spec = policy.spec
@@ -287,7 +287,3 @@ def _policy(policy: _Policy) -> Policy:
         ingress=inwards if "Ingress" in types else None,
         egress=outwards if "Egress" in types else None,
     )
-
-
-def _labels(answer: bytes) -> dict[str, str]:
-    return typed(TypeAdapter(_Namespace), answer, "namespace").metadata.labels

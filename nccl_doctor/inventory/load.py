@@ -47,9 +47,6 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     ``path`` is the hosts file (``-`` is standard input), ``where`` the pattern of ``-w``, ``exclude`` that of ``-x``;
     ``engine`` finds hosts in place of a file, ``transport`` reaches those that are named; ``environ`` has Slurm's and
     the master's variables; ``here`` None looks which machine this is.
-
-    Raises:
-        HostsFileError: for a file that can't be read or understood; UsageError for anything else.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
     if engine is not None:
@@ -94,9 +91,6 @@ def requested(
     """The hosts of an engine that options or the environment mean, if any.
 
     ``transport`` None: nobody is contacted; ``named``: a hosts file names the hosts.
-
-    Raises:
-        UsageError: the options contradict each other.
     """
     sources = [engine for engine in engines() if engine.source]
     given = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]

@@ -137,11 +137,7 @@ _PIPE_SECONDS = 10.0
 
 
 def read_text(path: str) -> str:
-    """The text of a file or of a pipe, such as ``<(command)``.
-
-    Raises:
-        HostsFileError: where it can't be read, is no text in UTF-8, is empty or too big.
-    """
+    """The text of a file or of a pipe, such as ``<(command)``."""
     try:
         data = read_bytes(path)
     except FileNotFoundError:

@@ -53,11 +53,7 @@ class SlurmRequest:
         return "a job's steps run as its own user" if self.steps else ""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """The nodes of a job that runs; ``where`` chooses among them.
-
-        Raises:
-            UsageError: in one sentence: no Slurm here, no such job, not this user's, not running, or no node of it.
-        """
+        """The nodes of a job that runs; ``where`` chooses among them."""
         if self.steps and shutil.which("srun") is None:
             raise UsageError(_NO_SLURM.format(program="srun"))
         job, rest = _job(self.job)
@@ -99,9 +95,6 @@ def request(
 
     A ``transport`` over SSH leaves the nodes to it; where it is None nobody is contacted, so that without Slurm's
     commands the environment's list of nodes does.
-
-    Raises:
-        UsageError: the options contradict each other.
     """
     steps, asked = transport in (None, "auto", "slurm"), options.get("slurm_job")
     image, name = options.get("container_image") or "", options.get("container_name") or ""
@@ -134,10 +127,8 @@ def _job(number: str) -> tuple[str, str]:
     if not blocks:
         raise UsageError(f"--slurm-job {number}: scontrol told nothing of it")
     if len(blocks) > 1:
-        raise UsageError(
-            f"--slurm-job {number} stands for {len(blocks)} jobs; name one task of the array, {number}_1, or one part "
-            f"of the heterogeneous job, {number}+0"
-        )
+        hint = f"name one task of the array, {number}_1, or one part of the heterogeneous job, {number}+0"
+        raise UsageError(f"--slurm-job {number} stands for {len(blocks)} jobs; {hint}")
     return blocks[0]["id"], blocks[0]["rest"]
 
 

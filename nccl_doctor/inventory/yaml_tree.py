@@ -152,11 +152,7 @@ class _Open:
 
 
 def parse(text: str, place: SourceLocation) -> Tree:
-    """The tree of the one document in ``text``.
-
-    Raises:
-        HostsFileError: where it is no YAML, holds none or several documents, or is nested too deep.
-    """
+    """The tree of the one document in ``text``."""
     try:
         return _build(text, place)
     except MarkedYAMLError as error:

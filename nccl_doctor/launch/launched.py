@@ -218,13 +218,7 @@ class Wishes(NamedTuple):
 
 
 def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None, list[str]]:
-    """The hosts file, and the script with its arguments.
-
-    ``argv`` is the whole command line: click drops the "--" that says where the script begins.
-
-    Raises:
-        UsageError: several words stand before the "--", or no Python script behind it.
-    """
+    """The hosts file, and the script with its arguments behind the "--"."""
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else len(words) - (not named)
     before, script = words[: len(words) - behind], words[len(words) - behind :]
     if len(before) > 1:
@@ -242,11 +236,7 @@ def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None
 def launched(
     cluster: Cluster, hosts: str | None, script: Sequence[str], wishes: Wishes, environ: Mapping[str, str], now: float
 ) -> Launch:
-    """The job of a cluster, with what its last check saw; ``now`` in seconds since the epoch.
-
-    Raises:
-        UsageError: what is asked for can't be started so.
-    """
+    """The job of a cluster, with what its last check saw; ``now`` in seconds since the epoch."""
     these = Hosts.named(hosts, cluster)
     last = recall(these, environ)
     job = plan(cluster, last.hosts if last else {}, tuple(script), last.torch if last else None)
@@ -258,10 +248,9 @@ def launched(
         job = job.with_variables(recorded(job.torch, traces))
         notes.append(f"after a failure, on each host: nccl-doctor logs {shell.word(traces)}.*")
     if wishes.form != "shell" and any(map(place_of, cluster.nodes)):
-        raise UsageError(
-            f"--format {wishes.form} starts no job in a container, where it would outlive its connection; start each "
-            "host's line in its container, as --format shell prints them"
-        )
+        why = "starts no job in a container, where it would outlive its connection"
+        hint = "start each host's line in its container, as --format shell prints them"
+        raise UsageError(f"--format {wishes.form} {why}; {hint}")
     if wishes.form == "slurm" and wishes.launcher not in (None, "torchrun", "c10d"):
         raise UsageError(f"--format slurm starts torchrun; --launcher {wishes.launcher} has no batch script here")
     launcher = "slurm" if wishes.form == "slurm" else wishes.launcher or default_launcher(job.torch)

@@ -88,11 +88,8 @@ def _static(job: LaunchPlan, start: Start) -> list[str]:
 
 
 def _module(job: LaunchPlan, start: Start, module: str, options: list[str]) -> Line:
-    return shell.script(
-        "{start} -m {rest}",
-        start=_start(start.variables, start),
-        rest=[*map(shell.argument, (module, *options)), *shell.words(job.script, {})],
-    )
+    rest = [*map(shell.argument, (module, *options)), *shell.words(job.script, {})]
+    return shell.script("{start} -m {rest}", start=_start(start.variables, start), rest=rest)
 
 
 def _start(variables: Mapping[str, str], start: Start) -> list[Line]:
@@ -182,9 +179,8 @@ def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> L
         return of_rank({"rank": shell.script("{first}", first=start.first), "local_rank": shell.script("0")})
     numbers = [shell.script("{i}", i=i) for i in range(start.nproc)]
     one = of_rank({"rank": shell.script("$(({first} + i))", first=start.first), "local_rank": shell.script("$i")})
-    return _side_by_side(
-        shell.script("""for i in {numbers}; do {one} & set -- "$@" $!; done;""", numbers=numbers, one=one)
-    )
+    loop = """for i in {numbers}; do {one} & set -- "$@" $!; done;"""
+    return _side_by_side(shell.script(loop, numbers=numbers, one=one))
 
 
 SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")

@@ -111,21 +111,16 @@ class LaunchPlan:
         counts = {start.nproc for start in self.starts}
         if len(counts) > 1:
             told = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
-            raise UsageError(
-                f"{launcher} wants the same nproc_per_node on all nodes ({why}), and here it differs: {told}; make a "
-                "machine with more GPUs two nodes with cuda_visible_devices of their own, or use torchrun"
-            )
+            wants = f"{launcher} wants the same nproc_per_node on all nodes ({why}), and here it differs: {told}"
+            hint = "make a machine with more GPUs two nodes with cuda_visible_devices of their own, or use torchrun"
+            raise UsageError(f"{wants}; {hint}")
         return counts.pop()
 
 
 def plan(
     cluster: Cluster, checked: Mapping[str, CheckedHost], script: tuple[str, ...], torch: str | None = None
 ) -> LaunchPlan:
-    """The job of a cluster; the hosts file wins over what was ``checked``.
-
-    Raises:
-        UsageError: the number of ranks of a node is known from nowhere.
-    """
+    """The job of a cluster; the hosts file wins over what was ``checked``."""
     unknown = [node.name for node in cluster.nodes if _count(node, checked.get(node.name)) is None]
     if unknown:
         source = ClusterSource(cluster)

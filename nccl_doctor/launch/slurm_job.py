@@ -46,11 +46,7 @@ TASK = """\
 
 
 def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
-    """The script. Slurm orders its nodes by name, and torchrun's node ranks follow that, but for c10d's own.
-
-    Raises:
-        UsageError: one machine is two nodes, or nodes want variables or interpreters of their own.
-    """
+    """The script. Slurm orders its nodes by name, and torchrun's node ranks follow that, but for c10d's own."""
     nodes = [start.node for start in job.starts]
     if len({node.address for node in nodes}) < len(nodes):
         raise UsageError("Slurm starts a machine once: a machine that is two nodes here can't be one of its jobs")

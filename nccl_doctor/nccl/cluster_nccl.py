@@ -109,8 +109,7 @@ class Fault:
     """The fault of a host's choice.
 
     Attributes:
-        used: the interface at fault, None where NCCL finds none.
-        problem: what NCCL does there, to follow "NCCL on HOST".
+        problem: what NCCL does there with the interface ``used``, to follow "NCCL on HOST".
         evidence: what shows it, each with the hosts of which it is true.
     """
 
@@ -191,10 +190,7 @@ def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes
 
 
 def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:
-    """An answer for each host, as ``version`` or its own would choose.
-
-    Without a port mesh, routes alone tell who reaches whom.
-    """
+    """An answer for each host, as ``version`` or its own would choose."""
     nccl = cluster_nccl(snapshot, version)
     trouble = any(_trouble(nccl, name) is not None for name in nccl.by_host)
     suggestion = nccl.suggestion if trouble else None

@@ -57,10 +57,7 @@ Reaches = Callable[[str, str], bool]
 
 
 def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:
-    """Hosts with which gloo can't connect for an address that ``host`` gives.
-
-    ``addresses`` are what gloo listens on; ``reaches`` is never asked of loopback addresses.
-    """
+    """Hosts with which gloo can't connect for an address that ``host`` gives."""
     own = address_of(addresses[host])
     found = []
     for name, text in addresses.items():

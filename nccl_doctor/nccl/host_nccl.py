@@ -93,10 +93,7 @@ class HostNccl:
 def host_nccl(
     host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None
 ) -> HostNccl | Unknown:
-    """NCCL's view of a reached host, and its choice.
-
-    With ``overrides`` (variables besides the hosts file's) or another ``version`` the model answers, not libnccl.
-    """
+    """A reached host as NCCL sees it; with ``overrides`` or ``version`` of the model."""
     facts = host.facts
     if facts is None:
         return unknown(f"{host.name} was not reached")

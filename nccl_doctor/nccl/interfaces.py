@@ -202,10 +202,8 @@ def choose_all(
     for (_, before), (since, after) in itertools.pairwise(answers):
         if _addresses(before) != _addresses(after):
             decides = " NCCL_CONF_FILE decides, which is read from then on only:" if since == versions.CONF_FILE else ""
-            return unknown(
-                f"the NCCL version is not known:{decides} before {versions.show(since)} it {_tell(before)}, "
-                f"from then on it {_tell(after)}"
-            )
+            parting = f"before {versions.show(since)} it {_tell(before)}, from then on it {_tell(after)}"
+            return unknown(f"the NCCL version is not known:{decides} {parting}")
     return newest
 
 

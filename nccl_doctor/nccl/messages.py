@@ -61,10 +61,7 @@ class _Entry:
 
 @lru_cache(2048)
 def meaning(text: str) -> Meaning | None:
-    """The meaning of a text behind ``NCCL WARN`` or ``Last error:``.
-
-    The template with the longest plain part wins, since some begin like others.
-    """
+    """The meaning of a text behind ``NCCL WARN`` or ``Last error:``, if known."""
     by_word = _entries()
     words = {"", *_WORD.findall(text)}
     for _, entry in heapq.merge(*(by_word[word] for word in words if word in by_word), key=lambda pair: pair[0]):
@@ -155,10 +152,7 @@ class PortError:
 
 
 def find_port_error(text: str) -> PortError | None:
-    """The port error in a log or in pasted lines, if any.
-
-    Of several the one that names its port counts, and NCCL's only where torch has said nothing.
-    """
+    """The port error in a log or in pasted lines, if any."""
     rest = _NCCL.sub("", text)
     for kind, pattern in _WORDINGS:
         match = re.search(pattern, rest, re.DOTALL)

@@ -48,23 +48,18 @@ class Behaviour:
     virbr_last: bool = False
 
 
-def _classes() -> tuple[tuple[Version, Behaviour], ...]:
-    behaviour = Behaviour()
-    classes: list[tuple[Version, Behaviour]] = [((2, 4, 0), behaviour)]
-    changes: tuple[tuple[Version, dict[str, object]], ...] = (
-        ((2, 4, 8), {"bootstrap_words": "Bootstrap : no socket interface found"}),
-        ((2, 7, 3), {"both_signs": True}),
-        ((2, 23, 4), {"conf_file": True}),
-        ((2, 24, 3), {"nothing_found": 5}),
-        ((2, 28, 3), {"running_only": True, "virbr_last": True}),
-    )
-    for since, change in changes:
-        behaviour = replace(behaviour, **change)  # type: ignore[arg-type]  # field names and types as in the class
-        classes.append((since, behaviour))
-    return tuple(classes)
-
-
-CLASSES = _classes()
+_SINCE_2_4_8 = replace(Behaviour(), bootstrap_words="Bootstrap : no socket interface found")
+_SINCE_2_7_3 = replace(_SINCE_2_4_8, both_signs=True)
+_SINCE_2_23_4 = replace(_SINCE_2_7_3, conf_file=True)
+_SINCE_2_24_3 = replace(_SINCE_2_23_4, nothing_found=5)
+CLASSES: tuple[tuple[Version, Behaviour], ...] = (
+    ((2, 4, 0), Behaviour()),
+    ((2, 4, 8), _SINCE_2_4_8),
+    ((2, 7, 3), _SINCE_2_7_3),
+    ((2, 23, 4), _SINCE_2_23_4),
+    ((2, 24, 3), _SINCE_2_24_3),
+    ((2, 28, 3), replace(_SINCE_2_24_3, running_only=True, virbr_last=True)),
+)
 """Each behaviour with the first version that has it, oldest first."""
 
 OLDEST = CLASSES[0][0]
@@ -81,11 +76,7 @@ NCCL_OF_TORCH_2_8: Version = (2, 27, 3)
 
 
 def parse_version(text: str) -> Version:
-    """The version in "2.27.7", "2.27.5-1", "2.21.5+cuda12.4" or "2.28".
-
-    Raises:
-        ValueError: it is no NCCL version from 2.4 on.
-    """
+    """The version in "2.27.7", "2.27.5-1" or "2.28"; ValueError for none from 2.4 on."""
     found = _VERSION.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no NCCL version; give it as in 2.27.7")

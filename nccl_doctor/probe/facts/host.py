@@ -171,11 +171,9 @@ def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[s
 
 def _upwards(folder: str) -> Iterator[str]:
     """The folder and those above it up to the controller's own: each bounds what is below."""
-    while folder.rpartition("/")[0].count("/sys/fs/cgroup"):
+    while "/sys/fs/cgroup" in folder:
         yield folder
         folder = folder.rpartition("/")[0]
-    if folder:
-        yield folder
 
 
 def _quota(folder: str) -> int | None:

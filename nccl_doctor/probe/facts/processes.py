@@ -25,8 +25,13 @@ def find_jobs() -> list[dict[str, Any]]:
     """snapshot.TrainingJob of each job, by the PID of its root."""
     table = Table()
     ours = _ours(table)
-    living = [pid for pid in table.procs if pid not in ours and _trains(pid, table)]
-    ranks = jobs.jobs_of(living, table)
+    living = [pid for pid, proc in table.procs.items() if pid not in ours and not proc.kernel and proc.state != "Z"]
+    trains = [
+        pid
+        for pid in living
+        if is_launcher(table.argv(pid)) or (is_python(table.executable(pid)) and jobs.is_rank(pid, table))
+    ]
+    ranks = jobs.jobs_of(trains, table)
     covered = {pid for job in ranks for pid in job.pids}
     rest = [proc for proc in table.procs.values() if proc.pid not in covered | ours]
     workers = [proc.pid for proc in rest if jobs.is_ray_worker(proc.pid, table)]
@@ -44,8 +49,19 @@ def find_jobs() -> list[dict[str, Any]]:
 def on_gpus(deadline: float) -> list[dict[str, Any]]:
     """snapshot.GpuProcess of each process and GPU."""
     uses = list_gpu_processes(deadline)
-    table = Table() if uses else None
-    return [] if table is None else [{**use, **_whose(use["pid"], table)} for use in uses]
+    if not uses:
+        return []
+    from nccl_doctor.probe import guard
+
+    table, found = Table(), []
+    for use in uses:
+        pid = use["pid"]
+        whose: dict[str, Any] = {"alive": False, "user": None, "own": False, "command": None}
+        if pid in table.procs:
+            whose = {"alive": True, "user": guard.user(table.uid(pid)), "own": guard.is_own(pid, table)}
+            whose["command"] = table.command(pid)
+        found.append({**use, **whose})
+    return found
 
 
 @fact("master_port")
@@ -56,26 +72,6 @@ def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
     from nccl_doctor.probe.ports.requests import explain
 
     return explain(*trial)
-
-
-def _whose(pid: int, table: Table) -> dict[str, Any]:
-    if pid not in table.procs:
-        return {"alive": False, "user": None, "own": False, "command": None}
-    from nccl_doctor.probe import guard
-
-    return {
-        "alive": True,
-        "user": guard.user(table.uid(pid)),
-        "own": guard.is_own(pid, table),
-        "command": table.command(pid),
-    }
-
-
-def _trains(pid: int, table: Table) -> bool:
-    proc = table.procs[pid]
-    if proc.kernel or proc.state == "Z":
-        return False
-    return is_launcher(table.argv(pid)) or (is_python(table.executable(pid)) and jobs.is_rank(pid, table))
 
 
 def _ours(table: Table) -> set[int]:

@@ -19,7 +19,6 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
     model_validator,
 )
 from pydantic_core import CoreSchema
@@ -108,27 +107,10 @@ def _clipped(value: object) -> object:
     return tuple(map(_clipped, value[:MAX_LINES])) if isinstance(value, (list, tuple)) else value
 
 
-_BOUNDS = frozenset({"maxLength", "maximum", "minimum", "pattern", "propertyNames"})
-
-
 class Observed(FrozenModel):
     """Base of all that hosts tell: texts are bounded, and numbers are finite."""
 
     model_config = ConfigDict(str_max_length=MAX_TEXT, allow_inf_nan=False)
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler, /) -> dict[str, Any]:
-        """The schema without bounds: they are those of our own trust, and a report promises none."""
-        made: dict[str, Any] = _unbounded(handler.resolve_ref_schema(handler(schema)))
-        return made
-
-
-def _unbounded(schema: Any) -> Any:  # noqa: ANN401 - dictionaries, lists and what stands in them
-    if isinstance(schema, list):
-        return [_unbounded(inner) for inner in schema]
-    if isinstance(schema, dict):
-        return {key: _unbounded(inner) for key, inner in schema.items() if key not in _BOUNDS}
-    return schema
 
 
 class Words(Observed):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
 from nccl_doctor.model.base import (
     Clipped,
@@ -188,14 +188,11 @@ class Load(FrozenModel):
     second_try: tuple[Name, ...] = ()
 
 
-DialOutcome = Annotated[
-    Literal[
-        "connected", "refused", "timed-out", "no-route", "unreachable", "stranger", "intercepted", "reset",
-        "no-source-address", "failed",
-    ],
-    WithJsonSchema({"type": "string"}),
+DialOutcome = Literal[
+    "connected", "refused", "timed-out", "no-route", "unreachable", "stranger", "intercepted", "reset",
+    "no-source-address", "failed",
 ]  # fmt: skip
-DialSeconds = Annotated[float, Field(ge=0, le=3600), WithJsonSchema({"type": "number"})]
+DialSeconds = Annotated[float, Field(ge=0, le=3600)]
 """What a dial took; it has a few seconds, and twice as long when it is tried again."""
 
 
@@ -267,7 +264,7 @@ class RankReport(Observed):
     rank: Count
     host: str
     local_rank: Count
-    stage: Annotated[Stage, WithJsonSchema({"type": "string"})]
+    stage: Stage
     ok: bool
     error: Clipped | None = None
     pid: Pid | None = None

@@ -86,14 +86,14 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    policy = "default-src 'none'; base-uri 'none'; form-action 'none'"
+    policy = "default-src 'none'; "
     for kind, name in (("style", "style.css"), ("script", "script.js")):
         text = files(__package__ or "").joinpath(name).read_text("utf-8")
         # what may act inline is named by its digest (CSP level 3, 2.3.1)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        policy += f"; {kind}-src 'sha256-{digest}'"
+        policy += f"{kind}-src 'sha256-{digest}'; "
         environment.globals[kind] = Markup(text)  # noqa: S704 - a file of ours
-    environment.globals["policy"] = policy
+    environment.globals["policy"] = policy + "base-uri 'none'; form-action 'none'"
 
     def page(text: str) -> Markup:
         return Markup(MarkdownIt("commonmark", {"html": False}).render(text))  # noqa: S704 - it escapes all but its own

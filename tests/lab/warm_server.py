@@ -6,9 +6,7 @@ forked from it, too, so that the tree of processes is that of plain ones.
 """
 
 import _posixsubprocess
-import ast
 import atexit
-import builtins
 import contextlib
 import ctypes
 import faulthandler
@@ -28,7 +26,6 @@ import tempfile
 import threading
 import traceback
 import types
-import zlib
 from collections.abc import Callable
 from multiprocessing import process, spawn
 from pathlib import Path
@@ -55,23 +52,6 @@ _kept: list[mmap.mmap] = []
 _modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] not in ("tests", "__main__")}
 _finders, _hooks = [*sys.meta_path], [*sys.path_hooks]
 _places = [place for place in sys.path if place != str(Path.cwd())]
-
-
-def remember() -> None:
-    """Compiles the probe once for all forks that are to run it."""
-    build = importlib.import_module("nccl_doctor.collect.connect.start")
-    program = zlib.decompress(build.bundle())
-    sources = ast.literal_eval(program.decode().rpartition("\nstart(")[2].removesuffix(")\n"))
-    names = {f"<probe>/{name.replace('.', '/')}.py": text for name, text in sources.items()}
-    texts = {name.replace("/__init__.py", ".py"): text for name, text in names.items()} | {"<nccl-doctor>": program}
-    plain = builtins.compile
-    known = {(text, name): plain(text, name, "exec", dont_inherit=True) for name, text in texts.items()}
-
-    def compile_once(text: Any, name: Any, mode: str, *more: Any, **options: Any) -> Any:
-        code = known.get((text, name)) if isinstance(text, str | bytes) and mode == "exec" else None
-        return code or plain(text, name, mode, *more, **options)
-
-    setattr(builtins, "compile", compile_once)  # noqa: B010 - for forks alone
 
 
 def serve(calls: socket.socket) -> None:
@@ -325,5 +305,4 @@ if __name__ == "__main__":
         setattr(_posixsubprocess, "fork_exec", fork_or_exec)  # noqa: B010 - multiprocessing's
         spawn.set_executable(PATH)
         assert torch.distributed.is_gloo_available()
-        remember()
     serve(socket.socket(fileno=0))

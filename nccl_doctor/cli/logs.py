@@ -26,6 +26,10 @@ Tee = Annotated[
         "--tee", help="Pass the text through to stdout as it is, secrets and all (to stderr where JSON goes there)."
     ),
 ]
+Summary = Annotated[
+    bool,
+    typer.Option("--summary", help="Show what NCCL chose as well: interface, devices, plugin, channels, versions."),
+]
 Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as the fatal line comes.")]
 
 
@@ -35,6 +39,7 @@ def logs(
     files: Files,
     tee: Tee = False,
     follow: Follow = False,
+    summary: Summary = False,
     output: options.Output = "human",
     shown: DiagnosisOptions,
     chosen: SelectOptions,
@@ -55,7 +60,7 @@ def logs(
 
         with _bar(files, quiet=shown.quiet) as session.progress:
             verdict = session.read()
-        code = out.report(report(verdict, time.monotonic() - began, wanted))
+        code = out.report(report(verdict, time.monotonic() - began, wanted, whole=summary))
         session.drain()
         return code
 

@@ -180,7 +180,7 @@ class Investigation:
         found = causes(self.log)
         if self._small and self._reader is None and (not found or found[0].grade < Grade.LIKELY):
             found = self._read_again(found)
-        if self._small and not found:
+        if self._small:
             self._channels()
         readings = self.log.readings
         return LogVerdict(found, self.log, len(readings), sum(reading.bytes for reading in readings))

@@ -64,7 +64,7 @@ class Process:
             self.rank, self.world_size, self.ranks = other.rank, other.world_size, other.ranks
         elif other.world_size == self.world_size:
             self.ranks |= other.ranks
-        self.interfaces += [interface for interface in other.interfaces if interface not in self.interfaces]
+        self.interfaces = [*dict.fromkeys((*self.interfaces, *other.interfaces))]
         self.network = self.network or other.network
         self.plugin = self.plugin or other.plugin
         self.milestone = max(self.milestone, other.milestone)
@@ -73,11 +73,10 @@ class Process:
 
 @dataclass(frozen=True)
 class FactRule:
-    """A wording of a fact; ``kind`` is the method of ``Facts`` that takes it."""
+    """A wording of a fact; ``kind`` says how :class:`Facts` takes it."""
 
     kind: str
     pattern: str
-    sample: str
 
     @cached_property
     def compiled(self) -> re.Pattern[str]:
@@ -86,115 +85,66 @@ class FactRule:
 
 
 RULES: tuple[FactRule, ...] = (
-    FactRule("nccl", r"[NR]CCL version ?:? ?(?P<version>\d+\.\d+(?:\.\d+)?)", "NCCL version 2.21.5+cuda12.4"),
-    FactRule("torch", r"\btorch==(?P<version>\d[\w.+]*)", "[pip3] torch==2.4.1"),
-    FactRule(
-        "torch", r"Py[Tt]orch(?: [Vv]ersion)?:? (?P<version>\d+\.\d+\.\d+[\w.+]*)", "PyTorch version: 2.4.1+cu124"
-    ),
-    FactRule(
-        "torch", r"torch(?: version|\.__version__)[:=]? ?(?P<version>\d+\.\d+\.\d+[\w.+]*)", "torch version: 2.4.1"
-    ),
-    FactRule("interface", r"Bootstrap ?: Using ", "n1:1:2 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>"),
-    FactRule(
-        "interface",
-        r"NET(?:/Socket)? ?: Using (?:interface )?",
-        "n1:1:2 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>",
-    ),
-    FactRule("interface", r"; OOB ", "n1:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB eth0:10.0.0.1<0>"),
-    FactRule(
-        "plugin",
-        r"NET/Plugin: Loaded net plugin (?P<plugin>\w.*\(v\d+\))",
-        "n1:1:2 [0] NCCL INFO NET/Plugin: Loaded net plugin Libfabric (v8)",
-    ),
-    FactRule("network", r"Using network (?P<network>\w.*)", "n1:1:2 [0] NCCL INFO Using network Socket"),
-    FactRule(
-        "init",
-        r"comm \S+ rank (?P<rank>\d+) n[rR]anks (?P<size>\d+) .*- Init (?P<end>START|COMPLETE)",
-        "n1:1:2 [0] NCCL INFO ncclCommInitRank comm 0x5 rank 4 nranks 16 cudaDev 4 busId 9a000 commId 0x2 - Init START",
-    ),
-    FactRule(
-        "rank", r"comm \S+ rank (?P<rank>\d+) nranks (?P<size>\d+)", "n1:1:2 [0] NCCL INFO comm 0x5 rank 2 nranks 4"
-    ),
-    FactRule(
-        "rank",
-        r"Init timings.*rank (?P<rank>\d+) nranks (?P<size>\d+)",
-        "n1:1:2 [0] NCCL INFO Init timings - ncclCommInitRank: rank 1 nranks 16 total 1.57",
-    ),
-    FactRule(
-        "nodes", r" nNodes (?P<nodes>\d+) ", "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nRanks 16 nNodes 2 localRanks 8"
-    ),
-    FactRule("bootstrapped", r"Bootstrap timings total", "n1:1:2 [0] NCCL INFO Bootstrap timings total 0.01"),
-    FactRule("connected", r"Connected all rings", "n1:1:2 [0] NCCL INFO Connected all rings"),
-    FactRule(
-        "ifname",
-        r"NCCL_SOCKET_IFNAME (?:set (?:by environment )?to|=) ?(?P<value>[\w^=,.:@-]+)",
-        "n1:1:2 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to =eno1",
-    ),
-    FactRule(
-        "torn",
-        r"rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) .*- (?:Destroy|Abort) COMPLETE",
-        "n1:1:2 [0] NCCL INFO comm 0x5 rank 2 nranks 4 cudaDev 2 busId 1000 - Destroy COMPLETE",
-    ),
+    FactRule("nccl", r"[NR]CCL version ?:? ?(?P<version>\d+\.\d+(?:\.\d+)?)"),
+    FactRule("torch", r"\btorch==(?P<version>\d[\w.+]*)"),
+    FactRule("torch", r"Py[Tt]orch(?: [Vv]ersion)?:? (?P<version>\d+\.\d+\.\d+[\w.+]*)"),
+    FactRule("torch", r"torch(?: version|\.__version__)[:=]? ?(?P<version>\d+\.\d+\.\d+[\w.+]*)"),
+    FactRule("interface", r"Bootstrap ?: Using "),
+    FactRule("interface", r"NET(?:/Socket)? ?: Using (?:interface )?"),
+    FactRule("interface", r"; OOB "),
+    FactRule("plugin", r"NET/Plugin: Loaded net plugin (?P<plugin>\w.*\(v\d+\))"),
+    FactRule("network", r"Using network (?P<network>\w.*)"),
+    FactRule("init", r"comm \S+ rank (?P<rank>\d+) n[rR]anks (?P<size>\d+) .*- Init (?P<end>START|COMPLETE)"),
+    FactRule("rank", r"comm \S+ rank (?P<rank>\d+) nranks (?P<size>\d+)"),
+    FactRule("rank", r"Init timings.*rank (?P<rank>\d+) nranks (?P<size>\d+)"),
+    FactRule("nodes", r" nNodes (?P<nodes>\d+) "),
+    FactRule("bootstrapped", r"Bootstrap timings total"),
+    FactRule("connected", r"Connected all rings"),
+    FactRule("chosen", r"cudaDriverVersion (?P<driver>\d{4,6})\b"),
+    FactRule("chosen", r"[NR]CCL version .{1,24}[+-](?P<built_for>(?:cuda|hip|rocm)[\d.]+)"),
+    FactRule("chosen", r"NET/IB ?: Using (?P<devices>\[0\]\w.{1,400}?) ?(?:\[RO\] ?)?(?:;|$)"),
+    FactRule("chosen", r"Initializing (?P<plugin>aws-ofi-\S+ \S+)"),
+    FactRule("chosen", r"Bytes -> Algo (?P<algorithm>\w+ proto \w+)"),
+    FactRule("chosen", r"(?P<algorithm>NCCL_(?:ALGO|PROTO)) set by environment to (?P<value>[\w^,:;/@-]{1,64})"),
+    FactRule("chosen", r"NCCL INFO (?P<channels>\d{1,4} coll channels, .{1,160}per peer)"),
+    FactRule("chosen", r"GPU Direct RDMA (?P<gdr>Enabled|Disabled)"),
+    FactRule("chosen", r"use ring PXN \d GDR (?P<gdr>[01])"),
+    FactRule("ifname", r"NCCL_SOCKET_IFNAME (?:set (?:by environment )?to|=) ?(?P<value>[\w^=,.:@-]+)"),
+    FactRule("torn", r"rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) .*- (?:Destroy|Abort) COMPLETE"),
     FactRule(
         "summary",
         r"(?:  host      : (?P<host>[\w.-]+)|  rank      : (?P<rank>\d{1,7}) \(local_rank: \d+\)"
         r"|  exitcode  : (?P<code>-?\d{1,3}) \(pid: (?P<pid>\d{1,9})\))",
-        "  rank      : 3 (local_rank: 3)",
     ),
-    FactRule("srun", r"srun: error: (?P<host>[\w.-]+): task", "srun: error: n1: task 0: Exited with exit code 1"),
-    FactRule("stated", r"(?:dist_rank|global_rank|GLOBAL_RANK)\S{0,3} ?(?P<rank>\d{1,6})\b", "self.dist_rank: 1"),
-    FactRule(
-        "ras",
-        r"RAS failed to establish a client listening socket",
-        "n1:1:2 [0] NCCL INFO RAS failed to establish a client listening socket at 127.0.0.1<28028>",
-    ),
+    FactRule("srun", r"srun: error: (?P<host>[\w.-]+): task"),
+    FactRule("stated", r"(?:dist_rank|global_rank|GLOBAL_RANK)\S{0,3} ?(?P<rank>\d{1,6})\b"),
+    FactRule("ras", r"RAS failed to establish a client listening socket"),
     FactRule(
         "failed",
-        r"\b(?:group|init|bootstrap|enqueue|proxy|transport|transport/net|misc/socket|graph/\w+)"
-        r"\.(?:cc|cu):\d+ -> [12345678]\b",
-        "n1:1:2 [0] NCCL INFO init.cc:1007 -> 3",
+        r"\b(?:group|init|bootstrap|enqueue|proxy|transport|transport/net"
+        r"|misc/socket|graph/\w+)\.(?:cc|cu):\d+ -> [12345678]\b",
     ),
     FactRule(
         "failed",
         r"Traceback \(most recent call last\)|srun: error: |exitcode: |terminate called after|Test (?:NCCL )?failure",
-        "Traceback (most recent call last):",
     ),
-    FactRule("well", r"Out of bounds values ?: 0 OK", "# Out of bounds values : 0 OK"),
-    FactRule("busbw", r"# Avg bus bandwidth *: *(?P<rate>\d{1,6}(?:\.\d{1,9})?)", "# Avg bus bandwidth    : 92.1234"),
+    FactRule("well", r"Out of bounds values ?: 0 OK"),
+    FactRule("busbw", r"# Avg bus bandwidth *: *(?P<rate>\d{1,6}(?:\.\d{1,9})?)"),
     FactRule(
         "row",
-        r"^ +\d+ +\d+ +(?:b?float\d*|half|double"
-        r"|u?int8|u?int32|u?int64|fp8_\w+|f8e4m3|f8e5m2) +(?:sum|none|prod|min|max|avg)\b",
-        "        1048576        262144     float     sum    1762.4    0.59    0.59  0e+00",
+        r"^ +\d+ +\d+ +(?:b?float\d*|half|double|u?int8|u?int32|u?int64"
+        r"|fp8_\w+|f8e4m3|f8e5m2) +(?:sum|none|prod|min|max|avg)\b",
     ),
-    FactRule(
-        "well",
-        r"worker group successfully finished",
-        "I1104 10:40:04 77 torch/elastic/agent/server/api.py:879] [default] worker group successfully finished",
-    ),
-    FactRule("well", r"'train_runtime': \d", "{'train_runtime': 812.1, 'train_loss': 1.22, 'epoch': 1.0}"),
-    FactRule(
-        "serving", r"INFO: +Application startup complete", "(APIServer pid=1) INFO:     Application startup complete."
-    ),
-    FactRule(
-        "serving",
-        r"The server is fired up and ready to roll",
-        "[2026-07-20 04:18:02] The server is fired up and ready to roll!",
-    ),
-    FactRule("well", r"`Trainer\.fit` stopped: `max_", "`Trainer.fit` stopped: `max_epochs=3` reached."),
+    FactRule("well", r"worker group successfully finished|'train_runtime': \d"),
+    FactRule("serving", r"INFO: +Application startup complete|The server is fired up and ready to roll"),
+    FactRule("well", r"`Trainer\.fit` stopped: `max_"),
 )
 """What every log is read for."""
 
 CHANNEL_RULES: tuple[FactRule, ...] = (
-    FactRule(
-        "channel",
-        r"(?:Channel|Ring) \d+\S* : \d+\S* -> \d+\S* .*via (?P<way>\S+)",
-        "n1:1:2 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/IPC",
-    ),
-    FactRule(
-        "ring", r"Channel (?P<channel>\d+)/\d+ : (?P<order>[ \d]+)$", "n1:1:2 [0] NCCL INFO Channel 00/02 :    0   1"
-    ),
-    FactRule("trees", r"Trees (?P<trees>\[0\].*)", "n1:1:2 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1"),
+    FactRule("channel", r"(?:Channel|Ring) \d+\S* : \d+\S* -> \d+\S* .*via (?P<way>\S+)"),
+    FactRule("ring", r"Channel (?P<channel>\d+)/\d+ : (?P<order>[ \d]+)$"),
+    FactRule("trees", r"Trees (?P<trees>\[0\].*)"),
 )
 """Rings, trees and ways, of which a large job prints hundreds of thousands of lines."""
 
@@ -203,6 +153,20 @@ MAX_RANKS = 256
 
 MAX_PROCESSES = 65_536
 """More processes than this are not kept apart: memory must not grow with a log that was made up."""
+
+
+_FLAGS = {"failed": "gave_up", "serving": "serving", "torn": "torn_down", "well": "ended_well"}
+"""What a line of a kind shows of the whole."""
+
+_GDR = {"0": "not used", "1": "used", "Disabled": "not used", "Enabled": "used"}
+
+_REACHED = {
+    "plugin": Milestone.INTERFACE,
+    "network": Milestone.NETWORK,
+    "bootstrapped": Milestone.BOOTSTRAPPED,
+    "connected": Milestone.CONNECTED,
+}
+"""How far the process of a line of a kind came; what the line names, the process keeps."""
 
 
 @dataclass
@@ -223,6 +187,7 @@ class Facts:
         ended_well: a line that only a run that came to its end prints.
         failed_hosts: hosts that the launcher names in its errors.
         world_size: the largest communicator.
+        chosen: topic, value and host of what else NCCL chose.
     """
 
     nccl_versions: Counter[str] = field(default_factory=Counter)
@@ -236,6 +201,7 @@ class Facts:
     stated_ranks: dict[int, None] = field(default_factory=dict)
     world_size: int | None = None
     nodes: int | None = None
+    chosen: dict[tuple[str, str, str], None] = field(default_factory=dict)
     ras_failures: int = 0
     gave_up: bool = False
     torn_down: bool = False
@@ -270,7 +236,16 @@ class Facts:
 
     def take(self, kind: str, match: re.Match[str], prefix: Prefix) -> None:
         """Notes one matched line."""
-        getattr(self, f"_{kind}")(match, prefix)
+        if kind in _FLAGS:
+            setattr(self, _FLAGS[kind], True)
+        elif kind in _REACHED:
+            process = self._enter(prefix)
+            if process is not None:
+                process.milestone = max(process.milestone, _REACHED[kind])
+                for name, value in match.groupdict().items():
+                    setattr(process, name, value)
+        else:
+            getattr(self, f"_{kind}")(match, prefix)
 
     def merge(self, other: Facts) -> None:
         """Takes over what another part of the same logs told."""
@@ -281,20 +256,17 @@ class Facts:
                 self.processes[key].merge(process)
             else:
                 self.processes[key] = process
-        self.ifname = self.ifname or other.ifname
-        self.rings = {**other.rings, **self.rings}
-        self.trees = {**other.trees, **self.trees}
-        self.ended_well = self.ended_well or other.ended_well
-        self.busbw = other.busbw if self.busbw is None else self.busbw
-        self.gave_up = self.gave_up or other.gave_up
-        self.torn_down = self.torn_down or other.torn_down
-        self.serving = self.serving or other.serving
-        self.summary_host = other.summary_host or self.summary_host
-        self.summary_rank = self.summary_rank if other.summary_rank is None else other.summary_rank
-        self.failed_hosts |= other.failed_hosts
-        self.stated_ranks |= other.stated_ranks
+        for name in ("rings", "trees"):
+            setattr(self, name, getattr(other, name) | getattr(self, name))
+        for name in ("chosen", "failed_hosts", "stated_ranks"):
+            setattr(self, name, getattr(self, name) | getattr(other, name))
+        for name in (*_FLAGS.values(), "ifname"):
+            setattr(self, name, getattr(self, name) or getattr(other, name))
         self.world_size = max(self.world_size or 0, other.world_size or 0) or None
         self.nodes = max(self.nodes or 0, other.nodes or 0) or None
+        self.busbw = other.busbw if self.busbw is None else self.busbw
+        self.summary_host = other.summary_host or self.summary_host
+        self.summary_rank = self.summary_rank if other.summary_rank is None else other.summary_rank
         self.ras_failures += other.ras_failures
         self.rows += other.rows
 
@@ -323,23 +295,9 @@ class Facts:
         self.torch_versions[match["version"]] += 1
 
     def _interface(self, match: re.Match[str], prefix: Prefix) -> None:
-        process = self._reached(prefix, Milestone.INTERFACE)
-        if process is None:
-            return
-        for name, address in INTERFACE.findall(match.string[match.start() : match.end() + 400]):
-            interface = Interface(name, address)
-            if interface not in process.interfaces:
-                process.interfaces.append(interface)
-
-    def _network(self, match: re.Match[str], prefix: Prefix) -> None:
-        process = self._reached(prefix, Milestone.NETWORK)
-        if process is not None:
-            process.network = match["network"]
-
-    def _plugin(self, match: re.Match[str], prefix: Prefix) -> None:
-        process = self._reached(prefix, Milestone.INTERFACE)
-        if process is not None:
-            process.plugin = match["plugin"]
+        process = self._reached(prefix, Milestone.INTERFACE) or Process("", "")
+        found = INTERFACE.findall(match.string[match.start() : match.end() + 400])
+        process.interfaces = [*dict.fromkeys((*process.interfaces, *(Interface(*one) for one in found)))]
 
     def _init(self, match: re.Match[str], prefix: Prefix) -> None:
         if number(match["size"]) == 1:
@@ -363,14 +321,14 @@ class Facts:
         elif size == process.world_size and len(process.ranks) < MAX_RANKS:
             process.ranks.add(rank)
 
+    def _chosen(self, match: re.Match[str], prefix: Prefix) -> None:
+        topic, value = next(one for one in match.groupdict().items() if one[1])
+        value = " ".join((value, *match.groups()[1:]))
+        if len(self.chosen) < MAX_RANKS * 16:
+            self.chosen.setdefault((topic, _GDR.get(value, value), prefix.host or ""))
+
     def _nodes(self, match: re.Match[str], _prefix: Prefix) -> None:
         self.nodes = max(self.nodes or 0, number(match["nodes"]) or 0) or None
-
-    def _bootstrapped(self, _match: re.Match[str], prefix: Prefix) -> None:
-        self._reached(prefix, Milestone.BOOTSTRAPPED)
-
-    def _connected(self, _match: re.Match[str], prefix: Prefix) -> None:
-        self._reached(prefix, Milestone.CONNECTED)
 
     def _ifname(self, match: re.Match[str], _prefix: Prefix) -> None:
         self.ifname = self.ifname or match["value"]
@@ -378,23 +336,11 @@ class Facts:
     def _ras(self, _match: re.Match[str], _prefix: Prefix) -> None:
         self.ras_failures += 1
 
-    def _failed(self, _match: re.Match[str], _prefix: Prefix) -> None:
-        self.gave_up = True
-
     def _row(self, _match: re.Match[str], _prefix: Prefix) -> None:
         self.rows += 1
 
     def _busbw(self, match: re.Match[str], _prefix: Prefix) -> None:
         self.busbw, self.ended_well = float(match["rate"]), True
-
-    def _well(self, _match: re.Match[str], _prefix: Prefix) -> None:
-        self.ended_well = True
-
-    def _serving(self, _match: re.Match[str], _prefix: Prefix) -> None:
-        self.serving = True
-
-    def _torn(self, _match: re.Match[str], _prefix: Prefix) -> None:
-        self.torn_down = True
 
     def _summary(self, match: re.Match[str], _prefix: Prefix) -> None:
         """Torchrun's summary ends with the root cause."""
@@ -436,7 +382,7 @@ INTERFACE = re.compile(r"(?<![\w.-])(?:\[\d+\])?([A-Za-z][\w.-]*(?::\d+)?):([0-9
 
 
 def facts_of(lines: Iterable[str], rules: Sequence[FactRule] = (*RULES, *CHANNEL_RULES)) -> Facts:
-    """The facts of an ``NCCL_DEBUG=INFO`` output, channels included, or those of some rules alone."""
+    """The facts of an ``NCCL_DEBUG=INFO`` output, by some rules."""
     facts = Facts()
     for raw in lines:
         line = tidy(raw.rstrip("\r\n"))

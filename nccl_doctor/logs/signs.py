@@ -311,7 +311,7 @@ class LogSigns:
         dials: a connection that failed, to a name or an address that was known.
         retried: processes that look for the master say it, and go on.
         gives_up: of generic weight, it says no more than that a process gave up.
-        unfinished: the diagnosis of a log that ends before all ranks have met.
+        unfinished: the diagnosis of a log that ends before all ranks have met; ``silent`` of one that ends after it.
         hint: what a hint of it weighs once it counts.
         hint_beside: its hints count beside these faults alone, not beside any.
         weigh: what a hint of it weighs, in place of these two.
@@ -335,6 +335,7 @@ class LogSigns:
     retried: bool = False
     gives_up: bool = False
     unfinished: bool = False
+    silent: bool = False
     hint: Grade = Grade.GENERIC
     hint_beside: tuple[str, ...] = ()
     weigh: Callable[[Event, Scene], Grade] | None = None
@@ -379,7 +380,7 @@ def rules() -> tuple[LogRule, ...]:
     return (*BENIGN, *(replace(rule, name=name) for name, shown in signs().items() for rule in shown.rules))
 
 
-Trait = Literal["echo", "network", "waits", "dials", "retried", "gives_up", "unfinished", "of_catalogue"]
+Trait = Literal["echo", "network", "waits", "dials", "retried", "gives_up", "unfinished", "silent", "of_catalogue"]
 
 
 @cache

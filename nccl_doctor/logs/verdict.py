@@ -8,19 +8,26 @@ from collections.abc import Callable, Iterator
 from nccl_doctor import __version__
 from nccl_doctor.logs.diagnose import LogVerdict
 from nccl_doctor.logs.facts import Facts
-from nccl_doctor.logs.log import Event, RankProgress, rank_progress
+from nccl_doctor.logs.log import Cause, Event, Log, RankProgress, absent, rank_of_file, rank_progress
+from nccl_doctor.logs.prefix import decode, peel, quote
 from nccl_doctor.logs.rule import Grade
-from nccl_doctor.logs.signs import Case, having, signs
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.logs.signs import MOST_LINES, Case, having, signs
+from nccl_doctor.model.finding import Finding, Fix, LogLine, Severity
 from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, LogEvent, Outcome, Phase, Report
-from nccl_doctor.text.hostlist import capital, fold, grouped, plural
+from nccl_doctor.text.hostlist import capital, fold, grouped, plural, ranks_of
 
 MOST_EVENTS = 500
 
 
-def report(verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool] = lambda _check: True) -> Report:
-    """The whole report; ``selected`` says which diagnoses the user wants to see."""
+def report(
+    verdict: LogVerdict,
+    seconds: float,
+    selected: Callable[[Check], bool] = lambda _check: True,
+    *,
+    whole: bool = False,
+) -> Report:
+    """The whole report of the diagnoses that are ``selected``; ``whole`` puts what NCCL chose on top."""
     diagnoses = tuple(_diagnosis(Case(cause, verdict.log)) for cause in verdict.causes if selected(entry(cause.name)))
     unfinished = None if diagnoses else _unfinished(verdict)
     if unfinished is not None and selected(entry(unfinished.name)):
@@ -32,7 +39,8 @@ def report(verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool
         status=("ok", "warning", "error")[gravest],
         complete=not (verdict.log.unsaid or verdict.log.cut or verdict.log.refused),
         title=title(verdict),
-        phases=summed(verdict),
+        phases=summed(verdict, whole=whole),
+        summary=chosen(verdict.log.facts),
         diagnoses=diagnoses,
         checks=tuple(
             CheckResult(code=d.code, name=d.name, category=entry(d.name).category, outcome=Outcome.FOUND)
@@ -102,25 +110,56 @@ def _reached(where: RankProgress) -> dict[str, list[int]]:
 
 
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
-    """A log without a fault that ends before all ranks have met: it may be a hang, or only a beginning."""
-    where = rank_progress(verdict.log.facts)
-    if (
-        verdict.log.facts.ended_well
-        or verdict.log.facts.torn_down
-        or verdict.log.facts.serving
-        or (where.finished and not (where.reached and where.missing))
-    ):
+    """A log without a fault and without an end: it may be a hang, or go on."""
+    log, facts, where = verdict.log, verdict.log.facts, rank_progress(verdict.log.facts)
+    if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
         return None
-    check = entry(next(iter(having("unfinished"))))
+    met = where.finished and not where.missing
+    check = entry(next(iter(having("silent" if met else "unfinished"))))
+    last = _last_lines(log)
+    spoke = {rank for rank, line in last.items() if rank is not None and "NCCL INFO" not in line.text}
+    silent = absent(spoke, facts.world_size) if spoke and met else ()
+    job = f"The log of {plural(facts.world_size or len(facts.ranks), 'rank')}"
+    place = "tells of no error and of no end" if met else "ends without an error before all had met"
+    more = f"; after that {ranks_of(silent)} said no more" if silent else ""
+    commands = Case(Cause(check.name, ()), log).check(command="hang")
+    look = ":" if commands else " (nccl-doctor hang with the job's hosts file, or -w and their names)."
     return Diagnosis(
         code=check.code,
         name=check.name,
         severity=Severity.INFO,
-        hosts=verdict.log.facts.hosts,
-        message=f"The log ends without an error before all ranks had met: {where.phrase()}.",
-        facts={"reached": _reached(where)},
-        fix=Fix(summary="If it hangs there: look at the ranks that are behind or of which there is no word first."),
+        hosts=facts.hosts,
+        message=f"{job} {place}: {where.phrase()}{more}.",
+        evidence=tuple(sorted(last.values(), key=lambda line: (line.file, line.line))[:MOST_LINES]) if met else (),
+        facts={"reached": _reached(where), "world_size": facts.world_size, "silent": list(silent)},
+        fix=Fix(
+            summary="A log can't show whether they still run. Where it stands still, look first at the ranks that are "
+            f"behind or silent{look}",
+            risk="safe",
+            commands=commands,
+        ),
     )
+
+
+_LOOKED_AT = 4096
+"""Lines at the ends of all sources in which the last one of each rank is looked for."""
+
+
+def _last_lines(log: Log) -> dict[int | None, LogLine]:
+    """The last line of each rank; under None that of nobody known."""
+    last: dict[int | None, LogLine] = {}
+    for reading in log.readings:
+        lines = reading.tail.split(b"\n")
+        most = max(_LOOKED_AT // len(log.readings), 8)
+        for number, line in [*enumerate(lines, reading.lines + 2 - len(lines))][-most:]:
+            text = decode(line)
+            prefix = peel(text)
+            process = log.facts.process(prefix)
+            rank = prefix.rank if process is None or process.rank is None else process.rank
+            if text[prefix.start :].strip():
+                rank = rank_of_file(reading.name) if rank is None else rank
+                last[rank] = LogLine(file=reading.name, line=number, text=quote(text, 0, 0))
+    return last
 
 
 def _severity(case: Case) -> Severity:
@@ -168,8 +207,8 @@ MOST = 4
 """Of what a row tells of each kind."""
 
 
-def summed(verdict: LogVerdict) -> tuple[Phase, ...]:
-    """A row for each thing that the log tells; first what could not be judged: what is empty, cut or refused."""
+def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
+    """What could not be judged; of a log without a fault, or where ``whole`` is asked for, what NCCL chose."""
     empty, cut = verdict.log.unsaid, verdict.log.cut
     unknown = [f"{fold(empty)} is empty: nothing to judge"] if empty else []
     unknown += [f"{fold(cut)} ends in the middle of its archive: what followed is not known"] if cut else []
@@ -177,22 +216,37 @@ def summed(verdict: LogVerdict) -> tuple[Phase, ...]:
     unknown += [
         f"{fold(names)} is not read, for no recorder or RAS writes such: {why}" for why, names in refused.items()
     ]
-    rows = [Phase(name="log", outcome="unknown", text=text) for text in unknown]
-    if not verdict.causes:
-        rows += [Phase(name=name, outcome="ok", text=text) for name, text in _rows(verdict.log.facts) if text]
-    return tuple(rows)
+    rows = tuple(Phase(name="log", outcome="unknown", text=text) for text in unknown)
+    return rows if verdict.causes and not whole else rows + chosen(verdict.log.facts)
+
+
+def chosen(facts: Facts) -> tuple[Phase, ...]:
+    """A row for each thing that NCCL chose, as far as the log tells."""
+    return tuple(Phase(name=name, outcome="ok", text=text) for name, text in _rows(facts) if text)
 
 
 def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
     processes = facts.processes.values()
-    versions = (("NCCL", facts.nccl_versions), ("torch", facts.torch_versions))
-    yield "versions", ", ".join(f"{name} {' / '.join(list(seen)[:MOST])}" for name, seen in versions if seen)
+    topics: dict[str, list[tuple[str, str]]] = {}
+    for topic, value, host in facts.chosen:
+        topics.setdefault(topic, []).append((host, value))
+    driver = [(host, f"{int(value) // 1000}.{int(value) % 1000 // 10}") for host, value in topics.get("driver", ())]
+    built_for = [f"for {value}" for _, value in topics.get("built_for", ())]
+    versions = {
+        "NCCL": [*facts.nccl_versions, *built_for],
+        "torch": [*facts.torch_versions],
+        "the driver's CUDA": [one for _, one in driver],
+    }
+    parts = (f"{name} {' / '.join([*dict.fromkeys(of)][:MOST])}" for name, of in versions.items() if of)
+    yield "versions", ", ".join(parts).replace(" / for ", " for ")
     count = facts.world_size or len(facts.ranks)
     on = f" on {fold(facts.hosts)}" if facts.hosts else ""
     yield "ranks", f"{plural(count, 'rank')}{on}" if count else ""
     yield "interface", _by_host([(p.host, p.interfaces[0].name) for p in processes if p.interfaces])
     plugins = [(p.host, f"{p.network}{f' (plugin {p.plugin})' if p.plugin else ''}") for p in processes if p.network]
     yield "network", _by_host(plugins)
+    for name in ("plugin", "devices", "gdr", "algorithm", "channels"):
+        yield name, _by_host(topics.get(name, []))
     yield "rings", _rings(facts)
     ways: Counter[str] = sum((process.transports for process in processes), Counter())
     yield "ways", ", ".join(f"{way} {number}" for way, number in ways.most_common(MOST))
@@ -203,7 +257,7 @@ def _by_host(pairs: list[tuple[str, str]]) -> str:
     hosts: dict[str, dict[str, None]] = {}
     for host, what in pairs:
         hosts.setdefault(what, {})[host] = None
-    shown = [f"{what} on {fold(names)}" for what, names in hosts.items()]
+    shown = [f"{what} on {fold(names)}" if any(names) else what for what, names in hosts.items()]
     return "; ".join([*shown[:MOST], *([f"{len(shown) - MOST} more"] if len(shown) > MOST else [])])
 
 

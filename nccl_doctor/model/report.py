@@ -354,6 +354,7 @@ class Report(Document):
     diagnoses: tuple[Diagnosis, ...] = ()
     checks: tuple[CheckResult, ...] = ()
     phases: tuple[Phase, ...] = ()
+    summary: tuple[Phase, ...] = ()
     mesh: MeshReport | None = None
     smoke: AllReduceReport | None = None
     load: Load | None = None

@@ -53,7 +53,13 @@ def render(report: Report, options: RenderOptions) -> str:
             opening += matrix(report.mesh, report.hosts, screen)
         if report.smoke and (screen.verbose or report.command == "smoke"):
             opening += smoke(report.smoke, screen)
-        blocks = [*opening, *blocks, list(summary(report, ordered[-1] if ordered else None, screen))]
+        chosen = report.summary if screen.verbose and not set(report.summary) <= set(report.phases) else ()
+        blocks = [
+            *opening,
+            *blocks,
+            list(_phases(chosen, screen)),
+            list(summary(report, ordered[-1] if ordered else None, screen)),
+        ]
     return joined(blocks)
 
 

@@ -19,10 +19,18 @@ from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.rule import LogRule
 from nccl_doctor.logs.signs import rules
 from nccl_doctor.logs.verdict import report
+from tests.logs.fact_lines import FACT_LINES
 
 RULES: tuple[LogRule | facts.FactRule, ...] = (*rules(), *facts.RULES)
 SIZE = 60_000
 DOCTOR = str(Path(sys.executable).parent / "nccl-doctor")
+
+
+def sample_of(rule: LogRule | facts.FactRule) -> str:
+    """A line that fits."""
+    if isinstance(rule, LogRule):
+        return rule.sample
+    return next(line for kind, line in FACT_LINES if kind == rule.kind and rule.compiled.search(line))
 
 
 def longest_word(rule: LogRule | facts.FactRule) -> str:
@@ -32,7 +40,7 @@ def longest_word(rule: LogRule | facts.FactRule) -> str:
 
 def units(rule: LogRule | facts.FactRule) -> tuple[str, str, str]:
     """What a hostile log repeats of one rule: its sample, the words of its pattern, its longest word."""
-    return rule.sample, re.sub(r"[\\^$()|?*+{}]+", " ", rule.pattern), longest_word(rule)
+    return sample_of(rule), re.sub(r"[\\^$()|?*+{}]+", " ", rule.pattern), longest_word(rule)
 
 
 def hostile(rng: random.Random, size: int) -> bytes:

@@ -49,9 +49,45 @@ def test_told_as_worth_knowing_where_some_came_together() -> None:
     assert judged(*lines(0, 1, started=(3,))) == [("rendezvous-timeout", Severity.INFO)]
 
 
-def test_nothing_where_all_came_together() -> None:
-    text = "\n".join(lines(0, 1, 2, 3)).encode()
-    assert report(diagnose([LogSource("run.log", [text])]), 0.1).diagnoses == ()
+OPEN = [("collective-timeout", Severity.INFO)]
+"""A log without a fault and without an end."""
+
+
+def test_of_ranks_that_all_came_together_the_log_says_what_it_cannot_show() -> None:
+    steps = [f"[rank{rank}]: step {step}" for step in range(3) for rank in (0, 1, 3)]
+    verdict = diagnose([LogSource("run.log", ["\n".join([*lines(0, 1, 2, 3), *steps]).encode()])])
+    (found,) = report(verdict, 0.1).diagnoses
+    assert (found.name, found.severity) == OPEN[0]
+    assert found.message == (
+        "The log of 4 ranks tells of no error and of no end: ranks 0-3 had their communicator; after that rank 2 said "
+        "no more."
+    )
+    assert [(seen.line, seen.text) for seen in found.evidence if isinstance(seen, LogLine)] == [
+        (7, DONE.format(2)),
+        (15, "[rank0]: step 2"),
+        (16, "[rank1]: step 2"),
+        (17, "[rank3]: step 2"),
+    ]
+    assert [one.command for one in found.fix.commands] == ["nccl-doctor hang -w 'n[0-3]'"]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "n0:1:2 [0] NCCL INFO comm 0x5 rank 0 nranks 4 cudaDev 0 busId 1000 - Destroy COMPLETE",
+        "(APIServer pid=1) INFO:     Application startup complete.",
+        "{'train_runtime': 812.1, 'train_loss': 1.22, 'epoch': 1.0}",
+    ],
+)
+def test_nothing_is_open_where_the_log_shows_an_end_or_a_server(end: str) -> None:
+    assert judged(*lines(0, 1, 2, 3), end) == []
+
+
+def test_the_files_of_ranks_show_who_fell_silent() -> None:
+    texts = ["\n".join([*lines(rank), *(f"step {n}" for n in range(0 if rank == 2 else 9))]) for rank in range(4)]
+    verdict = diagnose([LogSource(f"rank{rank}.log", [text.encode()]) for rank, text in enumerate(texts)])
+    (found,) = report(verdict, 0.1).diagnoses
+    assert found.facts["silent"] == [2]
 
 
 def test_nothing_without_lines_of_nccl() -> None:
@@ -67,7 +103,7 @@ def test_words_that_say_so_make_it_a_fault(words: str) -> None:
 
 
 def test_an_interrupt_long_after_the_start_is_none() -> None:
-    assert judged(*lines(0, 1, 2, 3), *[f"step {n}" for n in range(40)], "^C") == []
+    assert judged(*lines(0, 1, 2, 3), *[f"step {n}" for n in range(40)], "^C") == OPEN
 
 
 def test_an_interrupt_shows_where_the_process_stood() -> None:
@@ -82,7 +118,7 @@ def test_the_head_of_a_table_without_rows() -> None:
     head = "#       size         count      type   redop    root     time   algbw   busbw #wrong"
     row = "     1048576        262144     float     sum      -1   172.10    6.09   11.43      0"
     assert judged(*lines(0, 1, 2, 3), head) == [("collective-timeout", Severity.ERROR)]
-    assert judged(*lines(0, 1, 2, 3), head, row) == []
+    assert judged(*lines(0, 1, 2, 3), head, row) == OPEN
 
 
 def chosen(*places: str) -> list[str]:
@@ -92,7 +128,7 @@ def chosen(*places: str) -> list[str]:
 @pytest.mark.parametrize("places", [("eno1:192.168.0.1", "ib0:10.0.0.2"), ("usb0:169.254.9.1", "usb0:169.254.9.1")])
 def test_hosts_on_nets_that_do_not_meet(places: tuple[str, ...]) -> None:
     assert judged(*chosen(*places)) == [("wrong-interface", Severity.ERROR)]
-    assert judged(*chosen(*places), *lines(0, 1, 2, 3)) == []
+    assert judged(*chosen(*places), *lines(0, 1, 2, 3)) == OPEN
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import re
 
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.facts import CHANNEL_RULES, RULES, FactRule, Facts
+from nccl_doctor.logs.prefix import peel
 from nccl_doctor.logs.reader import all_wordings
 from nccl_doctor.logs.rule import BROKE_OFF, Grade, LogRule
 from nccl_doctor.logs.signs import rules, signs
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.register import all_checks
+from tests.bench.hostile_logs import sample_of
 from tests.each import each
 
 ALL = rules()
@@ -58,14 +60,15 @@ def test_fits_the_line_beside_it(rule: LogRule) -> None:
 
 @each([*enumerate(TABLES)], lambda one: one[1].pattern[:40])
 def test_its_sample_passes_the_first_pass(one: tuple[int, LogRule | FactRule]) -> None:
-    assert one[0] in all_wordings().rules(one[1].sample.encode())
+    assert one[0] in all_wordings().rules(sample_of(one[1]).encode())
 
 
 @each(RULES + CHANNEL_RULES, lambda rule: rule.pattern[:40])
-def test_fact_fits_the_line_beside_it(rule: FactRule) -> None:
-    match = rule.compiled.search(rule.sample)
+def test_a_line_shows_the_fact(rule: FactRule) -> None:
+    facts, match = Facts(), rule.compiled.search(sample_of(rule))
     assert match
-    assert hasattr(Facts, f"_{rule.kind}")
+    facts.take(rule.kind, match, peel(sample_of(rule)))
+    assert facts != Facts()
 
 
 @each([rule for rule in ALL if rule.grade > Grade.HINT], lambda rule: rule.sample[-30:])
@@ -75,10 +78,10 @@ def test_alone_it_yields_its_own_diagnosis(rule: LogRule) -> None:
     assert names == [rule.name]
 
 
-@each(TABLES, lambda rule: rule.sample[-30:])
+@each(TABLES, lambda rule: rule.pattern[:40])
 def test_its_sample_goes_through_the_whole_verdict(rule: LogRule | FactRule) -> None:
     """Alone, and with each of its numbers longer than Python reads a number."""
-    for text in (rule.sample, re.sub(r"\d+", "9" * 5000, rule.sample)):
+    for text in (sample_of(rule), re.sub(r"\d+", "9" * 5000, sample_of(rule))):
         document = report(diagnose([LogSource("x.log", [text.encode() + b"\n"])]), 0.0).model_dump_json()
         assert "logs" in document
 

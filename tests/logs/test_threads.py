@@ -18,9 +18,9 @@ FOLDER = Path(__file__).parent / "threads"
 CASES: list[dict[str, Any]] = [json.loads(line) for line in (FOLDER / "cases.jsonl").read_text().splitlines()]
 
 WRONG = (
-    "n1001",  # a hang after some steps, of which no line tells
+    "n1001",  # a hang after some steps, of which no line tells: it is said, as worth knowing
 )
-"""Read wrongly up to now; what mends one takes it out."""
+"""What no log can show."""
 
 
 def loud(*texts: bytes) -> list[Diagnosis]:
@@ -52,7 +52,10 @@ def test_a_port_that_an_engine_drew_is_not_called_the_masters() -> None:
 
 def test_ranks_of_one_process_are_all_counted() -> None:
     text = (FOLDER / "n1001-jax-one-rank-stuck.log").read_bytes()
-    assert report(diagnose([LogSource("run.log", [text])]), 0.0).diagnoses == ()
+    (found,) = report(diagnose([LogSource("run.log", [text])]), 0.0).diagnoses
+    assert (found.name, found.severity.value) == ("collective-timeout", "info")
+    assert "[process 1] step 4 done" in str(found.evidence)
+    assert [one.command for one in found.fix.commands] == ["nccl-doctor hang -w 'node[1-2]'"]
     alone = b"".join(line for line in text.splitlines(keepends=True) if not line.startswith(b"node2:"))
     (found,) = report(diagnose([LogSource("run.log", [alone])]), 0.0).diagnoses
     assert "ranks 0-3 had their communicator; of ranks 4-7 there is no word" in found.message

@@ -7,7 +7,8 @@ How we know: The watchdog of torch's ProcessGroupNCCL ("Watchdog caught collecti
 WorkNCCL(SeqNum=6, OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", Horovod's stalled
 ranks. If no collective had ended before (last completed work -1), the ranks never came together and the network is to
 blame. A log in which all ranks of one host have connected over shared memory and their script
-then says no more is told as a warning: it may be the end of an excerpt.
+then says no more is told as a warning: it may be the end of an excerpt. One that ends without a fault and without an
+end, at whatever place, is worth knowing: only the processes show whether it stands still.
 
 Fix: Compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 does (checkpoint,
 evaluation, download) need a longer time-out or a barrier of their own.
@@ -271,6 +272,7 @@ SIGNS = LogSigns(
     _advice,
     echo=True,
     waits=True,
+    silent=True,
     hint_beside=("collective-timeout", "peer-died"),
     passes={Stage.HANGS: _standing_still},
     catalogued=Grade.SYMPTOM,

@@ -86,6 +86,7 @@ class FactRule:
 
 RULES: tuple[FactRule, ...] = (
     FactRule("nccl", r"[NR]CCL version ?:? ?(?P<version>\d+\.\d+(?:\.\d+)?)"),
+    FactRule("nccl", r"is using nccl==(?P<version>\d+\.\d+(?:\.\d+)?)"),
     FactRule("torch", r"\btorch==(?P<version>\d[\w.+]*)"),
     FactRule("torch", r"Py[Tt]orch(?: [Vv]ersion)?:? (?P<version>\d+\.\d+\.\d+[\w.+]*)"),
     FactRule("torch", r"torch(?: version|\.__version__)[:=]? ?(?P<version>\d+\.\d+\.\d+[\w.+]*)"),

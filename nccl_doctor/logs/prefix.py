@@ -110,7 +110,8 @@ _TAGS: tuple[re.Pattern[str], ...] = tuple(
             # torchrun --tee and torch's excepthook: [rank3]:  [default3]:
             r"\[rank(?P<rank>\d+)\]:? ?",
             r"\[?(?:default|trainer|worker|role)\d+\]?: ?",
-            # Ray: (RayWorkerWrapper pid=233, ip=10.1.77.12)
+            # vLLM: (Worker_TP1 pid=1021)   Ray: (RayWorkerWrapper pid=233, ip=10.1.77.12)
+            r"\(Worker_TP(?P<rank>\d+) pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?",
             r"\((?:[\w.<>-]+(?:\([^)]*\))? )?(?:rank=(?P<rank>\d+) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?",
             # journalctl, syslog: Nov 22 22:11:00 gpu07 train.sh[4242]:   2026-11-22T22:11:00+0000 gpu07 kernel:
             r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d (?P<host>[\w.-]+) (?:[\w./@-]+\[\d+\]|kernel): ",
@@ -121,7 +122,7 @@ _TAGS: tuple[re.Pattern[str], ...] = tuple(
             # times, with or without brackets, zones and levels behind them
             (
                 r"\|? ?[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?"
-                r"(?:Z|[+-]\d\d:?\d\d| UTC)?(?: [A-Z]+\d+)*[\])]? ?\|? ?"
+                r"(?: ?(?:Z|[+-]\d\d:?\d\d)| UTC)?(?: TP(?P<rank>\d+)(?=\])|(?: [A-Z]+\d+)*)[\])]? ?\|? ?"
             ),
             r"(?:std(?:out|err) [FP] )",
             r"(?:>+ )+",

@@ -169,7 +169,7 @@ _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
             r"\bipv4:(?P<address>\d{1,3}(?:\.\d{1,3}){3}):(?P<port>\d{1,5})",
             r"\[(?P<address>[\w.:-]+(?:%(?P<iface>[\w.-]+))?)\]:(?P<port>\d{1,5})",
             r"(?<![\w.:/])(?P<address>\d{1,3}(?:\.\d{1,3}){3}):(?P<port>\d{1,5})(?!\d)",
-            r"host (?P<address>[\w.-]+) port (?P<port>\d{1,5})",
+            r"host (?P<address>[\w.-]+)(?: port |:)(?P<port>\d{1,5})",
             r"(?<![\w.:/])(?P<address>\d{1,3}(?:\.\d{1,3}){3})(?![\w.])",
         ),
     )

@@ -28,7 +28,7 @@ MOST_LINES = 5
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _ADAPTER = re.compile(
-    r"\b((?:mlx[45](?:_bond)?|bnxt_re|irdma|hns|efa|rdmap\w*|qedr|rocep\w*|ibp\w*)_?\d+\w*)(?:[:/ ,.)]|$)"
+    r"\b((?:mlx[45](?:_bond|_ib)?|bnxt_re|[ei]rdma|hns|efa|rdmap\w*|qedr|rocep\w*|ibp\w*)_?\d+\w*)(?:[:/ ,.)]|$)"
 )
 _DEVICE = re.compile(_ADAPTER.pattern.rpartition("(?:[:/")[0] + r"(?::(\d{1,3}))?")
 """Names of RDMA devices, as the kernel's drivers give them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 FACT_LINES: tuple[tuple[str, str], ...] = (
+    ("nccl", "INFO 06-25 08:03:40 [pynccl.py:111] vLLM is using nccl==2.28.9"),
     ("nodes", "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nRanks 16 nNodes 2 localRanks 8"),
     ("nccl", "NCCL version 2.21.5+cuda12.4"),
     ("torch", "[pip3] torch==2.4.1"),

@@ -208,7 +208,7 @@ MOST = 4
 
 
 def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
-    """What could not be judged; of a log without a fault, or where ``whole`` is asked for, what NCCL chose."""
+    """Rows of what could not be judged; without a fault, or for the ``whole``, of what NCCL chose."""
     empty, cut = verdict.log.unsaid, verdict.log.cut
     unknown = [f"{fold(empty)} is empty: nothing to judge"] if empty else []
     unknown += [f"{fold(cut)} ends in the middle of its archive: what followed is not known"] if cut else []

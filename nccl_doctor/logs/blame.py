@@ -38,7 +38,10 @@ def in_context(log: Log) -> list[Event]:
     _run(scene, Stage.GIVING_UP)
     scene.names = faults(scene.events)
     weighed = [_weighed(event, scene) if event.grade is Grade.HINT else event for event in scene.events]
-    scene.events = _without_return_codes([event for event in weighed if event.grade > Grade.HINT])
+    left = [event for event in weighed if event.grade > Grade.HINT]
+    # the codes that a process passed up after a line that says what failed
+    named = {(e.prefix.host, e.prefix.pid) for e in left if e.wording != RETURN_CODE}
+    scene.events = [e for e in left if e.wording != RETURN_CODE or (e.prefix.host, e.prefix.pid) not in named]
     if not facts.ended_well and not log.joined:
         _run(scene, Stage.PLACES, Stage.HANGS)
     _run(scene, Stage.CONSEQUENCES, Stage.RECORDS)
@@ -50,12 +53,6 @@ def _run(scene: Scene, *stages: Stage) -> None:
         for _, shown in sorted(signs().items()):
             if stage in shown.passes:
                 scene.events = shown.passes[stage](scene)
-
-
-def _without_return_codes(events: list[Event]) -> list[Event]:
-    """The events without the codes that a process passed up after a line that says what failed."""
-    named = {(e.prefix.host, e.prefix.pid) for e in events if e.wording != RETURN_CODE}
-    return [e for e in events if e.wording != RETURN_CODE or (e.prefix.host, e.prefix.pid) not in named]
 
 
 def _weighed(event: Event, scene: Scene) -> Event:
@@ -90,16 +87,14 @@ def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], 
     begun = {reading.name for reading in readings if _begins_again(reading)}
     if not begun:
         return [*readings], facts
-    left = [replace(r, events=_later(r), well=0) if r.name in begun else r for r in readings]
+    left = [
+        replace(r, events=[e for e in r.events if e.line > r.well], well=0) if r.name in begun else r for r in readings
+    ]
     alive = {(event.prefix.host, event.prefix.pid) for reading in left for event in reading.events}
     processes = {key: process for key, process in facts.processes.items() if key in alive}
     rows = sum(reading.row > reading.well for reading in readings)
     torn = any(line > reading.well for reading in readings for line in reading.torn.values())
     return left, replace(facts, processes=processes, rows=rows, ended_well=False, torn_down=torn)
-
-
-def _later(reading: Reading) -> list[Event]:
-    return [event for event in reading.events if event.line > reading.well]
 
 
 def _begins_again(reading: Reading) -> bool:
@@ -108,9 +103,10 @@ def _begins_again(reading: Reading) -> bool:
         return False
     old = {event.prefix.pid for event in reading.events if event.line <= reading.well and event.prefix.pid}
     return any(
-        event.prefix.pid not in old
+        event.line > reading.well
+        and event.prefix.pid not in old
         and (event.wording in _BEGINNINGS or (event.grade is Grade.HINT and event.name in having("retried")))
-        for event in _later(reading)
+        for event in reading.events
     )
 
 
@@ -121,7 +117,10 @@ def causes(log: Log) -> tuple[Cause, ...]:
         return ()
     order = _order(events)
     groups = grouped((event.name, event) for event in sorted(events, key=order))
-    first = _first(list(groups.values()))
+    equal = [group for group in groups.values() if group[0].grade is next(iter(groups.values()))[0].grade]
+    # what another of its weight explains is no cause: an adapter that failed for want of memory
+    explained = {name for group in equal for name in _effects(group[0].name)}
+    first = next((group for group in equal if group[0].name not in explained), equal[0])
     others = [group for group in groups.values() if group is not first]
     chosen, following = [first], []
     for group in others:
@@ -138,13 +137,6 @@ def causes(log: Log) -> tuple[Cause, ...]:
         )
         for group in chosen
     )
-
-
-def _first(groups: list[list[Event]]) -> list[Event]:
-    """The first group that no other of its weight explains: an adapter that failed for want of memory is no cause."""
-    equal = [group for group in groups if group[0].grade is groups[0][0].grade]
-    explained = {name for group in equal for name in _effects(group[0].name)}
-    return next((group for group in equal if group[0].name not in explained), groups[0])
 
 
 def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[int, int, int], int]]:

@@ -13,7 +13,7 @@ from nccl_doctor.logs.log import Cause, Event, Log, Reading
 from nccl_doctor.logs.prefix import decode, flow, join, wide, width
 from nccl_doctor.logs.reader import Reader, from_answer
 from nccl_doctor.logs.rule import RAS_LINE, Grade
-from nccl_doctor.nccl.ras import MalformedAnswerError, RasAnswer, parse_json
+from nccl_doctor.nccl.ras import MalformedAnswerError, parse_json
 from nccl_doctor.text.bounds import CrowdedError
 from nccl_doctor.text.hostlist import grouped
 
@@ -32,10 +32,7 @@ class CutOffError(Exception):
 
 @dataclass(frozen=True)
 class LogSource:
-    """A log: the name to show, and its bytes block by block, cut anywhere.
-
-    Where it ends in the middle of its archive, :class:`CutOffError` follows the last block.
-    """
+    """A log: its name, and its bytes block by block; :class:`CutOffError` where its archive is cut off."""
 
     name: str
     blocks: Iterable[bytes]
@@ -43,13 +40,7 @@ class LogSource:
 
 @dataclass(frozen=True)
 class LogVerdict:
-    """The causes that a set of logs shows.
-
-    Attributes:
-        causes: at most three, most likely first.
-        log: the facts and all events, for those who want to know more.
-        files: sources read; ``bytes`` of all of them.
-    """
+    """At most three causes, most likely first, of a log of so many files and bytes."""
 
     causes: tuple[Cause, ...]
     log: Log
@@ -60,8 +51,7 @@ class LogVerdict:
 class Investigation:
     """A diagnosis that grows with what is read: feed it, and ask at any time.
 
-    Args:
-        live: somebody waits for the fatal line, so every block is read at once, wrapped or not.
+    ``live``: somebody waits for the fatal line, so every block is read at once, wrapped or not.
     """
 
     def __init__(self, *, live: bool = False) -> None:
@@ -70,10 +60,8 @@ class Investigation:
         self._order = 0
         self._reader: Reader | None = None
         self._head: bytes | None = None
-        self._dump: list[bytes] | None = None
-        self._dumped = 0
-        self._small: list[tuple[str, bytes]] | None = []
-        self._kept = 0
+        self._dump: bytearray | None = None
+        self._small: dict[str, bytearray] | None = {}
         self._wide: codecs.IncrementalDecoder | None = None
         self._width: int | None = None
         self._held = b""
@@ -81,8 +69,7 @@ class Investigation:
     def begin(self, name: str) -> None:
         """Begins a source; the one before it must be closed."""
         self._reader = Reader(name, self.log.facts, self._order)
-        self._head, self._dump, self._dumped = b"", None, 0
-        self._width, self._held = None, b""
+        self._head, self._dump, self._width, self._held = b"", None, None, b""
         self.log.readings.append(self._reader.reading)
 
     def feed(self, data: bytes) -> list[Event]:
@@ -97,8 +84,7 @@ class Investigation:
 
     def cut_off(self) -> None:
         """The current source goes on, and nobody knows how."""
-        assert self._reader is not None, "begin() comes first"
-        self.log.cut.append(self._reader.reading.name)
+        self.log.cut.append(self.log.readings[-1].name)
 
     def close(self) -> list[Event]:
         """Ends the current source."""
@@ -106,7 +92,7 @@ class Investigation:
         events = self._begun() if self._head is not None else []
         reader, self._reader = self._reader, None
         if self._dump is not None:
-            self._recorded(reader, b"".join(self._dump))
+            self._recorded(reader, bytes(self._dump))
             return []
         if self._held:
             events += reader.feed(self._held)
@@ -129,7 +115,7 @@ class Investigation:
         self._wide = wide(head)
         head = self._narrow(head)
         if is_record_file(head[:_SAMPLE]):
-            self._dump = []
+            self._dump = bytearray()
         elif not self._live:
             self._width = width(head[:_SAMPLE])
         return self._take(head)
@@ -137,29 +123,26 @@ class Investigation:
     def _take(self, data: bytes) -> list[Event]:
         assert self._reader is not None, "begin() comes first"
         if self._dump is not None:
-            self._dump.append(data)
-            self._dumped += len(data)
-            return self._no_record() if self._dumped > flight.MAX_BYTES else []
+            self._dump += data
+            if len(self._dump) <= flight.MAX_BYTES:
+                return []
+            data, self._dump = bytes(self._dump), None  # longer than any record, so that it is a log
         if self._small is not None:
-            self._small.append((self._reader.reading.name, data))
-            self._kept += len(data)
-            if self._kept > SMALL:
+            self._small.setdefault(self._reader.reading.name, bytearray()).extend(data)
+            if sum(map(len, self._small.values())) > SMALL:
                 self._small = None
         if self._width is None:
             return self._reader.feed(data)
         whole, end, self._held = (self._held + data).rpartition(b"\n")
         return self._reader.feed(join(whole, self._width) + end) if end else []
 
-    def _no_record(self) -> list[Event]:
-        """Takes what began as a record, and is longer than any, as lines: memory must not grow with a log."""
-        blocks, self._dump = self._dump or [], None
-        return [event for block in blocks for event in self._take(block)]
-
     def _recorded(self, reader: Reader, data: bytes) -> None:
         """Takes a dump of the flight recorder; what looked like one and is none is read as text."""
         try:
             dump = flight.read(reader.reading.name, data)
-            answer = _ras_answer(data) if dump is None else None
+            answer = parse_json(decode(data)) if dump is None and _RAS_JSON in data else None
+        except MalformedAnswerError:
+            dump = answer = None
         except CrowdedError as error:
             self.log.refused[reader.reading.name] = str(error)
             reader.reading.bytes = len(data)
@@ -180,27 +163,21 @@ class Investigation:
         found = causes(self.log)
         if self._small and self._reader is None and (not found or found[0].grade < Grade.LIKELY):
             found = self._read_again(found)
-        if self._small:
-            self._channels()
+        if self._small:  # rings, trees and ways: of long logs they are not read
+            drawn = facts_of(decode(b"".join(self._small.values())).splitlines(), CHANNEL_RULES)
+            facts = self.log.facts
+            facts.rings, facts.trees = drawn.rings, drawn.trees
+            for key, process in drawn.processes.items():
+                if key in facts.processes:
+                    facts.processes[key].transports = process.transports
         readings = self.log.readings
         return LogVerdict(found, self.log, len(readings), sum(reading.bytes for reading in readings))
-
-    def _channels(self) -> None:
-        """Rings, trees and ways, which are told of a run without a fault; of long logs they are not read."""
-        drawn = facts_of(decode(b"".join(data for _, data in self._small or ())).splitlines(), CHANNEL_RULES)
-        facts = self.log.facts
-        facts.rings, facts.trees = drawn.rings, drawn.trees
-        for key, process in drawn.processes.items():
-            if key in facts.processes:
-                facts.processes[key].transports = process.transports
 
     def _read_again(self, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
         """The causes that show when lines are joined, where they weigh more than those found."""
         fatal = (event for reading in self.log.readings for event in reading.events if event.grade >= Grade.LIKELY)
         whole = grouped((event.file, event.line) for event in fatal)
-        sources = {
-            name: b"".join(data for owner, data in self._small or () if owner == name) for name, _ in self._small or ()
-        }
+        sources = {name: bytes(data) for name, data in (self._small or {}).items()}
         for glue in (b"", b" "):
             again = Log(Facts(), dumps=self.log.dumps, joined=True)
             joined = {name: flow(data, glue, whole.get(name, ())) for name, data in sources.items()}
@@ -220,13 +197,6 @@ class Investigation:
 def is_record_file(head: bytes) -> bool:
     """A file that begins so may be a dump of the flight recorder, or an answer of RAS: no lines of a log."""
     return flight.looks_like_dump(head) or _RAS_JSON in head
-
-
-def _ras_answer(data: bytes) -> RasAnswer | None:
-    try:
-        return parse_json(decode(data)) if _RAS_JSON in data else None
-    except MalformedAnswerError:
-        return None
 
 
 def diagnose(sources: Iterable[LogSource]) -> LogVerdict:

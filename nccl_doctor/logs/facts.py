@@ -157,6 +157,7 @@ MAX_PROCESSES = 65_536
 
 
 _FLAGS = {"failed": "gave_up", "serving": "serving", "torn": "torn_down", "well": "ended_well"}
+_COUNTS = {"ras": "ras_failures", "row": "rows"}
 """What a line of a kind shows of the whole."""
 
 _GDR = {"0": "not used", "1": "used", "Disabled": "not used", "Enabled": "used"}
@@ -179,8 +180,7 @@ class Facts:
         ifname: the value of NCCL_SOCKET_IFNAME, as NCCL prints it.
         rings: channel to the ranks in ring order, for channels whose order is printed.
         trees: rank to its ``Trees`` line.
-        rows: lines of a benchmark's table.
-        busbw: its average, in GB/s.
+        rows: lines of a benchmark's table; ``busbw`` is its average, in GB/s.
         gave_up: a call of NCCL came back with an error, or a process with an exception.
         serving: an engine's server answers requests, which it does once all its ranks have met.
         torn_down: a communicator was ended, or aborted, after its use.
@@ -239,6 +239,8 @@ class Facts:
         """Notes one matched line."""
         if kind in _FLAGS:
             setattr(self, _FLAGS[kind], True)
+        elif kind in _COUNTS:
+            setattr(self, _COUNTS[kind], getattr(self, _COUNTS[kind]) + 1)
         elif kind in _REACHED:
             process = self._enter(prefix)
             if process is not None:
@@ -333,12 +335,6 @@ class Facts:
 
     def _ifname(self, match: re.Match[str], _prefix: Prefix) -> None:
         self.ifname = self.ifname or match["value"]
-
-    def _ras(self, _match: re.Match[str], _prefix: Prefix) -> None:
-        self.ras_failures += 1
-
-    def _row(self, _match: re.Match[str], _prefix: Prefix) -> None:
-        self.rows += 1
 
     def _busbw(self, match: re.Match[str], _prefix: Prefix) -> None:
         self.busbw, self.ended_well = float(match["rate"]), True

@@ -164,36 +164,27 @@ def _record(entry: object, completed: Mapping[str, int | None]) -> Record | None
     group = entry.get("process_group")
     name = group[0] if isinstance(group, (list, tuple)) and group else entry.get("pg_id", "")
     group_name = _word(name)
+    sizes = _list(entry.get("input_sizes"))
+    shapes = [[size for one in _list(shape) if (size := _number(one)) is not None] for shape in sizes]
     ended = entry.get("state") == "completed" or entry.get("retired") is True
     return Record(
         group=group_name,
         seq=seq,
         name=_word(entry.get("profiling_name", "")).rpartition(":")[2],
         ended=ended or seq <= (completed.get(group_name) or 0),
-        sizes=_sizes(entry.get("input_sizes")),
+        sizes=str(shapes) if shapes else "",
         dtypes=" ".join(dict.fromkeys(map(_word, _list(entry.get("input_dtypes")))))[:_MOST_TYPES],
         place=_place(entry.get("frames")),
     )
 
 
 def _word(value: object) -> str:
-    return (
-        tidy(str(value)[:120])
-        if isinstance(value, (str, int))
-        and not isinstance(value, bool)
-        and (isinstance(value, str) or abs(value) < _LARGEST)
-        else ""
-    )
+    number = isinstance(value, int) and not isinstance(value, bool) and abs(value) < _LARGEST
+    return tidy(str(value)[:120]) if number or isinstance(value, str) else ""
 
 
 def _list(value: object, most: int = _MOST_SHAPES) -> list[object]:
     return list(value[:most]) if isinstance(value, (list, tuple)) else []
-
-
-def _sizes(value: object) -> str:
-    """``[[4, 8], [2]]``, of numbers alone."""
-    shapes = [[size for one in _list(shape) if (size := _number(one)) is not None] for shape in _list(value)]
-    return str(shapes) if shapes else ""
 
 
 def _place(frames: object) -> str:

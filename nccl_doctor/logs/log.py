@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nccl_doctor.logs.facts import Facts, Milestone
@@ -55,10 +55,6 @@ class Event:
         """Makes the event of a whole file that is no log."""
         return cls(name, grade, wording, file, 1, text, text, Prefix(), Address(), rank, order=-1)
 
-    def saying(self, message: str) -> Event:
-        """The same with another message than its text."""
-        return replace(self, message=message)
-
 
 KEPT = 512
 """Events of one diagnosis and grade that are kept of one source; further ones are counted."""
@@ -105,11 +101,9 @@ class Reading:
 
     Attributes:
         counts: lines of each diagnosis and grade, those that were not kept included.
-        lines: lines that have ended.
-        tail: the last bytes.
+        lines: those that have ended; ``tail`` are the last bytes.
         tracebacks: lines in which the stack of an exception begins.
-        well: the last line that only a run prints that came to its end; 0 where there is none.
-        row: the last line of a benchmark's table.
+        well: the last line that only a run prints that came to its end, ``row`` of a benchmark's table; else 0.
         torn: rank and size of communicators to the last line that tells of their end.
         summary: the processes of torchrun's summaries of the failures.
     """
@@ -146,14 +140,13 @@ class Reading:
         elif kind == "torn":
             self.torn[int(stated["rank"]), int(stated["size"])] = line
         elif kind == "summary" and len(self.summary) < KEPT:
-            self._note_failed(stated, label(prefix))
-
-    def _note_failed(self, stated: re.Match[str], of: _Label) -> None:
-        told = self._telling.setdefault(of, {})
-        told |= {name: value for name, value in stated.groupdict().items() if value}
-        if stated["pid"]:
-            self.summary.append(Failed(of, told["pid"], int(told["code"]), number(told.get("rank")), told.get("host")))
-            del self._telling[of]
+            of = label(prefix)
+            told = self._telling.setdefault(of, {})
+            told |= {name: value for name, value in stated.groupdict().items() if value}
+            if stated["pid"]:
+                rank = number(told.get("rank"))
+                self.summary.append(Failed(of, told["pid"], int(told["code"]), rank, told.get("host")))
+                del self._telling[of]
 
     def take_summary(self, later: Reading) -> None:
         """Takes over the summaries of the part that follows, with one that the border between the parts cuts."""

@@ -61,7 +61,8 @@ class _Machine:
                 self._at += 1
                 push(text)
             elif code == _STOP:
-                return self._bare(self._pop())
+                top = self.pop()
+                return top.value if isinstance(top, _Container) else top
             elif code in operations:
                 operations[code](self)
             else:
@@ -95,25 +96,6 @@ class _Machine:
         self._room -= _COST
         self._stack.append(_Container(kind()))
 
-    def append(self) -> None:
-        self._extend([self._pop()])
-
-    def appends(self) -> None:
-        self._extend(self._marked())
-
-    def set_item(self) -> None:
-        value, key = self._pop(), self._pop()
-        self._update([key, value])
-
-    def set_items(self) -> None:
-        self._update(self._marked())
-
-    def tuple_of(self, count: int) -> None:
-        self._tuple([self._pop() for _ in range(count)][::-1])
-
-    def marked_tuple(self) -> None:
-        self._tuple(self._marked())
-
     def put(self, form: struct.Struct | None) -> None:
         self._room -= _COST
         self._memo[len(self._memo) if form is None else form.unpack(self._take(form.size))[0]] = self._stack[-1]
@@ -132,12 +114,12 @@ class _Machine:
         self._at += count
         return part
 
-    def _pop(self) -> object:
+    def pop(self) -> object:
         if self._marks and len(self._stack) <= self._marks[-1]:
             raise NotPlainError("nothing on the stack above the mark")
         return self._stack.pop()
 
-    def _marked(self) -> list[object]:
+    def marked(self) -> list[object]:
         first = self._marks.pop()
         found = self._stack[first:]
         del self._stack[first:]
@@ -152,12 +134,12 @@ class _Machine:
             raise NotPlainError("a list or map changes after it was fetched")
         return top
 
-    def _extend(self, items: list[object]) -> None:
+    def extend(self, items: list[object]) -> None:
         owner = self._within(list)
         assert isinstance(owner.value, list)
         owner.value += self._held(owner, items)
 
-    def _update(self, items: list[object]) -> None:
+    def update(self, items: list[object]) -> None:
         owner = self._within(dict)
         assert isinstance(owner.value, dict)
         keys, values = items[::2], self._held(owner, items[1::2])
@@ -166,7 +148,7 @@ class _Machine:
         self._room -= _COST * len(keys)
         owner.value.update(zip(keys, values, strict=True))
 
-    def _tuple(self, items: list[object]) -> None:
+    def tuple_of(self, items: list[object]) -> None:
         owner = _Container(())
         owner.value = tuple(self._held(owner, items))
         self._stack.append(owner)
@@ -193,10 +175,6 @@ class _Machine:
         if self._values < 0:
             raise CrowdedError(f"it holds more than {MOST_VALUES:,} values")
 
-    @staticmethod
-    def _bare(item: object) -> object:
-        return item.value if isinstance(item, _Container) else item
-
 
 _BYTE, _SHORT, _INT, _UNSIGNED = (struct.Struct(form) for form in ("<B", "<H", "<i", "<I"))
 _FLOAT = struct.Struct(">d")
@@ -217,15 +195,15 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     0x8C: lambda machine: machine.text(_BYTE),
     ord("}"): lambda machine: machine.open(dict),
     ord("]"): lambda machine: machine.open(list),
-    ord("s"): _Machine.set_item,
-    ord("u"): _Machine.set_items,
-    ord("a"): _Machine.append,
-    ord("e"): _Machine.appends,
+    ord("s"): lambda machine: machine.update([machine.pop(), machine.pop()][::-1]),
+    ord("u"): lambda machine: machine.update(machine.marked()),
+    ord("a"): lambda machine: machine.extend([machine.pop()]),
+    ord("e"): lambda machine: machine.extend(machine.marked()),
     ord(")"): lambda machine: machine.open(tuple),
-    0x85: lambda machine: machine.tuple_of(1),
-    0x86: lambda machine: machine.tuple_of(2),
-    0x87: lambda machine: machine.tuple_of(3),
-    ord("t"): _Machine.marked_tuple,
+    0x85: lambda machine: machine.tuple_of([machine.pop() for _ in range(1)][::-1]),
+    0x86: lambda machine: machine.tuple_of([machine.pop() for _ in range(2)][::-1]),
+    0x87: lambda machine: machine.tuple_of([machine.pop() for _ in range(3)][::-1]),
+    ord("t"): lambda machine: machine.tuple_of(machine.marked()),
     ord("q"): lambda machine: machine.put(_BYTE),
     ord("r"): lambda machine: machine.put(_UNSIGNED),
     0x94: lambda machine: machine.put(None),

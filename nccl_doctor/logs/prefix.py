@@ -7,11 +7,8 @@ Each is peeled off and used: host, rank, process, time. NCCL's own (src/debug.cc
 - 2.30.7 on: ``file.cc:12 (function) NCCL WARN text``; plugins put a C++ signature there
 - 2.31 on: ``host:pid NCCL DIAG [OK] text``, without thread and device
 
-Lines of a log as text that can be read, quoted and shown.
-
-Joins what a terminal or a mail has cut: lines of one width, each continued by the next.
-
-A joined line is followed by as many empty ones as it has swallowed, so that line numbers stay true.
+Joins what a terminal or a mail has cut, too: lines of one width, each continued by the next. As many empty ones follow
+as were swallowed, so that line numbers stay true.
 """
 
 from __future__ import annotations
@@ -297,13 +294,9 @@ def width(sample: bytes) -> int | None:
 
 def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
     """The block with lines of ``cut_at`` characters joined to their continuations by ``glue``."""
-    cut = False
-    pieces: list[tuple[bytes, bool]] = []
-    for line in block.split(b"\n"):
-        bare = line.rstrip(b"\r")
-        pieces.append((bare, cut and not _BEGINS.match(line)))
-        cut = len(bare) == cut_at
-    return _glued(pieces, glue)
+    lines = [line.rstrip(b"\r") for line in block.split(b"\n")]
+    cut = (len(line) == cut_at for line in (b"", *lines))
+    return _glued([(line, after and not _BEGINS.match(line)) for line, after in zip(lines, cut, strict=False)], glue)
 
 
 def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import NamedTuple
 
 from nccl_doctor.logs.facts import RULES, Facts
 from nccl_doctor.logs.log import KEPT, LAST, Address, Event, Reading
@@ -25,7 +24,7 @@ from nccl_doctor.logs.rule import (
 from nccl_doctor.logs.scan import QUOTA, Line, Scanner, Table, table
 from nccl_doctor.logs.signs import having, ras_states, rules, signs
 from nccl_doctor.nccl.messages import meaning
-from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, RasProcess, RasRank, parse_lines
+from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, parse_lines
 from nccl_doctor.text.bounds import safe_regex
 
 TAIL = 32 << 10
@@ -33,13 +32,6 @@ TAIL = 32 << 10
 
 _SOURCE = re.compile(r"(?:^|\W)raise (?:\w+\.)*\w+(?:\(|$)|(?:^|[\s(,=])f[\"'][^\"'{}]*\{[A-Za-z_]")
 """A line of a program's source in a stack: it holds the template of the message that follows."""
-
-
-class RecordPlace(NamedTuple):
-    """Where a record stands: its line, and all of that line."""
-
-    number: int
-    text: str
 
 
 class Reader:
@@ -84,15 +76,12 @@ class Reader:
 
     def _judge(self, line: Line) -> Iterator[Event]:
         for piece in line.data.split(b"\r"):  # what a progress bar wrote over itself is no part of the message
-            yield from self._judge_text(line, decode(piece))
-
-    def _judge_text(self, line: Line, text: str) -> Iterator[Event]:
-        shown, text = without_bars(text)
-        for start, end in records(text):
-            self.order += 1
-            match = self._match(line, text[start:end])
-            if match is not None and not self._is_enough(match[0]):
-                yield from self._event(*match, RecordPlace(line.number, shown))
+            shown, text = without_bars(decode(piece))
+            for start, end in records(text):
+                self.order += 1
+                match = self._match(line, text[start:end])
+                if match is not None and not self._is_enough(match[0]):
+                    yield from self._event(*match, line.number, shown)
 
     def _match(self, line: Line, part: str) -> tuple[LogRule, re.Match[str]] | None:
         """The weightiest rule that a record fits; facts are noted on the way."""
@@ -123,7 +112,7 @@ class Reader:
         self.reading.counts[rule.name, rule.grade] += full
         return full
 
-    def _event(self, rule: LogRule, match: re.Match[str], place: RecordPlace) -> Iterator[Event]:
+    def _event(self, rule: LogRule, match: re.Match[str], number: int, shown: str) -> Iterator[Event]:
         part = match.string
         prefix = peel(part)
         name, grade, message = rule.name, rule.grade, part[prefix.start :].strip() or part
@@ -143,8 +132,8 @@ class Reader:
             grade=grade,
             wording=known.template if known else rule.pattern,
             file=self.reading.name,
-            line=place.number,
-            text=place.text.rstrip() if len(place.text) <= QUOTED else quote(part, match.start(), match.end()),
+            line=number,
+            text=shown.rstrip() if len(shown) <= QUOTED else quote(part, match.start(), match.end()),
             message=message,
             prefix=prefix,
             address=address_of(match),
@@ -239,13 +228,9 @@ def from_text(events: Sequence[Event]) -> list[Event]:
     lines = [event for event in events if event.wording == RAS_LINE]
     if not lines:
         return []
-    return list(_ras_events(parse_lines(_bare(event.message) for event in lines), lines))
-
-
-def _bare(message: str) -> str:
-    """The line without the prefixes that no rule peels: RAS indents its lines."""
-    begins = _BEGINS.search(message)
-    return message[begins.start() :] if begins else message
+    found = ((event.message, _BEGINS.search(event.message)) for event in lines)
+    bare = (message[begins.start() :] if begins else message for message, begins in found)
+    return list(_ras_events(parse_lines(bare), lines))
 
 
 def from_answer(answer: RasAnswer, event: Event) -> list[Event]:
@@ -254,85 +239,51 @@ def from_answer(answer: RasAnswer, event: Event) -> list[Event]:
 
 
 def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
-    ranks = _ras_ranks(answer)
-    for process in answer.dead:
-        yield _of_process(process, RAS_DEAD, ranks, "is dead for RAS, which no longer reaches it", lines)
-    for process in answer.missing:
-        yield _of_process(process, RAS_SILENT, ranks, "does not answer RAS: it is stopped, stuck or cut off", lines)
-    known = {(process.host, process.pid) for process in (*answer.dead, *answer.missing)}
+    ranks: dict[tuple[str | None, int | None], int] = {}  # the first of each process
+    for communicator in answer.communicators:
+        for rank in (*communicator.missing, *(rank for group in communicator.groups for rank in group.ranks)):
+            ranks.setdefault((rank.host, rank.pid), rank.rank)
+    lost = [(process, RAS_DEAD, "is dead for RAS, which no longer reaches it") for process in answer.dead]
+    lost += [(one, RAS_SILENT, "does not answer RAS: it is stopped, stuck or cut off") for one in answer.missing]
+    for process, state, what in lost:
+        text = f"process {process.pid} on {process.host} (GPU {','.join(map(str, process.gpus))}) {what}"
+        words, rank_of_it = f"Process {process.pid} on node {process.host}", ranks.get((process.host, process.pid))
+        yield _ras_event(lines, words, state, text, process.host, rank_of_it)
+    known = {(process.host, process.pid) for process, _, _ in lost}
     for communicator in answer.communicators:
         for rank in communicator.missing:
             if (rank.host, rank.pid) not in known:
-                yield _ras_of_rank(rank, RAS_SILENT, f"{_who(rank)} gave RAS no data", lines)
-        yield from _of_errors(communicator, lines)
-        yield from _of_statuses(communicator, lines)
-        yield from _of_counts(communicator, lines)
+                place = f" on {rank.host} (process {rank.pid})" if rank.host else ""
+                text = f"rank {rank.rank}{place} gave RAS no data"
+                yield _ras_event(lines, f"Rank {rank.rank} ", RAS_SILENT, text, rank.host, rank.rank)
+        for group, state, what in _telling_groups(communicator):
+            for rank in group.ranks:
+                text = f"on {rank.host} (process {rank.pid}) {what}" if rank.host else what
+                yield _ras_event(lines, f"Rank {rank.rank} ", state, text, rank.host, rank.rank)
+            if not group.ranks:
+                yield _ras_event(lines, f"{group.size} ranks ", state, f"of {group.size} ranks {what}", None, None)
 
 
-def _ras_ranks(answer: RasAnswer) -> dict[tuple[str | None, int | None], int]:
-    """The first rank of each process that the answer names one of."""
-    found: dict[tuple[str | None, int | None], int] = {}
-    for communicator in answer.communicators:
-        for rank in (*communicator.missing, *(rank for group in communicator.groups for rank in group.ranks)):
-            found.setdefault((rank.host, rank.pid), rank.rank)
-    return found
-
-
-def _of_process(
-    process: RasProcess, state: str, ranks: dict[tuple[str | None, int | None], int], what: str, lines: Sequence[Event]
-) -> Event:
-    gpus = ",".join(map(str, process.gpus))
-    text = f"process {process.pid} on {process.host} (GPU {gpus}) {what}"
-    line = _ras_line(lines, f"Process {process.pid} on node {process.host}")
-    return _ras_event(line, state, text, process.host, ranks.get((process.host, process.pid)))
-
-
-def _of_errors(communicator: Communicator, lines: Sequence[Event]) -> Iterator[Event]:
+def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str, str]]:
+    """Ranks with an error, those that left what others still use, and those behind: the state, and what they did."""
     for group in communicator.groups:
         if group.topic == "error":
             state = str(group.value) if str(group.value) in ras_states() else RAS_ERROR
-            yield from _of_group(group, state, f'reported "{group.value}"', lines)
-
-
-def _of_statuses(communicator: Communicator, lines: Sequence[Event]) -> Iterator[Event]:
-    """Ranks that left a communicator which others still use."""
-    statuses = [group for group in communicator.groups if group.topic == "status"]
-    for group in sorted(statuses, key=lambda status: status.size)[: max(len(statuses) - 1, 0)]:
+            yield group, state, f'reported "{group.value}"'
+    statuses = sorted((one for one in communicator.groups if one.topic == "status"), key=lambda one: one.size)
+    for group in statuses[:-1]:
         state = RAS_STARTING if group.value == RAS_STARTING else RAS_LEFT
-        yield from _of_group(group, state, f"has status {group.value}, which the others have not", lines)
-
-
-def _of_counts(communicator: Communicator, lines: Sequence[Event]) -> Iterator[Event]:
-    """The ranks behind: that others are ahead is what shows it."""
+        yield group, state, f"has status {group.value}, which the others have not"
     for collective, groups in communicator.launched().items():
-        furthest = groups[-1]
+        most = groups[-1]
         for group in groups[:-1]:
-            text = f"launched {collective} {group.value} times, while {furthest.size} ranks have {furthest.value}"
-            yield from _of_group(group, RAS_BEHIND, text, lines)
+            text = f"launched {collective} {group.value} times, while {most.size} ranks have {most.value}"
+            yield group, RAS_BEHIND, text
 
 
-def _of_group(group: RankGroup, state: str, what: str, lines: Sequence[Event]) -> Iterator[Event]:
-    for rank in group.ranks:
-        yield _ras_of_rank(rank, state, f"on {rank.host} (process {rank.pid}) {what}" if rank.host else what, lines)
-    if not group.ranks:
-        text = f"of {group.size} ranks {what}"
-        yield _ras_event(_ras_line(lines, f"{group.size} ranks "), state, text, None, None)
-
-
-def _ras_of_rank(rank: RasRank, state: str, text: str, lines: Sequence[Event]) -> Event:
-    return _ras_event(_ras_line(lines, f"Rank {rank.rank} "), state, text, rank.host, rank.rank)
-
-
-def _who(rank: RasRank) -> str:
-    return f"rank {rank.rank} on {rank.host} (process {rank.pid})" if rank.host else f"rank {rank.rank}"
-
-
-def _ras_line(lines: Sequence[Event], words: str) -> Event:
-    """The line that holds these words; a file of JSON has one alone."""
-    return next((line for line in lines if words in line.message), lines[0])
-
-
-def _ras_event(line: Event, state: str, text: str, host: str | None, rank: int | None) -> Event:
+def _ras_event(lines: Sequence[Event], words: str, state: str, text: str, host: str | None, rank: int | None) -> Event:
+    """An event on the line that holds these words; a file of JSON has one alone."""
+    line = next((line for line in lines if words in line.message), lines[0])
     name, grade = ras_states()[state]
     prefix = replace(line.prefix, host=host, rank=None)
     return replace(line, name=name, grade=grade, message=text, address=Address(ip=host), rank=rank, prefix=prefix)

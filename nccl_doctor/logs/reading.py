@@ -38,11 +38,7 @@ _NOT_LOGS = frozenset(
 
 
 def sources(names: Sequence[str]) -> Iterator[LogSource]:
-    """The logs that the command line names; ``-`` is standard input, a folder all files in it.
-
-    Raises:
-        UsageError: a name leads to no readable log.
-    """
+    """The logs that the command line names; ``-`` is standard input."""
     for name in names:
         if name == "-":
             yield LogSource("-", stdin_blocks())
@@ -52,11 +48,7 @@ def sources(names: Sequence[str]) -> Iterator[LogSource]:
 
 
 def files(name: str) -> list[Path]:
-    """The files behind a name, those of a folder sorted; what is plainly no log is left out.
-
-    Raises:
-        UsageError: there is no such file, or no log in the folder.
-    """
+    """The files behind a name; of a folder, what is not plainly no log."""
     path = Path(name)
     if not path.exists():
         raise UsageError(f"{name}: no such file or folder")
@@ -78,12 +70,9 @@ def size(names: Sequence[str]) -> int:
 
 
 def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]:
-    """The content block by block, decompressed where its first bytes say that it is compressed.
+    """The content block by block, decompressed where it is compressed.
 
-    Args:
-        path: the file.
-        follow_s: at the end of a file that is not compressed, or of what a pipe holds, waits for more: an empty block
-            each so many seconds. A pipe ends when nobody has it open to write any more.
+    With ``follow_s`` there is an empty block each so many seconds in which a file or a pipe has no more.
 
     Raises:
         UsageError: it can't be read, is damaged where it is compressed, or is a pipe to which nobody writes.
@@ -94,10 +83,15 @@ def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]
             head = file.peek(len(_XZ))
             if not compressed(head):
                 pipe = stat.S_ISFIFO(os.fstat(file.fileno()).st_mode)
-                yield from _piped(file, follow_s) if pipe else _growing(file.read1, follow_s)
+                yield from _piped(file, follow_s) if pipe else _growing(file, follow_s)
                 return
-            unpack = _zstd_blocks if head.startswith(_ZSTD) else _xz_blocks if head.startswith(_XZ) else _gzip_blocks
-            yield from _bounded(unpack(file), path)
+            unpack = _zstd_blocks if head.startswith(_ZSTD) else _xz_blocks if head.startswith(_XZ) else None
+            most = max(_ENOUGH, path.stat().st_size * _MOST_RATIO)
+            for block in unpack(file) if unpack else _blocks(gzip.GzipFile(fileobj=file).read1):
+                most -= len(block)
+                if most < 0:
+                    raise UsageError(f"{path}: unpacks to more than {_MOST_RATIO} times its size, which is no log")
+                yield block
     except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise UsageError(f"{path}: is compressed but damaged: {error}") from error
     except OSError as error:
@@ -131,11 +125,7 @@ class _Pipe(io.RawIOBase):
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    """The file; a named pipe, where somebody writes to it or begins to in time: opening it would wait for ever.
-
-    Raises:
-        UsageError: nobody does.
-    """
+    """The file; a named pipe, where somebody begins to write in time: opening it would wait for ever."""
     unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): who writes to it came before it, or is gone
     if unnamed or not stat.S_ISFIFO(path.stat().st_mode):
         return path.open("rb")
@@ -183,22 +173,6 @@ def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
         yield block
 
 
-def _bounded(blocks: Iterator[bytes], path: Path) -> Iterator[bytes]:
-    """The blocks, unless they are many more than a log of this size could hold."""
-    most = max(_ENOUGH, path.stat().st_size * _MOST_RATIO)
-    total = 0
-    for block in blocks:
-        total += len(block)
-        if total > most:
-            raise UsageError(f"{path}: unpacks to more than {_MOST_RATIO} times its size, which is no log")
-        yield block
-
-
-def _gzip_blocks(file: BinaryIO) -> Iterator[bytes]:
-    with gzip.open(file) as opened:
-        yield from _blocks(opened.read1)
-
-
 def _xz_blocks(file: BinaryIO) -> Iterator[bytes]:
     """lzma.open() knows no limit of memory, of which an archive may ask four gigabytes."""
     unpacker, data, begun = lzma.LZMADecompressor(memlimit=_MOST_MEMORY), b"", False
@@ -218,16 +192,11 @@ def _xz_blocks(file: BinaryIO) -> Iterator[bytes]:
             yield block
 
 
-def _growing(read: Callable[[int], bytes], follow_s: float | None) -> Iterator[bytes]:
-    while True:
-        block = read(BLOCK)
-        if block:
-            yield block
-        elif follow_s is None:
-            return
-        else:
-            time.sleep(follow_s)
-            yield b""
+def _growing(file: io.BufferedReader, follow_s: float | None) -> Iterator[bytes]:
+    while (block := file.read1(BLOCK)) or follow_s is not None:
+        if not block:
+            time.sleep(follow_s or 0)
+        yield block
 
 
 def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
@@ -248,18 +217,11 @@ def compressed(head: bytes) -> bool:
 
 
 def stdin_blocks(patience_s: float | None = None) -> Iterator[bytes]:
-    """Standard input as it comes: a block is whatever has arrived.
-
-    Args:
-        patience_s: an empty block where nothing came for so many seconds; None waits for ever.
-    """
-    number = sys.stdin.fileno()
+    """Standard input as it comes; an empty block where nothing came for so many seconds."""
     while True:
-        ready, _, _ = select.select([number], [], [], patience_s)
-        if not ready:
+        while not select.select([sys.stdin], [], [], patience_s)[0]:
             yield b""
-            continue
-        block = os.read(number, BLOCK)
+        block = os.read(sys.stdin.fileno(), BLOCK)
         if not block:
             return
         yield block

@@ -13,10 +13,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs.diagnose import CutOffError, Investigation, LogSource, LogVerdict, is_record_file
@@ -53,7 +53,12 @@ class Ahead:
     """Files that other processes read from now on, while this one may prepare for what they find."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._parts = [part for path in paths for part in _parts(path)]
+        sizes = {path: path.stat().st_size for path in paths}
+        self._parts = [
+            Part(path, start, min(start + _PART, size))
+            for path, size in sizes.items()
+            for start in range(0, max(size, 1), _PART)
+        ]
         all_wordings()  # made once, for all processes
         self._pool = multiprocessing.get_context("fork").Pool(processes(), _quietly)
         self._read = self._pool.imap(_read, self._parts, chunksize=1 if len(self._parts) < 64 else 4)
@@ -70,34 +75,22 @@ class Ahead:
 
 
 def _quietly() -> None:
-    """In each process: the first one alone answers signals, and ends the others."""
+    """Leaves signals to the first process, which ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _parts(path: Path) -> list[Part]:
-    size = path.stat().st_size
-    return [Part(path, start, min(start + _PART, size)) for start in range(0, max(size, 1), _PART)]
-
-
 def _read(part: Part) -> Reading | None:
-    """Reads one part, in a process of its own; None where the caller must, or is to tell why it can't be read."""
-    try:
-        return _read_part(part)
-    except OSError:
-        return None
-
-
-def _read_part(part: Part) -> Reading | None:
-    with part.path.open("rb", buffering=0) as file:
+    """Reads one part, in a process of its own; None where the caller must."""
+    with suppress(OSError), part.path.open("rb", buffering=0) as file:
         head = file.read(_HEAD)
-        if compressed(head) or wide(head) or is_record_file(head) or width(head):
-            return None
-        reader = Reader(str(part.path), Facts())
-        for block in _owned(file.read, file.seek, part):
-            reader.feed(block)
-    reader.close()
-    return reader.reading
+        if not (compressed(head) or wide(head) or is_record_file(head) or width(head)):
+            reader = Reader(str(part.path), Facts())
+            for block in _owned(file.read, file.seek, part):
+                reader.feed(block)
+            reader.close()
+            return reader.reading
+    return None
 
 
 def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part) -> Iterator[bytes]:
@@ -166,13 +159,9 @@ _LONGEST_SHOWN = 1 << 16
 
 @dataclass
 class LogsRun:
-    """Reads logs.
+    """Reads files, folders or standard input, to the end or, to ``follow`` one, to its first fatal line.
 
-    Attributes:
-        names: files, folders, or ``-``.
-        tee: takes the text as it comes, for those who pass it through.
-        follow: end at the first fatal line; the one source may grow meanwhile.
-        progress: called with the number of bytes of each block.
+    ``tee`` takes the text as it comes, ``progress`` the number of bytes of each block.
     """
 
     names: tuple[str, ...]
@@ -189,11 +178,7 @@ class LogsRun:
             self._ahead = Ahead(path for name in self.names for path in files(name))
 
     def read(self) -> LogVerdict:
-        """The verdict: at the end of all sources or, when following, soon after a fatal line.
-
-        Raises:
-            UsageError: a source can't be read, or several are to be followed.
-        """
+        """The verdict, at the end of all sources or soon after a fatal line that was waited for."""
         investigation = Investigation(live=self.follow)
         for source in self._read_ahead(investigation) if self._ahead else self._sources():
             investigation.begin(source.name)
@@ -252,20 +237,17 @@ class LogsRun:
             self.tee(block)
 
 
-def _write(stream: BinaryIO, block: bytes) -> None:
-    stream.write(block)
-    stream.flush()
-
-
 def passage(*, to_stderr: bool) -> Callable[[bytes], None]:
     """Where ``--tee`` writes: as it came into pipes and files, without control characters on a terminal."""
     stream = sys.stderr if to_stderr else sys.stdout
-    if not stream.isatty():
-        return lambda block: _write(stream.buffer, block)
     held = b""
 
     def show(block: bytes) -> None:
         nonlocal held
+        if not stream.isatty():
+            stream.buffer.write(block)
+            stream.buffer.flush()
+            return
         whole, end, held = (held + block).rpartition(b"\n")
         if len(held) > _LONGEST_SHOWN:
             whole, end, held = whole + end + held, b"\n", b""

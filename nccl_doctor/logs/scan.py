@@ -75,11 +75,7 @@ def table(patterns: tuple[str, ...]) -> Table:
 
 
 class Scanner:
-    """Cuts one source into lines and yields those that are candidates.
-
-    Attributes:
-        bytes: how much was read.
-    """
+    """Cuts one source of so many ``bytes`` into lines and yields those that are candidates."""
 
     def __init__(self, rules: Table) -> None:
         self._table = rules

@@ -9,14 +9,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cache
 from typing import Any, Literal
 
 from nccl_doctor.logs.facts import Interface, Process
-from nccl_doctor.logs.log import Address, Cause, Event, Log, Reading, rank_of_file, rank_progress
+from nccl_doctor.logs.log import Address, Cause, Event, Log, Reading, rank_of_file
 from nccl_doctor.logs.rule import BENIGN, Grade, LogRule
 from nccl_doctor.model.finding import Command, Fix, LogLine, Severity, on
 from nccl_doctor.model.register import PACKAGE
@@ -27,10 +27,9 @@ MOST_LINES = 5
 """Lines that are quoted of one cause."""
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-_ADAPTER = re.compile(
-    r"\b((?:mlx[45](?:_bond|_ib)?|bnxt_re|[ei]rdma|hns|efa|rdmap\w*|qedr|rocep\w*|ibp\w*)_?\d+\w*)(?:[:/ ,.)]|$)"
+_DEVICE = re.compile(
+    r"\b((?:mlx[45](?:_bond|_ib)?|bnxt_re|[ei]rdma|hns|efa|rdmap\w*|qedr|rocep\w*|ibp\w*)_?\d+\w*)(?::(\d{1,3}))?"
 )
-_DEVICE = re.compile(_ADAPTER.pattern.rpartition("(?:[:/")[0] + r"(?::(\d{1,3}))?")
 """Names of RDMA devices, as the kernel's drivers give them."""
 
 _LOCAL = re.compile(r"localhost(?:\.localdomain)?|ip6-localhost|127\..*|0\.0\.0\.0")
@@ -76,11 +75,6 @@ class Case:
         return tuple(sorted({rank for rank in map(self.rank_of, self.cause.events) if rank is not None}))
 
     @property
-    def silent_ranks(self) -> tuple[int, ...]:
-        """Ranks of which no line tells, though others do."""
-        return rank_progress(self.log.facts).missing
-
-    @property
     def address(self) -> Address:
         """The first address that the events name."""
         return next((e.address for e in self.cause.events if e.address != Address()), Address())
@@ -114,7 +108,9 @@ class Case:
         """The contract's entities, as far as the log names them; ``interface`` where the diagnosis has its own."""
         facts, address, own = self.log.facts, self.address, self.interface()
         ranks = [*(self.rank_of(event) for event in self.cause.events), facts.summary_rank]
-        ranks += self._rank_that_follows()
+        # the rank that tells the consequences, where one alone does: it is the one whose log this is
+        after = {self.rank_of(event) for _, events in self.cause.follows for event in events} - {None}
+        ranks += after if len(after) == 1 else ()
         found = {
             "host": next(iter(self.hosts), None) or address.host or facts.summary_host,
             "ip": address.ip or (own.address.partition("%")[0] if own else self.first.prefix.ip),
@@ -126,15 +122,9 @@ class Case:
         }
         return {name: value for name, value in found.items() if value is not None}
 
-    def _rank_that_follows(self) -> list[int | None]:
-        """The rank that tells the consequences, where one alone does: it is the one whose log this is."""
-        found = {self.rank_of(event) for _, events in self.cause.follows for event in events} - {None}
-        return [*found] if len(found) == 1 else []
-
     def adapter(self) -> str | None:
         """The RDMA device that the lines name."""
-        found = (_ADAPTER.search(event.text) for event in self.cause.events)
-        return next((match[1] for match in found if match), None)
+        return self.device.partition(" ")[0] or None
 
     def interface_of(self, ip: str | None) -> str | None:
         """The name that NCCL prints beside an address."""
@@ -351,7 +341,11 @@ class LogSigns:
 @cache
 def signs() -> dict[str, LogSigns]:
     """By the diagnosis' name, in the order in which they speak."""
-    found = dict(sorted(_found()))
+    found: dict[str, LogSigns] = {}
+    for module in pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}."):
+        shown = getattr(importlib.import_module(module.name), "SIGNS", None)
+        if shown is not None:
+            found[module.name.rpartition(".")[2].replace("_", "-")] = shown
     ordered: dict[str, LogSigns] = {}
 
     def place(name: str, waiting: tuple[str, ...]) -> None:
@@ -361,17 +355,9 @@ def signs() -> dict[str, LogSigns]:
             place(earlier, (*waiting, name))
         ordered.setdefault(name, found[name])
 
-    for name in found:
+    for name in sorted(found):
         place(name, ())
     return ordered
-
-
-def _found() -> Iterator[tuple[str, LogSigns]]:
-    """By name: checks stand above this room, and import it."""
-    for module in pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}."):
-        found = getattr(importlib.import_module(module.name), "SIGNS", None)
-        if found is not None:
-            yield module.name.rpartition(".")[2].replace("_", "-"), found
 
 
 @cache

@@ -195,12 +195,9 @@ def title(verdict: LogVerdict) -> str:
 
 
 def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("bytes", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "bytes" or value >= 10 else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} GB"
+    power = min((len(str(count)) - 1) // 3, 3)
+    value = count / 1000**power
+    return f"{value:.{int(power == 3 or (power > 0 and value < 10))}f} {('bytes', 'kB', 'MB', 'GB')[power]}"
 
 
 MOST = 4

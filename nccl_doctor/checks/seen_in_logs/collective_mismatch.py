@@ -177,7 +177,10 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
         files |= dict.fromkeys(absent, first)
         told = dict.fromkeys(absent, f"gave no dump, while others wait in {where}") | told
     return [
-        Event.of_file(files[rank], RECORDED, f"rank {rank}: {text}", name=name, grade=grade, rank=rank).saying(text)
+        replace(
+            Event.of_file(files[rank], RECORDED, f"rank {rank}: {text}", name=name, grade=grade, rank=rank),
+            message=text,
+        )
         for rank, text in told.items()
     ]
 

@@ -13,7 +13,7 @@ References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c
 """
 
 from nccl_doctor.logs import rule
-from nccl_doctor.logs.log import Event, Reading
+from nccl_doctor.logs.log import Event, Reading, rank_progress
 from nccl_doctor.logs.rule import Grade, clue, failed_connects, generic, symptom
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
@@ -30,7 +30,7 @@ def _advice(case: Case) -> Advice:
             "stopped or stuck, and whether the host is reached:",
             case.check(),
         )
-    missing = case.silent_ranks
+    missing = rank_progress(case.log.facts).missing
     hint = f" No line is of {ranks_of(missing)}." if missing else ""
     return advise(
         f"{case.who} lost the connection to a rank that had ended; why that one ended, this log does not say.{hint}",

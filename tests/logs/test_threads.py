@@ -41,15 +41,15 @@ def test_every_log_has_its_case_and_its_thread() -> None:
     assert all(case["source"] and case["date"][:4].isdigit() for case in CASES)
 
 
-@each(
-    [
-        ("n103-vllm-free-memory-low", {"rank": 0}),
-        ("n208-sglang-gb10-watchdog-sigkill", {"rank": 0, "nccl_version": "2.28.3", "iface": "enp1s0f0np0"}),
-        ("n401-lightning-monarch-internal-name", {"host": "job-0001.internal", "port": 50745}),
-        ("n507-local-access-violation", {"host": "node28", "ip": "172.16.12.34", "iface": "mlx5_ib0", "port": 38081}),
-    ],
-    str,
-)
+NAMED: list[tuple[str, dict[str, object]]] = [
+    ("n103-vllm-free-memory-low", {"rank": 0}),
+    ("n208-sglang-gb10-watchdog-sigkill", {"rank": 0, "nccl_version": "2.28.3", "iface": "enp1s0f0np0"}),
+    ("n401-lightning-monarch-internal-name", {"host": "job-0001.internal", "port": 50745}),
+    ("n507-local-access-violation", {"host": "node28", "ip": "172.16.12.34", "iface": "mlx5_ib0", "port": 38081}),
+]
+
+
+@each(NAMED, str)
 def test_what_the_lines_name_is_told(case: tuple[str, dict[str, object]]) -> None:
     (found, *_) = loud((FOLDER / f"{case[0]}.log").read_bytes())
     assert (found.entities or {}).items() >= case[1].items()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 
 from nccl_doctor.cli.options import Codes, HostOptions, KeepOptions, ReachOptions, SelectOptions, among
@@ -33,6 +33,7 @@ from nccl_doctor.model.register import all_checks
 from nccl_doctor.model.report import Report
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.transport import make_transport
+from nccl_doctor.transport.base import Transport
 
 LEAST_TOTAL_S = 300.0  # what a run may take where nobody says
 BESIDE_SMOKE_S = 240.0
@@ -135,11 +136,8 @@ def _look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapsh
 @contextmanager
 def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     cluster = request.which.cluster(request.overrides, transport=request.reached.transport)
-    if selected is None:
-        needs = {"mesh", "smoke"}
-        # while the hosts are waited for: reading a hundred modules takes as long as a host's answer
-        threading.Thread(target=all_checks, daemon=True).start()
-    else:
+    needs = {"mesh", "smoke"}
+    if selected is not None:
         needs = {need for check in all_checks() if check.code in selected for need in check.needs}
     bounds = RunOptions(
         connect_s=request.reached.connect_timeout,
@@ -153,8 +151,15 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         quiet=out.quiet,
         decided=lambda seen, dials: out.hidden(decided(judge(seen, out.command, among(selected), dials))),
     )
+
+    def connect() -> Transport:
+        transport = make_transport(request.reached.transport, cluster)
+        # while hosts are waited for, and no sooner: reading a hundred modules takes as long as a host's answer
+        threading.Thread(target=all_checks, daemon=True).start()
+        return transport
+
+    gc.freeze()  # what was imported lives to the end, and the collector need not look through it
     try:
-        connect = partial(make_transport, request.reached.transport, cluster)
         with open_run(cluster, connect, bounds, lines) as run:
             yield run
     finally:

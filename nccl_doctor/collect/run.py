@@ -104,8 +104,10 @@ class Run:
 
         def look(session: ProbeSession, share: float) -> None:
             if self._options.smoke:
-                allreduce.begin_import(session, self._clock.until)
+                allreduce.begin_import(session, self._clock.until, asked=False)
             asking(session, share)
+            if self._options.smoke:
+                allreduce.begin_import(session, self._clock.until, asked=True)
 
         reach = Reach(
             self._transport,

@@ -73,10 +73,10 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
     return None
 
 
-def begin_import(session: ProbeSession, deadline: float) -> None:
-    """Has a host import torch while it is asked other things, unless it is busy; ProbeError where it is lost."""
+def begin_import(session: ProbeSession, deadline: float, *, asked: bool) -> None:
+    """Has a host import torch while other things go on, a busy one once it was asked; ProbeError where it is lost."""
     load = session.hello.load
-    if load is not None and load.queue + 1 <= load.cpus:
+    if asked is (load is None or load.queue + 1 > load.cpus):
         session.send("import_torch", deadline, env=environment(session.node))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
@@ -23,7 +23,6 @@ from nccl_doctor.launch.launchers import commands, default_launcher, start_over_
 from nccl_doctor.launch.plan import CheckedHost, nearest, plan
 from nccl_doctor.model.base import FrozenModel, Unknown, Version
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.documents import Launch
 from nccl_doctor.model.engine import ClusterSource, place_of, placed
 from nccl_doctor.model.finding import Severity, on
 from nccl_doctor.model.report import Diagnosis, Report
@@ -34,6 +33,9 @@ from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, plural
 from nccl_doctor.text.machine import write_atomically
+
+if TYPE_CHECKING:
+    from nccl_doctor.model.documents import Launch
 
 OLD_S = 86_400.0
 
@@ -237,6 +239,8 @@ def launched(
     cluster: Cluster, hosts: str | None, script: Sequence[str], wishes: Wishes, environ: Mapping[str, str], now: float
 ) -> Launch:
     """The job of a cluster, with what its last check saw; ``now`` in seconds since the epoch."""
+    from nccl_doctor.model.documents import Launch
+
     these = Hosts.named(hosts, cluster)
     last = recall(these, environ)
     job = plan(cluster, last.hosts if last else {}, tuple(script), last.torch if last else None)

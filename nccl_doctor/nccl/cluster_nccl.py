@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
 from nccl_doctor.model.finding import Severity, export
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
@@ -21,6 +21,9 @@ from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import Address, address_of, network_of, prefix_length
+
+if TYPE_CHECKING:  # no check needs them
+    from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,8 @@ def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes
 
 def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:
     """An answer for each host, as ``version`` or its own would choose."""
+    from nccl_doctor.model.documents import InterfaceAnswers
+
     nccl = cluster_nccl(snapshot, version)
     trouble = any(_trouble(nccl, name) is not None for name in nccl.by_host)
     suggestion = nccl.suggestion if trouble else None
@@ -200,6 +205,8 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
 
 def answers_for(snapshot: Snapshot, address: Address, version: Version | None = None) -> InterfaceAnswers:
     """On each host the interface that has the address or lies on its net, and what makes NCCL use it."""
+    from nccl_doctor.model.documents import InterfaceAnswers
+
     plain = answers(snapshot, version)
     sides = {host.name: side for host in snapshot.reached if isinstance(side := host_nccl(host), HostNccl)}
     entries = {name: [entry for entry in side.interfaces.addresses if entry.netmask] for name, side in sides.items()}
@@ -230,6 +237,8 @@ def answers_for(snapshot: Snapshot, address: Address, version: Version | None = 
 
 
 def _answer(nccl: ClusterNccl, host: str, suggestion: Suggestion | None) -> InterfaceAnswer:
+    from nccl_doctor.model.documents import InterfaceAnswer
+
     side = nccl.by_host.get(host)
     if side is None:
         why = f"not known: {nccl.unknown.get(host, 'the host was not reached')}"
@@ -274,6 +283,8 @@ def _trouble(nccl: ClusterNccl, host: str) -> str | None:
 
 
 def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
+    from nccl_doctor.model.documents import Exports
+
     by_setting: dict[tuple[str, ...], list[str]] = {}
     for side in found:
         if side.set:

@@ -5,6 +5,7 @@ so that one that is too old can be told so; the modules behind it need Python 3.
 controller's Python compiled them: to compile them takes 50 ms, which a host with the same Python is spared.
 """
 
+import gc
 import importlib.machinery
 import json
 import marshal
@@ -82,6 +83,8 @@ def start(packed: bytes) -> None:
         sys.stdout.write("\n" + header["nonce"] + " " + json.dumps({"refused": refusal}) + "\n")
         sys.stdout.flush()
         return
+    # The probe lives for minutes and keeps little: cycles may wait, and what is imported makes none.
+    gc.set_threshold(20_000, 20, 100)
     sources, codes = marshal.loads(packed[len(MAGIC_NUMBER) :])  # noqa: S302 - as it was sent
     sys.meta_path.insert(0, MemoryImporter(sources, codes if packed.startswith(MAGIC_NUMBER) else {}))
     from nccl_doctor.probe.main import Server

@@ -9,7 +9,6 @@ last resort against a probe that outlives its controller.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import queue
@@ -50,8 +49,6 @@ class Server:
         self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._writing = threading.Lock()
-        # The probe lives for minutes and keeps little: cycles may wait, and what is imported makes none.
-        gc.set_threshold(20_000, 20, 100)
         # What a child or a library prints must not break the framing: stdout moves, and fd 1 becomes stderr.
         self._out = os.dup(1)
         os.dup2(2, 1)

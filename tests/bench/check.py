@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tests.bench.timing import median, medians
+from tests.bench.timing import median, medians, own_group
 from tests.lab.cluster import Lab
 
 SIZES = (3, 32, 100)
@@ -17,6 +17,7 @@ TYPER = [sys.executable, "-c", "import typer"]
 
 def main() -> None:
     """Prints one line a size; runs of the two alternate, so that a busy moment meets them alike."""
+    own_group()
     for hosts in [int(word) for word in sys.argv[1:]] or SIZES:
         with Lab.up(hosts) as lab:
             lab.controller.write("/root/hosts.yaml", lab.hosts_file())
@@ -28,7 +29,8 @@ def main() -> None:
                 f"{hosts:3} hosts: nccl-doctor check --no-smoke {doctor.seconds:.2f} s "
                 f"({doctor.seconds - start.seconds:.2f} s after its own start), pdsh true {pdsh.seconds:.2f} s, "
                 f"ratio {doctor.seconds / pdsh.seconds:.2f} (at most 1.0); controller {doctor.rss_mib:.0f} MiB, "
-                f"{cpu:.0f} ms of CPU a host (at most 30); load {os.getloadavg()[0]:.1f}",
+                f"{cpu:.0f} ms of CPU a host (at most 25), each host {doctor.hosts_s * 1000 / hosts:.0f} ms (at most 110), "
+                f"for pdsh {pdsh.hosts_s * 1000 / hosts:.0f} ms; load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )
     with Lab.up(1) as lab:

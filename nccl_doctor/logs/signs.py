@@ -217,6 +217,15 @@ def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Ad
     return Advice(message, Fix(summary=summary, risk="safe" if commands else "manual", commands=commands))
 
 
+def make_advice(
+    message: str, summary: str, command: Callable[[Case], tuple[Command, ...]] | None = Case.check
+) -> Callable[[Case], Advice]:
+    """The advice of which only ``{who}`` and ``{target}`` change from case to case."""
+    return lambda case: advise(
+        message.format(who=case.who, target=case.target), summary, command(case) if command is not None else ()
+    )
+
+
 def ifname_command(case: Case) -> tuple[Command, ...]:
     """``nccl-doctor ifname`` over the hosts concerned; here where the log names none."""
     return case.check(command="ifname") or on(None, line("nccl-doctor ifname"))

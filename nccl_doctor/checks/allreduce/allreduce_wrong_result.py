@@ -16,7 +16,7 @@ from collections import Counter
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.report import RankReport
 from nccl_doctor.snapshot.smoke import Smoke
@@ -63,14 +63,11 @@ def _named(ranks: list[RankReport]) -> str:
     return " and ".join(f"rank {rank.rank} on {rank.host}" for rank in ranks)
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"The collective of {case.who} came out with wrong values.",
-        "Take the host out of the job and test it alone: memory errors (nvidia-smi -q), PCIe ACS and IOMMU, the "
-        "NIC's firmware.",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "The collective of {who} came out with wrong values.",
+    "Take the host out of the job and test it alone: memory errors (nvidia-smi -q), PCIe ACS and IOMMU, the "
+    "NIC's firmware.",
+)
 
 # The check of values that nccl-tests ends with.
 RULES = (
@@ -79,4 +76,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -15,7 +15,7 @@ See NCCL's documentation of its environment variables, and src/misc/param.cc in 
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded
 from nccl_doctor.logs.rule import Grade, likely, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.interfaces import Failure
@@ -56,13 +56,10 @@ def env_bad_value(view: View) -> Findings:
         )
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"NCCL does not take a setting as it was meant on {case.who}.",
-        "Correct or unset the variable or the file that the line names; look into ~/.nccl.conf and /etc/nccl.conf too:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "NCCL does not take a setting as it was meant on {who}.",
+    "Correct or unset the variable or the file that the line names; look into ~/.nccl.conf and /etc/nccl.conf too:",
+)
 
 # NCCL's warnings of a setting or a file that it can't use.
 RULES = (
@@ -88,4 +85,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, after=("plugin-fault",), warning_up_to=Grade.LIKELY)
+SIGNS = LogSigns(RULES, ADVICE, after=("plugin-fault",), warning_up_to=Grade.LIKELY)

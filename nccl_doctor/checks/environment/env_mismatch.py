@@ -13,7 +13,7 @@ Fix: make them the same; the hosts file's env wins over all other places.
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, minority
 from nccl_doctor.logs.rule import Grade, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.variables import Variable, is_known
@@ -80,13 +80,10 @@ def _finding(name: str, column: dict[str, Variable | None]) -> Finding:
     )
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"NCCL's variables differ between ranks (seen by {case.who}): what one chooses does not fit the others.",
-        "Make them the same on all hosts, ~/.nccl.conf and /etc/nccl.conf included:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "NCCL's variables differ between ranks (seen by {who}): what one chooses does not fit the others.",
+    "Make them the same on all hosts, ~/.nccl.conf and /etc/nccl.conf included:",
+)
 
 # NCCL's own comparison of variables between ranks (NCCL DIAG).
 RULES = (
@@ -96,4 +93,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, warning_up_to=Grade.ROOT)
+SIGNS = LogSigns(RULES, ADVICE, warning_up_to=Grade.ROOT)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 
 from nccl_doctor.checks.view import Findings, View, check, failed_where, on_each, pasted
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
@@ -103,16 +103,13 @@ def _beside(nets: frozenset[Network], texts: Iterable[str]) -> Iterator[str]:
             yield text
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"The kernel of {case.who} keeps fewer neighbours' addresses than there are hosts on the net, and drops "
-        "packets to the rest.",
-        "Raise net.ipv4.neigh.default.gc_thresh1, 2 and 3 well above the number of hosts, on every host:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "The kernel of {who} keeps fewer neighbours' addresses than there are hosts on the net, and drops "
+    "packets to the rest.",
+    "Raise net.ipv4.neigh.default.gc_thresh1, 2 and 3 well above the number of hosts, on every host:",
+)
 
 # The kernel's own line.
 RULES = (root(r"neighbou?r table overflow", "[ 4242.1] neighbour: arp_cache: neighbor table overflow!"),)
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -16,20 +16,16 @@ torch/csrc/distributed/c10d/socket.cpp.
 """
 
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, likely
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD310", job_wide=False, errors=("ECONNREFUSED",))
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"{case.who} was refused by {case.target}: nothing listened there. Its process had ended or not yet begun, "
-        "or the address belongs to no host of this job.",
-        "Look for the first error on that host, check the master address, and test the ports:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "{who} was refused by {target}: nothing listened there. Its process had ended or not yet begun, "
+    "or the address belongs to no host of this job.",
+    "Look for the first error on that host, check the master address, and test the ports:",
+)
 
 # NCCL's, torch's, gloo's, MPI's and JAX's words for ECONNREFUSED (111).
 RULES = (
@@ -65,4 +61,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, ADVICE, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)

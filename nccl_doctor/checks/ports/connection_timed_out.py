@@ -24,20 +24,16 @@ from nccl_doctor.logs.rule import (
     likely,
     symptom,
 )
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD312", job_wide=False, errors=("ETIMEDOUT",))
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"{case.who} got no answer from {case.target}: a firewall or a cloud's security group drops the packets, or "
-        "the address lies on a net that this host does not reach.",
-        "NCCL draws its ports from the whole ephemeral range, so one open master port is not enough. Test all:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "{who} got no answer from {target}: a firewall or a cloud's security group drops the packets, or "
+    "the address lies on a net that this host does not reach.",
+    "NCCL draws its ports from the whole ephemeral range, so one open master port is not enough. Test all:",
+)
 
 # NCCL's, torch's, gloo's and Ray's words for ETIMEDOUT (110).
 RULES = (
@@ -76,4 +72,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, ADVICE, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)

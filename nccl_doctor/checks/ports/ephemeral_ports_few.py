@@ -23,7 +23,7 @@ from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import Findings, View, check, pairs_of, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, failed_connects, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.snapshot.hosts import Host, rank_counts, world_size
@@ -99,13 +99,10 @@ def needed_ports(local_ranks: int, world: int) -> int:
     return local_ranks * (OWN_PORTS + 2 * world)
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"{case.who} found no free port in the kernel's ephemeral range, from which NCCL draws one for each listener.",
-        "Widen net.ipv4.ip_local_port_range on every host, and let NCCL use fewer connections (leave PXN on).",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "{who} found no free port in the kernel's ephemeral range, from which NCCL draws one for each listener.",
+    "Widen net.ipv4.ip_local_port_range on every host, and let NCCL use fewer connections (leave PXN on).",
+)
 
 # A bind to port 0 or a connect that finds no free port.
 RULES = (
@@ -124,4 +121,4 @@ def _without_ras(scene: Scene) -> list[Event]:
     return [event for event in scene.events if event.name != "ephemeral-ports-few"]
 
 
-SIGNS = LogSigns(RULES, _advice, network=True, hint=Grade.ROOT, passes={Stage.MEANING: _without_ras})
+SIGNS = LogSigns(RULES, ADVICE, network=True, hint=Grade.ROOT, passes={Stage.MEANING: _without_ras})

@@ -13,7 +13,7 @@ References: NCCL's src/misc/socket.cc and src/os/linux.cc; connect(2) on EHOSTUN
 """
 
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD311", job_wide=False, errors=("EHOSTUNREACH",))
@@ -21,15 +21,11 @@ from_logs(__name__, "NCD311", job_wide=False, errors=("EHOSTUNREACH",))
 
 _ERRNO = r"(?:No route to host|[Hh]ost is unreachable|[Nn]etwork is unreachable)"
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f'{case.who} could not reach {case.target}. "No route to host" between hosts that can ping each other is a '
-        "firewall's REJECT, or an interface on another net.",
-        "Find the rule or the route that does it:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    '{who} could not reach {target}. "No route to host" between hosts that can ping each other is a '
+    "firewall's REJECT, or an interface on another net.",
+    "Find the rule or the route that does it:",
+)
 
 # NCCL's, torch's, gloo's and MPI's words for EHOSTUNREACH (113).
 RULES = (
@@ -52,4 +48,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, network=True, dials=True, retried=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, ADVICE, network=True, dials=True, retried=True, hint=Grade.ROOT)

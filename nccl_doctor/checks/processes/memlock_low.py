@@ -14,7 +14,7 @@ Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in anew; `--uli
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import Grade, hint, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import Case, LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Fix, Severity
@@ -62,14 +62,11 @@ def too_low(facts: HostFacts) -> int | None:
     return limit if up and limit is not None and limit < ENOUGH and not is_exempt else None
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"{case.who} may not lock enough memory for RDMA (ulimit -l).",
-        "Set memlock to unlimited in /etc/security/limits.conf, for services by LimitMEMLOCK=infinity, for "
-        "containers by --ulimit memlock=-1. What counts is the limit of a process started over SSH:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "{who} may not lock enough memory for RDMA (ulimit -l).",
+    "Set memlock to unlimited in /etc/security/limits.conf, for services by LimitMEMLOCK=infinity, for "
+    "containers by --ulimit memlock=-1. What counts is the limit of a process started over SSH:",
+)
 
 # Registering memory with an adapter fails for want of it (ENOMEM, 12).
 RULES = (
@@ -86,4 +83,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, interface=Case.adapter, hint=Grade.ROOT, hint_beside=("ib-fault", "plugin-fault"))
+SIGNS = LogSigns(RULES, ADVICE, interface=Case.adapter, hint=Grade.ROOT, hint_beside=("ib-fault", "plugin-fault"))

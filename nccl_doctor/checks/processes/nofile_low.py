@@ -17,7 +17,7 @@ their own (`LimitNOFILE=`).
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import world_size
@@ -64,14 +64,11 @@ def nofile_low(view: View) -> Findings:
         )
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"{case.who} has too many files open: each connection of NCCL is one, and their number grows with the job.",
-        "Raise the limit where the job starts (ulimit -n 1048576 in the batch script; LimitNOFILE for services), "
-        "and see what a process started over SSH gets:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "{who} has too many files open: each connection of NCCL is one, and their number grows with the job.",
+    "Raise the limit where the job starts (ulimit -n 1048576 in the batch script; LimitNOFILE for services), "
+    "and see what a process started over SSH gets:",
+)
 
 # EMFILE, and file descriptors that torch's data loaders could not pass on.
 RULES = (
@@ -82,4 +79,4 @@ RULES = (
     root(r"received 0 items of ancdata", "RuntimeError: received 0 items of ancdata"),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -11,18 +11,16 @@ References: errno(3), ENOSPC and EDQUOT; caffe2/serialize/inline_container.cc.
 """
 
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD920", explains=("collective-timeout", "peer-died", "killed", "script-failed"))
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"A disk is full, or a quota used up, on {case.who}: a file could not be written.",
-        "Look at df -h, df -i and quota -s there, for the folder that the line names; then make room.",
-    )
-
+ADVICE = make_advice(
+    "A disk is full, or a quota used up, on {who}: a file could not be written.",
+    "Look at df -h, df -i and quota -s there, for the folder that the line names; then make room.",
+    command=None,
+)
 
 RULES = (
     root(
@@ -36,4 +34,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -13,20 +13,16 @@ References: NCCL's src/init.cc.
 """
 
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD906", explains=("cuda-error",))
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"Two ranks use one GPU ({case.who}).",
-        'Give each process its own: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else, and no '
-        "CUDA_VISIBLE_DEVICES that overlaps. Containers with one hostname and boot id also look so.",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "Two ranks use one GPU ({who}).",
+    'Give each process its own: torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before anything else, and no '
+    "CUDA_VISIBLE_DEVICES that overlaps. Containers with one hostname and boot id also look so.",
+)
 
 RULES = (
     root(
@@ -35,4 +31,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -13,20 +13,16 @@ References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide,
 """
 
 from nccl_doctor.logs.rule import hint, likely, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import Case, LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD911", explains=("cuda-error", "ib-fault", "out-of-memory"), in_logs=("memlock-low",))
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"GPUs of {case.who} do not reach each other or the network adapter directly.",
-        "Try NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC to see which way it is; then ACS and IOMMU off, "
-        "nvidia-peermem loaded, the container with --ipc=host.",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "GPUs of {who} do not reach each other or the network adapter directly.",
+    "Try NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC to see which way it is; then ACS and IOMMU off, "
+    "nvidia-peermem loaded, the container with --ipc=host.",
+)
 
 RULES = (
     likely(
@@ -74,4 +70,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, interface=Case.adapter, after=("out-of-memory",))
+SIGNS = LogSigns(RULES, ADVICE, interface=Case.adapter, after=("out-of-memory",))

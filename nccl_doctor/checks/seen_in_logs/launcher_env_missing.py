@@ -13,20 +13,18 @@ References: torch/distributed/rendezvous.py.
 """
 
 from nccl_doctor.logs.rule import Grade, generic, likely, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD916")
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"{case.who} was started without the variables that torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, "
-        "MASTER_ADDR, MASTER_PORT).",
-        "Start it by torchrun, which sets them; a script that wants --local_rank reads LOCAL_RANK instead. "
-        "nccl-doctor launch prints the command for each host.",
-    )
-
+ADVICE = make_advice(
+    "{who} was started without the variables that torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, "
+    "MASTER_ADDR, MASTER_PORT).",
+    "Start it by torchrun, which sets them; a script that wants --local_rank reads LOCAL_RANK instead. "
+    "nccl-doctor launch prints the command for each host.",
+    command=None,
+)
 
 RULES = (
     root(
@@ -68,4 +66,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, warning_up_to=Grade.GENERIC)
+SIGNS = LogSigns(RULES, ADVICE, warning_up_to=Grade.GENERIC)

@@ -11,18 +11,16 @@ References: torch/distributed/rendezvous.py; torch/csrc/distributed/c10d/TCPStor
 """
 
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD922", explains=("rendezvous-timeout", "connection-refused", "script-failed", "peer-died"))
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"The torch of {case.who} was built without libuv, which its rendezvous store asks for.",
-        "Set USE_LIBUV=0 on every host before the start, or install a build of torch with libuv.",
-    )
-
+ADVICE = make_advice(
+    "The torch of {who} was built without libuv, which its rendezvous store asks for.",
+    "Set USE_LIBUV=0 on every host before the start, or install a build of torch with libuv.",
+    command=None,
+)
 
 RULES = (
     root(
@@ -32,4 +30,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -11,21 +11,16 @@ References: CUDA runtime API, cudaErrorInvalidDevice (101).
 """
 
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD907", explains=("cuda-error", "gpu-count-low"))
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"{case.who} asked for a GPU that is not there: its local rank is as large as the number of GPUs it may see, "
-        "or larger.",
-        "Start no more processes a host than it shows GPUs (--nproc_per_node, CUDA_VISIBLE_DEVICES), and use "
-        "LOCAL_RANK, not RANK.",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "{who} asked for a GPU that is not there: its local rank is as large as the number of GPUs it may see, or larger.",
+    "Start no more processes a host than it shows GPUs (--nproc_per_node, CUDA_VISIBLE_DEVICES), and use "
+    "LOCAL_RANK, not RANK.",
+)
 
 RULES = (
     root(
@@ -41,4 +36,4 @@ RULES = (
     root(r"device >= 0 && device < num_gpus", "RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED"),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -13,7 +13,7 @@ References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import KILLED_FOR_MEMORY, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD914", explains=("cuda-error", "gdr-p2p-fault", "ib-fault"))
@@ -24,15 +24,11 @@ _CUDA = (
     r"|HIP error:? |cudaError\w*[:,]? ?)"
 )
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"Memory ran out on {case.who}.",
-        "For GPU memory: a smaller batch, or free what else holds the GPU. For the host's: more memory for the job, "
-        "fewer data loading workers. See what is left over on the GPUs:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "Memory ran out on {who}.",
+    "For GPU memory: a smaller batch, or free what else holds the GPU. For the host's: more memory for the job, "
+    "fewer data loading workers. See what is left over on the GPUs:",
+)
 
 RULES = (
     root(
@@ -78,4 +74,4 @@ def _without_caught(scene: Scene) -> list[Event]:
     ]
 
 
-SIGNS = LogSigns(RULES, _advice, passes={Stage.RECOVERY: _without_caught})
+SIGNS = LogSigns(RULES, ADVICE, passes={Stage.RECOVERY: _without_caught})

@@ -13,19 +13,17 @@ References: fork(2) and pthread_create(3), EAGAIN; cgroup v2, pids.max.
 """
 
 from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD924", explains=("peer-died", "collective-timeout", "killed", "script-failed", "out-of-memory"))
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"{case.who} could not make another process or thread: a limit on their number is reached.",
-        "Look at ulimit -u, at the cgroup's pids.max and at /proc/sys/kernel/threads-max there; raise them, or start "
-        "fewer data loading workers and threads (OMP_NUM_THREADS=1).",
-    )
-
+ADVICE = make_advice(
+    "{who} could not make another process or thread: a limit on their number is reached.",
+    "Look at ulimit -u, at the cgroup's pids.max and at /proc/sys/kernel/threads-max there; raise them, or start "
+    "fewer data loading workers and threads (OMP_NUM_THREADS=1).",
+    command=None,
+)
 
 RULES = (
     root(
@@ -45,4 +43,4 @@ RULES = (
     likely(r"cgroup: fork rejected by pids controller", "cgroup: fork rejected by pids controller in /docker/4f1"),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -13,21 +13,17 @@ References: NCCL's src/misc/shmutils.cc; logind.conf(5).
 """
 
 from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD909")
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"{case.who} could not open a shared memory segment that another rank of its host had made: containers that "
-        "do not share /dev/shm, segments that were removed, or a rank that had ended.",
-        "Give all ranks of a host one IPC namespace (--ipc=host), set RemoveIPC=no in logind.conf, and look for the "
-        "first error of the other ranks.",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "{who} could not open a shared memory segment that another rank of its host had made: containers that "
+    "do not share /dev/shm, segments that were removed, or a rank that had ended.",
+    "Give all ranks of a host one IPC namespace (--ipc=host), set RemoveIPC=no in logind.conf, and look for the "
+    "first error of the other ranks.",
+)
 
 RULES = (
     root(
@@ -50,4 +46,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, after=("shm-exhausted",))
+SIGNS = LogSigns(RULES, ADVICE, after=("shm-exhausted",))

@@ -13,20 +13,16 @@ References: NCCL's src/misc/shmutils.cc; shm_overview(7).
 """
 
 from nccl_doctor.logs.rule import Grade, hint, likely, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD908", errors=("ENOSPC",), explains=("shm-attach-failed",))
 
-
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"Shared memory (/dev/shm) is full or too small on {case.who}; a container has 64 MB of it unless told more.",
-        "Start the container with --ipc=host or --shm-size=16g; in Kubernetes mount an emptyDir with medium: Memory "
-        "at /dev/shm. See what there is:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "Shared memory (/dev/shm) is full or too small on {who}; a container has 64 MB of it unless told more.",
+    "Start the container with --ipc=host or --shm-size=16g; in Kubernetes mount an emptyDir with medium: Memory "
+    "at /dev/shm. See what there is:",
+)
 
 RULES = (
     root(
@@ -56,4 +52,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, hint=Grade.LIKELY)
+SIGNS = LogSigns(RULES, ADVICE, hint=Grade.LIKELY)

@@ -16,7 +16,7 @@ import re
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.system import TorchInfo
@@ -75,13 +75,10 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"The NVIDIA driver of {case.who} does not fit: too old for this CUDA, not loaded, or updated while running.",
-        "Install a driver that this CUDA needs, or a torch built for the driver's CUDA; after an update reboot.",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "The NVIDIA driver of {who} does not fit: too old for this CUDA, not loaded, or updated while running.",
+    "Install a driver that this CUDA needs, or a torch built for the driver's CUDA; after an update reboot.",
+)
 
 # CUDA's errors 35, 803 and 804, torch's and the driver's words.
 RULES = (
@@ -106,4 +103,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -14,7 +14,7 @@ nvidia-fabricmanager`.
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, on_each, pasted
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
@@ -61,15 +61,12 @@ def fabric_manager_down(view: View) -> Findings:
         )
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"The NVSwitch fabric of {case.who} is not ready: nvidia-fabricmanager does not run, was restarted while "
-        "GPUs were in use, or does not fit the driver.",
-        "Start nvidia-fabricmanager of the driver's own version (systemctl status nvidia-fabricmanager); after a "
-        "restart of it reset the GPUs or reboot.",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "The NVSwitch fabric of {who} is not ready: nvidia-fabricmanager does not run, was restarted while "
+    "GPUs were in use, or does not fit the driver.",
+    "Start nvidia-fabricmanager of the driver's own version (systemctl status nvidia-fabricmanager); after a "
+    "restart of it reset the GPUs or reboot.",
+)
 
 # CUDA's error 802 and NVLink SHARP that can't be bound.
 RULES = (
@@ -84,4 +81,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -17,7 +17,7 @@ from collections import Counter
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Severity
@@ -97,13 +97,10 @@ def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) ->
     )
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"{case.who} sees fewer GPUs than the job wants, or none.",
-        "Look at CUDA_VISIBLE_DEVICES, at the container's --gpus, at the scheduler's request and at nvidia-smi:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "{who} sees fewer GPUs than the job wants, or none.",
+    "Look at CUDA_VISIBLE_DEVICES, at the container's --gpus, at the scheduler's request and at nvidia-smi:",
+)
 
 # CUDA's error 100, and what launchers, Ray and NCCL say of too few GPUs.
 RULES = (
@@ -131,4 +128,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, after=("local-rank-invalid",))
+SIGNS = LogSigns(RULES, ADVICE, after=("local-rank-invalid",))

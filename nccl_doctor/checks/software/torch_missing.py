@@ -13,7 +13,7 @@ one), or install torch for the interpreter that is named.
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 
@@ -38,13 +38,10 @@ def torch_missing(view: View) -> Findings:
         )
 
 
-def _advice(case: Case) -> Advice:
-    return advise(
-        f"The Python of {case.who} has no torch, or one without CUDA or NCCL.",
-        "Install a build of torch for this CUDA into the very environment that the job runs in:",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "The Python of {who} has no torch, or one without CUDA or NCCL.",
+    "Install a build of torch for this CUDA into the very environment that the job runs in:",
+)
 
 # No module, or a build without CUDA or NCCL.
 RULES = (
@@ -55,4 +52,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

@@ -47,19 +47,16 @@ References: where the wording stands in the program's source.
 """
 
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD{code}", explains=("peer-died", "killed", "script-failed"))
 
+ADVICE = make_advice("What is wrong on {{who}}.", "What to do there.")
+
 RULES = (root(r"the wording: {name}", "n1:1:2 [0] the wording: {name}, in a line that holds it"),)
 
-
-def _advice(case: Case) -> Advice:
-    return advise(f"What is wrong on {{case.who}}.", "What to do there.", case.check())
-
-
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)
 '''
 
 

@@ -45,10 +45,7 @@ ALLREDUCE = ("allreduce-failed", "allreduce-timeout")
 
 
 class FailedDials:
-    """Why dials of a snapshot's mesh failed, as far as its hosts can tell.
-
-    What a run sees after its mesh changes nothing of it, so that a run hands on what it had to know itself.
-    """
+    """Why dials of a snapshot's mesh failed, as far as its hosts can tell; nothing later changes it."""
 
     def __init__(self, snapshot: Snapshot, nccl: ClusterNccl | None = None) -> None:
         self._snapshot = snapshot
@@ -61,7 +58,7 @@ class FailedDials:
 
     @cached_property
     def route_faults(self) -> dict[FailedDial, RouteFault]:
-        """By dial that no packet filter explains, what the hosts' kernels do with its packets."""
+        """By dial that no filter explains, what the kernels do with its packets."""
         mesh = self._snapshot.mesh
         return find_route_faults(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
 
@@ -74,14 +71,10 @@ class FailedDials:
 
     @cached_property
     def unexplained(self) -> tuple[FailedDial, ...]:
-        """Those that no packet filter, no kernel's route of either host and no NetworkPolicy explains."""
-        mesh = self._snapshot.mesh
-        if not isinstance(mesh, Mesh):
-            return ()
-        explained = self.route_faults.keys() | self.policies.keys()
-        return tuple(
-            dial for dial in self.firewall.unexplained(mesh) if dial not in explained and dial.outcome != "intercepted"
-        )
+        """Those that no packet filter, no route and no NetworkPolicy explains."""
+        mesh, explained = self._snapshot.mesh, self.route_faults.keys() | self.policies.keys()
+        rest = self.firewall.unexplained(mesh) if isinstance(mesh, Mesh) else ()
+        return tuple(dial for dial in rest if dial not in explained and dial.outcome != "intercepted")
 
 
 class UnnamedDials(FailedDials):
@@ -95,7 +88,7 @@ class UnnamedDials(FailedDials):
 
 
 class Derived:
-    """All that follows from a snapshot, for all of its checks; ``dials`` where they are known already."""
+    """All that follows from a snapshot; ``dials`` where they are known already."""
 
     def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
         self.snapshot = snapshot
@@ -108,7 +101,7 @@ class Derived:
 
     @cached_property
     def kube(self) -> KubeFacts:
-        """The pods as the cluster's API tells of them; empty where the hosts are none."""
+        """The pods as the cluster's API tells of them; empty without any."""
         return self.snapshot.cluster.options(KubeFacts)
 
     @cached_property
@@ -119,7 +112,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class View:
-    """The view of a check: the snapshot, what follows from it, and the reached hosts whose needed facts are known."""
+    """The snapshot, what follows from it, and the hosts whose needed facts are known."""
 
     derived: Derived
     hosts: tuple[Host, ...]
@@ -141,17 +134,17 @@ class View:
 
     @property
     def kube(self) -> KubeFacts:
-        """The pods as the cluster's API tells of them; empty where the hosts are none."""
+        """The pods as the cluster's API tells of them; empty without any."""
         return self.derived.kube
 
     @property
     def firewall(self) -> ExplainedDials:
-        """The failed dials that hosts' packet filters explain; for checks that need the mesh."""
+        """The failed dials that hosts' packet filters explain; needs the mesh."""
         return self.derived.dials.firewall
 
     @property
     def route_faults(self) -> dict[FailedDial, RouteFault]:
-        """By failed dial, the route or the filter of the way back that explains it; needs the mesh."""
+        """By failed dial, the route that explains it; needs the mesh."""
         return self.derived.dials.route_faults
 
     @property
@@ -186,9 +179,8 @@ class View:
         return nproc(host.node, facts, alone=len(self.snapshot.cluster.nodes) == 1)
 
     def hosts_by(self, key: Callable[[HostFacts], K | None]) -> dict[K, tuple[str, ...]]:
-        """Groups hosts by what ``key`` makes of their facts, without those of which it makes None."""
-        made = ((key(facts), host.name) for host, facts in self.facts)
-        groups = grouped((value, name) for value, name in made if value is not None)
+        """Groups hosts by what ``key`` makes of their facts, None left out."""
+        groups = grouped((value, host.name) for host, facts in self.facts if (value := key(facts)) is not None)
         return {value: tuple(names) for value, names in groups.items()}
 
 
@@ -218,11 +210,9 @@ def check(
 
 
 def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Folds pairs of a host and a line of its evidence to lines ``node[1-3]: line``, in their order."""
-    hosts: dict[str, dict[str, None]] = {}
-    for host, text in lines:
-        hosts.setdefault(text, {})[host] = None
-    return tuple(f"{fold(those)}: {text}" for text, those in hosts.items())
+    """Folds pairs of host and evidence to lines ``node[1-3]: line``, in order."""
+    hosts = grouped((text, host) for host, text in lines)
+    return tuple(f"{fold(dict.fromkeys(those))}: {text}" for text, those in hosts.items())
 
 
 def on_each(hosts: Iterable[str], *lines: Line | None) -> tuple[Command, ...]:
@@ -231,7 +221,7 @@ def on_each(hosts: Iterable[str], *lines: Line | None) -> tuple[Command, ...]:
 
 
 def pasted(summary: str, commands: tuple[Command, ...], *, needs_root: bool = False) -> Fix:
-    """A fix by commands that do no harm; prose where there is none that can be pasted."""
+    """A fix by commands that do no harm; prose where none can be pasted."""
     return Fix(summary=summary, risk="safe" if commands else "manual", needs_root=needs_root, commands=commands)
 
 
@@ -253,23 +243,19 @@ _IDENTITY = (
 
 
 def common_labels(kube: KubeFacts) -> dict[str, str]:
-    """The first of those that controllers set, or people, and that all pods of the job share; empty without one."""
+    """The first label of those that name a job which all pods share."""
     for key in _IDENTITY:
         values = {pod.labels.get(key) for pod in kube.pods.values()}
-        value = values.pop() if len(values) == 1 else None
-        if value:
+        if len(values) == 1 and (value := values.pop()):
             return {key: value}
     return {}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A subject in which hosts differ.
+    """A subject in which hosts differ: hosts by value, the most common one first.
 
-    Attributes:
-        groups: hosts by value, the most common value first.
-        outliers: hosts that have not the most common value, in the hosts' order. Of two values that are as common,
-            the one that comes first is taken for right.
+    Of two values that are as common, the one that comes first is taken for right.
     """
 
     subject: str
@@ -294,7 +280,7 @@ def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
 
 
 def minority(values: Mapping[str, object]) -> tuple[str, ...]:
-    """The hosts without the value that more than half of them have; all hosts where none is so common."""
+    """The hosts without the majority's value; all where there is no majority."""
     usual, count = Counter(values.values()).most_common(1)[0]
     return tuple(host for host, value in values.items() if value != usual or count * 2 <= len(values))
 
@@ -305,28 +291,23 @@ def ordered(order: Mapping[str, object], hosts: set[str]) -> tuple[str, ...]:
 
 
 def pairs_of(dials: Iterable[FailedDial]) -> list[dict[str, str]]:
-    """Each pair of hosts between which one of these dials was, once, as {"src", "dst"}."""
+    """The pairs of hosts between which these dials were, as {"src", "dst"}."""
     return [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial in dials})]
 
 
 def failed_by(view: View, address: str, sources: Collection[str]) -> list[dict[str, str]]:
-    """As :func:`failed_where`, of the dials that these hosts made to this address."""
+    """As :func:`failed_where`, of the hosts' dials to this address."""
     return failed_where(view, lambda dial: dial.src in sources and dial.address == address)
 
 
 def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> list[dict[str, str]]:
-    """The pairs between which only such dials failed as may follow, as {"src", "dst"}.
-
-    A dial that a packet filter or a route explains is told of there, and says nothing against it.
-    """
-    dials = view.unexplained
-    following = {(dial.src, dial.dst) for dial in dials if follows(dial)}
-    otherwise = {(dial.src, dial.dst) for dial in dials if not follows(dial)}
-    return [{"src": src, "dst": dst} for src, dst in sorted(following - otherwise)]
+    """The pairs between which only such dials failed as may follow, the explained apart."""
+    otherwise = {(dial.src, dial.dst) for dial in view.unexplained if not follows(dial)}
+    return pairs_of(dial for dial in view.unexplained if (dial.src, dial.dst) not in otherwise)
 
 
 def described(job: TrainingJob) -> str:
-    """Describes a job in a line: whose it is, how old, how many ranks, where, and what it runs."""
+    """Describes a job in a line: user, age, ranks, place and command."""
     what = [f"pid {job.pid} of {job.user}", f"{age_words(job.age_s)} old"]
     what += [plural(job.ranks, "rank")] if job.ranks else []
     what += [f"in {job.unit}"] if job.unit else []
@@ -342,13 +323,8 @@ def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, 
         where = line("--hosts {source}", source=source.file)
     alone = len(cluster.nodes) == 1 and node.local
     there = script("") if alone else line("--host {name}", name=node.name)
-    inside = _options(source.container(node))
-    return on(
-        None,
-        line(
-            "nccl-doctor fix-port {where} {there} {inside} {what}", where=where, there=there, inside=inside, what=what
-        ),
-    )
+    holes = {"where": where, "there": there, "inside": _options(source.container(node)), "what": what}
+    return on(None, line("nccl-doctor fix-port {where} {there} {inside} {what}", **holes))
 
 
 def _options(words: Words) -> Line | None:
@@ -377,5 +353,5 @@ def ending(
 
 
 def endable(process: TrainingJob | Process) -> bool:
-    """Tells whether ``fix-port --kill`` was seen to end it without ``--force``, and its start is known."""
+    """Tells whether ``fix-port --kill`` would end it without ``--force``."""
     return process.own and process.refusal is None and process.ticks is not None and process.age_s >= GRACE_S

@@ -231,10 +231,14 @@ def ifname_command(case: Case) -> tuple[Command, ...]:
     return case.check(command="ifname") or on(None, line("nccl-doctor ifname"))
 
 
-def not_logged_in(case: Case, why: str, summary: str) -> Advice:
+def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
     """The advice where a launcher could not log in to a host over SSH."""
-    host = case.address.host or case.address.ip or next(iter(case.hosts), "a host")
-    return advise(f"The launcher could not log in to {host} by SSH: {why}.", summary, case.check())
+
+    def advice(case: Case) -> Advice:
+        host = case.address.host or case.address.ip or next(iter(case.hosts), "a host")
+        return advise(f"The launcher could not log in to {host} by SSH: {why}.", summary, case.check())
+
+    return advice
 
 
 def by_rank(case: Case) -> Advice:

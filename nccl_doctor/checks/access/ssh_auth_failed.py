@@ -29,7 +29,7 @@ import re
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
+from nccl_doctor.logs.signs import LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity, on
 from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
@@ -108,12 +108,6 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     return pasted(summary, on(None, *dict.fromkeys(lines)))
 
 
-def _advice(case: Case) -> Advice:
-    return not_logged_in(
-        case, "no key was accepted", "Put the public key of the launching host into authorized_keys there:"
-    )
-
-
 # The words of OpenSSH's client.
 RULES = (
     root(
@@ -122,4 +116,5 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+ADVICE = not_logged_in("no key was accepted", "Put the public key of the launching host into authorized_keys there:")
+SIGNS = LogSigns(RULES, ADVICE)

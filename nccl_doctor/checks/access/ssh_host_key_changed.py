@@ -18,7 +18,7 @@ References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh-keygen(1): -R, -F. OpenS
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
+from nccl_doctor.logs.signs import LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot.access import HostKeyChanged
 
@@ -42,11 +42,8 @@ def _remedy(failures: tuple[HostKeyChanged, ...]) -> Fix:
     )
 
 
-def _advice(case: Case) -> Advice:
-    return not_logged_in(case, "its host key has changed", "Find out why before you remove the old key:")
-
-
 # The words of OpenSSH's client.
 RULES = (root(r"REMOTE HOST IDENTIFICATION HAS CHANGED", "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @"),)
 
-SIGNS = LogSigns(RULES, _advice)
+ADVICE = not_logged_in("its host key has changed", "Find out why before you remove the old key:")
+SIGNS = LogSigns(RULES, ADVICE)

@@ -24,7 +24,7 @@ import re
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, not_logged_in
+from nccl_doctor.logs.signs import LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity, on
 from nccl_doctor.snapshot.access import HostKeyUnknown
 from nccl_doctor.text.shell import line
@@ -74,11 +74,8 @@ def _is_of(known: str, fingerprint: str) -> bool:
     return fingerprint == "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
-def _advice(case: Case) -> Advice:
-    return not_logged_in(case, "its host key is not known", "Compare its fingerprint, then add the key to known_hosts:")
-
-
 # The words of OpenSSH's client.
 RULES = (root(r"Host key verification failed", "Host key verification failed."),)
 
-SIGNS = LogSigns(RULES, _advice)
+ADVICE = not_logged_in("its host key is not known", "Compare its fingerprint, then add the key to known_hosts:")
+SIGNS = LogSigns(RULES, ADVICE)

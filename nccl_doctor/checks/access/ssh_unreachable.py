@@ -28,7 +28,7 @@ from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, not_logged_in
+from nccl_doctor.logs.signs import LogSigns, Scene, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot.access import SshUnreachable
 from nccl_doctor.snapshot.network import Names
@@ -111,10 +111,6 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
     return Fix(summary=_SUMMARY.get(str(failures[0].facts.reason), _OTHER))
 
 
-def _advice(case: Case) -> Advice:
-    return not_logged_in(case, "it does not answer", "Start sshd there and open its port, or correct the name:")
-
-
 # The words of OpenSSH's client, and of an MPI launcher whose daemons do not start.
 RULES = (
     root(r"ssh: connect to host (?P<host>\S+) port \d+: ", "ssh: connect to host gpu-17 port 22: Connection timed out"),
@@ -131,9 +127,10 @@ RULES = (
 
 
 def _weigh(_event: Event, scene: Scene) -> Grade:
-    """Weighs a launcher's words of its daemons: of no login once NCCL spoke, for the ranks had begun."""
+    """Weighs a launcher's words of its daemons: once NCCL spoke, ranks had begun."""
     facts = scene.log.facts
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 
 
-SIGNS = LogSigns(RULES, _advice, weigh=_weigh)
+ADVICE = not_logged_in("it does not answer", "Start sshd there and open its port, or correct the name:")
+SIGNS = LogSigns(RULES, ADVICE, weigh=_weigh)

@@ -13,7 +13,7 @@ References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nccl_doctor.logs.facts import Facts
@@ -102,50 +102,40 @@ _ABORTED = -6
 
 
 def exit_code(event: Event) -> int | None:
-    """How the process ended that failed first, negative for a signal; None for lines that do not say so."""
+    """The exit code of the process that failed first, negative for a signal."""
     first = _FIRST.search(event.text)
     return int(first["torchrun"] or first["deepspeed"]) if first else None
 
 
 def killed(event: Event) -> bool:
-    """A signal ended the process that failed first; by SIGABRT it ends itself, after a fault of its own."""
+    """Tells whether a signal ended the process that failed first, and not it itself by SIGABRT."""
     code = exit_code(event)
     return code is not None and code < 0 and code != _ABORTED
 
 
 def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts) -> list[Event]:
-    """The events, with the rank and the host that torchrun's summary gives a process, where that one is the cause.
-
-    An exit code tells of the cause where its process said nothing, and the others only that it was gone.
-    """
+    """The events, with the rank and host that torchrun's summary gives a process to blame."""
     others = [one for one in events if one.grade >= Grade.SYMPTOM and (exit_code(one) is None or killed(one))]
-    lost = bool(others) and all(one.name == "peer-died" for one in others)
-    losers: set[int | None] = {_rank(one, facts) for one in others} if lost else {None}
+    losers: set[int | None] = {None}
+    if others and all(one.name == "peer-died" for one in others):
+        found = ((one.rank, facts.process(one.prefix)) for one in others)
+        losers = {process.rank if rank is None and process is not None else rank for rank, process in found}
     return [_blamed(event, source[event.file], losers) for event in events]
 
 
 def _blamed(event: Event, reading: Reading, losers: set[int | None]) -> Event:
-    rank, host = _place(event, reading)
-    alone = event.grade is Grade.GENERIC and exit_code(event) is not None and losers.isdisjoint({None, rank})
+    """Blames a process whose exit code alone speaks of it, where others only lost it."""
+    pid, code = _PID.search(event.text), exit_code(event)
+    found = [one for one in reading.summary if pid and one.pid == pid[1] and code in (None, one.code)]
+    own = [one for one in found if one.label == label(event.prefix)] or found
+    places = {(one.rank, one.host) for one in own}
+    rank, host = places.pop() if len(places) == 1 else (None, None)
+    alone = event.grade is Grade.GENERIC and code is not None and losers.isdisjoint({None, rank})
     if rank is None or not (alone or event.name == "killed"):
         return event
     host = event.prefix.host or (None if host == "localhost" else host)
     grade = Grade.LIKELY if alone else event.grade
     return replace(event, rank=rank, grade=grade, prefix=replace(event.prefix, host=host))
-
-
-def _place(event: Event, reading: Reading) -> tuple[int | None, str | None]:
-    """The rank and the host of the process that an event names; None where several may be meant."""
-    pid, code = _PID.search(event.text), exit_code(event)
-    found = [one for one in reading.summary if pid and one.pid == pid[1] and code in (None, one.code)]
-    own = [one for one in found if one.label == label(event.prefix)] or found
-    places = {(one.rank, one.host) for one in own}
-    return places.pop() if len(places) == 1 else (None, None)
-
-
-def _rank(event: Event, facts: Facts) -> int | None:
-    process = facts.process(event.prefix)
-    return event.rank if event.rank is not None or process is None else process.rank
 
 
 _FRAME = re.compile(
@@ -171,14 +161,13 @@ _OWN = re.compile(
 
 
 def accused(event: Event, reading: Reading, left: set[str]) -> Event:
-    """An exception that ended the job weighs more than a hint, a kill that a launcher announced less than a cause.
-
-    ``left`` names the sources whose ranks waited for others, or lost them.
-    """
+    """Weighs an exception that ended the job, and a kill; in ``left``, ranks waited or lost others."""
     if event.name not in {"killed", "script-failed"} or event.grade is Grade.CLUE:
         return event
-    if any(one.line < event.line for one in reading.events if _ends_the_job(one)):
-        exited = any(one.wording == EXITED and one.line < event.line for one in reading.events)
+    before = [one for one in reading.events if one.line < event.line]
+    # Slurm or MPI says that it ends all: that a launcher then sees a process killed tells no more
+    if any(one.wording == TERMINATING and _ENDS_ALL.search(one.text) for one in before):
+        exited = any(one.wording == EXITED for one in before)
         grade = Grade.CLUE if exited and event.name == "killed" else event.grade
         return replace(event, grade=min(grade, Grade.GENERIC))
     if killed(event):
@@ -189,55 +178,35 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
         return replace(event, grade=min(event.grade, Grade.GENERIC)) if announced else event
     if event.grade is not Grade.HINT:
         return event
-    fatal = any(0 < line - event.line <= _ABOVE for line in notices) or _left_others_waiting(event, reading)
-    elsewhere = bool(left) and reading.name not in left
-    fatal = fatal or ((elsewhere or _of_another(event, reading)) and _ended_by(event, reading))
-    return replace(event, grade=Grade.LIKELY) if fatal else event
-
-
-def _ends_the_job(event: Event) -> bool:
-    """Slurm or MPI says that it ends all: that a launcher then sees a process killed tells no more."""
-    return event.wording == TERMINATING and _ENDS_ALL.search(event.text) is not None
+    announced = any(0 < line - event.line <= _ABOVE for line in notices)
+    losses = [one for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM]
+    # others soon waited for it in vain; or nothing but noise follows, and the losses are others'
+    fatal = any(0 < one.line - event.line <= _SOON for one in losses)
+    elsewhere = (bool(left) and reading.name not in left) or _of_another(event, losses)
+    fatal = fatal or (elsewhere and only_frames(reading.after(event.line)))
+    has_stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
+    return replace(event, grade=Grade.LIKELY) if announced or (fatal and has_stack) else event
 
 
 def broken_off_after(event: Event, reading: Reading) -> bool:
-    """Somebody pressed Ctrl-C behind the good end of a run, where no process stood in a collective."""
+    """Tells whether somebody pressed Ctrl-C behind a run's good end, outside of collectives."""
     stood = (one.line > reading.well for one in reading.events if one.wording in (MEETING, TALKING))
     return event.wording == INTERRUPTED and 0 < reading.well < event.line and not any(stood)
 
 
 def _aborted(event: Event) -> bool:
-    """A process ended itself by SIGABRT, as it does after a fatal error of its own."""
+    """Tells whether a process ended itself by SIGABRT, as after a fatal error."""
     return event.name == "killed" and event.grade is Grade.GENERIC and _ABORT.search(event.text) is not None
 
 
-def _left_others_waiting(event: Event, reading: Reading) -> bool:
-    """Soon after an exception whose stack stands above it others waited for its process in vain."""
-    later = (one.line - event.line for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM)
-    stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
-    return stack and any(0 < lines <= _SOON for lines in later)
-
-
-def _ended_by(event: Event, reading: Reading) -> bool:
-    """Nothing follows an exception in its source but noise, and its stack stands above it."""
-    stack = any(0 <= event.line - one <= _STACK for one in reading.tracebacks)
-    return stack and only_frames(reading.after(event.line))
-
-
-def _of_another(event: Event, reading: Reading) -> bool:
-    """A plain exception stands among words of losses that all are other processes': torch marks theirs by rank."""
-    losses = [one for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM]
+def _of_another(event: Event, losses: list[Event]) -> bool:
+    """Tells whether a plain exception's losses all are other processes': torch marks theirs by rank."""
     others = all(one.rank is not None and label(one.prefix) != label(event.prefix) for one in losses)
     return bool(losses) and others and _OWN.search(event.message) is not None
 
 
-def sources_left(events: Iterable[Event]) -> set[str]:
-    """The sources whose ranks waited for others, or lost them."""
-    return {event.file for event in events if event.name in _LEFT and event.grade is Grade.SYMPTOM}
-
-
 def only_frames(after: list[bytes] | None) -> bool:
-    """The last lines are but the stacks of other processes, which write into each other's."""
+    """Tells whether lines are but the stacks of other processes."""
     return after is not None and all(_FRAME.match(line) or b'File "' in line for line in after)
 
 
@@ -245,30 +214,29 @@ def _ended(scene: Scene) -> list[Event]:
     """The events without a Ctrl-C behind a good end, and with the process that failed first."""
     ends = {reading.name: reading for reading in scene.log.readings}
     events = [event for event in scene.events if not broken_off_after(event, ends[event.file])]
-    left = sources_left(events)
+    left = {event.file for event in events if event.name in _LEFT and event.grade is Grade.SYMPTOM}
     events = [accused(event, scene.sources[event.file], left) for event in events]
     return blamed(events, scene.sources, scene.log.facts)
 
 
 def _ended_after_a_wait(scene: Scene) -> list[Event]:
-    """A process that a launcher ended once a collective had timed out: that it was killed tells no more."""
+    """Takes a process that a launcher ended after a collective's time-out for no cause."""
     waits = [event for event in scene.events if event.name == "collective-timeout"]
     timed = min((e for e in waits if e.prefix.time), key=lambda e: e.prefix.time or (), default=None)
     first: dict[tuple[str, bool], Event] = {}
     for event in waits:
         first.setdefault((event.file, event.prefix.time is None), event)
 
-    def waited(event: Event) -> bool:
-        near = (timed, first.get((event.file, True)), first.get((event.file, False)))
-        return event.name == "killed" and any(other is not None and _before(other, event) for other in near)
+    def waited(event: Event, other: Event | None) -> bool:
+        if other is None:
+            return False
+        if event.prefix.time is not None and other.prefix.time is not None:
+            return other.prefix.time < event.prefix.time
+        return event.file == other.file and other.order < event.order
 
-    return [replace(e, grade=min(e.grade, Grade.GENERIC)) if waited(e) else e for e in scene.events]
-
-
-def _before(event: Event, other: Event) -> bool:
-    if event.prefix.time is not None and other.prefix.time is not None:
-        return event.prefix.time < other.prefix.time
-    return event.file == other.file and event.order < other.order
+    near = {file: (timed, first.get((file, True)), first.get((file, False))) for file in scene.sources}
+    ended = {e for e in scene.events if e.name == "killed" and any(waited(e, one) for one in near[e.file])}
+    return [replace(e, grade=min(e.grade, Grade.GENERIC)) if e in ended else e for e in scene.events]
 
 
 SIGNS = LogSigns(RULES, _advice, echo=True, passes={Stage.ENDING: _ended, Stage.CONSEQUENCES: _ended_after_a_wait})

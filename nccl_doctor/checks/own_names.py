@@ -84,7 +84,10 @@ def _own_names(view: View) -> Iterator[OwnName]:
     spread = list(addresses)[:: max(0, len(addresses) - 1) // ENOUGH + 1]
     for host_name, (name, resolution) in named.items():
         lost: tuple[str, ...] = ()
-        if not _matches_nccl(view, host_name, addresses[host_name], usual=usual):
+        own = view.nccl.by_host.get(host_name)
+        is_used = own is not None and own.chosen is not None and own.chosen.address == addresses[host_name]
+        # gloo's address is NCCL's, of the others' family: then the host's name loses nobody
+        if not is_used or _is_v4(addresses[host_name]) != usual or is_loopback(addresses[host_name]):
             rivals = {
                 other: addresses[other]
                 for other in dict.fromkeys((host_name, *spread))
@@ -92,13 +95,6 @@ def _own_names(view: View) -> Iterator[OwnName]:
             }
             lost = lost_to(host_name, rivals, partial(_reaches, view, host_name))
         yield OwnName(host_name, name, resolution, addresses[host_name], lost)
-
-
-def _matches_nccl(view: View, host: str, address: str, *, usual: bool) -> bool:
-    """Tells whether gloo's address is NCCL's, of the others' family."""
-    own = view.nccl.by_host.get(host)
-    is_used = own is not None and own.chosen is not None and own.chosen.address == address
-    return is_used and _is_v4(address) == usual and not is_loopback(address)
 
 
 def _is_v4(address: str) -> bool:

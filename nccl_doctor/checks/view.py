@@ -138,24 +138,9 @@ class View:
         return self.derived.kube
 
     @property
-    def firewall(self) -> ExplainedDials:
-        """The failed dials that hosts' packet filters explain; needs the mesh."""
-        return self.derived.dials.firewall
-
-    @property
-    def route_faults(self) -> dict[FailedDial, RouteFault]:
-        """By failed dial, the route that explains it; needs the mesh."""
-        return self.derived.dials.route_faults
-
-    @property
-    def policies(self) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-        """By failed dial, the NetworkPolicies that drop it; needs the mesh."""
-        return self.derived.dials.policies
-
-    @property
-    def unexplained(self) -> tuple[FailedDial, ...]:
-        """The failed dials that nothing on either host explains; needs the mesh."""
-        return self.derived.dials.unexplained
+    def dials(self) -> FailedDials:
+        """Why dials of the mesh failed, for checks that need it."""
+        return self.derived.dials
 
     @property
     def mesh(self) -> Mesh:
@@ -302,8 +287,8 @@ def failed_by(view: View, address: str, sources: Collection[str]) -> list[dict[s
 
 def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> list[dict[str, str]]:
     """The pairs between which only such dials failed as may follow, the explained apart."""
-    otherwise = {(dial.src, dial.dst) for dial in view.unexplained if not follows(dial)}
-    return pairs_of(dial for dial in view.unexplained if (dial.src, dial.dst) not in otherwise)
+    otherwise = {(dial.src, dial.dst) for dial in view.dials.unexplained if not follows(dial)}
+    return pairs_of(dial for dial in view.dials.unexplained if (dial.src, dial.dst) not in otherwise)
 
 
 def described(job: TrainingJob) -> str:

@@ -59,6 +59,9 @@ MISSING: dict[Stage, str] = {
 """What a rank did that reached a stage and not the next one."""
 
 Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewhere", "behind", "echo"]
+"""They were killed; raised an error; left without one; their launcher or the connection to it ended; they are stopped,
+or sit in the kernel; never started, or still import torch; do something else while all others wait in a collective;
+came less far than others; or all that ranks show is that they lost others."""
 OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
 """Where it is clear that the ranks themselves are at fault, and not a connection between two of them."""
 
@@ -76,15 +79,7 @@ _BETWEEN = ("/torch/", "<frozen ", "/fd/")
 
 @dataclass(frozen=True)
 class Culprits:
-    """The ranks to look at first.
-
-    Attributes:
-        why: "signal": they were killed; "error": they raised an error of their own; "exit": they left without one;
-            "launcher": what starts them or the connection to it ended; "stopped": they are suspended, or sit in the
-            kernel; "start": they never started, or torch's import did not end; "elsewhere": while all others wait in
-            a collective, these do something else; "behind": they came less far than others; "echo": all that ranks
-            show is that they lost others.
-    """
+    """The ranks to look at first, and the surest sign for it (:data:`Why`)."""
 
     smoke: Smoke
     ranks: tuple[RankReport, ...]

@@ -34,9 +34,11 @@ def transport_fallback(view: View) -> Findings:
         return
     if machines(view.snapshot) > 1:
         yield from _sockets(view, smoke)
-    shared = [host for host in view.hosts if _has_nvswitch(host) and _goes(smoke, host, "SHM")]
-    if shared:
-        names = [host.name for host in shared]
+    by_memory = {rank.host for rank in smoke.ranks if any(way.startswith("SHM") for way in rank.transports)}
+    pcis = {host.name: host.facts.pci for host in view.hosts if host.facts}
+    switched = {name for name, pci in pcis.items() if not isinstance(pci, Unknown) and pci.nvswitches > 0}
+    shared = [host for host in view.hosts if host.name in by_memory & switched]
+    if names := [host.name for host in shared]:
         yield Finding(
             hosts=tuple(names),
             message=f"Ranks of {fold(names)} talk through shared memory, although NVSwitch connects their GPUs.",
@@ -72,14 +74,6 @@ def _active(host: Host) -> list[str]:
     if host.facts is None or isinstance(host.facts.rdma, Unknown):
         return []
     return [device.name for device in host.facts.rdma if any(port.state == "ACTIVE" for port in device.ports)]
-
-
-def _has_nvswitch(host: Host) -> bool:
-    return host.facts is not None and not isinstance(host.facts.pci, Unknown) and host.facts.pci.nvswitches > 0
-
-
-def _goes(smoke: Smoke, host: Host, way: str) -> bool:
-    return any(one.startswith(way) for rank in smoke.ranks if rank.host == host.name for one in rank.transports)
 
 
 def _reasons(hosts: list[Host], variables: tuple[str, ...]) -> Iterator[str]:

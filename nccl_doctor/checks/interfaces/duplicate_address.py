@@ -30,7 +30,8 @@ def duplicate_address(view: View) -> Findings:
     """Yields one finding an address that several machines have, or a stranger."""
     nccl = view.nccl
     by_host = view.by_host
-    nodes = known_addresses(view)
+    told = addresses_by_name(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))
+    nodes = {node.name: {node.address, *told.get(node.address, ())} for node in view.snapshot.cluster.nodes}
     wanted = {address for some in nodes.values() for address in some}
     wanted |= {one.chosen.address for one in by_host.values() if one.chosen is not None}
     owned: dict[str, dict[str, str]] = {}
@@ -58,17 +59,9 @@ def duplicate_address(view: View) -> Findings:
             )
 
 
-def known_addresses(view: View) -> dict[str, set[str]]:
-    """By node, the addresses that hosts file and resolvers give for it."""
-    told = addresses_by_name(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))
-    return {node.name: {node.address, *told.get(node.address, ())} for node in view.snapshot.cluster.nodes}
-
-
 def _owner(own: HostNccl, address: str) -> str | None:
     """The interface with this address, where it leads out of the host."""
     if address.startswith(("127.", "fe80:")) or address == "::1":
         return None
-    return next(
-        (e.interface for e in own.interfaces.addresses if e.address == address and not is_private(own, e.interface)),
-        None,
-    )
+    found = (entry.interface for entry in own.interfaces.addresses if entry.address == address)
+    return next((name for name in found if not is_private(own, name)), None)

@@ -42,8 +42,7 @@ def hostname_loopback(view: View) -> Findings:
 
 
 def _advice(case: Case) -> Advice:
-    own = [event for event in case.cause.events if event.wording == _FALLBACK]
-    if own:
+    if any(event.wording == _FALLBACK for event in case.cause.events):
         return advise(
             f"gloo on {case.who} found no address for the host's own name and took 127.0.0.1, where no other host "
             "reaches it: the others wait for it.",

@@ -66,11 +66,9 @@ def hostname_unresolvable(view: View) -> Findings:
     failures = [host.failure for host in view.snapshot.hosts]
     nowhere = {failure.unresolved for failure in failures if isinstance(failure, SshUnreachable)}
     names = dict.fromkeys(name for name, of in used if of not in absent and name not in nowhere)
-    answers = {name: {host: its.get(name) for host, its in resolved.items()} for name in names if name in lost_on}
-    lost = {
-        name: tuple(host for host, one in those.items() if one and not one.addresses) for name, those in answers.items()
-    }
-    for hosts, those in grouped((hosts, name) for name, hosts in lost.items()).items():
+    answers = {name: [(host, its.get(name)) for host, its in resolved.items()] for name in names if name in lost_on}
+    lost = ((tuple(host for host, one in told if one and not one.addresses), name) for name, told in answers.items())
+    for hosts, those in grouped(lost).items():
         fails = is_without_gpus(view) and any(each.name in those and each.lost for each in own)
         yield _finding(view, hosts, those, is_fatal=fails or cluster.master_addr in those)
     caught = [each for each in own if each.name not in names]
@@ -89,25 +87,21 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
     whose = "" if single or view.snapshot.cluster.master_addr not in names else ", the master's among them"
     resolved = [(host.name, known(facts.resolution)) for host, facts in view.facts if host.name in hosts]
     answers = ((host, name, its.get(name)) for name in names for host, its in resolved)
+    # no fault of the host that was meant
+    lost = {
+        dial
+        for dial in view.dials.unexplained
+        if dial.outcome == "failed" and dial.src in hosts and dial.address in names
+    }
+    summary = f"Add the name{s} to the DNS or to /etc/hosts, or use IP addresses in the hosts file."
+    fix = pasted(summary, commands, needs_root=bool(commands))
     return Finding(
         hosts=hosts,
         message=f"The name{s} {quoted(fold(names))} {'does' if single else 'do'} not resolve on {fold(hosts)}{whose}"
         f"{'' if unserved is None else f': {unserved[0]}'}.",
         evidence=folded((host, f"{quoted(name)}: {each.error}") for host, name, each in answers if each is not None),
-        facts={
-            "names": names,
-            # no fault of the host that was meant
-            "failed": failed_where(
-                view, lambda dial: dial.outcome == "failed" and dial.src in hosts and dial.address in names
-            ),
-        },
-        fix=unserved[1]
-        if unserved is not None
-        else pasted(
-            f"Add the name{s} to the DNS or to /etc/hosts, or use IP addresses in the hosts file.",
-            commands,
-            needs_root=bool(commands),
-        ),
+        facts={"names": names, "failed": failed_where(view, lost.__contains__)},
+        fix=fix if unserved is None else unserved[1],
         severity=Severity.ERROR if is_fatal else None,
     )
 

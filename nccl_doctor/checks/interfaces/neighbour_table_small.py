@@ -59,7 +59,7 @@ def neighbour_table_small(view: View) -> Findings:
         limits = ((3, raised), (2, raised // 2), (1, raised // 8))
         raising = line("sysctl -w {*settings}", settings=[f"{NAME}{number}={value}" for number, value in limits])
         # a full table drops the packet, or the answer to who has the address: "no route to host" (net/ipv4/arp.c)
-        slow = [dial for dial in view.unexplained if dial.outcome in ("timed-out", "no-route")]
+        slow = [dial for dial in view.dials.unexplained if dial.outcome in ("timed-out", "no-route")]
         lost = {dial for dial in slow if dial.src in hosts or dial.dst in hosts}
         yield Finding(
             hosts=tuple(hosts),

@@ -46,7 +46,7 @@ def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
     """The hosts whose routes or filters hinder dials, in the dials' order."""
     found: dict[str, Hindered] = {}
     for dial in view.mesh.failed:
-        fault = view.route_faults.get(dial)
+        fault = view.dials.route_faults.get(dial)
         if fault is None or fault.kind != kind:
             continue
         hindered = found.setdefault(fault.host, Hindered(fault.host))

@@ -43,10 +43,11 @@ def shared_subnet_nics(view: View) -> Findings:
                 yield Unjudged((host.name,), f"rp_filter and ARP settings: {facts.sysctls.reason}")
                 continue
             settings = {link: {key: effective(facts.sysctls, key, link) for key in KEYS} for link in links}
-            if all(is_meant(values) for values in settings.values()):
-                continue
+            each = settings.values()
+            if all(v["rp_filter"] != 1 and v["arp_ignore"] >= 1 and v["arp_announce"] == 2 for v in each):
+                continue  # so the interfaces are kept apart
             names = " and ".join(settings)
-            strict = any(values["rp_filter"] == 1 for values in settings.values())
+            strict = any(values["rp_filter"] == 1 for values in each)
             effect = "reverse-path filtering drops what comes in by the wrong one" if strict else CARRIES
             meets = not strict and _meets_some(view.snapshot.mesh, host.name)
             yield Finding(
@@ -77,11 +78,6 @@ def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
 def effective(sysctls: dict[str, str], key: str, link: str) -> int:
     """The higher of conf.all and the link's own (ip-sysctl.rst); 0 where the kernel has no such file."""
     return max(int(sysctls.get(f"net.ipv4.conf.{where}.{key}", "0")) for where in ("all", link))
-
-
-def is_meant(values: dict[str, int]) -> bool:
-    """Tells whether the settings keep two interfaces on one subnet apart."""
-    return values["rp_filter"] != 1 and values["arp_ignore"] >= 1 and values["arp_announce"] == 2
 
 
 def _meets_some(mesh: Phased[Mesh], host: str) -> bool:

@@ -12,18 +12,8 @@ NCCL_SOCKET_IFNAME where the address is of the wrong net. `nccl-doctor check` te
 References: NCCL's src/misc/socket.cc; torch/csrc/distributed/c10d/socket.cpp; tcp(7) on tcp_syn_retries.
 """
 
-from nccl_doctor.logs.rule import (
-    C10D_CLIENT,
-    RETURN_CODE,
-    WEB,
-    Grade,
-    failed_connects,
-    failed_pairs,
-    generic,
-    hint,
-    likely,
-    symptom,
-)
+from nccl_doctor.logs import rule
+from nccl_doctor.logs.rule import Grade, failed_connects, failed_pairs, generic, hint, likely, symptom
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
@@ -51,7 +41,7 @@ RULES = (
         r"(?:[Cc]onnect timeout|[Tt]imed? ?out connecting:?|connect(?:ing)? timed out) \[?\d+\.\d+\.\d+\.\d+",
         "RuntimeError: [gloo/transport/tcp/pair.cc:180] Connect timeout [10.0.0.2]:31337",
     ),
-    likely(r"\[Errno 110\]", "TimeoutError: [Errno 110] Connection timed out", unless=WEB),
+    likely(r"\[Errno 110\]", "TimeoutError: [Errno 110] Connection timed out", unless=rule.WEB),
     likely(
         r"WARN .*socketPollConnect:? poll\(\) (?:returned|failed)",
         "n1:1:2 [0] misc/socket.cc:586 NCCL WARN socketPollConnect poll() returned 1, no POLLOUT events",
@@ -60,9 +50,9 @@ RULES = (
         r"WARN .*Call to (?:recv|send|write|read)\S* .*failed ?: (?:Connection timed out|No route|Operation timed)",
         "n1:1:2 [0] misc/socket.cc:50 NCCL WARN Net : Call to recv from 10.0.0.2<4242> failed : Connection timed out",
     ),
-    generic(RETURN_CODE, "n1:1:2 [0] NCCL INFO misc/socket.cc:564 -> 2"),
+    generic(rule.RETURN_CODE, "n1:1:2 [0] NCCL INFO misc/socket.cc:564 -> 2"),
     hint(
-        C10D_CLIENT + r"(?:errno: 110|system error: 10060) - ",
+        rule.C10D_CLIENT + r"(?:errno: 110|system error: 10060) - ",
         "[W socket.cpp:558] [c10d] The client socket has failed to connect to [head]:29500 (errno: 110 - Connection "
         "timed out).",
     ),

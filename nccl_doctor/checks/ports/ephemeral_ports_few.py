@@ -46,7 +46,7 @@ def ephemeral_ports_few(view: View) -> Findings:
     short: dict[tuple[int, int, int, int], list[Host]] = {}
     for host, facts in view.facts:
         own = known(facts.port_range)
-        needed = needed_ports(local[host.name], world)
+        needed = local[host.name] * (OWN_PORTS + 2 * world)  # estimated as this module's page says
         dials = [dial for dial in failed if dial.src == host.name and dial.outcome == "no-source-address"]
         if dials:
             peers = fold(sorted({dial.dst for dial in dials}))
@@ -92,11 +92,6 @@ def _widen(host: Host, master_port: int) -> tuple[Command, ...]:
     if host.node.node_rank == 0 and WIDE[0] <= master_port <= WIDE[1] and master_port not in own.reserved_ports:
         settings.append(reserving(own, master_port))
     return on(host.name, line("sysctl -w {*settings}", settings=settings))
-
-
-def needed_ports(local_ranks: int, world: int) -> int:
-    """Ports that NCCL and torch need on a host at most, estimated as this module's page says."""
-    return local_ranks * (OWN_PORTS + 2 * world)
 
 
 ADVICE = make_advice(

@@ -12,7 +12,7 @@ Fix: the commands let the cluster's own addresses reach the whole range, in the 
 References: ip-sysctl (ip_local_port_range); NCCL's ncclSocketListen binds port 0 (src/misc/socket.cc).
 """
 
-from nccl_doctor.checks.ports._firewall import EXPLAINS, OWN, by_rule, finding, gaps, rule_of, whose
+from nccl_doctor.checks.ports.firewall_blocks_port import EXPLAINS, OWN, by_rule, finding, gaps, rule_of, whose
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
 

@@ -16,11 +16,27 @@ iptables. They may be pasted twice. Do not switch the firewall off: it keeps eve
 References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 """
 
-from nccl_doctor.checks.ports._firewall import EXPLAINS, by_rule, finding, gaps, rule_of, stops_master, to_master, whose
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.firewall.blame import Blame
-from nccl_doctor.model.finding import Severity
+from collections.abc import Iterator, Mapping, Sequence
+
+from nccl_doctor.checks.own_names import is_unreached
+from nccl_doctor.checks.ports.port_unreachable import MEANS
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pasted, ports_of
+from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, compiled, opening, remedies, unconfirmed
+from nccl_doctor.firewall.connection import Ruleset, counted
+from nccl_doctor.firewall.manager import describe
+from nccl_doctor.firewall.remedy import Opening, port_words
+from nccl_doctor.firewall.rules import Direction, RuleRef
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.register import Unjudged
+from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.text.hostlist import fold, grouped
+
+OWN = "its own connections"
+UNSEEN = "not dialled, for the port is held; so say the rules"
+
+EXPLAINS = ("port-unreachable", *ALLREDUCE)
+"""Of these dials, those that no rule was seen to stop follow only where some of the host's rules are not understood."""
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
@@ -48,3 +64,137 @@ def _ports(blames: list[Blame], snapshot: Snapshot) -> str:
     if all(stops_master(blame, snapshot) for blame in blames):
         return master
     return f"to the ports that NCCL picks and {master}"
+
+
+def to_master(dial: FailedDial, snapshot: Snapshot) -> bool:
+    """Tells whether the dial went to the master port on the master."""
+    cluster = snapshot.cluster
+    return dial.port == cluster.master_port and dial.dst == cluster.nodes[0].name
+
+
+def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
+    """Tells whether the host stops dials to the master port."""
+    return any(to_master(dial, snapshot) for dial in blame.dials)
+
+
+def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
+    """Hosts with the same rule together: where it stops the master port on one of them, or only other ports.
+
+    One rule that was rolled out to all hosts is one fault, whichever ports each of them happens to listen on.
+    """
+    blames = sorted(view.dials.firewall.blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
+    inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
+
+    def key(blame: Blame) -> tuple[str, ...]:
+        # what hands on the others' connections hands on the host's own to itself, too, as a container's port is
+        to_itself = blame.redirects and all(dial.src == dial.dst for dial in blame.dials)
+        first = inward.get(blame.host.name, blame) if to_itself else blame
+        rule = first.rules[0]
+        return first.manager, first.direction, first.verb, rule.table, rule.chain, rule.text
+
+    groups = grouped((key(blame), blame) for blame in blames)
+    return [each for each in groups.values() if any(stops_master(blame, view.snapshot) for blame in each) is master]
+
+
+def rule_of(blames: Sequence[Blame]) -> str:
+    """The beginning of a sentence: "ufw on node[1-3] drops"."""
+    return f"{blames[0].manager} on {fold(_hosts(blames))} {blames[0].verb}"
+
+
+def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(blame.host.name for blame in blames))
+
+
+def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
+    """The hosts whose rules may explain a failed dial, but could not be read or evaluated.
+
+    What fails because a container has a network of its own, or by a NetworkPolicy, hangs on no rule.
+    """
+    snapshot = view.snapshot
+    apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
+    mine = [gap for gap in view.dials.firewall.gaps if to_master(gap.dial, snapshot) is master]
+    mine = [gap for gap in mine if not {gap.dial.src, gap.dial.dst} & apart and gap.dial not in view.dials.policies]
+    for hosts, reason in dict.fromkeys((gap.hosts, gap.reason) for gap in mine):
+        yield Unjudged(hosts, reason)
+
+
+def whose(blames: Sequence[Blame]) -> str:
+    """Names what rules stop: the others' connections, the host's own (also those to itself), or the answers to them."""
+    among = [(blame, dial) for blame in blames for dial in blame.dials if dial.src != dial.dst]
+    made, met = (any(getattr(dial, end) == blame.host.name for blame, dial in among) for end in ("src", "dst"))
+    if blames[0].direction == "input" and met:
+        return "the other hosts' connections"
+    if blames[0].direction == "input" and made:
+        return "the answers to its own connections"
+    return "its answers to the other hosts' connections" if met and not made else OWN
+
+
+def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
+    """The finding for hosts that stop dials alike."""
+    first = blames[0]
+    snapshot, listens = view.snapshot, view.nccl.addresses
+    by_direction = grouped((blame.direction, blame) for blame in blames)
+    ways = {direction: opening(those, snapshot, listens) for direction, those in by_direction.items()}
+    unclear = {name for gap in view.dials.firewall.gaps for name in gap.hosts}
+    return Finding(
+        hosts=_hosts(blames),
+        message=message,
+        evidence=tuple(_evidence(blames, snapshot)),
+        facts={
+            "manager": first.manager,
+            "direction": first.direction,
+            "port": snapshot.cluster.master_port,
+            "ports": port_words(ways[first.direction].ports, "-"),
+            "from": sorted({dial.src for blame in blames for dial in blame.dials}),
+            "to": sorted({dial.dst for blame in blames for dial in blame.dials}),
+            "rules": {
+                name: list(dict.fromkeys(describe(rule, blame.facts) for blame in those for rule in blame.rules))
+                for name, those in grouped((blame.host.name, blame) for blame in blames).items()
+            },
+        },
+        fix=_fix(blames, ways, unconfirmed(blames, snapshot, listens)),
+        explains=None if any(blame.host.name in unclear for blame in blames) else ALLREDUCE,
+    )
+
+
+def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
+    seen: dict[tuple[bool, str], list[FailedDial]] = {}
+    for dial in (dial for blame in blames for dial in blame.dials):
+        means = UNSEEN if dial.error == NOT_DIALLED else MEANS[dial.outcome]
+        seen.setdefault((not to_master(dial, snapshot), means), []).append(dial)
+    for (_, means), dials in sorted(seen.items()):
+        sources, targets = sorted({dial.src for dial in dials}), sorted({dial.dst for dial in dials})
+        yield f"seen    {fold(sources)} -> {fold(targets)}:{ports_of(dials)}: {means}"
+    rules: dict[str, dict[tuple[str, int | None], tuple[str, RuleRef, Ruleset]]] = {}
+    for blame in blames:
+        after = compiled(blame.host, after=True)
+        for rule in blame.rules:
+            alike = rules.setdefault(describe(rule, blame.facts), {})
+            alike.setdefault((blame.host.name, rule.place), (blame.host.name, rule, after))
+    for words, those in rules.items():
+        found = list(those.values())
+        counts = counted([(rule, after) for _, rule, after in found])
+        yield f"rule    {fold([name for name, *_ in found])}: {words}{counts}"
+    unexpected_outcomes = {MEANS[dial.outcome] for blame in blames for dial in blame.unexpected_outcomes}
+    if unexpected_outcomes:
+        ways = ", ".join(sorted(unexpected_outcomes))
+        yield f"but     such a rule does not make a dial end so: {ways}; look for a second cause"
+    for blame in blames:
+        for port in dict.fromkeys(port for _, port in blame.unexpected_passes):
+            passed = fold([source for source, to in blame.unexpected_passes if to == port])
+            target = f"{blame.host.name}:{port}"
+            yield f"but     {passed} -> {target} passed, though by its rules it should not: they may have just changed"
+
+
+def _fix(blames: Sequence[Blame], ways: Mapping[Direction, Opening], claimed: Sequence[tuple[str, str]]) -> Fix:
+    found = [(blame.host.name, remedies(blame, ways[blame.direction])) for blame in blames]
+    commands = tuple(one for name, part in found for one in on(name, *part.commands))
+    advice = " ".join(dict.fromkeys(part.advice for _, part in found if part.advice))
+    who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")
+    if claimed:
+        said = ", ".join(f"{host} by {address}" for host, address in claimed)
+        advice = f"See first that these addresses are theirs, for nothing else says so yet: {said}. {advice}"
+    if not commands or claimed:
+        where = fold(_hosts(blames))
+        return Fix(summary=f"Let {who} (on {where}, as root). {advice}".strip(), needs_root=True)
+    return pasted(f"Let {who}. {advice}".strip(), commands, needs_root=True)

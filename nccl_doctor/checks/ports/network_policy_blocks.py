@@ -14,7 +14,7 @@ up, so the others stay as they are.
 References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 networking.k8s.io.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, applied, check, common_labels, pairs_of, pasted, ports_of
@@ -28,7 +28,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 def network_policy_blocks(view: View) -> Findings:
     """Yields one finding for each set of policies that drops dials."""
     kube = view.kube
-    dropped = [(dial, one) for dial in view.mesh.failed for one in view.policies.get(dial, ())]
+    dropped = [(dial, one) for dial in view.mesh.failed for one in view.dials.policies.get(dial, ())]
     for policies, group in grouped((one.names, (dial, one)) for dial, one in dropped).items():
         hosts = tuple(dict.fromkeys(one.pod for _, one in group))
         by_way = {one.way: one for _, one in group}
@@ -49,11 +49,11 @@ def network_policy_blocks(view: View) -> Findings:
                 "ways": sorted(by_way),
                 "failed": pairs_of(dial for dial, _ in group),
             },
-            fix=_fix(kube, list(by_way.values())),
+            fix=_fix(kube, by_way.values()),
         )
 
 
-def _fix(kube: KubeFacts, closed: Sequence[PolicyBlame]) -> Fix:
+def _fix(kube: KubeFacts, closed: Iterable[PolicyBlame]) -> Fix:
     job = common_labels(kube)
     summary = "Let the job's pods reach each other on all TCP ports"
     if not job:

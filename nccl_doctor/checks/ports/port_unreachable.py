@@ -60,11 +60,11 @@ def port_unreachable(view: View) -> Findings:
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
-    rest = [dial for dial in view.unexplained if dial.src != dial.dst]
+    rest = [dial for dial in view.dials.unexplained if dial.src != dial.dst]
     from_others = {dial.dst for dial in rest}  # what keeps them out keeps the host's own dials out, too
-    alone = (dial.dst for dial in view.unexplained if dial.src == dial.dst and dial.dst not in from_others)
+    alone = (dial.dst for dial in view.dials.unexplained if dial.src == dial.dst and dial.dst not in from_others)
     for name in dict.fromkeys(alone):
-        mine = [dial for dial in view.unexplained if dial.src == dial.dst == name]
+        mine = [dial for dial in view.dials.unexplained if dial.src == dial.dst == name]
         yield _finding(view, (name,), f"{name} can't reach itself by its own address {mine[0].address}", mine)
     for rail in dict.fromkeys((None, *(rail_of(mesh, dial) for dial in rest))):
         yield from _among(view, [dial for dial in rest if rail_of(mesh, dial) == rail], rail)
@@ -125,7 +125,7 @@ def _finding(
     told = {host.name: host.facts.firewall for host in view.snapshot.reached if host.facts}
     judged = {name for name, firewall in told.items() if isinstance(firewall, FirewallFacts)}
     shown = set(dials)
-    doubtful = {name for gap in view.firewall.gaps if gap.dial in shown for name in gap.hosts}
+    doubtful = {name for gap in view.dials.firewall.gaps if gap.dial in shown for name in gap.hosts}
     unread = (ends - judged) | (ends & doubtful)
     rules = f"of {fold(sorted(unread))} could not be judged" if unread else "of both ends let it through"
     evidence.append(f"the firewall rules {rules}")

@@ -48,8 +48,8 @@ def proxy_intercepts(view: View) -> Findings:
     taken = mesh.intercepted
     spoken = [dial for dial in mesh.failed if dial.outcome == "intercepted"]
     if not any(sidecars.values()):  # then a host's own rule that hands them on is the fault to mend
-        explained = {dial for blame in view.firewall.blames for dial in blame.dials}
-        taken = tuple(one for one in taken if one not in view.firewall.redirected)
+        explained = {dial for blame in view.dials.firewall.blames for dial in blame.dials}
+        taken = tuple(one for one in taken if one not in view.dials.firewall.redirected)
         spoken = [dial for dial in spoken if dial not in explained]
     met = {end for one in taken for end in (one.src, one.dst)}
     met |= {end for dial in spoken for end in (dial.src, dial.dst)}

@@ -94,7 +94,10 @@ def container_differs(view: View) -> Findings:
         for host, facts in view.facts
         if (inside := known(facts.surroundings)) is not None and (outside := known(facts.outside)) is not None
     ]
-    groups = grouped(((sides.outside.place, aspects(sides)), sides) for sides in told)
+    looks = (_network, _names, _shm, _memlock, _nofile, _gpus, _rdma)
+    differing = [(sides, [one for look in looks for one in look(sides)]) for sides in told]
+    gravest = [(sides, tuple(sorted(found, key=lambda one: -one.severity.rank))) for sides, found in differing]
+    groups = grouped(((sides.outside.place, found), sides) for sides, found in gravest)
     for (place, found), alike in groups.items():
         if found:
             hosts, phrases = tuple(sides.host.name for sides in alike), [one.phrase for one in found]
@@ -155,12 +158,6 @@ _OTHERS = {
     "the shell that starts it.",
     "enter": "Start the process again where it has what the host has.",
 }
-
-
-def aspects(sides: Sides) -> tuple[Aspect, ...]:
-    """All that differs and matters, the gravest first."""
-    found = [one for look in (_network, _names, _shm, _memlock, _nofile, _gpus, _rdma) for one in look(sides)]
-    return tuple(sorted(found, key=lambda aspect: -aspect.severity.rank))
 
 
 def _network(sides: Sides) -> Iterator[Aspect]:

@@ -100,8 +100,7 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
 def _finding(lack: _Lack, free: dict[str, int]) -> Finding:
     hosts, least = tuple(free), min(free.values())
     wants = "1 rank wants" if lack.ranks == 1 else f"{lack.ranks} ranks want"
-    if lack.needed > WANTED * lack.ranks:
-        wants = "data loaders beside 1 rank want"
+    wants = "data loaders beside 1 rank want" if lack.needed > WANTED * lack.ranks else wants
     at_most = "" if len(set(free.values())) == 1 else "as little as "
     return Finding(
         hosts=hosts,

@@ -171,12 +171,6 @@ _TABLE_OF_GPUS = re.compile(
 """A line of NCCL's, or one that nvidia-smi draws: its table, the time above it, the command, as ``watch`` shows it."""
 
 
-def guessed(events: tuple[Event, ...]) -> bool:
-    """Tells whether only the log's end speaks for a hang; it may be an excerpt's."""
-    wordings = {event.wording for event in events}
-    return rule.BUSY in wordings or wordings <= {rule.STARTED, rule.CONNECTED}
-
-
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
     """Events of where the run stood; none where it may have gone on."""
     for reading in readings:
@@ -263,8 +257,10 @@ def _standing_still(scene: Scene) -> list[Event]:
 
 
 def likely_hang(case: Case) -> Severity | None:
-    """A warning where only the end of the log speaks for a hang."""
-    return Severity.WARNING if guessed(case.cause.events) else None
+    """A warning where only the end of the log speaks for a hang, which may be an excerpt's."""
+    wordings = {event.wording for event in case.cause.events}
+    guessed = rule.BUSY in wordings or wordings <= {rule.STARTED, rule.CONNECTED}
+    return Severity.WARNING if guessed else None
 
 
 SIGNS = LogSigns(

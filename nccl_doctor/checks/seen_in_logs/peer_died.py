@@ -113,17 +113,14 @@ _STACK = 80
 
 
 def _is_shutdown_noise(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:
-    """A process missed the store at the end: the run, it itself, or rank 0, which has the store, was done."""
+    """Tells whether a process missed the store once the run, itself or rank 0 was done."""
     if not _of_the_store(event):
         return False
     if others_well or 0 < reading.well < event.line:
         return True
     ranks = {0, event.rank} if event.rank is not None else {rank for rank, _ in reading.torn}
-    return any(
-        (rank == 0 or line < event.line) and not _in_trouble(reading, line)
-        for (rank, size), line in reading.torn.items()
-        if rank in ranks and size == world
-    )
+    ends = [(rank, line) for (rank, size), line in reading.torn.items() if rank in ranks and size == world]
+    return any((rank == 0 or line < event.line) and not _in_trouble(reading, line) for rank, line in ends)
 
 
 def _of_the_store(event: Event) -> bool:
@@ -131,7 +128,7 @@ def _of_the_store(event: Event) -> bool:
 
 
 def _in_trouble(reading: Reading, line: int) -> bool:
-    """Something had failed before a line: a communicator is aborted after that, too."""
+    """Tells whether something had failed before a line, where a communicator went."""
     failed = any(one.grade > Grade.HINT and one.line < line and not _of_the_store(one) for one in reading.events)
     return failed or any(0 < line - one <= _STACK for one in reading.tracebacks)
 
@@ -140,11 +137,12 @@ def _without_shutdown_noise(scene: Scene) -> list[Event]:
     """The events without what processes say of a store that is gone at the end of a run."""
     well = {reading.name for reading in scene.log.readings if reading.well}
     world = scene.log.facts.world_size
-    return [
-        event
-        for event in scene.events
-        if not _is_shutdown_noise(event, scene.sources[event.file], world, others_well=len(well) > (event.file in well))
-    ]
+
+    def is_noise(event: Event) -> bool:
+        others_well = len(well) > (event.file in well)
+        return _is_shutdown_noise(event, scene.sources[event.file], world, others_well=others_well)
+
+    return [event for event in scene.events if not is_noise(event)]
 
 
 SIGNS = LogSigns(

@@ -14,7 +14,7 @@ References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/
 import re
 
 from nccl_doctor.checks.seen_in_logs.killed import exit_code, only_frames
-from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.log import Event, Reading
 from nccl_doctor.logs.rule import EXITED, TERMINATING, WEB, Grade, clue, generic, hint, likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
@@ -99,30 +99,26 @@ _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
 
 
 def _given_up(scene: Scene) -> list[Event]:
-    """Notes that an exception ended its process, and was not caught."""
-    if _is_given_up(scene):
+    """Notes that an exception was not caught: a launcher says so, or its source ends."""
+    own = [event for event in scene.events if event.name == "script-failed"]
+    exceptions = {event.file: event.line for event in own if event.grade is Grade.HINT}
+
+    def ends_with(reading: Reading, line: int) -> bool:
+        served = _SERVED.search(reading.tail.rstrip().rpartition(b"\n")[2])
+        if reading.lines - line <= _LAST_WORDS and not served:
+            return True
+        return not scene.log.joined and only_frames(reading.after(line))
+
+    at_the_end = any(ends_with(one, exceptions[one.name]) for one in scene.log.readings if one.name in exceptions)
+    if at_the_end or any(event.grade > Grade.HINT for event in own):
         scene.stuck.add("script-failed")
     return scene.events
 
 
-def _is_given_up(scene: Scene) -> bool:
-    """An exception was not caught: a launcher says so, or its source says no more."""
-    own = [event for event in scene.events if event.name == "script-failed"]
-    exceptions = {event.file: event.line for event in own if event.grade is Grade.HINT}
-    readings = {reading.name: reading for reading in scene.log.readings}
-    at_the_end = any(
-        (
-            readings[file].lines - line <= _LAST_WORDS
-            and not _SERVED.search(readings[file].tail.rstrip().rpartition(b"\n")[2])
-        )
-        or (not scene.log.joined and only_frames(readings[file].after(line)))
-        for file, line in exceptions.items()
-    )
-    return at_the_end or any(event.grade > Grade.HINT for event in own)
-
-
-def _weigh(_event: Event, scene: Scene) -> Grade:
-    return Grade.GENERIC if "script-failed" in scene.stuck else Grade.HINT
-
-
-SIGNS = LogSigns(RULES, _advice, gives_up=True, weigh=_weigh, passes={Stage.GIVING_UP: _given_up})
+SIGNS = LogSigns(
+    RULES,
+    _advice,
+    gives_up=True,
+    weigh=lambda _event, scene: Grade.GENERIC if "script-failed" in scene.stuck else Grade.HINT,
+    passes={Stage.GIVING_UP: _given_up},
+)

@@ -22,7 +22,6 @@ from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
 START = line("systemctl enable --now nvidia-fabricmanager")
-STARTABLE = ("inactive", "failed")
 
 
 @check(
@@ -46,7 +45,7 @@ def fabric_manager_down(view: View) -> Findings:
         else:
             down.setdefault(pci.fabric_manager, []).append(host.name)
     for state, hosts in down.items():
-        startable = state in STARTABLE
+        startable = state in ("inactive", "failed")
         yield Finding(
             hosts=tuple(hosts),
             message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} NVSwitches, and nvidia-fabricmanager is "

@@ -28,7 +28,6 @@ CHANCE = (
 )
 """Of a loopback address that nobody dials."""
 
-
 ENOUGH = 128
 """Hosts, spread over a larger cluster, with which it is tried whether gloo connects."""
 
@@ -113,13 +112,10 @@ def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, 
 
 def _reaches(view: View, host: str, source: str, address: str) -> bool:
     """Tells whether it may; NCCL's own address of the host is the matter of others."""
-    by_host = view.nccl.by_host
-    if host not in by_host or source not in by_host:
+    target, dialler = view.nccl.by_host.get(host), view.nccl.by_host.get(source)
+    if target is None or dialler is None or (target.chosen is not None and target.chosen.address == address):
         return True
-    target = by_host[host]
-    if target.chosen is not None and target.chosen.address == address:
-        return True
-    return reach(by_host[source], target, address, view.nccl.mesh).answer is not Reachable.NO
+    return reach(dialler, target, address, view.nccl.mesh).answer is not Reachable.NO
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:

@@ -277,8 +277,8 @@ def _never_resolved(scene: Scene) -> list[Event]:
     hints = [event for event in scene.events if event.name == "hostname-unresolvable" and event.grade is Grade.HINT]
     asked = Counter(event.address.host for event in hints if event.address.host is not None)
     unknown = {host for host, times in asked.items() if times >= _AGAIN and host in given_up - dialled}
-    blamed = [event for event in hints if event.address.host in unknown]
-    return scene.renamed("hostname-unresolvable", Grade.ROOT, lambda event: event in blamed)
+    blamed = {event for event in hints if event.address.host in unknown}
+    return scene.renamed("hostname-unresolvable", Grade.ROOT, blamed.__contains__)
 
 
 SIGNS = LogSigns(

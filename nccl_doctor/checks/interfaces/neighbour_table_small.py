@@ -60,7 +60,7 @@ def neighbour_table_small(view: View) -> Findings:
         raising = line("sysctl -w {*settings}", settings=[f"{NAME}{number}={value}" for number, value in limits])
         # a full table drops the packet, or the answer to who has the address: "no route to host" (net/ipv4/arp.c)
         slow = [dial for dial in view.dials.unexplained if dial.outcome in ("timed-out", "no-route")]
-        lost = {dial for dial in slow if dial.src in hosts or dial.dst in hosts}
+        lost = {dial for dial in slow if not {dial.src, dial.dst}.isdisjoint(short[limit, peers])}
         yield Finding(
             hosts=tuple(hosts),
             message=f"{peers} hosts of the cluster share its net, and its kernel keeps only {limit} addresses.",

@@ -146,16 +146,14 @@ def _finding(
     summary = _remedy(first, lacking[sources[0]].values(), reasons[sources[0]].values()).format(hosts=fold(sources))
     facts = {host.name: facts for host, facts in view.facts}
     commands = [_deletions(name, facts[name], lacking[name].values()) for name in sources]
-    if all(commands):
-        summary = summary.replace(WHERE, "for good: in what sets up the network") + ":"
-    else:
-        commands, summary = [], f"{summary}."
+    pastes = all(commands)
+    summary = summary.replace(WHERE, "for good: in what sets up the network") + ":" if pastes else f"{summary}."
     return Finding(
         hosts=sources,
         message=_no_route(sources, lacking),
         evidence=folded(evidence),
         facts={"to": {name: address for source in sources for name, address in lacking[source].items()}},
-        fix=pasted(summary, tuple(chain.from_iterable(commands)), needs_root=True),
+        fix=pasted(summary, tuple(chain.from_iterable(commands)) if pastes else (), needs_root=True),
     )
 
 

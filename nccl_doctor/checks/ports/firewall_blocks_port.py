@@ -43,27 +43,20 @@ EXPLAINS = ("port-unreachable", *ALLREDUCE)
 def firewall_blocks_port(view: View) -> Findings:
     """Yields one finding a rule that stops the master port on some host."""
     for blames in by_rule(view, master=True):
-        what = _answers(blames, view.snapshot) or f"{whose(blames)} {_ports(blames, view.snapshot)}"
-        yield finding(blames, view, f"{rule_of(blames)} {what}, so the ranks can't meet.")
+        yield finding(blames, view, f"{rule_of(blames)} {_what(blames, view.snapshot)}, so the ranks can't meet.")
     yield from gaps(view, master=True)
 
 
-def _answers(blames: list[Blame], snapshot: Snapshot) -> str:
-    """Names both that rules for incoming packets stop; "" where it is one."""
+def _what(blames: list[Blame], snapshot: Snapshot) -> str:
+    """Names what the rules stop; where they don't meet the master port, NCCL's ports, too."""
     met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
-    if not met or blames[0].direction == "output" or any(to_master(dial, snapshot) for dial in met):
-        return ""
-    return "the answers to its own connections and the other hosts' connections to the ports that NCCL picks"
-
-
-def _ports(blames: list[Blame], snapshot: Snapshot) -> str:
-    """The ports: of hosts whose rule does not meet the master port, NCCL's, too."""
+    if met and blames[0].direction == "input" and not any(to_master(dial, snapshot) for dial in met):
+        return "the answers to its own connections and the other hosts' connections to the ports that NCCL picks"
     master = f"to port {snapshot.cluster.master_port}"
     if blames[0].direction == "output" and any(blame.host.node.node_rank for blame in blames):
         master += " of the master"
-    if all(stops_master(blame, snapshot) for blame in blames):
-        return master
-    return f"to the ports that NCCL picks and {master}"
+    picked = "" if all(stops_master(blame, snapshot) for blame in blames) else "to the ports that NCCL picks and "
+    return f"{whose(blames)} {picked}{master}"
 
 
 def to_master(dial: FailedDial, snapshot: Snapshot) -> bool:
@@ -78,10 +71,7 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
 
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
-    """Hosts with the same rule together: where it stops the master port on one of them, or only other ports.
-
-    One rule that was rolled out to all hosts is one fault, whichever ports each of them happens to listen on.
-    """
+    """Hosts with the same rule together, where it stops the master port on one, or not."""
     blames = sorted(view.dials.firewall.blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
     inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
 
@@ -106,10 +96,7 @@ def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
 
 
 def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
-    """The hosts whose rules may explain a failed dial, but could not be read or evaluated.
-
-    What fails because a container has a network of its own, or by a NetworkPolicy, hangs on no rule.
-    """
+    """Yields the hosts whose unread rules may explain a dial that nothing else does."""
     snapshot = view.snapshot
     apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
     mine = [gap for gap in view.dials.firewall.gaps if to_master(gap.dial, snapshot) is master]
@@ -119,7 +106,7 @@ def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
 
 
 def whose(blames: Sequence[Blame]) -> str:
-    """Names what rules stop: the others' connections, the host's own (also those to itself), or the answers to them."""
+    """Names what rules stop: the others' connections, the host's own, or answers."""
     among = [(blame, dial) for blame in blames for dial in blame.dials if dial.src != dial.dst]
     made, met = (any(getattr(dial, end) == blame.host.name for blame, dial in among) for end in ("src", "dst"))
     if blames[0].direction == "input" and met:

@@ -23,8 +23,7 @@ from nccl_doctor.text.hostlist import fold
 
 MIB = 1 << 20
 FATAL = 64 * MIB
-"""What one communicator registers at least with NCCL's default buffers (4 MiB a channel and direction, several
-channels)."""
+"""What one communicator registers at least with NCCL's default buffers (4 MiB a channel and direction, of several)."""
 ENOUGH = 1024 * MIB
 
 

@@ -46,12 +46,16 @@ def stale_process(view: View) -> Findings:
         gone = _gone(facts)
         if not left and not gone:
             continue
+        count = sum(len(job.pids) for job in left)
+        words = [f"{count} training process{'es' * (count > 1)}"] if left else []
+        words += ["memory of a GPU that no process holds"] if gone else []
+        were = "were" if count > 1 or len(words) > 1 else "was"
         mine = [job for job in left if job.kind != "zombie" and endable(job)]
         commands = tuple(one for job in mine for one in ending(view.snapshot.cluster, host.node, job))
         lost = [f"GPU {use.gpu}: {use.memory_mib} MiB under pid {use.pid}, which is gone" for use in gone]
         yield Finding(
             hosts=(host.name,),
-            message=f"{_what(left, gone)} left behind on {host.name}.",
+            message=f"{' and '.join(words).capitalize()} {were} left behind on {host.name}.",
             evidence=(*map(_evidence, left), *lost),
             facts={
                 "pids": sorted({pid for job in left for pid in job.pids} | {use.pid for use in gone}),
@@ -64,14 +68,6 @@ def stale_process(view: View) -> Findings:
                 commands=commands if len(mine) == len(left) and not gone else (),
             ),
         )
-
-
-def _what(left: list[TrainingJob], gone: list[GpuProcess]) -> str:
-    processes = sum(len(job.pids) for job in left)
-    words = [f"{processes} training process{'es' * (processes > 1)}"] if left else []
-    words += ["memory of a GPU that no process holds"] if gone else []
-    several = processes > 1 or len(words) > 1
-    return f"{' and '.join(words)} {'were' if several else 'was'}".capitalize()
 
 
 def _evidence(job: TrainingJob) -> str:

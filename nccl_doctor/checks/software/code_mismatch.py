@@ -29,8 +29,7 @@ def code_mismatch(view: View) -> Findings:
     for path in view.snapshot.cluster.same:
         found: dict[str, SameEntry] = {}
         for host, facts in view.facts:
-            same = known(facts.same)
-            entry = next((one for one in same if one.path == path), None)
+            entry = next((one for one in known(facts.same) if one.path == path), None)
             if entry is None or entry.problem is not None:
                 yield Unjudged((host.name,), f"{path}: {entry.problem if entry else 'was not looked at'}")
             else:

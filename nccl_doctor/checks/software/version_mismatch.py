@@ -56,7 +56,12 @@ MATTERS = {
 )
 def version_mismatch(view: View) -> Findings:
     """Yields one finding for all that differs: the outliers against the majority."""
-    versions = {host.name: {**_versions(facts), **_in_the_all_reduce(view, host.name)} for host, facts in view.facts}
+    versions = {host.name: _versions(facts) for host, facts in view.facts}
+    smoke = view.snapshot.smoke
+    # what ranks really loaded, which an LD_LIBRARY_PATH may have changed; the first of a host counts
+    for rank in reversed(smoke.ranks) if isinstance(smoke, Smoke) else ():
+        loaded = {"torch": (rank.torch or "").split("+")[0], "NCCL": rank.nccl or ""}
+        versions.get(rank.host, {}).update((subject, version) for subject, version in loaded.items() if version)
     found = [
         differs
         for subject in MATTERS
@@ -75,15 +80,6 @@ def version_mismatch(view: View) -> Findings:
         severity=max((MATTERS[one.subject] for one in found), key=lambda each: each.rank),
         fix="Install the same versions on all hosts, or name interpreters in the hosts file that have them.",
     )
-
-
-def _in_the_all_reduce(view: View, host: str) -> dict[str, str]:
-    """The versions that the host's first rank really loaded."""
-    smoke = view.snapshot.smoke
-    ranks = [rank for rank in smoke.ranks if rank.host == host] if isinstance(smoke, Smoke) else []
-    torch = next((rank.torch.split("+")[0] for rank in ranks if rank.torch), None)
-    loaded = {"torch": torch, "NCCL": next((rank.nccl for rank in ranks if rank.nccl), None)}
-    return {subject: version for subject, version in loaded.items() if version is not None}
 
 
 def _versions(facts: HostFacts) -> dict[str, str]:

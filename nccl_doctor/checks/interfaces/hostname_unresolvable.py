@@ -123,9 +123,6 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
     return some[0] if len(some) == 1 and _NAME.fullmatch(name) else None
 
 
-_EARLY = '{"spec":{"publishNotReadyAddresses":true}}'
-
-
 def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
     """Explains why a pod's name does not resolve, where a Service is the reason; its mend."""
     if not kube.pods:
@@ -142,6 +139,7 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
 
 
 def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | None:
+    """Explains why an existing Service gives the pod no name."""
     pod = next((one for one in kube.pods.values() if pod_name in (one.hostname, one.pod)), None)
     if not service.headless:
         summary = "Give the Service clusterIP: None (it has to be made anew): only a headless one gives pods names."
@@ -151,8 +149,9 @@ def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | N
         summary = "Give the Service's selector labels that the job's pods have."
         return f"the Service {service.name} chooses pods by {chosen}, which {pod.pod} has not", Fix(summary=summary)
     if pod is not None and pod.unready and not service.early:
-        patch = "kubectl patch service {name} -n {namespace} -p {patch}"
-        commands = on(None, line(patch, name=service.name, namespace=kube.namespace, patch=_EARLY))
+        early = '{"spec":{"publishNotReadyAddresses":true}}'
+        patch = "kubectl patch service {name} -n {namespace} -p {early}"
+        commands = on(None, line(patch, name=service.name, namespace=kube.namespace, early=early))
         summary = "Have the Service give names before pods are ready; the ranks need them to become so:"
         sentence = f"{pod.pod} is not ready, and the Service {service.name} gives names to ready pods only"
         return sentence, pasted(summary, commands)

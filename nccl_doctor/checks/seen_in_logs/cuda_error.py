@@ -13,20 +13,15 @@ References: CUDA runtime API, cudaError_t; NVIDIA's Xid catalogue.
 
 from nccl_doctor.checks.software.gpu_errors import meaning_of_xid
 from nccl_doctor.logs.rule import Grade, generic, hint, likely, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD913", explains=("gdr-p2p-fault", "ib-fault", "out-of-memory"))
 
-
-def _advice(case: Case) -> Advice:
-    return meaning_of_xid(case) or advise(
-        f"CUDA failed on {case.who}. Later errors of this process are of no account; the call that failed may be an "
-        "earlier one.",
-        "Run that host alone with CUDA_LAUNCH_BLOCKING=1, and look for Xid and ECC errors (dmesg, nvidia-smi -q).",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "CUDA failed on {who}. Later errors of this process are of no account; the call that failed may be an earlier one.",
+    "Run that host alone with CUDA_LAUNCH_BLOCKING=1, and look for Xid and ECC errors (dmesg, nvidia-smi -q).",
+)
 
 RULES = (
     likely(
@@ -77,7 +72,7 @@ RULES = (
 
 SIGNS = LogSigns(
     RULES,
-    _advice,
+    lambda case: meaning_of_xid(case) or ADVICE(case),
     ras={"Unhandled CUDA error": Grade.LIKELY},
     after=(
         "duplicate-gpu",

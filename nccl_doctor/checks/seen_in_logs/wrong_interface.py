@@ -16,20 +16,10 @@ References: NCCL's src/misc/socket.cc (ncclFindInterfaces).
 import ipaddress
 from dataclasses import replace
 
+from nccl_doctor.logs import signs
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import CHOSEN, Grade, clue, failed_connects, hint, root
-from nccl_doctor.logs.signs import (
-    Advice,
-    Case,
-    LogSigns,
-    Scene,
-    Stage,
-    advise,
-    faults,
-    having,
-    ifname_command,
-    on_the_way,
-)
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, ifname_command, on_the_way
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.inet import numeric
 
@@ -80,7 +70,7 @@ _NETS = tuple(
 
 def _apart(scene: Scene) -> list[Event]:
     """Adds hosts that chose different nets, where no rank came further and the way failed."""
-    if scene.log.facts.came_together or not faults(scene.events) <= on_the_way():
+    if scene.log.facts.came_together or not signs.faults(scene.events) <= on_the_way():
         return scene.events
     chosen: dict[str, Event] = {}
     for event in (event for reading in scene.log.readings for event in reading.events):
@@ -102,7 +92,7 @@ def _nowhere(scene: Scene) -> list[Event]:
 def _leads_nowhere(event: Event) -> bool:
     """Tells whether a dial failed because no other host has the address."""
     address = numeric(event.address.ip or "")
-    if address is None or event.name not in having("dials") or event.grade <= Grade.HINT:
+    if address is None or event.name not in signs.having("dials") or event.grade <= Grade.HINT:
         return False
     if address.is_loopback and "gloo" in event.text:  # the host's name is the fault
         return False
@@ -116,7 +106,7 @@ def _weigh(event: Event, scene: Scene) -> Grade:
     names, facts = scene.names | scene.stuck, scene.log.facts
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:
-        matters = names <= on_the_way() and (bool(names & having("retried")) or several)
+        matters = names <= on_the_way() and (bool(names & signs.having("retried")) or several)
     else:
         matters = several and "Bootstrap" in event.message and not facts.came_together
     return Grade.ROOT if matters else Grade.HINT

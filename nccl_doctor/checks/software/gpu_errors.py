@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import likely, root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.system import GpuHealth, Xid
@@ -69,13 +69,9 @@ def _log(logged: list[Xid]) -> Iterator[str]:
         yield f"Xid {number} on {bus_id}: {times}{ago} ago: {last.text}"
 
 
-def _advice(case: Case) -> Advice:
-    return meaning_of_xid(case) or advise(
-        f"NCCL's diagnostics report an error of a GPU or its links on {case.who}.",
-        "See nvidia-smi -q and dcgmi diag -r 3 there.",
-        case.check(),
-    )
-
+ADVICE = make_advice(
+    "NCCL's diagnostics report an error of a GPU or its links on {who}.", "See nvidia-smi -q and dcgmi diag -r 3 there."
+)
 
 # The driver's Xid lines, and NCCL's diagnostics of ECC and NVLink (NCCL DIAG).
 RULES = (
@@ -96,7 +92,7 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, _advice, after=("cuda-error",))
+SIGNS = LogSigns(RULES, lambda case: meaning_of_xid(case) or ADVICE(case), after=("cuda-error",))
 
 _XID = re.compile(
     r"(?P<kind>S?Xid) \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]{1,24})\): (?P<number>\d{1,6})"

@@ -26,7 +26,7 @@ OTHERWISE = (
 
 
 def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
-    """Yields one finding a setting and interface; the hosts that can't be judged."""
+    """Yields one finding a setting and interface, and hosts without verdict."""
     nccl = view.nccl
     groups = grouped(
         ((fault.wanted, fault.used.name if fault.used is not None else None, fault.severity), fault)
@@ -57,7 +57,7 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
 
 
 def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
-    """By host the interface that NCCL uses and others reach, or should use."""
+    """By host the interface that NCCL uses well, or should use."""
     used = {
         name: own.chosen.name
         for name, own in nccl.by_host.items()
@@ -79,7 +79,7 @@ def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
 
 
 def _lack_family(nccl: ClusterNccl, group: list[Fault]) -> bool:
-    """Tells whether NCCL finds nothing for it is to use one family alone."""
+    """Tells whether NCCL finds nothing because it wants one family alone."""
     for own in (nccl.by_host[fault.host] for fault in group):
         wanted = own.variables.get("NCCL_SOCKET_FAMILY")
         family = FAMILIES.get(wanted.value) if wanted is not None else None

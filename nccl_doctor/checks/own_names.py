@@ -34,7 +34,7 @@ ENOUGH = 128
 
 @dataclass(frozen=True)
 class OwnName:
-    """A host's own name and its addresses, gloo's address, and the hosts ``lost`` to gloo by that."""
+    """A host's own name, gloo's address by it, and hosts thereby lost."""
 
     host: str
     name: str
@@ -49,7 +49,7 @@ class OwnName:
 
     @property
     def is_stale(self) -> bool:
-        """True where the name's addresses are none of the host's: gloo takes 127.0.0.1."""
+        """True where the name's addresses are none of the host's."""
         return bool(self.resolution.addresses) and self.gloo not in self.resolution.addresses
 
 
@@ -58,7 +58,7 @@ _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = 
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
-    """The hosts whose own name matters to gloo: no GLOO_SOCKET_IFNAME takes its place."""
+    """The hosts whose own name matters to gloo, without GLOO_SOCKET_IFNAME."""
     known_names, hosts = _known.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
     if hosts not in known_names:
         known_names[hosts] = tuple(_own_names(view))
@@ -101,7 +101,7 @@ def _is_v4(address: str) -> bool:
 
 
 def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
-    """Tells whether the two are one machine, or of two families, the other's rarer."""
+    """Tells whether both are one machine, or the other's family is odd."""
     by_host = view.nccl.by_host
     ends = [by_host[name].machine for name in (host, other) if name in by_host]
     if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:
@@ -111,7 +111,7 @@ def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, 
 
 
 def _reaches(view: View, host: str, source: str, address: str) -> bool:
-    """Tells whether it may; NCCL's own address of the host is the matter of others."""
+    """Tells whether it may; NCCL's own address is the others' matter."""
     target, dialler = view.nccl.by_host.get(host), view.nccl.by_host.get(source)
     if target is None or dialler is None or (target.chosen is not None and target.chosen.address == address):
         return True
@@ -152,7 +152,7 @@ def is_without_gpus(view: View) -> bool:
 
 
 def has_own_network(facts: HostFacts) -> bool:
-    """Tells whether the host was looked at in a container with another network."""
+    """Tells whether the facts are of a container with another network."""
     inside, outside = facts.surroundings, facts.outside
     if not isinstance(inside, Surroundings) or not isinstance(outside, Outside):
         return False
@@ -160,7 +160,7 @@ def has_own_network(facts: HostFacts) -> bool:
 
 
 def is_unreached(snapshot: Snapshot, host: Host) -> bool:
-    """Tells whether no other host reaches its container; a macvlan or published ports do no harm."""
+    """Tells whether no other host reaches the host's container."""
     facts, mesh, name = host.facts, snapshot.mesh, host.name
     if facts is None or not has_own_network(facts) or len(snapshot.cluster.nodes) == 1:
         return False

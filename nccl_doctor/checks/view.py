@@ -45,7 +45,7 @@ ALLREDUCE = ("allreduce-failed", "allreduce-timeout")
 
 
 class FailedDials:
-    """Why dials of a snapshot's mesh failed, as far as its hosts can tell; nothing later changes it."""
+    """Why dials of the mesh failed, as far as its hosts tell."""
 
     def __init__(self, snapshot: Snapshot, nccl: ClusterNccl | None = None) -> None:
         self._snapshot = snapshot
@@ -58,7 +58,7 @@ class FailedDials:
 
     @cached_property
     def route_faults(self) -> dict[FailedDial, RouteFault]:
-        """By dial that no filter explains, what the kernels do with its packets."""
+        """By dial that no filter explains, what kernels do with its packets."""
         mesh = self._snapshot.mesh
         return find_route_faults(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
 
@@ -106,13 +106,13 @@ class Derived:
 
     @cached_property
     def dials(self) -> FailedDials:
-        """Why dials of the mesh failed, as far as the hosts can tell."""
+        """Why dials of the mesh failed, as far as hosts can tell."""
         return self._dials or FailedDials(self.snapshot, self.nccl)
 
 
 @dataclass(frozen=True)
 class View:
-    """The snapshot, what follows from it, and the hosts whose needed facts are known."""
+    """The snapshot, what follows, and the hosts whose needed facts are known."""
 
     derived: Derived
     hosts: tuple[Host, ...]
@@ -206,12 +206,12 @@ def on_each(hosts: Iterable[str], *lines: Line | None) -> tuple[Command, ...]:
 
 
 def pasted(summary: str, commands: tuple[Command, ...], *, needs_root: bool = False) -> Fix:
-    """A fix by commands that do no harm; prose where none can be pasted."""
+    """A fix by harmless commands; prose where none can be pasted."""
     return Fix(summary=summary, risk="safe" if commands else "manual", needs_root=needs_root, commands=commands)
 
 
 def ports_of(dials: Iterable[FailedDial], most: int = 4) -> str:
-    """The ports that were dialled: "80,443", of many the first and the last."""
+    """The ports that were dialled: "80,443", or the first and last."""
     ports = sorted({dial.port for dial in dials})
     return ",".join(map(str, ports)) if len(ports) <= most else f"{ports[0]}-{ports[-1]}"
 
@@ -228,7 +228,7 @@ _IDENTITY = (
 
 
 def common_labels(kube: KubeFacts) -> dict[str, str]:
-    """The first label of those that name a job which all pods share."""
+    """The first label that names the job and all pods share."""
     for key in _IDENTITY:
         values = {pod.labels.get(key) for pod in kube.pods.values()}
         if len(values) == 1 and (value := values.pop()):
@@ -238,7 +238,7 @@ def common_labels(kube: KubeFacts) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A subject in which hosts differ: hosts by value, the most common one first.
+    """A subject in which hosts differ: hosts by value, commonest first.
 
     Of two values that are as common, the one that comes first is taken for right.
     """
@@ -286,7 +286,7 @@ def failed_by(view: View, address: str, sources: Collection[str]) -> list[dict[s
 
 
 def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> list[dict[str, str]]:
-    """The pairs between which only such dials failed as may follow, the explained apart."""
+    """The pairs whose unexplained failed dials all may follow from this."""
     otherwise = {(dial.src, dial.dst) for dial in view.dials.unexplained if not follows(dial)}
     return pairs_of(dial for dial in view.dials.unexplained if (dial.src, dial.dst) not in otherwise)
 
@@ -300,7 +300,7 @@ def described(job: TrainingJob) -> str:
 
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
-    """``nccl-doctor fix-port`` about a host of the cluster, to be pasted on this machine."""
+    """``nccl-doctor fix-port`` about a host, to be pasted on this machine."""
     source = ClusterSource(cluster)
     known = {word for engine in engines() for flag in engine.flags if flag.fix_port for word in flag.words}
     where = _options(tuple((option, value) for option, value in source.engine_words if option in known))
@@ -313,7 +313,7 @@ def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, 
 
 
 def _options(words: Words) -> Line | None:
-    """Options of ours with values from anywhere; None where one can't be pasted."""
+    """Options with values from anywhere; None where one can't be pasted."""
     joined = script("")
     for option, value in words:
         more = line("{option} {*value}", option=argument(option), value=() if value is None else (value,))
@@ -323,7 +323,7 @@ def _options(words: Words) -> Line | None:
     return joined
 
 
-def applied(made: Mapping[str, object]) -> Line | None:
+def apply(made: Mapping[str, object]) -> Line | None:
     """The line that makes an object of Kubernetes, or changes it."""
     return line("printf %s {text} | kubectl apply -f -", text=json.dumps(made, separators=(",", ":")))
 
@@ -331,7 +331,7 @@ def applied(made: Mapping[str, object]) -> Line | None:
 def ending(
     cluster: Cluster, node: Node, process: TrainingJob | Process, port: int | None = None
 ) -> tuple[Command, ...]:
-    """The line that ends a process with its whole job, and no other that has got its PID since."""
+    """The line that ends a process, no later one, with its job."""
     named = [] if port is None else [port]
     what = line("{*port} --pid {pid}@{ticks} --kill --yes", port=named, pid=process.pid, ticks=process.ticks or 0)
     return fix_port(cluster, node, what)

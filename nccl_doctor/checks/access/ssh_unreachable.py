@@ -74,7 +74,7 @@ def ssh_unreachable(view: View) -> Findings:
 
 
 def _from_peers(view: View, failure: SshUnreachable) -> str:
-    """Tells how other hosts reach it, or that they don't know its name either."""
+    """Tells how other hosts reach it, or that they lack its name."""
     name = failure.unresolved or ""
     told = ((host.name, facts.resolution) for host, facts in view.facts)
     answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))
@@ -127,7 +127,7 @@ RULES = (
 
 
 def _weigh(_event: Event, scene: Scene) -> Grade:
-    """Weighs a launcher's words of its daemons: once NCCL spoke, ranks had begun."""
+    """Weighs words of a launcher's daemons: once NCCL spoke, ranks had begun."""
     facts = scene.log.facts
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 

@@ -29,7 +29,7 @@ LATENCIES = 10
 
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",), job_wide=True)
 def allreduce_slow(view: View) -> Findings:
-    """Fires where the link is used too little, or all wait for one rank."""
+    """Fires where the link is hardly used, or all wait for one."""
     smoke, speed = view.smoke, link(view.snapshot)
     late = straggler(smoke)
     slow = speed is not None and _far_under(smoke, speed)

@@ -48,7 +48,7 @@ def allreduce_wrong_result(view: View) -> Findings:
 
 
 def _source(smoke: Smoke) -> tuple[int, ...]:
-    """The ranks wrong alone; else what wrong pairs share; else a single pair."""
+    """The ranks wrong alone; else those that pairs share; else one pair."""
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:
         return alone

@@ -19,7 +19,7 @@ FAILED_DIALS = frozenset({"connection-refused", "connection-timed-out", "no-rout
 
 @lru_cache(maxsize=256)
 def is_echo(error: str, *, lost: bool = False) -> bool:
-    """Tells whether a rank's error merely says that others (``lost``: a host) are gone."""
+    """Tells whether an error merely says that others (``lost``: hosts) are gone."""
     from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.signs import echoes
 
@@ -79,7 +79,7 @@ _BETWEEN = ("/torch/", "<frozen ", "/fd/")
 
 @dataclass(frozen=True)
 class Culprits:
-    """The ranks to look at first, and the surest sign for it (:data:`Why`)."""
+    """The ranks to look at first, and the surest sign (:data:`Why`)."""
 
     smoke: Smoke
     ranks: tuple[RankReport, ...]

@@ -24,7 +24,7 @@ class LinkSpeed:
 
 
 def link(snapshot: Snapshot) -> LinkSpeed | None:
-    """The slowest host's link; None on one machine, and where any is unknown."""
+    """The slowest host's link; None on one machine, or where unknown."""
     smoke = snapshot.smoke
     if not isinstance(smoke, Smoke) or machines(snapshot) < 2:
         return None
@@ -39,7 +39,7 @@ def best(smoke: Smoke) -> float:
 
 
 def way(smoke: Smoke) -> str:
-    """The way of NCCL's channels: "NET/IB" where any uses it, else "P2P", "SHM"."""
+    """How NCCL's channels go: "NET/IB" where any does, else "P2P", "SHM"."""
     ways = {one for rank in smoke.ranks for one in rank.transports}
     networks = sorted({"/".join(one.split("/")[:2]) for one in ways if one.startswith("NET/")})
     return networks[0] if networks else ", ".join(sorted({one.split("/")[0] for one in ways}))
@@ -111,7 +111,7 @@ LEAST_S = 2.0
 
 
 def straggler(smoke: Smoke) -> RankReport | None:
-    """The rank that took far more time of its own than the median of all.
+    """The rank that took far more time of its own than others.
 
     All leave an all-reduce together, but who takes long for the same work in between comes late to the next.
     """

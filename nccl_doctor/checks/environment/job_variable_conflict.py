@@ -59,7 +59,7 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where variables come from; what the hosts file or the pod's spec sets is no leftover."""
+    """Where variables come from; the hosts file's and pod's are no leftovers."""
     own = host.node.env
     yield OURS, own
     there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}

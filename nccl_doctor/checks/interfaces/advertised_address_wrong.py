@@ -95,7 +95,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Weighs a wait for a node whose address none has, or that is of another net."""
+    """Weighs a wait for a node whose address no host has."""
     if scene.log.facts.serving:
         return Grade.HINT
     if event.wording != _WAITS:

@@ -43,5 +43,5 @@ def host_listed_twice(view: View) -> Findings:
 
 
 def _unmeant(node: Node, other: Node) -> bool:
-    """Tells whether the list does not say that the two are one machine."""
+    """Tells whether the list does not say that both are one machine."""
     return node.address != other.address and None in (node.cuda_visible_devices, other.cuda_visible_devices)

@@ -34,7 +34,7 @@ from nccl_doctor.text.hostlist import fold, grouped, quoted
     explains=("port-unreachable", *ALLREDUCE, "master-addr-not-local"),
 )
 def hostname_mismatch(view: View) -> Findings:
-    """Yields one finding a name, an error for the master's, and one for all own names."""
+    """Yields one finding a name, and one for all own names."""
     stale = [own for own in own_names(view) if own.is_stale]
     master = view.snapshot.cluster.master_addr
     if stale:
@@ -82,7 +82,7 @@ def hostname_mismatch(view: View) -> Findings:
 
 
 def _lost_words(own: OwnName, given: list[str | None]) -> str:
-    """Tells what a host's own name does beside gloo's addresses of the lost hosts."""
+    """Tells what a host's own name does to the lost hosts."""
     words = f"On {own.host} the host's own name gives {own.gloo}"
     mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):

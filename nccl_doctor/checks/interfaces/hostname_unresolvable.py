@@ -16,17 +16,7 @@ from collections import Counter
 from ipaddress import IPv4Address
 
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
-from nccl_doctor.checks.view import (
-    ALLREDUCE,
-    Findings,
-    View,
-    applied,
-    check,
-    common_labels,
-    failed_where,
-    folded,
-    pasted,
-)
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, apply, check, common_labels, failed_where, folded, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
@@ -124,7 +114,7 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
 
 
 def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
-    """Explains why a pod's name does not resolve, where a Service is the reason; its mend."""
+    """Explains which Service lets a pod's name not resolve; its mend."""
     if not kube.pods:
         return None
     pod_name, _, service_name = name.partition(".")
@@ -170,7 +160,7 @@ def _make(kube: KubeFacts, name: str) -> Fix:
         "metadata": {"name": name, "namespace": kube.namespace},
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": labels},
     }
-    return pasted(f"{summary}:", on(None, applied(service)))
+    return pasted(f"{summary}:", on(None, apply(service)))
 
 
 def _advice(case: Case) -> Advice:
@@ -270,7 +260,7 @@ _AGAIN = 3
 
 
 def _never_resolved(scene: Scene) -> list[Event]:
-    """Blames a name that was asked for until the time ran out, and never dialled."""
+    """Blames a name that was asked for in vain and never dialled."""
     dialled = {event.address.host for event in scene.events if event.name in having("dials")}
     given_up = {event.address.host for event in scene.events if event.name == "rendezvous-timeout"}
     hints = [event for event in scene.events if event.name == "hostname-unresolvable" and event.grade is Grade.HINT]

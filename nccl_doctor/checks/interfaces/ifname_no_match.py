@@ -77,7 +77,7 @@ RULES = (
 
 
 def _without_interface(scene: Scene) -> list[Event]:
-    """Takes an unknown error for this one where no line shows an interface (NCCL 2.27)."""
+    """Takes NCCL 2.27's unknown error for this where no interface shows."""
     facts = scene.log.facts
     if not facts.ifname or any(process.interfaces for process in facts.processes.values()):
         return scene.events

@@ -17,7 +17,7 @@ from nccl_doctor.text.inet import is_loopback
 
 @check("NCD201", severity=Severity.ERROR, needs=("resolution",), explains=("port-unreachable", *ALLREDUCE))
 def master_addr_loopback(view: View) -> Findings:
-    """Fires where another host than the first takes the master address for itself."""
+    """Fires where hosts but the first take the master address for themselves."""
     nodes = view.snapshot.cluster.nodes
     if len({node.address for node in nodes}) < 2:
         return

@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
 def mtu_blackhole(view: View) -> Findings:
-    """Yields one finding a host of most stalled pairs; one where that is most."""
+    """Yields one finding a host of most stalled pairs, or one alone."""
     mesh = view.mesh
     if isinstance(mesh.stalls, Skipped):
         return

@@ -79,7 +79,7 @@ _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
 
 
 def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
-    """The cluster's IPv4 addresses that lie on a net of the host's own."""
+    """The cluster's IPv4 addresses on a net of the host's own."""
     interfaces, resolved = known(facts.interfaces), known(facts.resolution)
     nets = frozenset(
         ipaddress.ip_interface(f"{entry.address}/{entry.netmask}").network

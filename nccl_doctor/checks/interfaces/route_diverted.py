@@ -40,7 +40,7 @@ def route_diverted(view: View) -> Findings:
 
 
 def _lines(fault: RouteFault) -> tuple[str, str]:
-    """The way that packets go, for the sentence, and the evidence of it."""
+    """The way that packets go, for the sentence, and its evidence."""
     way = fault.way
     where = f"by {way.dev}" if way.gateway is None else f"to {way.gateway} by {way.dev}"
     source = f" from {way.source}" if way.source else ""

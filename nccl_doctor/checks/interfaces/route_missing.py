@@ -34,7 +34,7 @@ WHERE = "`ip rule; ip route show table all` tell where"
 
 @dataclass
 class Hindered:
-    """A host whose kernel stops dials, or answers: each kind of packet once, the pairs and the peers."""
+    """A host whose kernel stops dials or answers, with pairs and peers."""
 
     host: str
     route_faults: dict[RouteFault, None] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def route_missing(view: View) -> Findings:
 def _alike(
     lacking: dict[str, dict[str, str]], view: View, reasons: dict[str, dict[str, str | None]]
 ) -> Iterable[tuple[str, ...]]:
-    """The hosts that lack the same routes, or each to the rest, by remedy."""
+    """The hosts that lack the same routes and have one remedy."""
     keyed = {
         name: (frozenset({*targets, name}), _remedy(view.by_host[name], targets.values(), reasons[name].values()))
         for name, targets in lacking.items()
@@ -158,7 +158,7 @@ def _finding(
 
 
 def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Command, ...]:
-    """The lines that delete routes which refuse packets; none unless all are known."""
+    """The lines that delete refusing routes; none unless all are known."""
     ways = [way for way in facts.ways if way.iif is None] if isinstance(facts.ways, tuple) else []
     found = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
     refusals = dict.fromkeys(refusal for each in found for refusal in each)
@@ -196,7 +196,7 @@ def _unaddressed(found: Hindered) -> Finding:
 
 
 def _remedy(own: HostNccl, targets: Iterable[str], errors: Collection[str | None]) -> str:
-    """Advice for ``{hosts}``: no route can be added beside one that refuses, nor without an address."""
+    """Advice for ``{hosts}``; refusals and missing addresses come before routes."""
     standing = [words for error, words in NO_WAY.items() if error in errors]
     if standing:
         return f"Take it out on {{hosts}}: {' and '.join(standing)} ({WHERE})"

@@ -36,7 +36,7 @@ KEYS = ("rp_filter", "arp_ignore", "arp_announce")
     explains=("port-unreachable", "allreduce-timeout"),
 )
 def shared_subnet_nics(view: View) -> Findings:
-    """Yields one finding a host and subnet, unless the sysctls show that it is meant so."""
+    """Yields one finding a host and subnet, unless sysctls show intent."""
     for host, facts in view.facts:
         for network, links in shared(view.by_host[host.name]).items():
             if isinstance(facts.sysctls, Unknown):
@@ -66,7 +66,7 @@ def shared_subnet_nics(view: View) -> Findings:
 
 
 def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
-    """The subnets on which NCCL uses several links; aliases of one link are one."""
+    """The subnets on which NCCL uses several links; aliases don't count."""
     found: dict[Network, dict[str, None]] = {}
     for use in (*((own.chosen,) if own.chosen is not None else ()), *own.choice.net_socket):
         for network in own.networks(use.address):

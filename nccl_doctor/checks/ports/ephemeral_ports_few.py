@@ -39,7 +39,7 @@ WIDE = (15000, 65000)
 
 @check("NCD307", severity=Severity.WARNING, needs=("port_range",), explains=("port-unreachable", *ANYWAY))
 def ephemeral_ports_few(view: View) -> Findings:
-    """Yields one finding for all hosts with the same range that is too small."""
+    """Yields one finding for all hosts with the same small range."""
     world = world_size(view.snapshot)
     local = rank_counts(view.snapshot)
     failed = view.snapshot.mesh.failed if isinstance(view.snapshot.mesh, Mesh) else ()

@@ -41,14 +41,14 @@ EXPLAINS = ("port-unreachable", *ALLREDUCE)
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_port(view: View) -> Findings:
-    """Yields one finding a rule that stops the master port on some host."""
+    """Yields one finding a rule that stops the master port somewhere."""
     for blames in by_rule(view, master=True):
         yield finding(blames, view, f"{rule_of(blames)} {_what(blames, view.snapshot)}, so the ranks can't meet.")
     yield from gaps(view, master=True)
 
 
 def _what(blames: list[Blame], snapshot: Snapshot) -> str:
-    """Names what the rules stop; where they don't meet the master port, NCCL's ports, too."""
+    """Names what the rules stop, NCCL's own ports included."""
     met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
     if met and blames[0].direction == "input" and not any(to_master(dial, snapshot) for dial in met):
         return "the answers to its own connections and the other hosts' connections to the ports that NCCL picks"
@@ -71,7 +71,7 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
 
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
-    """Hosts with the same rule together, where it stops the master port on one, or not."""
+    """Hosts with the same rule, by whether it stops the master port."""
     blames = sorted(view.dials.firewall.blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
     inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
 
@@ -96,7 +96,7 @@ def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
 
 
 def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
-    """Yields the hosts whose unread rules may explain a dial that nothing else does."""
+    """Yields the hosts whose unread rules may explain a dial."""
     snapshot = view.snapshot
     apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
     mine = [gap for gap in view.dials.firewall.gaps if to_master(gap.dial, snapshot) is master]

@@ -17,7 +17,7 @@ References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 
 from collections.abc import Iterable
 
 from nccl_doctor.checks.ports.port_unreachable import MEANS
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, applied, check, common_labels, pairs_of, pasted, ports_of
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, apply, check, common_labels, pairs_of, pasted, ports_of
 from nccl_doctor.firewall.blame import PolicyBlame, open_policy
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.snapshot.surroundings import KubeFacts
@@ -59,4 +59,4 @@ def _fix(kube: KubeFacts, closed: Iterable[PolicyBlame]) -> Fix:
     if not job:
         return Fix(summary=f"{summary}: they have no label of their own in common by which a policy could name them.")
     made = [open_policy(one, job, f"{one.names[0][:200]}-nccl-{one.way}", kube.namespace) for one in closed]
-    return pasted(f"{summary} (with the right to write policies in the namespace):", on(None, *map(applied, made)))
+    return pasted(f"{summary} (with the right to write policies in the namespace):", on(None, *map(apply, made)))

@@ -44,5 +44,5 @@ def port_in_ephemeral_range(view: View) -> Findings:
 
 
 def reserving(own: PortRange, port: int) -> str:
-    """The sysctl setting that reserves a port beside those that are reserved already."""
+    """The sysctl setting that reserves one more port."""
     return f"net.ipv4.ip_local_reserved_ports={','.join(filter(None, (own.reserved_text, str(port))))}"

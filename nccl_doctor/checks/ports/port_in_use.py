@@ -57,7 +57,7 @@ MEANS = {
     errors=("EADDRINUSE",),
 )
 def port_in_use(view: View) -> Findings:
-    """Fires where torch would not get the master port, and says who has it."""
+    """Fires where torch would not get the master port; names the holder."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         if trial.free or trial.error == "EACCES":
@@ -92,7 +92,7 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
 
 
 def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
-    """The way out by the cause for which the port can't be bound."""
+    """The way out by the cause of the failed bind."""
     found = fix_port(cluster, host.node, line("--next"))
     command = found[0].command if found else "nccl-doctor fix-port --next"
     move = f"set another master_port in the hosts file ({command} finds one)"

@@ -56,7 +56,7 @@ MEANS = {
 
 @check("NCD303", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
 def port_unreachable(view: View) -> Findings:
-    """Yields one finding for each of the fewest hosts that explain the failures."""
+    """Yields one finding for each of the fewest hosts that explain all."""
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
@@ -71,7 +71,7 @@ def port_unreachable(view: View) -> Findings:
 
 
 def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[Finding]:
-    """The findings for the failed dials of one rail; None is the first."""
+    """The findings for the failed dials of one rail; None: the first."""
     for group in groups((dial.src, dial.dst) for dial in dials):
         among = [dial for dial in dials if dial.src in group.hosts]
         if not group.is_certain:
@@ -86,7 +86,7 @@ def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[F
 
 
 def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
-    """Tells what a host and the others can't do, without the full stop."""
+    """Tells what a host and the others can't do, no full stop."""
     incoming = {dial.src for dial in dials if dial.dst == name}
     outgoing = {dial.dst for dial in dials if dial.src == name}
     if incoming == outgoing:
@@ -172,12 +172,12 @@ def _remedy(ends: set[str], unread: set[str]) -> str:
 
 
 def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
-    """The interface that a dial went to, where it is not its host's first."""
+    """The interface that a dial went to, unless its host's first."""
     return mesh.rails.get(dial.dst, {}).get(dial.address)
 
 
 def _leave_out(view: View, rail: Rail) -> Fix | None:
-    """The setting that leaves an interface out; None where it would not do."""
+    """The setting that leaves an interface out, where it would do."""
     first = {name: own.chosen.name for name, own in view.nccl.by_host.items() if own.chosen is not None}
     others_fail = any(rail_of(view.mesh, dial) is None for dial in view.mesh.failed)
     if others_fail or rail.interface in first.values() or len(first) < len(view.snapshot.reached):

@@ -47,7 +47,7 @@ GPU, RDMA = "/dev/nvidia", "/dev/infiniband/"
 
 @dataclass(frozen=True)
 class Aspect:
-    """A thing in which a container differs from its host; options of ``docker run`` mend it."""
+    """A difference of a container, and ``docker run`` options that mend it."""
 
     name: str
     phrase: str
@@ -179,7 +179,7 @@ def _names(sides: Sides) -> Iterator[Aspect]:
 
 
 def _shm(sides: Sides) -> Iterator[Aspect]:
-    """Less than the host, and docker's default or too little for the ranks."""
+    """Less than the host, and docker's default or too little."""
     shm, outside = sides.facts.shm, sides.outside.shm_bytes
     if isinstance(shm, Unknown) or shm.problem is not None or outside is None or shm.total_bytes >= outside:
         return
@@ -221,14 +221,14 @@ def _host(limit: int | None, unit: int) -> str:
 
 
 def _gpus(sides: Sides) -> Iterator[Aspect]:
-    """None of the host's GPUs, or one that does not open; fewer may be meant."""
+    """None of the host's GPUs, or such as do not open."""
     phrase = _lacking(sides, GPU, "GPU")
     if phrase and sides.host.node.cuda_visible_devices != "":
         yield Aspect("gpus", phrase, ("--gpus=all",), ("gpu-count-low", *ALLREDUCE), Severity.ERROR)
 
 
 def _rdma(sides: Sides) -> Iterator[Aspect]:
-    """The same of RDMA devices whose port is up: NCCL goes on over sockets, slowly."""
+    """The same of RDMA devices, where a port is up."""
     devices = sides.facts.rdma
     up = not isinstance(devices, Unknown) and any(port.state == "ACTIVE" for one in devices for port in one.ports)
     phrase = _lacking(sides, RDMA, "RDMA device") if up else ""
@@ -238,7 +238,7 @@ def _rdma(sides: Sides) -> Iterator[Aspect]:
 
 
 def _lacking(sides: Sides, prefix: str, what: str) -> str:
-    """Devices of a kind that can't be used inside, as a phrase; "" without."""
+    """Devices of a kind that can't be used inside, as a phrase."""
     there = [path for path in sides.outside.devices if path.startswith(prefix)]
     inside = {path: error for path, error in sides.inside.devices.items() if path.startswith(prefix)}
     refused = [f"{path} ({error})" for path, error in inside.items() if error is not None]

@@ -53,7 +53,7 @@ def memlock_low(view: View) -> Findings:
 
 
 def too_low(facts: HostFacts) -> int | None:
-    """The limit in bytes, where it is too low for RDMA that is up."""
+    """The limit in bytes, where it is too low for active RDMA."""
     limit = known(facts.limits).memlock_soft
     up = any(port.state == "ACTIVE" for device in known(facts.rdma) for port in device.ports)
     identity = facts.identity  # to root outside a container, with CAP_IPC_LOCK, no limit applies

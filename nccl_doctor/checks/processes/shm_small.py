@@ -69,7 +69,7 @@ def shm_small(view: View) -> Findings:
 
 
 def is_fatal(facts: HostFacts, shm: Shm, needed: int) -> bool:
-    """Tells whether ranks that use GPUs lack more than half of the room that they want."""
+    """Tells whether ranks with GPUs lack half of the room they want."""
     return not isinstance(facts.gpus, Unknown) and bool(facts.gpus) and 2 * shm.free_bytes < needed
 
 

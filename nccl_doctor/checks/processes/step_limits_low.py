@@ -37,7 +37,7 @@ FATAL = GIB // 2
     row="limits",
 )
 def step_limits_low(view: View) -> Findings:
-    """Yields one finding for each thing that is too little, folded over nodes."""
+    """Yields one finding for each thing that is too little."""
     low: list[tuple[tuple[str, int, int], str]] = []
     for host, facts in view.facts:
         limits = known(facts.step)

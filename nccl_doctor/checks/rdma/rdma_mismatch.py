@@ -74,7 +74,7 @@ def _profile(host: Host, facts: HostFacts) -> Iterator[tuple[str, str]]:
 
 
 def _gids(host: Host, facts: HostFacts, devices: tuple[RdmaDevice, ...]) -> Iterator[tuple[str, str]]:
-    """On RoCE: what the index that is set means, else the GIDs' own indexes."""
+    """On RoCE: what the set index means, else the GIDs' own indexes."""
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
     wanted = env.get(GID_INDEX, "")
     ports = [(d.name, p) for d in devices for p in d.ports if p.link_layer == "Ethernet" and p.state == "ACTIVE"]

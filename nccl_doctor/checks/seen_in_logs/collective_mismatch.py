@@ -103,7 +103,7 @@ _MUST_AGREE = frozenset(
 
 @dataclass(frozen=True)
 class Work:
-    """A collective that a rank waits in; ``group`` is the process group's number, "" where torch does not say it."""
+    """A collective that a rank waits in; ``group`` "" where unknown."""
 
     rank: int
     group: str
@@ -123,7 +123,7 @@ def work(event: Event) -> Work | None:
 
 
 def mismatch(events: Iterable[Event]) -> list[Event]:
-    """The events of ranks that wait in one place for different collectives or sizes."""
+    """The events of ranks in one place with different collectives or sizes."""
     places: dict[tuple[str, int], dict[int, tuple[Work, Event]]] = {}
     for event in events:
         found = work(event) if event.name == "collective-timeout" else None
@@ -156,7 +156,7 @@ def never_started(events: Iterable[Event]) -> bool:
 
 
 def _recorded(dumps: dict[str, Dump]) -> list[Event]:
-    """Events out of dumps: a rank each at the first place where they part, culprits first."""
+    """Events out of dumps where ranks part, culprits first."""
     found = compare(dumps.values())
     if found is None:
         return []
@@ -186,7 +186,7 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
 
 
 def _compared(scene: Scene) -> list[Event]:
-    """The events, with what ranks wait in that differs, in lines and in dumps."""
+    """The events, with what ranks wait in that differs."""
     differing = mismatch(scene.events)
     events = [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in scene.events]
     return events + _recorded(scene.log.dumps)

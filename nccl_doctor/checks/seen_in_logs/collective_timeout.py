@@ -172,7 +172,7 @@ _TABLE_OF_GPUS = re.compile(
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Events of where the run stood; none where it may have gone on."""
+    """Events of where the run stood; none where it may go on."""
     for reading in readings:
         found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if found:
@@ -191,7 +191,7 @@ def _complained(reading: Reading, facts: Facts) -> list[Event]:
 
 
 def _busy(reading: Reading) -> list[Event]:
-    """GPUs at work below the end of a log of NCCL's: they may compute, or wait."""
+    """GPUs at work below the end of a log of NCCL's."""
     rows, places = _events_of(reading, rule.BUSY), _events_of(reading, *_PLACES)
     after = reading.after(places[-1].line) if rows and places and places[-1].line < rows[-1].line else None
     if after is None or not all(map(_TABLE_OF_GPUS.match, after)):
@@ -214,7 +214,7 @@ def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
 
 
 def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
-    """The last line of a log, behind which NCCL alone spoke: a rank waits for others."""
+    """The last line of a log: a rank waits for others."""
     for reading in () if facts.came_together else readings:
         last = _events_of(reading, rule.STARTED)[-1:]
         after = reading.after(last[0].line) if last else None
@@ -224,7 +224,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """The last line of a log whose ranks connected through one host's memory, and no more.
+    """The last line of a log whose ranks connected, and no more.
 
     A log of NCCL's lines alone (NCCL_DEBUG_FILE) ends so in a healthy run.
     """
@@ -241,7 +241,7 @@ def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _name(place: Event) -> str:
-    """The diagnosis of a run that stands there; behind a chosen interface it waits."""
+    """The diagnosis of a run that stands there."""
     return "rendezvous-timeout" if place.wording == rule.CHOSEN else place.name
 
 
@@ -250,14 +250,14 @@ def _blamed(events: list[Event], name: str) -> list[Event]:
 
 
 def _standing_still(scene: Scene) -> list[Event]:
-    """Events that show a hang, where nothing but an interrupt stands among the faults."""
+    """Events that show a hang, where no fault but an interrupt stands."""
     if any(event.wording != rule.INTERRUPTED for event in scene.events):
         return scene.events
     return stalled(scene.log.readings, scene.log.facts) or scene.events
 
 
 def likely_hang(case: Case) -> Severity | None:
-    """A warning where only the end of the log speaks for a hang, which may be an excerpt's."""
+    """A warning where only the log's end, maybe an excerpt's, shows it."""
     wordings = {event.wording for event in case.cause.events}
     guessed = rule.BUSY in wordings or wordings <= {rule.STARTED, rule.CONNECTED}
     return Severity.WARNING if guessed else None

@@ -48,7 +48,7 @@ RULES = (
 
 
 def _unknown_warning(case: Case) -> Severity | None:
-    """A warning that nobody knows, in a log where nothing failed, is worth knowing and no more."""
+    """Info for unknown warnings in a log where nothing failed."""
     only_warned = all(event.prefix.level == "WARN" for event in case.cause.events)
     return Severity.INFO if only_warned and not case.log.facts.gave_up else None
 

@@ -64,7 +64,7 @@ RULES = (
 
 
 def _without_caught(scene: Scene) -> list[Event]:
-    """The events without what a script that tries sizes out met, unless the kernel or Slurm says it."""
+    """The events without caught failures of a script that tries sizes."""
     return [
         event
         for event in scene.events

@@ -113,7 +113,7 @@ _STACK = 80
 
 
 def _is_shutdown_noise(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:
-    """Tells whether a process missed the store once the run, itself or rank 0 was done."""
+    """Tells whether a process missed the store when all was done."""
     if not _of_the_store(event):
         return False
     if others_well or 0 < reading.well < event.line:
@@ -134,7 +134,7 @@ def _in_trouble(reading: Reading, line: int) -> bool:
 
 
 def _without_shutdown_noise(scene: Scene) -> list[Event]:
-    """The events without what processes say of a store that is gone at the end of a run."""
+    """The events without words of a store gone at the end."""
     well = {reading.name for reading in scene.log.readings if reading.well}
     world = scene.log.facts.world_size
 

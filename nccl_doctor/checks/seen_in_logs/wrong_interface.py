@@ -69,7 +69,7 @@ _NETS = tuple(
 
 
 def _apart(scene: Scene) -> list[Event]:
-    """Adds hosts that chose different nets, where no rank came further and the way failed."""
+    """Adds hosts that chose different nets, where only the way failed."""
     if scene.log.facts.came_together or not signs.faults(scene.events) <= on_the_way():
         return scene.events
     chosen: dict[str, Event] = {}
@@ -102,7 +102,7 @@ def _leads_nowhere(event: Event) -> bool:
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Weighs an interface that others do not reach; alone, only among several hosts."""
+    """Weighs an interface out of reach; alone, only among several hosts."""
     names, facts = scene.names | scene.stuck, scene.log.facts
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:

@@ -66,7 +66,7 @@ def cuda_driver_mismatch(view: View) -> Findings:
 
 
 def needed(cuda: str) -> str | None:
-    """The least driver for a CUDA release, "12.8"; None for an unknown one."""
+    """The least driver for a CUDA release, "12.8"; None where unknown."""
     major, _, minor = cuda.partition(".")
     return LEAST.get(major) or LEAST.get(f"{major}.{minor.partition('.')[0]}")
 

@@ -35,7 +35,7 @@ from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
     row="GPUs",
 )
 def gpu_count_low(view: View) -> Findings:
-    """Yields one finding a node with too few GPUs; one for uneven nodes."""
+    """Yields one finding a node with too few GPUs, one if uneven."""
     if all(facts.gpus == () for _, facts in view.facts):
         yield from _absent(view)
         return

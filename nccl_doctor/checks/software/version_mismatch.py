@@ -169,7 +169,7 @@ def _other_builds(scene: Scene) -> list[Event]:
 
 
 def _garbled(scene: Scene) -> list[Event]:
-    """Blames two builds where ranks of equal sizes do not understand each other."""
+    """Blames two builds where ranks of equal sizes misunderstand each other."""
 
     def equal_sizes(event: Event) -> bool:
         sizes = _SIZES.search(event.text) if event.name == "world-size-mismatch" else None

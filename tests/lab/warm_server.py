@@ -37,6 +37,7 @@ from tests.lab.warm import DOCTOR, KNOWN
 
 WHAT, PATH = sys.argv[1:3]
 if WHAT == "torch":
+    import torch._inductor  # most of torch, which an optimizer's first step and a flight recorder's first dump import
     import torch.distributed.run  # what this process is for
 else:
     from tests.cli.warm import prepare

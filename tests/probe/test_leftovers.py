@@ -219,7 +219,10 @@ def test_tmux_watches_over_what_runs_in_it(tmp_path: Path) -> None:
         shown = subprocess.run(
             [*server, "list-panes", "-a", "-F", "#{pane_pid}"], check=True, capture_output=True, text=True
         )
-        found = refusal(int(shown.stdout))
+        pid = int(shown.stdout)
+        while not Table().executable(pid).startswith("python"):  # between fork and the second exec
+            time.sleep(0.01)
+        found = refusal(pid)
     finally:
         subprocess.run([*server, "kill-server"], check=True)
     assert found is not None

@@ -31,6 +31,7 @@ from nccl_doctor.model.engine import written
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import all_checks
 from nccl_doctor.model.report import Report
+from nccl_doctor.report.render import renderer
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.base import Transport
@@ -155,7 +156,7 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     def connect() -> Transport:
         transport = make_transport(request.reached.transport, cluster)
         # while hosts are waited for, and no sooner: reading a hundred modules takes as long as a host's answer
-        threading.Thread(target=all_checks, daemon=True).start()
+        threading.Thread(target=lambda: (all_checks(), renderer(out.command, out.form)), daemon=True).start()
         return transport
 
     gc.freeze()  # what was imported lives to the end, and the collector need not look through it

@@ -56,9 +56,14 @@ FORMS: dict[str, dict[str, str]] = {
 
 def render(command: str, form: str, document: Any, options: RenderOptions = RenderOptions()) -> str:  # noqa: ANN401, B008 - each renderer knows its own; a NamedTuple can't change
     """The document as lines in a form; empty where a quiet one says nothing."""
+    return renderer(command, form)(document, options)
+
+
+def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
+    """The function that makes a form, whose module is loaded now."""
     module, function = FORMS[command][form].split(":")
     make: Callable[[Any, RenderOptions], str] = getattr(import_module(f"nccl_doctor.report.{module}"), function)
-    return make(document, options)
+    return make
 
 
 def render_json(document: Document, _options: RenderOptions) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+import typer
+
 from nccl_doctor.cli import options
 from nccl_doctor.cli.options import flattened
 from nccl_doctor.cli.output import finish
@@ -14,6 +16,9 @@ from nccl_doctor.cli.output import finish
 def check(
     *,
     which: options.HostOptions,
+    line: Annotated[
+        list[str] | None, typer.Argument(metavar="-- LINE", help="The line that starts the job, judged and not run.")
+    ] = None,
     output: options.Output = "human",
     shown: options.DiagnosisOptions,
     chosen: options.SelectOptions,
@@ -44,11 +49,17 @@ def check(
     out = shown.out("check", output)
 
     def work() -> int:
+        import sys
+        from dataclasses import replace
+
         from nccl_doctor.cli.run import Request, check_cluster
         from nccl_doctor.collect.smoke.plan import SmokeLimits
+        from nccl_doctor.launch.line import behind_dashes
 
+        hosts, words = behind_dashes([*filter(None, (which.hosts,)), *(line or ())], sys.argv)
         request = Request(
-            which=which,
+            which=replace(which, hosts=hosts),
+            line=words,
             chosen=chosen,
             timeout_s=timeout,
             reached=reached,

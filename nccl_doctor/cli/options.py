@@ -156,7 +156,13 @@ class NameOptions:
     exclude: Annotated[str | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")] = None
     engine: dict[str, Any] = field(default_factory=dict, metadata={"options": of_engines("-w")})
 
-    def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
+    def cluster(
+        self,
+        overrides: Overrides,
+        path: str | None = None,
+        transport: str | None = None,
+        variables: dict[str, str] | None = None,
+    ) -> Cluster:
         """The hosts of a run, of this hosts file; ``transport`` is None where they will not be reached."""
         from nccl_doctor.inventory.load import load, requested
 
@@ -164,7 +170,7 @@ class NameOptions:
             path,
             where=self.where,
             exclude=self.exclude,
-            environ=os.environ,
+            environ={**os.environ, **(variables or {})},
             engine=requested(self.engine, transport, os.environ, named=path is not None),
             transport=transport,
             overrides=overrides,
@@ -180,9 +186,15 @@ class HostOptions(NameOptions):
         typer.Argument(metavar="HOSTS", help="Hosts file (-: stdin); else -w, the Slurm job here, or this machine."),
     ] = None
 
-    def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
-        """The hosts of a run; the hosts file is HOSTS."""
-        return super().cluster(overrides, path or self.hosts, transport)
+    def cluster(
+        self,
+        overrides: Overrides,
+        path: str | None = None,
+        transport: str | None = None,
+        variables: dict[str, str] | None = None,
+    ) -> Cluster:
+        """The hosts of a run; the hosts file is HOSTS, ``variables`` stand above the environment's."""
+        return super().cluster(overrides, path or self.hosts, transport, variables)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,9 @@ from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.summary import decided
 from nccl_doctor.launch.launched import Hosts, remember
+from nccl_doctor.launch.line import joined, read_line
 from nccl_doctor.model.base import Skipped
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import written
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import all_checks
@@ -60,6 +62,21 @@ class Request:
     failed: Path | None = None
     save_logs: Path | None = None
     load_from: Path | None = None
+    line: tuple[str, ...] = ()
+
+    def cluster(self) -> Cluster:
+        """The hosts, and the launch line, which says where the master is where nothing else does."""
+        found = self.which.cluster(self.overrides, transport=self.reached.transport)
+        if not self.line:
+            return found
+        line, first = read_line(self.line), found.nodes[0]
+        master = {name: value for name, value in line.master.items() if value}
+        if master.get("MASTER_ADDR", first.name) in (first.name, first.address):  # else the line itself is at fault
+            found = self.which.cluster(self.overrides, transport=self.reached.transport, variables=master)
+            by = {name: "the line" if text in master else text for name, text in found.variables.items()}
+            found = found.model_copy(update={"variables": by})
+        script = [word for word in line.script[:1] if word.startswith("/")]
+        return found.model_copy(update={"line": joined(self.line), "same": (*found.same, *script)})
 
 
 def check_cluster(request: Request, out: Out) -> int:
@@ -71,6 +88,9 @@ def check_cluster(request: Request, out: Out) -> int:
     if request.load_from is not None:
         refuse_other_hosts(request.which, request.overrides)
         kept = read_snapshot(request.load_from)
+        if request.line:
+            judged = kept.cluster.model_copy(update={"line": joined(request.line)})
+            kept = kept.model_copy(update={"cluster": judged})
     _refuse_nothing_to_judge(selected, _phases_left_out(request, kept))
     output: dict[str, Sequence[str]] = {}
     if kept is not None:
@@ -136,7 +156,7 @@ def _look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapsh
 
 @contextmanager
 def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
-    cluster = request.which.cluster(request.overrides, transport=request.reached.transport)
+    cluster = request.cluster()
     needs = {"mesh", "smoke"}
     if selected is not None:
         needs = {need for check in all_checks() if check.code in selected for need in check.needs}

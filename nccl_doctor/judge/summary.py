@@ -5,6 +5,7 @@ Stands beside diagnose.py because the report layer knows the model alone and no 
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -14,6 +15,7 @@ from typing import Literal
 from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.firewall.manager import managed_by
+from nccl_doctor.launch.line import own_lines, read_line
 from nccl_doctor.model.base import PENDING, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import Severity
@@ -32,7 +34,7 @@ from nccl_doctor.model.report import (
 )
 from nccl_doctor.model.report import Phase as Row
 from nccl_doctor.model.report import PhaseOutcome as RowOutcome
-from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.snapshot.hosts import Snapshot, gpu_counts, rank_counts
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import FirewallFacts, PortTrial
 from nccl_doctor.snapshot.smoke import Smoke
@@ -79,7 +81,8 @@ def _title(snapshot: Snapshot) -> str:
     cluster = snapshot.cluster
     count = len(cluster.nodes)
     ranks = f", {plural(snapshot.smoke.world_size, 'rank')}" if isinstance(snapshot.smoke, Smoke) else ""
-    by = f", by {' and '.join(sorted(cluster.variables.values()))} of the environment" if cluster.variables else ""
+    said = sorted({text if text == "the line" else f"{text} of the environment" for text in cluster.variables.values()})
+    by = f", by {' and '.join(said)}" if said else ""
     if count == 1 and cluster.nodes[0].local:
         return f"this machine ({cluster.nodes[0].name}){ranks}, master port {cluster.master_port}{by}"
     first = cluster.nodes[0].name
@@ -95,6 +98,12 @@ def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
         return "Several machines:  nccl-doctor check hosts.yaml"
+    if snapshot.cluster.line is not None:
+        line = read_line(shlex.split(snapshot.cluster.line))
+        lines = own_lines(line, snapshot.cluster, rank_counts(snapshot), gpu_counts(snapshot))
+        alike = len({str(line) for line in lines.values()}) == 1
+        each = (f"  {name}:  {line}" for name, line in lines.items())
+        return f"Start with:  {next(iter(lines.values()))}" if alike else "\n".join(("Start with:", *each))
     words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).arguments))
     return f"Start with:  nccl-doctor launch {words} -- train.py"
 

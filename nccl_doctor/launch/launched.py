@@ -20,7 +20,8 @@ from pydantic import ValidationError
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch import slurm_job
 from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh, tcp_script
-from nccl_doctor.launch.plan import CheckedHost, nearest, plan
+from nccl_doctor.launch.line import batch_notes, divides
+from nccl_doctor.launch.plan import CheckedHost, plan
 from nccl_doctor.model.base import FrozenModel, Unknown, Version
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource, place_of, placed
@@ -31,7 +32,7 @@ from nccl_doctor.nccl.versions import release
 from nccl_doctor.snapshot.hosts import Snapshot, rank_counts
 from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text import shell
-from nccl_doctor.text.hostlist import fold, plural
+from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.machine import write_atomically
 
 if TYPE_CHECKING:
@@ -154,50 +155,6 @@ def _path(hosts: Hosts, environ: Mapping[str, str]) -> Path | None:
     except RuntimeError:
         return None
     return base / "nccl-doctor" / f"{hashlib.sha256(hosts.key.encode()).hexdigest()[:16]}.json"
-
-
-_WHOLE = re.compile(r"-{0,2}(?:(?:total|global)[-_])?(?:train[-_])?batch(?:[-_]size)?")
-"""For all ranks together: --batch-size of YOLOv5, batch= of Ultralytics, --global-batch-size of Megatron."""
-_EACH = re.compile(r"--(?:per[-_](?:device|gpu)|micro)[-_](?:train[-_])?batch[-_]size(?:[-_]per[-_]gpu)?")
-"""For one rank: --per_device_train_batch_size of transformers, --micro-batch-size of Megatron."""
-_NUMBER = re.compile(r"[1-9]\d{0,8}")
-
-
-def divides(batch: int, world: int) -> None:
-    """Raises UsageError where a batch can't be split evenly over all ranks."""
-    wrong = _remainder(batch, world)
-    if wrong:
-        raise UsageError(f"a batch of {wrong}")
-
-
-def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[str]]:
-    """Judges a script's batch sizes for so many ranks: notes, and warnings.
-
-    Whether a script splits a batch or gives each rank one of that size, only the script knows: nothing is refused.
-    """
-    notes, warnings = [], []
-    for word, after in zip(script, (*script[1:], ""), strict=True):  # --batch 64, --batch=64 and batch=64
-        option, sign, value = word.partition("=")
-        named = _EACH.fullmatch(option) or (_WHOLE.fullmatch(option) and (sign or option.startswith("-")))
-        if not named or not _NUMBER.fullmatch(value if sign else after):
-            continue
-        size = int(value if sign else after)
-        wrong = _remainder(size, world)
-        if _EACH.fullmatch(option):
-            notes.append(f"{option} {size} on each of {plural(world, 'rank')}: a batch of {size * world}")
-        elif wrong:
-            warnings.append(f"{option} {wrong} (no matter where each rank takes a batch of its own)")
-        else:
-            notes.append(f"{option} {size} over {plural(world, 'rank')}: {size // world} each")
-    return notes, warnings
-
-
-def _remainder(batch: int, world: int) -> str:
-    if batch % world == 0 and batch > 0:
-        return ""
-    near = nearest(batch, world)
-    does = "do" if len(near) > 1 else "does"
-    return f"{batch} does not divide by {world} ranks; the nearest that {does}: {' and '.join(map(str, near))}"
 
 
 _STARTER = re.compile(r"python[0-9.]*|torchrun")

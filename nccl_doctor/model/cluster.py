@@ -71,6 +71,7 @@ class Cluster(FrozenModel):
     variables: dict[str, str] = Field(default_factory=dict)
     # what an engine knows of all nodes together, by its name; :meth:`options` reads it
     access: dict[str, Json] = Field(default_factory=dict)
+    line: str | None = None  # the line that is about to start the job, where it is to be judged
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
         """The options of an engine for all nodes together."""

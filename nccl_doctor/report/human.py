@@ -320,8 +320,7 @@ def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator
     yield from others
     if page and not fits:
         yield from wrap(page, screen.width)
-    if report.next_step and pasteable(report.next_step):
-        yield report.next_step
+    yield from filter(pasteable, (report.next_step or "").splitlines())
 
 
 def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> list[str]:

@@ -217,6 +217,12 @@ def rank_counts(snapshot: Snapshot) -> dict[str, int]:
     return {host.name: nproc(host.node, host.facts, alone=alone) for host in snapshot.hosts if host.facts is not None}
 
 
+def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
+    """By host that has GPUs, how many its ranks see."""
+    seen = ((host, host.facts.gpus) for host in snapshot.hosts if host.facts is not None)
+    return {host.name: len(visible_gpus(host.node, gpus)) for host, gpus in seen if isinstance(gpus, tuple) and gpus}
+
+
 def world_size(snapshot: Snapshot) -> int:
     """All ranks; a node that was not reached counts with what the hosts file says, else 1."""
     known = rank_counts(snapshot)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -94,3 +96,28 @@ def test_a_check_makes_the_counts_known_and_its_failure_is_told(lab: Lab) -> Non
     failed = run_in(lab.controller, *command)
     assert failed.returncode == 0
     assert "master-addr-not-local (node1)" in failed.stderr
+
+
+def test_a_line_of_a_guide_is_judged_on_the_hosts_and_written_as_it_must_be(lab: Lab) -> None:
+    def judged(text: str) -> tuple[int, dict[str, Any]]:
+        lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+        line = ("check", "hosts.yaml", "-q", "--no-smoke", "-o", "json", "--", *shlex.split(text))
+        done = run_in(lab.controller, *line)
+        return done.returncode, json.loads(done.stdout)
+
+    count, first = len(lab.hosts), lab.hosts[0].name
+    code, said = judged("python train.py --dist-url tcp://127.0.0.1:23456 --batch 65")
+    [found] = said["diagnoses"]
+    assert (code, found["name"]) == (1, "launch-line-wrong")
+    [command] = found["fix"]["commands"]
+    assert command["command"] == f"python train.py --dist-url tcp://{first}:29500 --batch {65 // count * count}"
+    assert judged(command["command"])[0] == 0
+    code, said = judged(f"torchrun --nproc_per_node=2 --master_port=29502 --master_addr={first} train.py")
+    assert (code, said["diagnoses"][0]["message"]) == (
+        1,
+        f"Without --nnodes each of the {count} hosts starts a job of its own.",
+    )
+    lines = [one["command"] for one in said["diagnoses"][0]["fix"]["commands"]]
+    assert [f"--node_rank={rank} " in line for rank, line in enumerate(lines)] == [True] * count
+    assert all(judged(line)[0] == 0 for line in lines)
+    assert said["mesh"]["ports"][first][0] == 29502, "the line's port is the one that is tried"

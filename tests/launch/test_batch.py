@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.launched import batch_notes, divides
+from nccl_doctor.launch.line import batch_notes, divides
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from nccl_doctor.text.hostlist import fold, quoted
 @check("NCD804", severity=Severity.WARNING, needs=("env",), explains=ALLREDUCE)
 def job_variable_conflict(view: View) -> Findings:
     """Yields findings for variables, and for jobs on the same master."""
-    places = dict(_places(view.snapshot))
+    places = dict(planned_nodes(view.snapshot))
     said: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
     for host, facts in view.facts:
         pod = view.kube.pods.get(host.name)
@@ -72,7 +72,8 @@ def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[
         yield "in a login shell", told
 
 
-def _places(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
+def planned_nodes(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
+    """Yields each host with its place in the plan."""
     ranks, world, first = rank_counts(snapshot), world_size(snapshot), 0
     for host in snapshot.hosts:
         nproc = ranks.get(host.name, host.node.nproc_per_node or 1)

@@ -1,0 +1,208 @@
+"""The line behind ``--`` can't work as it is written, on these hosts.
+
+What it means: torchrun or the script ends at once, each host starts a job of its own, or ranks wait for a master that
+nobody is. A line out of a guide holds for its author's machines: number of nodes and ranks, the master's address, a
+loopback dist-url, a batch size.
+
+How we know: the line is read as its launcher would, and never run: torchrun, torch.distributed.launch, accelerate,
+deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device. What it says is
+held against the hosts as they were seen: how many there are, which GPUs they have, which master and port were tried. A
+batch is only a warning: whether a script splits it or gives each rank one, the script alone knows.
+
+Fix: the same line with what must change, for each host its own where they differ.
+
+References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, tcp://); accelerate launch; deepspeed.
+"""
+
+import difflib
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
+from nccl_doctor.checks.view import Findings, View, check, pasted
+from nccl_doctor.errors import UsageError
+from nccl_doctor.launch.line import LaunchLine, batch_notes, is_number, known_options, own_lines, read_line
+from nccl_doctor.launch.plan import PlannedNode
+from nccl_doctor.model.base import Unknown
+from nccl_doctor.model.finding import Command, Finding, Severity, on
+from nccl_doctor.model.register import Unjudged
+from nccl_doctor.snapshot.hosts import gpu_counts, visible_gpus
+from nccl_doctor.text.hostlist import fold, plural
+from nccl_doctor.text.inet import is_loopback
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A line against the hosts."""
+
+    view: View
+    line: LaunchLine
+    places: dict[str, PlannedNode]
+
+    @property
+    def count(self) -> int:
+        """The number of hosts."""
+        return len(self.places)
+
+    @property
+    def master(self) -> str:
+        """The address that the other hosts were seen to reach."""
+        return self.view.snapshot.cluster.master_addr
+
+    @property
+    def world(self) -> int:
+        """All ranks, by the line where it says how many a node has."""
+        told = self.line.options.get("nproc_per_node", "")
+        planned = sum(place.nproc for place in self.places.values())
+        return max(1, int(told) * self.count if is_number(told) else planned)
+
+
+@check("NCD805", severity=Severity.ERROR, row="software")
+def launch_line_wrong(view: View) -> Findings:
+    """Yields one finding for all that the line says wrongly."""
+    cluster = view.snapshot.cluster
+    if cluster.line is None:
+        return
+    try:
+        line = read_line(shlex.split(cluster.line))
+    except (ValueError, UsageError) as error:
+        yield Unjudged((), f"the launch line can't be read: {error}")
+        return
+    judged = Judged(view, line, dict(planned_nodes(view.snapshot)))
+    meeting, devices = [*_meeting(judged), *_url(judged)], [*_devices(judged)]
+    faults = [*_unknown_options(judged), *_nodes(judged), *_ranks(judged), *meeting, *devices]
+    batch = batch_notes(line.script, judged.world)[1]
+    if faults or batch:
+        first, *others = *faults, *batch
+        how = f"Give {view.snapshot.hosts[0].name}'s address:" if faults and faults == meeting else "Start it so:"
+        commands = () if devices else _commands(judged)
+        yield Finding(
+            hosts=(),
+            message=f"{first[0].upper()}{first[1:]}.",
+            evidence=tuple(others),
+            facts={"line": cluster.line, "launcher": line.launcher},
+            severity=Severity.ERROR if faults else Severity.WARNING,
+            fix=pasted(how if commands else "Ask for GPUs that every host has, or for the processor.", commands),
+        )
+
+
+def _commands(judged: Judged) -> tuple[Command, ...]:
+    """The corrected line: one for all hosts where it serves for all."""
+    counts = {name: place.nproc for name, place in judged.places.items()}
+    lines = own_lines(judged.line, judged.view.snapshot.cluster, counts, gpu_counts(judged.view.snapshot))
+    if len({str(line) for line in lines.values()}) == 1:
+        return on(None, next(iter(lines.values())))
+    return tuple(command for host, line in lines.items() for command in on(host, line))
+
+
+def _unknown_options(judged: Judged) -> Iterator[str]:
+    for option in judged.line.unknown:
+        asked = option.lstrip("-").replace("-", "_")
+        near = difflib.get_close_matches(asked, known_options(judged.line.launcher), 1)
+        yield f"{judged.line.launcher} knows no option {option}" + (f"; --{near[0]} is near" if near else "")
+
+
+def _nodes(judged: Judged) -> Iterator[str]:
+    """Faults in the number of nodes, and in their places."""
+    line, count = judged.line, judged.count
+    told, rank = line.options.get("nnodes"), line.options.get("node_rank")
+    if "standalone" in line.options and count > 1:
+        yield f"--standalone makes a job of its own on each of the {count} hosts"
+        return
+    if told is not None and not line.spans(count):
+        static = ", and a range needs --rdzv_backend=c10d" if ":" in told and line.is_static else ""
+        yield f"the line says {told} nodes, and the hosts are {count}{static}"
+    elif told is None and count > 1 and line.is_placed:
+        yield f"without --nnodes each of the {count} hosts starts a job of its own"
+    if line.is_static and count > 1:
+        if rank is None:
+            yield "without a node rank every host takes itself for node 0"
+        elif not is_number(rank) or int(rank) >= count:
+            yield f"node rank {rank} is none of 0 to {count - 1}"
+    told, rank = (next((v for n, v, _ in line.arguments if n == o), None) for o in ("--world-size", "--rank"))
+    if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
+        yield f"--rank {rank} of --world-size {told}: ranks are counted from 0"
+
+
+def _ranks(judged: Judged) -> Iterator[str]:
+    """Faults in the number of ranks a node, against the GPUs that there are."""
+    told = judged.line.options.get("nproc_per_node")
+    devices = judged.line.variables.get("CUDA_VISIBLE_DEVICES")
+    if told is None:
+        return
+    few: dict[int, list[str]] = {}
+    for host, facts in judged.view.facts:
+        if isinstance(facts.gpus, tuple) and (facts.gpus or told == "gpu"):
+            there = len(visible_gpus(host.node, facts.gpus)) if devices is None else len(devices.split(","))
+            if (is_number(told) and int(told) > there) or (told == "gpu" and not there):
+                few.setdefault(there, []).append(host.name)
+    for there, hosts in few.items():
+        yield f"{told} ranks a node need as many GPUs, and {fold(hosts)} {'has' if len(hosts) == 1 else 'have'} {there}"
+    planned = {place.node.nproc_per_node for place in judged.places.values()} - {None}
+    if told == "0":
+        yield "0 ranks a node start nothing"
+    elif is_number(told) and not few and planned and {int(told)} != planned:
+        yield f"{told} ranks a node, and the hosts file says {', '.join(map(str, sorted(filter(None, planned))))}"
+
+
+def _meeting(judged: Judged) -> Iterator[str]:
+    """Faults in the address and the port at which ranks meet."""
+    line, options = judged.line, judged.line.options
+    if not line.is_placed or judged.count == 1 or "standalone" in options:
+        return
+    if line.is_static:
+        addr, port, what = options.get("master_addr"), options.get("master_port"), "master address"
+    else:
+        addr, port, what = *_split(options.get("rdzv_endpoint")), "rendezvous endpoint"
+    if addr is None:
+        yield f"without a {what} each host waits for itself; {judged.master} is the first host's"
+    else:
+        yield from _wrong_place(judged, f"{what} {addr}", addr, port)
+
+
+def _url(judged: Judged) -> Iterator[str]:
+    url = judged.line.url
+    if url is not None and judged.count > 1:
+        addr, port = _split(url.removeprefix("tcp://"))
+        option = next(name for name, value, _ in judged.line.arguments if value == url)
+        yield from _wrong_place(judged, f"{option} {url}", addr or "", port)
+
+
+def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Iterator[str]:
+    planned = str(judged.view.snapshot.cluster.master_port)
+    if addr == "localhost" or is_loopback(addr):
+        yield f"{words} is each host's own address: with {judged.count} hosts the ranks would never meet"
+    elif addr not in next(iter(judged.places.values())).masters and not _is_own(judged, addr):
+        yield f"{words} is not the first host's, which is {judged.master}"
+    elif port and port != planned:
+        yield f"{words} goes with port {port}, and {planned} is what was tried"
+
+
+def _is_own(judged: Judged, addr: str) -> bool:
+    """True for any address of the first host's."""
+    facts = judged.view.snapshot.hosts[0].facts
+    if facts is None or isinstance(facts.interfaces, Unknown):
+        return True  # nobody can tell
+    return addr in {entry.address for entry in facts.interfaces.addresses}
+
+
+def _split(place: str | None) -> tuple[str | None, str | None]:
+    host, sign, port = (place or "").rpartition(":")
+    return ((host if sign else port).strip("[]") or None), (port if sign else None)
+
+
+def _devices(judged: Judged) -> Iterator[str]:
+    """Faults in a script's own --device: numbers that a host has no GPU for."""
+    value = next((value for name, value, _ in judged.line.arguments if name in ("--device", "--devices", "device")), "")
+    asked = [part for part in value.removeprefix("cuda:").split(",") if is_number(part)]
+    if not asked and value != "cuda":
+        return
+    for host, facts in judged.view.facts:
+        if isinstance(facts.gpus, tuple):
+            there = {str(number) for number in range(len(visible_gpus(host.node, facts.gpus)))}
+            missing = [part for part in asked or ["0"] if part not in there]
+            if missing:
+                has = plural(len(there), "GPU")
+                yield f"--device {value} asks for GPU {','.join(missing)}, and {host.name} has {has}"
+                return

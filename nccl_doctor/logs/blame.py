@@ -124,7 +124,9 @@ def causes(log: Log) -> tuple[Cause, ...]:
     others = [group for group in groups.values() if group is not first]
     chosen, following = [first], []
     for group in others:
-        if _follows(group, chosen) or len(chosen) == MOST_CAUSES:
+        name = group[0].name
+        weak = group[0].grade < Grade.LIKELY or name in echoes() | having("gives_up")
+        if weak or len(chosen) == MOST_CAUSES or any(name in _effects(cause[0].name) for cause in chosen):
             following.append(group)
         else:
             chosen.append(group)
@@ -152,13 +154,6 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
         return -event.grade, late, time, event.order
 
     return key
-
-
-def _follows(group: list[Event], chosen: list[list[Event]]) -> bool:
-    name, grade = group[0].name, group[0].grade
-    if grade < Grade.LIKELY or name in echoes() or name in having("gives_up"):
-        return True
-    return any(name in _effects(cause[0].name) for cause in chosen)
 
 
 def _effects(name: str) -> tuple[str, ...]:

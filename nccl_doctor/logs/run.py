@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.logs.diagnose import CutOffError, Investigation, LogSource, LogVerdict, is_record_file
@@ -33,10 +34,11 @@ LONG = 32 << 20
 _PART = 16 << 20
 _MOST_PROCESSES = 8
 _HEAD = 64 << 10
+_FEW = 128
+"""Of more files a shorter end is kept."""
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A piece of a log file that one process reads: its bytes from ``start`` to ``end``."""
 
     path: Path
@@ -59,6 +61,7 @@ class Ahead:
             for path, size in sizes.items()
             for start in range(0, max(size, 1), _PART)
         ]
+        self._tail = TAIL if len(sizes) <= _FEW else TAIL // 4
         all_wordings()  # made once, for all processes
         self._pool = multiprocessing.get_context("fork").Pool(processes(), _quietly)
         self._read = self._pool.imap(_read, self._parts, chunksize=1 if len(self._parts) < 64 else 4)
@@ -71,7 +74,8 @@ class Ahead:
                 for part, reading in pieces:
                     progress(part.end - part.start)
                     found.append(reading)
-                yield path, _merged([one for one in found if one is not None]) if None not in found else None
+                read = [one for one in found if one is not None]
+                yield path, _merged(read, self._tail) if len(read) == len(found) else None
 
 
 def _quietly() -> None:
@@ -115,7 +119,7 @@ def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part)
         yield block
 
 
-def _merged(pieces: list[Reading]) -> Reading:
+def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
     """Joins the readings of a file's parts: lines are counted on."""
     whole = Reading(pieces[0].name, Facts())
     order = 0
@@ -129,7 +133,7 @@ def _merged(pieces: list[Reading]) -> Reading:
         whole.take_summary(piece)
         whole.lines += piece.lines
         whole.bytes += piece.bytes
-        whole.tail = (whole.tail + piece.tail)[-TAIL:]
+        whole.tail = (whole.tail + piece.tail)[-tail:]
         whole.facts.merge(piece.facts)
         order += max((event.order for event in piece.events), default=0)
     whole.events = _kept(whole)

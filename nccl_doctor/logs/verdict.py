@@ -189,9 +189,8 @@ def title(verdict: LogVerdict) -> str:
     count = facts.world_size or len(facts.ranks)
     parts += [plural(count, "rank")] if count else []
     parts += [fold(facts.hosts)] if 0 < len(facts.hosts) <= 16 else []
-    parts += [f"NCCL {'/'.join(list(facts.nccl_versions)[:3])}"] if facts.nccl_versions else []
-    parts += [f"torch {'/'.join(list(facts.torch_versions)[:3])}"] if facts.torch_versions else []
-    return ", ".join(parts)
+    versions = (("NCCL", facts.nccl_versions), ("torch", facts.torch_versions))
+    return ", ".join([*parts, *(f"{name} {'/'.join(list(seen)[:3])}" for name, seen in versions if seen)])
 
 
 def _size(count: int) -> str:
@@ -244,7 +243,9 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "network", _by_host(plugins)
     for name in ("plugin", "devices", "gdr", "algorithm", "channels"):
         yield name, _by_host(topics.get(name, []))
-    yield "rings", _rings(facts)
+    first = facts.rings[min(facts.rings)] if facts.rings else ()
+    order = " ".join(map(str, first[:16])) + (" …" if len(first) > 16 else "")
+    yield "rings", f"{plural(len(facts.rings), 'channel')}, the first goes {order}" if facts.rings else ""
     ways: Counter[str] = sum((process.transports for process in processes), Counter())
     yield "ways", ", ".join(f"{way} {number}" for way, number in ways.most_common(MOST))
     yield "busbw", "" if facts.busbw is None else f"{facts.busbw:.3g} GB/s on average"
@@ -256,11 +257,3 @@ def _by_host(pairs: list[tuple[str, str]]) -> str:
         hosts.setdefault(what, {})[host] = None
     shown = [f"{what} on {fold(names)}" if any(names) else what for what, names in hosts.items()]
     return "; ".join([*shown[:MOST], *([f"{len(shown) - MOST} more"] if len(shown) > MOST else [])])
-
-
-def _rings(facts: Facts) -> str:
-    if not facts.rings:
-        return ""
-    first = facts.rings[min(facts.rings)]
-    order = " ".join(map(str, first[:16])) + (" …" if len(first) > 16 else "")
-    return f"{plural(len(facts.rings), 'channel')}, the first goes {order}"

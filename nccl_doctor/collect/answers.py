@@ -159,11 +159,7 @@ class RankEvent(base.Observed):
 
 
 class SmokeEnd(base.Observed):
-    """How the ranks of a host ended together, and what they printed.
-
-    ``exit`` is 0 where all ended well, else 1, or the status of what forks them; ``signal``: what killed that;
-    ``broken``: why there is no answer.
-    """
+    """A host's end of the all-reduce: ``exit`` 0, 1 or the status of what forks, ``broken``: why there is no answer."""
 
     exit: base.Signed | None = None
     signal: Annotated[int, Field(ge=1, le=128)] | None = None

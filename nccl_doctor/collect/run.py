@@ -43,10 +43,7 @@ WORTH_S = 5.0
 def open_run(
     cluster: Cluster, connect: Callable[[], Transport], options: RunOptions, progress: Progress
 ) -> Iterator[Run]:
-    """Looks at every host, anew where this machine stood still; NotReachedError where it does so again.
-
-    The connections stand until the end of the block, so that a failed all-reduce can be repeated over parts of them.
-    """
+    """Looks at every host, anew where this machine stood still, or NotReachedError; connected until the block's end."""
     until = time.monotonic() + options.total_s
     run = Run(cluster, connect(), options, progress)
     try:

@@ -341,10 +341,7 @@ def stand_beside(place: SourceLocation) -> bool:
 
 
 def lay_over(inventory: Inventory) -> None:
-    """Puts what the folders say over the groups' and the hosts' variables.
-
-    A file that is encrypted as a whole is passed over: such hold secrets, and by custom nothing else.
-    """
+    """Puts what the folders say over the groups' and the hosts' variables, but for whole encrypted files: secrets."""
     if not inventory.place.is_file:
         return
     of_groups, of_hosts = (Path(inventory.place.source).parent / folder for folder in _FOLDERS)

@@ -88,10 +88,7 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
 def requested(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> HostSource | None:
-    """The hosts of an engine that options or the environment mean, if any.
-
-    ``transport`` None: nobody is contacted; ``named``: a hosts file names the hosts.
-    """
+    """The hosts of an engine that options or the environment mean, if any; without a transport nobody is contacted."""
     sources = [engine for engine in engines() if engine.source]
     given = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]
     if len(given) > 1:

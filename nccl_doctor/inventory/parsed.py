@@ -22,12 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Where something was said: a file and line, ``-w``, or an environment variable.
-
-    Attributes:
-        note: what else ``nccl-doctor hosts`` tells of the place, such as "for all hosts".
-        is_file: whether ``source`` is a file, which decides the exception.
-    """
+    """The place of what was said: a file and line, ``-w``, or a variable; ``note`` is for ``nccl-doctor hosts``."""
 
     source: str
     line: int | None = None
@@ -88,13 +83,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Entry:
-    """A host of the list.
-
-    Attributes:
-        own: what was said of this host alone; wins over ``shared``.
-        local: the source says that it is to be reached without SSH.
-        access: how an engine reaches it; then neither SSH nor that it may be this machine counts.
-    """
+    """A host of the list; ``own`` wins over ``shared``; ``access``: how an engine reaches it, not SSH or ``local``."""
 
     name: Sourced[str]
     address: Sourced[str]
@@ -166,14 +155,7 @@ def decode(data: bytes, path: str) -> str:
 
 
 def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, patience_s: float = 0.0) -> bytes:
-    """A plain file or a pipe, up to one byte more than ``most``.
-
-    ``what`` it ought to be; ``patience_s`` is for a pipe, at least 10 s.
-
-    Raises:
-        OSError, ValueError: it can't be opened or read.
-        HostsFileError: it is neither, or a pipe took too long.
-    """
+    """A file or a pipe (in at least 10 s), up to one byte more than ``most``; HostsFileError, OSError or ValueError."""
     if path == STDIN:  # read where it is: behind ssh it may be a socket, which can't be opened by name
         if os.isatty(0):
             raise HostsFileError(STDIN, None, f"is a terminal; {what} is piped in or named")

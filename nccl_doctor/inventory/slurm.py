@@ -91,11 +91,7 @@ class SlurmRequest:
 def request(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> SlurmRequest | None:
-    """The job that options or the environment mean, if any.
-
-    A ``transport`` over SSH leaves the nodes to it; where it is None nobody is contacted, so that without Slurm's
-    commands the environment's list of nodes does.
-    """
+    """The job that options or the environment mean, if any; without a transport the environment's node list does."""
     steps, asked = transport in (None, "auto", "slurm"), options.get("slurm_job")
     image, name = options.get("container_image") or "", options.get("container_name") or ""
     if asked is not None and named:

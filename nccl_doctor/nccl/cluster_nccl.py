@@ -109,12 +109,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """The fault of a host's choice.
-
-    Attributes:
-        problem: what NCCL does there with the interface ``used``, to follow "NCCL on HOST".
-        evidence: what shows it, each with the hosts of which it is true.
-    """
+    """The fault of a host's choice; ``problem`` follows "NCCL on HOST", and of all evidence stands where it is true."""
 
     host: str
     kind: Kind

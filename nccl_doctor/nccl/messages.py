@@ -39,12 +39,7 @@ _LEAST = 8
 
 @dataclass(frozen=True)
 class Meaning:
-    """A warning of NCCL's that is known.
-
-    Attributes:
-        name: a diagnosis, "benign" or "nccl-unknown-error".
-        first: the first and ``last`` the last release that was seen to hold it; 2.31 and later may hold it too.
-    """
+    """A known warning of NCCL's: a diagnosis, "benign" or "nccl-unknown-error", and the releases seen to hold it."""
 
     name: str
     template: str

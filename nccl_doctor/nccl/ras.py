@@ -363,12 +363,7 @@ _MOST_LINES = 200_000
 
 
 def parse(text: str) -> RasAnswer:
-    """The answer to ``STATUS`` or ``VERBOSE STATUS``, in either form.
-
-    Raises:
-        CrowdedError: it asks for more than an answer holds.
-        MalformedAnswerError: it is neither.
-    """
+    """The answer to ``STATUS`` or ``VERBOSE STATUS``, in either form; CrowdedError: too much. MalformedAnswerError."""
     if text.lstrip().startswith("{"):
         return parse_json(text)
     if "NCCL version" not in text and "Communicators..." not in text:

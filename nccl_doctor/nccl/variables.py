@@ -57,10 +57,7 @@ class Variable:
 
 
 def parse_config(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yields names, values and line numbers, read as NCCL does.
-
-    Nothing is trimmed, and "#" begins a comment in the first column only.
-    """
+    """Yields names, values and line numbers as NCCL reads them: untrimmed, "#" a comment in the first column only."""
     for number, line in enumerate(text.split("\n"), start=1):
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#") and name:
@@ -74,11 +71,7 @@ def _cut(text: str) -> str:
 def resolve(
     node: Mapping[str, str], environment: Mapping[str, str], files: tuple[ConfigFile, ...], version: Version | None
 ) -> dict[str, Variable] | Unknown:
-    """Every variable NCCL would see in the job, by name.
-
-    ``node`` is what its launcher will set, ``environment`` that of a process started over SSH; ``files`` are all that
-    NCCL may read, absent ones included. Where nobody knows the version, what hangs on it has a doubt.
-    """
+    """Every variable NCCL would see, by name, of launcher, process and files; doubtful where no version is known."""
     process = {name: Variable(name, value, ENVIRONMENT) for name, value in environment.items()}
     process |= {name: Variable(name, value, HOSTS_FILE) for name, value in node.items()}
     named = process.get("NCCL_CONF_FILE")
@@ -224,10 +217,7 @@ _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKE
 
 @dataclass(frozen=True)
 class BadValue:
-    """A value that NCCL reads otherwise than meant: how it reads it, and what is allowed.
-
-    ``may_change``: a later version may know the word, or give the number a meaning.
-    """
+    """A value that NCCL reads otherwise than meant, and what is allowed; ``may_change``: later versions may know it."""
 
     reads: str
     allowed: str

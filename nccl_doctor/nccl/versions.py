@@ -123,10 +123,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def recorder(torch: str | None, prefix: str) -> dict[str, str]:
-    """Variables that make every rank keep and write its last collectives.
-
-    ``torch`` None gives both releases' names; to ``prefix`` of the files torch adds the rank.
-    """
+    """Variables that make every rank write its last collectives to ``prefix`` and its number; None for any torch."""
     known = None if torch is None else release(torch)
     if known is not None and known < FIRST:
         return {}

@@ -36,10 +36,7 @@ def become_subreaper() -> None:
 def start(
     argv: list[str], env: dict[str, str], output: int, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Starts a program in its own session, to be killed with the probe; stdout and stderr go to ``output``.
-
-    Must be called from the probe's main thread: PDEATHSIG fires when the *thread* that forked ends.
-    """
+    """Starts a program in its own session, to be killed with the probe's main thread, which alone may call this."""
     parent = os.getpid()
     return subprocess.Popen(
         argv,
@@ -49,7 +46,7 @@ def start(
         stdout=output,
         stderr=output,
         start_new_session=True,
-        preexec_fn=lambda: die_with(parent),  # noqa: PLW1509 - one prctl, no lock taken; the main thread forks
+        preexec_fn=lambda: die_with(parent),  # noqa: PLW1509 - one prctl, no lock taken; PDEATHSIG is of the forking thread
     )
 
 
@@ -75,10 +72,7 @@ def scratch() -> str:
 
 
 def remove_scratch(patience_s: float = 6.0) -> None:
-    """Removes the folders that :func:`scratch` made, with their keepers; call it after the children's end.
-
-    A signal or the reader's thread may call it while it runs already: each waits until all is gone.
-    """
+    """Removes what :func:`scratch` made, after the children's end; a second caller waits, too, until all is gone."""
     deadline = time.monotonic() + patience_s
     for folder, keeper in list(_keepers.items()):
         assert keeper.stdin is not None

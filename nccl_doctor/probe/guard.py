@@ -132,10 +132,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
-    """Why a job is not ended, as one look tells; None where nothing speaks against it but what :func:`refusals` sees.
-
-    ``holders`` are those of it that were asked for; what is younger than ``grace_s`` just started, and is no leftover.
-    """
+    """Why a job is not ended, by one look, or None; for ``holders`` it is asked; below ``grace_s`` it is too young."""
     alive = [pid for pid in job.pids if pid in table.procs]
     # a zombie runs nothing, and would tell nothing of what it ran
     running = [pid for pid in alive if table.procs[pid].state != "Z"]

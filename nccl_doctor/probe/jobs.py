@@ -196,14 +196,10 @@ def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
 
 
 def _same_run(first: Proc, second: Proc, table: Table) -> bool:
-    """Ranks of one launcher and what they forked, by what it gave to each; or what one Python process spawned.
-
-    All of it is what they say of themselves: another container may say the same, see :func:`procs.surroundings`.
-
-    Two with one LOCAL_RANK are of two runs, unless they share a process group: then one was the other's data loader.
-    """
+    """True for ranks of one launcher, or what one Python process spawned."""
     mine, theirs = table.environ(first.pid), table.environ(second.pid)
     together = (first.group, first.session) == (second.group, second.session)
+    # two with one LOCAL_RANK in one process group: one is the other's data loader
     ranks = mine.get("LOCAL_RANK"), theirs.get("LOCAL_RANK")
     if None not in ranks and "MASTER_PORT" in mine:
         return (together or ranks[0] != ranks[1]) and all(mine.get(name) == theirs.get(name) for name in RUN)

@@ -148,10 +148,7 @@ class Table:
         return line if len(line) <= COMMAND_LIMIT else line[: COMMAND_LIMIT - 1] + "…"
 
     def environ(self, pid: int) -> dict[str, str]:
-        """The variables it was started with; empty where they are hidden, or longer than TEXT_LIMIT.
-
-        A part of them would do harm: two runs whose difference stands behind its end would look like one.
-        """
+        """The variables it was started with; empty where hidden, or longer than TEXT_LIMIT: a part would mislead."""
         if pid not in self._environ:
             data = _read(pid, "environ")
             text = data.decode(errors="replace") if len(data) < TEXT_LIMIT else ""

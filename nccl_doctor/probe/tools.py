@@ -132,12 +132,7 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,)) -> str:
-    """Runs one of PROGRAMS and returns what it prints, untranslated; ``accept`` has exit statuses of no failure.
-
-    Raises:
-        FileNotFoundError: there is no such program, or none that this user may run.
-        Unavailable: no end in time, or another exit status; with what it printed; or others could have put it there.
-    """
+    """Runs one of PROGRAMS for its output, untranslated; Unavailable: it failed, or none that this user may trust."""
     allowed_s = max(0.1, deadline - time.monotonic())
     name, folders = argv[0], login_folders()
     program = find(name, [*folders, *SYSTEM, *MORE])

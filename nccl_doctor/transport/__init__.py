@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
     """The transport for the hosts of ``cluster``; its module is loaded only now, for SSH takes long to import.
 
-    Whatever the kind, a node that is this machine runs without SSH, and one with a container (``inside:``) in there.
     "auto" is the engine that the hosts came from; ``ssh_config`` is read in place of ~/.ssh/config, as ``ssh -F`` does.
-    UsageError: the hosts did not come from the engine that is asked for; or one is this machine, which runs no Linux.
     """
     if here := [node.name for node in cluster.nodes if node.local]:
         machine.require_linux(fold(here))

@@ -139,11 +139,7 @@ class Channel(Protocol):
         """Sends an empty line between two calls of :meth:`send`, where that needs no wait; any thread may."""
 
     def read_line(self, deadline: float) -> bytes | None:
-        """The next line of the command's stdout without its newline; None at the end of output.
-
-        TimeoutError: no whole line came before the deadline; what came stays for the next call. LostError: what the
-        command ran in has ended. FloodError: more came than :data:`MAX_LINE`.
-        """
+        """The next line of stdout without its newline, None at the end; TimeoutError (what came stays), LostError."""
 
     def stderr_tail(self) -> str:
         """The last 8 KiB of stderr seen so far."""
@@ -203,10 +199,7 @@ class Greeting:
         self.lines: deque[bytes] = deque(maxlen=_KEPT)
 
     def ends(self, deadline: float) -> bool:
-        """Waits for the mark, which a line ends with; False where the output ended before it.
-
-        TimeoutError: neither came; it can be waited for again. AccessError: it says more than a login does.
-        """
+        """Waits for the mark, which a line ends with; False: the output ended. TimeoutError: it can be tried again."""
         try:
             while (line := self._read_line(deadline)) is not None:
                 self._allowance.spend(line)

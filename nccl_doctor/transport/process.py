@@ -29,11 +29,7 @@ _WORDS = 5  # lines of what a program says as it ends
 
 
 class ProcessChannel:
-    """Pumps the three pipes of a process in the thread that uses the channel, so that none can fill and block.
-
-    The program has its own session, so that its whole process group can be ended: where it has not gone ``grace_s``
-    after its stdin was closed it is signalled (``forced``).
-    """
+    """Pumps a process' pipes in the caller's thread; its group is signalled ``grace_s`` after its stdin was closed."""
 
     def __init__(self, argv: list[str], environment: dict[str, str] | None = None) -> None:
         self.grace_s, self.forced = _GRACE_S, False

@@ -47,11 +47,7 @@ _SILENCE_S = 1.0
 
 @dataclass
 class Window:
-    """As many at once as end fast; times are of one clock, in seconds.
-
-    ``limit``: handshakes at once, those not counted that have been silent for long; ``usual``: what those that ended
-    well took lately.
-    """
+    """As many at once as end fast: ``limit`` but for the long silent; ``usual``: what those that ended well took."""
 
     limit: float = FIRST
     usual: float = 0.0
@@ -198,11 +194,7 @@ def ask_all(
     on_done: Callable[[ProbeSession], None] = lambda _session: None,
     window: Window | None = None,
 ) -> list[T | Exception]:
-    """The hosts' answers as :func:`fan_out` has them; a fault of ours over one ends that host's session alone.
-
-    With a window, those that ran out of time are waited for again when all others are through
-    (:meth:`ProbeSession.ask`).
-    """
+    """The answers as of :func:`fan_out`; a fault of ours ends its session alone; a window gives the late more time."""
     work, todo = apart(ask), list(sessions)
     results = fan_out(work, todo, on_done, window)
     late = [place for place, result in enumerate(results) if isinstance(result, NoAnswerError)]
@@ -323,10 +315,7 @@ class Reach:
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
     def _quiet_share(self, usual: float, load: MachineLoad) -> float:
-        """As long as the others' pace warrants; a busy machine gives up to so much more as programs share a processor.
-
-        Where nobody answered there is no pace, and a busy machine gives at most :data:`PATIENCE` times the first one's.
-        """
+        """As long as the others' pace warrants, longer on a busy machine."""
         most = max(1.0, load.queue / load.cpus) if load.busy else 1.0
         alone = min(most, PATIENCE) if load.busy else 0.0
         wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else alone

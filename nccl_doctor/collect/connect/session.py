@@ -32,10 +32,7 @@ MAX_REQUEST = 64 << 20
 
 
 class Messages:
-    """The messages of a probe, which lets go of us after ``silence_s``.
-
-    ``chatter`` are the last lines that others said there; ``came``: the login shell came to our line.
-    """
+    """The messages of a probe; ``chatter`` are others' last lines, ``came``: the login shell came to our line."""
 
     def __init__(self, channel: base.Channel, nonce: str, silence_s: float) -> None:
         self._channel, self._silence_s = channel, silence_s
@@ -50,10 +47,7 @@ class Messages:
         self._allowance = base.Allowance(MAX_REQUEST)
 
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
-        """The next message; once the login shell is through, before ``after_login`` more seconds are over.
-
-        NoAnswerError: the deadline came first. ConnectionLostError: it ended, or this is nothing that the probe says.
-        """
+        """The next message, within ``after_login`` s of the login shell's end; NoAnswerError, ConnectionLostError."""
         while True:
             line = self._line(deadline)
             if line.endswith(self._mark):
@@ -188,11 +182,7 @@ class ProbeSession:
         latest: float = math.inf,
         silence_s: float = SILENCE_S,
     ) -> ProbeSession:
-        """Connects before the deadline, and starts the probe in as much time again, but before ``latest``.
-
-        AccessError: that came to nothing. The probe ends when it hears nothing from this machine for ``silence_s``. A
-        login, and the start-up files of its shell, have :data:`~nccl_doctor.transport.base.LOGIN_TIMES` as much.
-        """
+        """Connects before the deadline, starts the probe in as much time again before ``latest``; or AccessError."""
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
         channel = transport.open(node, bundle.command(node.python, nonce, silence_s), deadline, latest)
         session = cls(node, channel, nonce, silence_s)
@@ -230,11 +220,7 @@ class ProbeSession:
         deadline: float,
         on_event: Callable[[answers.RankEvent], None] | None = None,
     ) -> T:
-        """The answer to a request; events that come before it go to ``on_event``.
-
-        NoAnswerError: the deadline came first, and it can be waited for again. ConnectionLostError: nothing more comes.
-        ProbeError: the probe answered with an error.
-        """
+        """The answer to a request; NoAnswerError: it can be waited for again; ConnectionLostError, ProbeError: not."""
         try:
             return self._answer(kind, number, deadline, on_event)
         except answers.ConnectionLostError as error:
@@ -255,10 +241,7 @@ class ProbeSession:
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
-        """Takes note that the host is not listened to any more; the error, to be raised.
-
-        A host that heard nothing from us for too long has let go: whatever it looks like, that was not its fault.
-        """
+        """Takes note that the host is not listened to any more; the error, our own fault where it heard nothing."""
         still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(
             error, (answers.MalformedError, answers.OwnFaultError)

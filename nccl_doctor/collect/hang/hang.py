@@ -92,13 +92,7 @@ _RAS: TypeAdapter[Phased[Ras]] = TypeAdapter(Phased[Ras])
 
 @dataclass(frozen=True)
 class HangOptions:
-    """How to look: ``looks`` times, ``interval_s`` apart.
-
-    Attributes:
-        pid: of a rank or of what started it: the job is this one's.
-        force: ask RAS also where its version can crash a job that starts.
-        dump: have ranks write their flight recorders first.
-    """
+    """How to look: ``looks`` times, ``interval_s`` apart; ``force`` asks RAS where its version can crash a job, too."""
 
     interval_s: float = 5.0
     looks: int = 2
@@ -111,10 +105,7 @@ class HangOptions:
 
 
 def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
-    """Looks; whatever happens, every host is left as it was.
-
-    UsageError: several jobs run, and none was named. NotReachedError: this machine stood still, and the hosts let go.
-    """
+    """Looks, and leaves every host as it was; UsageError: several jobs. NotReachedError: this machine stood still."""
     watch = _Watch(cluster, transport, options, progress)
     try:
         watch.connect()

@@ -198,16 +198,13 @@ LEAST = 2
 
 
 class _Store(NamedTuple):
-    """A port that a process serves and has dialled itself: torch's TCPStore, or one of NCCL's own services.
-
-    ``ends``: its addresses, and how many connections came to each; ``strange``: those of other users' processes.
-    """
+    """A port that a process serves and has dialled itself: torch's TCPStore, or NCCL's."""
 
     host: str
     port: int
-    ends: dict[End, int]
+    ends: dict[End, int]  # its addresses, and how many connections came to each
     clients: tuple[tuple[str, StoreClient], ...]
-    strange: int
+    strange: int  # connections of other users' processes
 
 
 def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:

@@ -214,10 +214,7 @@ it could not open a socket, or had no address of its own to dial from."""
 def ask_reachability_from_peers(
     sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
 ) -> dict[str, SshUnreachable]:
-    """The failures of the hosts that two others looked at, with what was seen: sshd greets all, so a stranger is up.
-
-    Nothing is looked at where it might not have ended by ``until`` (:func:`time.monotonic`).
-    """
+    """The failures of hosts that two others looked at before ``until``, with what they saw: sshd greets strangers."""
     latest = time.monotonic() + TAKES_S
     chosen = [session for session in sessions if not session.node.local][:PEERS]
     lost = {

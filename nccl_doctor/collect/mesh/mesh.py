@@ -244,10 +244,7 @@ Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
 
 @dataclass
 class Dialling:
-    """Rounds of dials to the listeners of one mesh, ``dial_s`` seconds a connection.
-
-    ``doubtful``: by host, others' addresses that it did not dial; ``beside``: those beside bootstrap's and master's.
-    """
+    """Rounds of dials to one mesh's listeners; ``doubtful``: by host, others' addresses that it did not dial."""
 
     sessions: list[ProbeSession]
     facts: dict[str, HostFacts]

@@ -65,10 +65,7 @@ def own_nonce(nonce: str, name: str) -> str:
 
 
 def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
-    """Samples the pairs of a job's hosts, by rank, that are dialled; None for all of them.
-
-    A circle with fixed distances, so that every host dials as many as dial it; the same hosts draw the same.
-    """
+    """Samples pairs of a job's hosts, by rank, in a circle: each dials as many as dial it; None for all of them."""
     count = len(order)
     if size == "full" or count <= ALL_PAIRS_UP_TO:
         return None

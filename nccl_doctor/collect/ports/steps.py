@@ -133,10 +133,7 @@ def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_
 
 
 def next_port(machines: Sequence[Machine], after: int, address: str | None = None) -> int | None:
-    """The first port behind ``after``, then from 1024 on, that is fit and free on all machines; None where none is.
-
-    The others try it at the ``address`` where they will look for the first machine. DoctorError: they reach none there.
-    """
+    """The first port behind ``after``, then from 1024 on, that is fit and free on all machines, met at ``address``."""
     target, *others = machines
     candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
     wanted = (port for port in candidates if port >= FIRST and port not in WELL_KNOWN)
@@ -155,10 +152,7 @@ def next_port(machines: Sequence[Machine], after: int, address: str | None = Non
 
 
 def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict[str, set[int]]) -> int:
-    """A port that a firewall before the first machine lets the others reach, or DoctorError.
-
-    Those that its rules name come first, then those that halve the range of all ports again and again.
-    """
+    """A port that the first machine's firewall lets others reach, or DoctorError."""
     target, *others = machines
     halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
     named: list[int] = list(target.ask("named").ports)
@@ -222,15 +216,7 @@ def _wait(
 
 
 class Steps(NamedTuple):
-    """All that is to be done besides looking.
-
-    Attributes:
-        kill: end the jobs of the holders; with ``force`` those too that somebody attends to, and those of others.
-        wait: until the kernel gives the port back.
-        grace_s: seconds from SIGTERM to SIGKILL.
-        confirm: asked before a job is ended; False leaves it.
-        tell: shows what is waited for; ``say``: says what stays.
-    """
+    """All that is to be done besides looking; ``grace_s`` from SIGTERM to SIGKILL, ``confirm``: False leaves a job."""
 
     kill: bool
     force: bool

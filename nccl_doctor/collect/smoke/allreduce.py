@@ -88,10 +88,7 @@ def run(
     until: float,
     progress: Progress,
 ) -> Smoke:
-    """Starts every node's ranks at once and follows them to the end; ProbeError where that can't be begun.
-
-    At ``until`` (:func:`time.monotonic`) the last host has answered, or is given up.
-    """
+    """Starts every node's ranks at once and follows them, to ``until`` at most; ProbeError where it can't be begun."""
     what = plan(cluster, facts, limits)
     all_reduce = AllReduceRun(what, until - ANSWER_S)
     numbers = {s.node.name: s.send("smoke", time.monotonic() + SEND_S, **what.request(s.node)) for s in sessions}
@@ -155,10 +152,7 @@ class Rank:
 
 
 class AllReduceRun:
-    """Shared by the threads that listen to the hosts and the one that watches the clock.
-
-    ``ranks`` stand node by node, local rank by local rank; ``ends`` are the hosts' last answers, or why there is none.
-    """
+    """Shared by the threads that listen to hosts and the one that watches the clock; ``ranks`` stand node by node."""
 
     def __init__(self, plan: Plan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Begins now, and ends in any case ``until`` then by the clock."""

@@ -25,11 +25,8 @@ MARGIN_S = 0.3  # Collectors that can end in time by themselves are told to end 
 def collect(request: dict[str, Any]) -> dict[str, object]:
     """All facts but the clock, by field of snapshot.HostFacts: JSON, or ``{"$unknown": reason, "traceback"}``.
 
-    Args:
-        request: ``names`` to resolve, see :func:`network.unpacked`; ``deadline_s`` for everything; optional:
-            ``trial_port`` to bind, or None; ``master_port``, whose sockets are listed; ``env``, the job's own
-            variables; ``python``, the interpreter as the hosts file names it; ``same``, paths to take digests of;
-            ``inside``, whether this is a container; ``sudo``, whether ``sudo -n`` may be tried to read firewall rules.
+    Of the request: ``same`` are paths to take digests of, ``inside`` says that this is a container, ``sudo`` that
+    ``sudo -n`` may be tried.
     """
     from nccl_doctor.probe.facts.software import Interpreter
 

@@ -125,10 +125,7 @@ LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables
 
 @fact("firewall", slow=True)
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
-    """The fields of snapshot.FirewallFacts; one that can't be had is ``{"$unknown": reason}``.
-
-    ``sudo -n`` is tried only where it may be; ``again``, for the counters alone, nobody but the kernel is asked.
-    """
+    """The fields of snapshot.FirewallFacts, or ``$unknown`` each; ``again``, for counters, only the kernel is asked."""
     root = Root(deadline, sudo)
     nft = _part(lambda: _nft(root, "-j"))
     hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)

@@ -291,10 +291,8 @@ def _files(root: str) -> Iterator[str]:
 
 
 def _checkout(root: str, deadline: float) -> tuple[str, Iterator[str]]:
-    """The commit, and the tracked files that are not as it has them.
-
-    A checkout's configuration names programs (filter.NAME.clean), and git before 2.35.2 runs those of anybody's.
-    """
+    """The commit, and the tracked files that are not as it has them."""
+    # its configuration names programs (filter.NAME.clean), and git before 2.35.2 runs those of anybody's
     if {os.lstat(path).st_uid for path in (root, os.path.join(root, ".git"))} - {0, os.geteuid()}:
         raise Unavailable("is a Git checkout of another user's, in which no git is run")
     try:

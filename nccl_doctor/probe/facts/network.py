@@ -281,11 +281,7 @@ def unpacked(text: str) -> dict[str, list[Any] | None]:
 
 @fact("resolution")
 def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
-    """snapshot.Names; a name that hangs until ``deadline`` is told as such.
-
-    ``names`` has what others made of each, ``[addresses, error]``, or None where nobody was asked yet; it is told only
-    where this host makes something else of it, as of its own host name.
-    """
+    """snapshot.Names: of what others made of each (``[addresses, error]``, or None) only what differs here."""
     wanted = list(dict.fromkeys([*names, socket.gethostname()]))
     found = {name: look_up(name) for name in wanted if is_literal(name)}
     pending = [name for name in wanted if name not in found]

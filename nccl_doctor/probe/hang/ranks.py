@@ -65,10 +65,7 @@ Ends = Dict[str, Any]
 def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
     """Those of the processes that have loaded torch and dialled something, and what of them tells a job's ranks.
 
-    Returns:
-        ``{"pid", "dials": [[address, port, connections]], "serves": the same, "local_rank", "local_world_size"}``:
-        ``serves`` are the ends at ports that it dialled and answers itself, with all that came there; the last two
-        count the children of one Python process in the order of their start, and are None for others.
+    ``dials``, and ``serves``, the ends at ports that it dialled and answers itself: ``[address, port, connections]``.
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     found = []

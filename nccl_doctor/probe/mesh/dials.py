@@ -117,16 +117,7 @@ class Dial:
 
 
 def dial_all(targets: list[list[Any]], timeout_s: float) -> list[list[Any]]:
-    """Dials every port of every target.
-
-    Args:
-        targets: ``[address, [port, …], the listener's nonce]`` each.
-        timeout_s: seconds for one connection, the nonce included, and for what a resolver takes.
-
-    Returns:
-        ``[target's index, port, outcome, error, seconds]`` each, in the targets' order; no seconds where a name did not
-        resolve.
-    """
+    """Dials ``[address, ports, nonce]`` each: ``[index, port, outcome, error, seconds]``, None for an unknown name."""
     places = resolved({address for address, _, _ in targets}, timeout_s)
     results: dict[Key, Ended] = {}
     waiting: list[tuple[Key, Dial]] = []
@@ -258,9 +249,7 @@ def _may_open(count: int) -> bool:
 
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:
-    """Address families, and addresses as their sockets take them; a name takes a resolver, and flags 0.
-
-    The C library gets the bytes themselves, as from torch: Python's own IDNA is a module that may have to be opened.
-    """
+    """Address families, and addresses as their sockets take them; a name takes a resolver, and flags 0."""
+    # bytes, as from torch: Python's own IDNA is a module that may have to be opened
     found = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)
     return [(family, place) for family, _type, _protocol, _name, place in found]

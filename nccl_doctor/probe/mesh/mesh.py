@@ -52,14 +52,9 @@ class MeshEnd:
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
 
     def listen(self, sockets: list[dict[str, Any]]) -> dict[str, Any]:
-        """Opens listeners, once, and serves them until :meth:`close`.
+        """Opens a listener for each ``{"address", "port", "step", "tries"}``, once, until :meth:`close`.
 
-        Args:
-            sockets: ``{"address": "" or a local address, "port", "step", "tries"}`` each; a port that is held is left
-                for the next one in direction ``step``, up to ``tries`` of them. With "mute" the port is held closed.
-
-        Returns:
-            ``{"ports": [the port or None, in the same order], "errors": {index: errno name}}``.
+        A port that is held is left for the next in direction ``step``; with "mute" the port is held closed.
         """
         ports: list[int | None] = []
         errors: dict[str, str] = {}
@@ -194,10 +189,7 @@ TCP_MAXSEG = 2  # linux/tcp.h
 def try_large(address: str, port: int, deadline_s: float) -> dict[str, Any]:
     """Sends full segments to a listener, best one of ours, in more than a second (the kernel sends again at 0.2 s).
 
-    Returns:
-        ``{"outcome": "passed" | "stalled" | "not-connected" | "reset", "sent": bytes, "unacked": bytes,
-        "segment": bytes, "error": errno text or None}``. Only "stalled" is a fault: "reset" means that
-        something answered, and "not-connected" is the port mesh's to judge.
+    Only "stalled" is a fault: "reset" means that something answered, and "not-connected" is the port mesh's to judge.
     """
     deadline = time.monotonic() + deadline_s
     try:
@@ -263,12 +255,7 @@ _ROUTE = struct.Struct("=BBBBBBBBI")
 
 
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """snapshot.Way of each packet, in their order; of one that is refused with the route that does it, where one does.
-
-    Args:
-        wanted: ``{"to", "source", "iif"}`` each: addresses, ``source`` None where the kernel shall choose; ``iif`` the
-            interface by which the packet comes in, None for one of the host's own.
-    """
+    """snapshot.Way of each ``{"to", "source" or None, "iif" or None}``; of one refused with the route that does it."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         kernel.bind((0, 0))

@@ -222,17 +222,7 @@ def _call(number: int, *arguments: int | None) -> int:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Finds who holds a port, or the job of a process.
-
-    Args:
-        request: ``port`` to try and explain, or None; ``pid`` whose job is meant, or None; ``grace_s``: see
-            :func:`guard.refusal`; ``started``: where that PID must be the process that began then, in ticks since
-            boot, and no other; or None.
-
-    Returns:
-        ``host``; ``user``, ``uid``: whom we are there; ``trial``: a snapshot.PortTrial, or None; ``jobs``: see
-        :func:`_job`; ``elsewhere``: see :func:`procs.elsewhere`; ``range``: a snapshot.PortRange, or None.
-    """
+    """Finds who holds ``port``, or the job of ``pid`` if that began at ``started``, in ticks since boot."""
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
     trial = None if port is None else try_port(port, described=False)
@@ -256,16 +246,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Signals processes and their descendants, all or none of them, or only tells which of them live.
-
-    Args:
-        request: ``processes``: [pid, start in ticks] of each, as :func:`look` told them; ``signal``: "TERM", "KILL" or
-            None; ``force``: whether others may be signalled than one's own training processes.
-
-    Returns:
-        ``alive``: [pid, start] of all that lived before the signal, with descendants that were not named; ``sent``:
-        PIDs that got it; ``denied``: [pid, why not].
-    """
+    """Signals ``processes``, [pid, start in ticks] each, and their descendants, all or none; or tells who lives."""
     table = Table()
     named = [pid for pid, started in request["processes"] if _lives(pid, started, table)]
     family = list(dict.fromkeys(member for pid in named for member in (pid, *table.descendants(pid))))
@@ -283,11 +264,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
-    """Finds those of ``ports`` that torch would get and that nobody is likely to take later.
-
-    They stand outside the reserved ports, the services that the host knows by name and, but where ``ephemeral`` ones
-    are asked for, too, the range that connections get their own ports from, which is ``drawn``.
-    """
+    """Those of ``ports`` that torch would get and nobody is likely to take: none reserved, a service's or ``drawn``."""
     told = _range()
     drawn = told or {"low": 1, "high": 0, "reserved": ""}
     kept = set()

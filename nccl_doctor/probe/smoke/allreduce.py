@@ -118,14 +118,7 @@ class Ranks:
         self._emit(event)
 
     def look(self) -> bool:
-        """Reports ``{"local_rank", "state", "stack": [innermost frame first]}`` of each rank that is there.
-
-        A rank that is not forked yet stands where its launcher does. One that has died is reported too, with state "X"
-        and, while its parent has not asked, ``"exit_code"``.
-
-        Returns:
-            Whether there is one whose parent alone knows how it died.
-        """
+        """Reports ``{"local_rank", "state", "stack"}`` of each rank; True where its parent alone knows how one died."""
         states = {rank: _state(self._pids.get(rank, self._launcher)) for rank in range(self.count)}
         living = {rank: state for rank, state in states.items() if state is not None and state[0] not in "ZX"}
         for pid in {self._pids[rank] for rank in living if rank in self._pids}:
@@ -275,18 +268,9 @@ class Launcher:
     def run(self, order: dict[str, Any], emit: Emit, stop: threading.Event) -> dict[str, Any]:
         """Has the ranks of one all-reduce forked, and forwards what they report until the deadline at the latest.
 
-        Args:
-            order: ``{"first_rank", "count", "variables": of the job, "backend", "budget_s", "max_bytes", "plateau",
-                "deadline_s"}``, see worker.py. The deadline is the last resort of a host whose controller has
-                gone silent: that one says stop before.
-            emit: called with each event of a rank, and with ``"working": seconds`` while the interpreter starts; where
-                ranks have to be ended, with the state and the stack of each.
-            stop: set when the controller has seen enough.
-
-        Returns:
-            ``{"exit": status or None, "signal": number or None, "timed_out": bool}``: the exit is 0 where all ranks
-            ended well and 1 where they did not. Where the launcher left before them it is its own status, None with the
-            signal that killed it; both are None where it had to be ended.
+        ``order``: see worker.py; its deadline is the last resort of a host whose controller has gone silent. The exit
+        is 0 where all ranks ended well and 1 where they did not; the launcher's own where it left before them, None
+        with the signal that killed it; both are None where it had to be ended.
         """
         ranks = self._ranks = Ranks(order["count"], emit, self._process.pid, self._stack)
         self._number, self._good = self._number + 1, None

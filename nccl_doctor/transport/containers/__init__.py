@@ -33,11 +33,7 @@ _LIST: dict[Runtime, str] = {
 
 @dataclass(frozen=True)
 class InsideOptions:
-    """Where on the host commands run; a runtime of None is the host itself.
-
-    Attributes:
-        name: of the container or instance, or the PID of the process; inventory/values.py says what it may be.
-    """
+    """Where on the host commands run; a runtime of None is the host itself, ``name`` is as inventory/values.py says."""
 
     engine: ClassVar[str] = "inside"
 

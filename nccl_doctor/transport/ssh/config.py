@@ -69,10 +69,7 @@ def exists(config: Path | None) -> bool:
 
 
 def ask(arguments: list[str], name: str, deadline: float) -> Values:
-    """``ssh -G``: every option as it holds for ``name``, Include, Match and canonical names worked out.
-
-    ConfigError: ssh rejects the configuration. TimeoutError: a Match exec took too long.
-    """
+    """``ssh -G``: every option as it holds for ``name``; ConfigError: ssh rejects it; TimeoutError: a Match exec."""
     try:
         done = subprocess.run(
             ["ssh", "-G", *arguments, "--", name],

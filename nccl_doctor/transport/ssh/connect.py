@@ -36,11 +36,7 @@ def negotiate(
     entries: Sequence[KnownKey],
     span: tuple[float, float],
 ) -> None:
-    """The handshake by the end of ``span``, and the judgement on the host's key.
-
-    AccessError: no session, or an unknown, changed, revoked or too short host key. DroppedError: the server hung up
-    unseen; another try may be let in. TimeoutError: the span is over.
-    """
+    """The handshake by the end of ``span``, the host's key judged; DroppedError: may be tried again; AccessError."""
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
     _choose_algorithms(transport, settings, target, known_hosts.matching(entries, name))
@@ -70,10 +66,7 @@ def negotiate(
 def _choose_algorithms(
     transport: SshSession, settings: HostSettings, target: Target, known: Sequence[KnownKey]
 ) -> None:
-    """Restricts paramiko to what the SSH configuration allows, the types of the host's known keys first.
-
-    Another of its keys would look like a changed one. One that is known and revoked does not count, as with ssh.
-    """
+    """Restricts paramiko to what the SSH configuration allows, the types of the host's known keys first."""
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
         here = tuple(getattr(options, sort))
@@ -83,6 +76,7 @@ def _choose_algorithms(
         setattr(options, sort, allowed)
     accepted = settings.algorithms["pubkeys"]
     transport.disabled_algorithms = {"pubkeys": [name for name in transport.preferred_pubkeys if name not in accepted]}
+    # another key of the host's would look like a changed one; a revoked one does not count, as with ssh
     revoked = {entry.key for entry in known if entry.marker == "@revoked"}
     types = {entry.key_type for entry in known if not entry.marker and entry.key not in revoked}
     options.key_types = tuple(
@@ -209,11 +203,7 @@ def establish(
     hop: bool,
     alone: bool,
 ) -> SshSession:
-    """A session that is logged in; tries again where the server drops the connection unseen.
-
-    AccessError: no session, an unknown or changed host key, or no login. BeyondError: only the ssh program can do it,
-    unless we are ``alone``.
-    """
+    """A session that is logged in, tried again where dropped unseen; AccessError; BeyondError: only ssh can do it."""
     target, started, deadline = settings.target(hop=hop), time.monotonic(), by.handshake
     attempt, dropped = 0, None
     while True:

@@ -81,10 +81,7 @@ def matching(entries: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
 
 
 def match_key(entries: Iterable[KnownKey], name: str, key: bytes) -> KeyMatch:
-    """Judges whether ``key`` is the one that ``name``, as of :func:`entry_name`, is known by.
-
-    A key that is not known with its port may also stand under the plain name; there it only ever confirms.
-    """
+    """Judges whether ``key`` is that of ``name`` (:func:`entry_name`); without its port a name only ever confirms."""
     entries = tuple(entries)
     there = matching(entries, name)
     for entry in there:

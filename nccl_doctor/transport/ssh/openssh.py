@@ -53,10 +53,7 @@ _SORTS = {"key exchange method": "key exchange", "host key type": "host key algo
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run of ssh that came to nothing; ``late``: we ended it at the deadline, after ``seconds``.
-
-    ``log`` is what ssh itself said, ``stderr`` what else came: of jump hosts' ssh, or a proxy command.
-    """
+    """A run of ssh that came to nothing: ``log`` is its own words, ``stderr`` others'; ``late``: we ended it."""
 
     settings: HostSettings
     log: str

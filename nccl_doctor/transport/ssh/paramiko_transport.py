@@ -73,10 +73,7 @@ _MOST = 64 * 1024
 
 
 def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
-    """Tells whether the host sends us on this session what does not come, while what is small comes.
-
-    ``speak`` says something on it that needs no answer, ``again`` makes one on which the host sends small packets.
-    """
+    """Tells whether only the large vanish: ``speak`` needs no answer, ``again`` makes a session of small packets."""
     held = session.connection()
     if held is None or not hasattr(socket, "TCP_INFO"):
         return False
@@ -101,10 +98,7 @@ def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callabl
 
 
 def is_resent(row: str, address: str, port: int) -> bool:
-    """Tells whether a row of the host's /proc/net/tcp or tcp6 is of something sent again and again.
-
-    Its addresses are words of 32 bits in the host's byte order, which is little-endian wherever NCCL runs.
-    """
+    """Tells whether a row of the host's (little-endian) /proc/net/tcp or tcp6 is of something sent again and again."""
     found = _ROW.match(row)
     if found is None:
         return False

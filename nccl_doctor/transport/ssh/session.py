@@ -132,10 +132,7 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
 
 
 def dial(target: Target, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
-    """A TCP connection to the first of the target's addresses that answers, within ``bound`` seconds, or AccessError.
-
-    With an ``mss`` neither end sends segments of more bytes.
-    """
+    """A connection to the first of the target's addresses that answers, or AccessError; ``mss`` bounds both ends."""
     addresses = look_up(target, deadline)
     last: OSError = TimeoutError()
     for place, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -290,11 +287,8 @@ class SshSession(paramiko.Transport):
         return number
 
     def _send_user_message(self, data: paramiko.Message) -> None:
-        """Sends no data behind a channel's end: OpenSSH ends the whole session for it, with every host behind it.
-
-        paramiko looks whether a channel is closed, and sends later, without a lock (Channel.send; sshd's channels.c,
-        channel_from_packet_id).
-        """
+        """Sends nothing behind a channel's end: OpenSSH would end the whole session."""
+        # paramiko looks and sends later, without a lock (Channel.send; sshd's channels.c, channel_from_packet_id)
         text = data.asbytes()
         number = int.from_bytes(text[1:5], "big") if text[0] in _OF_A_CHANNEL else -1
         with self._order:

@@ -302,10 +302,7 @@ class Places:
 
 
 def split_jump(jumps: str) -> tuple[str, str, SshOptions]:
-    """The jump hosts before the last one, the last one's name, and its user and port.
-
-    ``"a,ops@b:2222"`` gives ``("a", "b", user ops, port 2222)``; IPv6 addresses stand in brackets.
-    """
+    """Parts of jump hosts: ``"a,ops@b:2222"`` gives ``("a", "b", user ops, port 2222)``; IPv6 stands in brackets."""
     before, _, last = jumps.rpartition(",")
     user, _, place = last.strip().removeprefix("ssh://").rpartition("@")
     name, separator, port = place.rpartition(":")

@@ -38,10 +38,7 @@ log, which guesses. A port may be taken in between."""
 
 
 def judge(
-    snapshot: Snapshot,
-    command: str,
-    selected: Selection = lambda _check: True,
-    dials: FailedDials | None = None,
+    snapshot: Snapshot, command: str, selected: Selection = lambda _check: True, dials: FailedDials | None = None
 ) -> Report:
     """The report of a snapshot; ``dials`` tell why its mesh failed, where that is known."""
     derived = Derived(snapshot, dials)

@@ -79,6 +79,16 @@ clue = partial(LogRule, Grade.CLUE)
 """A rule of that grade: pattern, sample, and what speaks against it."""
 
 
+def _in_turns(grade: Grade, *lines: str) -> tuple[LogRule, ...]:
+    return tuple(LogRule(grade, *pair) for pair in zip(lines[::2], lines[1::2], strict=True))
+
+
+roots = partial(_in_turns, Grade.ROOT)
+likelies = partial(_in_turns, Grade.LIKELY)
+symptoms = partial(_in_turns, Grade.SYMPTOM)
+"""Rules of that grade: a pattern and its sample, and the next pattern."""
+
+
 def benign(pattern: str, sample: str) -> LogRule:
     """A rule of grade BENIGN: its line is no fault, whatever other rules say."""
     return LogRule(Grade.BENIGN, pattern, sample)

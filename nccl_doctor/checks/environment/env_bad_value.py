@@ -14,7 +14,7 @@ See NCCL's documentation of its environment variables, and src/misc/param.cc in 
 """
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded
-from nccl_doctor.logs.rule import Grade, likely, root
+from nccl_doctor.logs.rule import Grade, likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
@@ -63,17 +63,13 @@ ADVICE = make_advice(
 
 # NCCL's warnings of a setting or a file that it can't use.
 RULES = (
-    root(
+    *roots(
         r"Invalid NCCL_COMM_ID",
         "n1:9:9 [0] bootstrap.cc:88 NCCL WARN Invalid NCCL_COMM_ID, please use format: <ipv4>:<port>",
-    ),
-    root(
         r"WARN .*(?:Could not open XML (?:topology|graph) file|XML (?:Topology|Graph) has wrong version|XML Parse"
         r"|XML Mismatch|XML Import Channel)",
         "n1:1:2 [0] graph/xml.cc:500 NCCL WARN Could not open XML topology file /etc/topo.xml : No such file or "
         "directory",
-    ),
-    root(
         r"WARN .*(?:[Nn]o algorithm/protocol available|Unrecognized (?:element|prefix) token"
         r"|All entries except the first must have a prefix)",
         "n1:1:2 [0] enqueue.cc:1 NCCL WARN Error : no algorithm/protocol available",

@@ -15,7 +15,7 @@ See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its so
 from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
-from nccl_doctor.logs.rule import Grade, root
+from nccl_doctor.logs.rule import Grade, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, ifname_command
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
@@ -47,32 +47,19 @@ def _advice(case: Case) -> Advice:
 
 
 # NCCL's bootstrap or its network finds no interface.
-RULES = (
-    root(
-        r"Bootstrap ?: ?no socket interface found",
-        "n1:71:2204 [0] bootstrap.cc:44 NCCL WARN Bootstrap : no socket interface found",
-    ),
-    root(
-        r"NET/Socket ?: ?[Nn]o (?:usable listening )?interface found",
-        "n1:71:71 [0] transport/net_socket.cc:48 NCCL WARN NET/Socket : no interface found",
-    ),
-    root(
-        r"WARN (?:.*: )?No usable listening interface found",
-        "n1:71:71 [0] transport/net_socket.cu:90 NCCL WARN No usable listening interface found",
-    ),
-    root(
-        r"No interface found in the same subnet as remote address",
-        "n1:7:7 [0] misc/socket.cc:242 NCCL WARN Net : No interface found in the same subnet as remote address "
-        "10.9.0.1<5>",
-    ),
-    root(
-        r"NET/IB ?: No IP interface found",
-        "n1:71:71 [0] transport/net_ib.cc:170 NCCL WARN NET/IB : No IP interface found.",
-    ),
-    root(
-        r"no device found (?:matching|after excluding) .*verify NCCL_OOB_NET_IFNAME",
-        "n1:7:7 [0] bootstrap.cc:90 NCCL WARN no device found matching mlx5_9, verify NCCL_OOB_NET_IFNAME",
-    ),
+RULES = roots(
+    r"Bootstrap ?: ?no socket interface found",
+    "n1:71:2204 [0] bootstrap.cc:44 NCCL WARN Bootstrap : no socket interface found",
+    r"NET/Socket ?: ?[Nn]o (?:usable listening )?interface found",
+    "n1:71:71 [0] transport/net_socket.cc:48 NCCL WARN NET/Socket : no interface found",
+    r"WARN (?:.*: )?No usable listening interface found",
+    "n1:71:71 [0] transport/net_socket.cu:90 NCCL WARN No usable listening interface found",
+    r"No interface found in the same subnet as remote address",
+    "n1:7:7 [0] misc/socket.cc:242 NCCL WARN Net : No interface found in the same subnet as remote address 10.9.0.1<5>",
+    r"NET/IB ?: No IP interface found",
+    "n1:71:71 [0] transport/net_ib.cc:170 NCCL WARN NET/IB : No IP interface found.",
+    r"no device found (?:matching|after excluding) .*verify NCCL_OOB_NET_IFNAME",
+    "n1:7:7 [0] bootstrap.cc:90 NCCL WARN no device found matching mlx5_9, verify NCCL_OOB_NET_IFNAME",
 )
 
 

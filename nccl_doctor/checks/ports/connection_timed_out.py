@@ -13,7 +13,7 @@ References: NCCL's src/misc/socket.cc; torch/csrc/distributed/c10d/socket.cpp; t
 """
 
 from nccl_doctor.logs import rule
-from nccl_doctor.logs.rule import Grade, failed_connects, failed_pairs, generic, hint, likely, symptom
+from nccl_doctor.logs.rule import Grade, failed_connects, failed_pairs, generic, hint, likelies, likely, symptom
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
@@ -29,15 +29,11 @@ ADVICE = make_advice(
 RULES = (
     *failed_connects(Grade.LIKELY, r"[Cc]onnection timed out", "Connection timed out"),
     *failed_pairs(Grade.LIKELY, r"[Cc]onnection timed out", "Connection timed out"),
-    likely(
+    *likelies(
         r"WARN .*onnect: exceeded timeouts",
         "n1:1:2 [0] misc/socket.cc:435 NCCL WARN socketStartConnect: exceeded timeouts (3)",
-    ),
-    likely(
         r"WARN .*Call to connect (?:timeout|failed) ?: ?(?:Connection|Operation) timed out",
         "n1:1:2 [0] include/socket.h:361 NCCL WARN Call to connect timeout : Connection timed out",
-    ),
-    likely(
         r"(?:[Cc]onnect timeout|[Tt]imed? ?out connecting:?|connect(?:ing)? timed out) \[?\d+\.\d+\.\d+\.\d+",
         "RuntimeError: [gloo/transport/tcp/pair.cc:180] Connect timeout [10.0.0.2]:31337",
     ),

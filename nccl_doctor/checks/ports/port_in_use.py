@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, endable, ending, fix_port
-from nccl_doctor.logs.rule import likely, root
+from nccl_doctor.logs.rule import likely, root, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster
@@ -155,26 +155,21 @@ def _advice(case: Case) -> Advice:
 
 # Torch's, accelerate's and Ray's words for EADDRINUSE (98; macOS 48, Windows 10048).
 RULES = (
-    root(
+    *roots(
         r"server socket has failed to (?:bind|listen) .*:(?P<port>\d+) \(errno: (?:98|48) - ",
         "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already "
         "in use).",
-    ),
-    root(
         r"server socket has failed to (?:bind|listen).*port: (?P<port>\d+), .*EADDRINUSE",
         "DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, "
         "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
-    ),
-    root(
         r"server socket has failed to (?:bind|listen) .*:(?P<port>\d+) \(system error: 10048\b",
         "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (system error: 10048 - Only one "
         "usage of each socket address is normally permitted.).",
-    ),
-    root(
         r"ZMQError: Address already in use \(addr='tcp://(?P<ip>[0-9a-fA-F.:]+):(?P<port>\d+)'",
         "zmq.error.ZMQError: Address already in use (addr='tcp://10.0.0.12:40043')",
+        r"(?:EADDRINUSE|\[Errno (?:98|48)\]|errno: (?:98|48)\b)",
+        "OSError: [Errno 98] Address already in use",
     ),
-    root(r"(?:EADDRINUSE|\[Errno (?:98|48)\]|errno: (?:98|48)\b)", "OSError: [Errno 98] Address already in use"),
     likely(
         r"(?:Error|error|bind|listen|failed|Failed|FATAL|store|c10d).*[Aa]ddress already in use",
         "RuntimeError: Address already in use",

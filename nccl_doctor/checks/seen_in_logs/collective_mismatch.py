@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from nccl_doctor.logs.flight import Dump, compare
 from nccl_doctor.logs.log import KEPT, Event
 from nccl_doctor.logs.prefix import number
-from nccl_doctor.logs.rule import RECORDED, Grade, likely, root
+from nccl_doctor.logs.rule import RECORDED, Grade, likely, root, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, by_rank
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import ranks_of
@@ -43,33 +43,23 @@ def _advice(case: Case) -> Advice:
 
 
 RULES = (
-    root(
+    *roots(
         r"collective mismatch error|posted incorrect receive info",
         "n1:1:2 [0] transport/net_ib.cc:99 NCCL WARN NET/IB : req 0/1 tag 1 peer 10.0.0.2<4> collective mismatch "
         "error, local size 4 remote size 8",
-    ),
-    root(
         r"NET/Socket ?: .*message truncated ?: receiving",
         "n1:1:2 [0] transport/net_socket.cc:424 NCCL WARN NET/Socket : peer 10.0.0.2<4> message truncated : "
         "receiving 8 bytes instead of 4",
-    ),
-    root(
         r"(?:Mismatched collective detected|caused by a collective mismatch around rank (?P<rank>\d+))",
         "n1:1:2 [0] init.cc:1 NCCL WARN Mismatched collective detected, please check your collective calls at and "
         "around rank 3.",
-    ),
-    root(
         r"Received data size doesn't match expected size|op\.preamble\.length <= op\.nbytes",
         "  what():  [enforce fail at gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes. 8 vs 4. Received "
         "data size doesn't match expected size.",
-    ),
-    root(
         r"Detected mismatch between collectives on ranks",
         "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: "
         "CollectiveFingerPrint(SequenceNumber=4, OpType=ALLREDUCE), but Rank 0 is running collective: "
         "CollectiveFingerPrint(SequenceNumber=5",
-    ),
-    root(
         r"(?:appears not to match (?:sizes|strides) of the same param|expects same model across all ranks"
         r"|inconsistent \d+ params|[Mm]ismatched (?:allreduce|allgather|broadcast|data types|tensor shapes))",
         "RuntimeError: [2]: params[0] in this process with sizes [10, 4] appears not to match sizes of the same "

@@ -24,7 +24,7 @@ from nccl_doctor.checks.seen_in_logs.collective_mismatch import never_started, w
 from nccl_doctor.logs import rule
 from nccl_doctor.logs.facts import Facts, Milestone
 from nccl_doctor.logs.log import Event, Reading, absent, rank_progress
-from nccl_doctor.logs.rule import Grade, clue, generic, hint, symptom
+from nccl_doctor.logs.rule import Grade, clue, generic, hint, symptoms
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, by_rank
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
@@ -82,50 +82,34 @@ def _silence(case: Case) -> Advice:
 
 
 RULES = (
-    symptom(
+    *symptoms(
         r"Watchdog caught collective operation timeout",
         "[rank2]:[E425 00:40:12 ProcessGroupNCCL.cpp:629] [Rank 2] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=6, OpType=BROADCAST, NumelIn=96, NumelOut=96, Timeout(ms)=1800000) ran for 1800012 "
         "milliseconds",
-    ),
-    symptom(
         r"WorkNCCL\(.*ran for \d+ milliseconds before timing out",
         "Timeout at NCCL work: 5, WorkNCCL(SeqNum=6, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800012 "
         "milliseconds before timing out",
-    ),
-    symptom(
         r"(?:watchdog|Watchdog|monitor) got stuck for \d+ seconds",
         "[rank7]: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring "
         "enqueued collectives.",
-    ),
-    symptom(
         r"(?:[Hh]eartbeat monitor timed out|no heartbeat of its watchdog|watchdog hang or watchdog error"
         r"|possible GIL induced hang)",
         "[rank4]:[E708 11:01:11 ProcessGroupNCCL.cpp:1413] [PG ID 0 Rank 4] Heartbeat monitor timed out! Process "
         "will be terminated after dumping debug info.",
-    ),
-    symptom(
         r"(?:RPC call to \w+ timed out|Termination timeout for .* exceeded"
         r"|Watchdog timeout \(self\.watchdog_timeout|Scheduler watchdog timeout)",
         "TimeoutError: RPC call to execute_model timed out.",
-    ),
-    symptom(
         r"Timed out waiting \d+ms for (?:recv|send) operation",
         "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1800000ms for recv operation to "
         "complete",
-    ),
-    symptom(
         r"Missed heartbeat|tensors were submitted to be reduced, gathered or broadcasted by subset of ranks"
         r"|Stalled ranks?:",
         "W stall_inspector.cc:105] One or more tensors were submitted to be reduced, gathered or broadcasted by "
         "subset of ranks",
-    ),
-    symptom(
         r"(?i:(?:collective|all-?reduce|all-?gather|broadcast|barrier"
         r"|collective op) (?:operation )?(?:has )?(?:timed out|timeout))",
         "RuntimeError: NCCL Collective operation timeout: ALLREDUCE timed out",
-    ),
-    symptom(
         r"(?:This thread has been waiting for|may be stuck)\b.*(?:participants|devices|threads|[Rr]endezvous"
         r"|[Aa]ll ?[Rr]educe)",
         "E rendezvous.cc:38] This thread has been waiting for `acquire clique for rank 0` for 40 seconds and may be "

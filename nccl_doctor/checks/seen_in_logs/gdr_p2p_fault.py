@@ -12,7 +12,7 @@ nvidia-peermem, use --ipc=host.
 References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide, troubleshooting.
 """
 
-from nccl_doctor.logs.rule import hint, likely, root
+from nccl_doctor.logs.rule import hint, likely, root, roots
 from nccl_doctor.logs.signs import Case, LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
@@ -29,21 +29,15 @@ RULES = (
         r"NCCL DIAG \[INFO\] .{0,40}(?:P2P|p2p|IOMMU|ATS|ACS).{0,80}(?:mismatch|corrupt|fail|differ)",
         "NCCL DIAG [INFO] P2P: data mismatch between GPU 0 and GPU 3 on node n1",
     ),
-    root(
+    *roots(
         r"transport/p2p\.cc:\d+ .*NCCL WARN .*(?:Cuda|CUDA|HIP|hip) (?:failure|error)",
         "n1:1:2 [0] transport/p2p.cc:269 NCCL WARN Cuda failure 1 'invalid argument'",
-    ),
-    root(
         r"(?:peer mapping resources exhausted|peer access is not supported|cudaErrorPeerAccess|cudaErrorTooManyPeers"
         r"|mapping of buffer object failed)",
         "n1:1:2 [0] allocator.cc:79 NCCL WARN Cuda failure 711 'peer mapping resources exhausted'",
-    ),
-    root(
         r"WARN .*(?:P2P is disabled between NVLINK|failed to peer with device|CUDA IPC handle|(?:cuda|hip)Ipc\w+ failed"
         r"|MNNVL .*not (?:working|supported))",
         "n1:1:2 [0] graph/paths.cc:320 NCCL WARN P2P is disabled between NVLINK connected GPUs 1 and 0.",
-    ),
-    root(
         r"WARN .*(?:ibv_reg_(?:dmabuf_)?mr\S* failed.*(?:Bad address|Operation not supported|[Ii]nvalid)"
         r"|\bgdr_\w+\(.*failed|GDRCOPY failure)",
         "n1:1:2 [0] misc/ibvwrap.cc:233 NCCL WARN Call to ibv_reg_mr failed with error Bad address",

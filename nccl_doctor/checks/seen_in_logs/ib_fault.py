@@ -17,7 +17,7 @@ References: NCCL's src/transport/net_ib.cc; infiniband/verbs.h (ibv_wc_status).
 import re
 
 from nccl_doctor.logs.prefix import number
-from nccl_doctor.logs.rule import hint, root, symptom
+from nccl_doctor.logs.rule import hint, root, roots, symptom
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
@@ -76,25 +76,18 @@ RULES = (
         "n1:1:2 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
         unless=r"NCCL INFO ",
     ),
-    root(  # of UCCL, and of the examples of rdma-core
-        r"[Ff]ailed to modify QP (?:state )?to (?:INIT|RTR|RTS)\b", "Failed to modify QP to RTR: Connection timed out"
-    ),
-    root(
+    *roots(
+        r"[Ff]ailed to modify QP (?:state )?to (?:INIT|RTR|RTS)\b",
+        "Failed to modify QP to RTR: Connection timed out",
         r"WARN .*(?:incompatible devices|device is incompatible with|different link_layer|different number of devices"
         r"|mlx5dv_\w+ failed)",
         "n1:1:2 [0] transport/net_ib.cc:1 NCCL WARN NET/IB : Attempted to connect incompatible devices: "
         "[0]mlx5_0:1/IB and [1]mlx5_1:1/RoCE.",
-    ),
-    root(
         r"WARN .*NET/IB.*[Uu]nable to (?:open|query|allocate)",
         "n1:1:2 [0] transport/net_ib.cc:1 NCCL WARN NET/IB : Unable to open device mlx5_0",
-    ),
-    root(
         r"(?i:transport retry count(?:er)? exceeded|RNR retry|failed to create (?:a )?queue pair"
         r"|[Ll]ocal QP operation err)",
         "ib_mlx5_log.c:171 Transport retry count exceeded on mlx5_0:1/RoCE (synd 0x15 vend 0x81 hw_synd 0/0)",
-    ),
-    root(
         r"WARN .*Detected mixed local (?:Net|CollNet) device counts",
         "n1:1:2 [0] init.cc:1200 NCCL WARN Detected mixed local Net device counts across ranks (min 4, max 8). Set "
         "NCCL_IGNORE_NET_MISMATCH=1 to continue.",

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Event, Reading, label
-from nccl_doctor.logs.rule import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING, Grade, generic, likely
+from nccl_doctor.logs.rule import EXITED, INTERRUPTED, MEETING, TALKING, TERMINATING, Grade, generic, likelies, likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
@@ -54,22 +54,17 @@ ABORTED = r"(?:exitcode ?: -6\b|Signal 6 \(SIGABRT\))"
 
 RULES = (
     generic(INTERRUPTED, "KeyboardInterrupt"),
-    likely(
+    *likelies(
         r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on signal (?:9|15|1)\b",
         "mpirun noticed that process rank 3 with PID 4242 on node gpu02 exited on signal 9 (Killed).",
-    ),
-    likely(
         r"(?:exitcode: -9\b|exit ?code:? (?:-9|137)\b|[Ss]ignal:? ?\(?9(?:[ ),:]|$)|Signal 9 \(SIGKILL\)|SIGKILL"
         r"|exited on signal 9|return code = -(?:9|15)\b)",
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 1 (pid: 1168) of "
         "binary: python",
-    ),
-    likely(
         r"(?:killed by signal: (?:Killed|Terminated)|[Ee]xit [Cc]ode: +137|User defined signal)",
         "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed.",
-    ),
-    likely(r"(?:^|: |\d )Killed(?: |$|\.)", "run.sh: line 12: 4242 Killed                  python train.py"),
-    likely(
+        r"(?:^|: |\d )Killed(?: |$|\.)",
+        "run.sh: line 12: 4242 Killed                  python train.py",
         r"(?:CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)|[Jj]ob (?:was )?(?:preempted|evicted)|Preempted"
         r"|Evicted\b)",
         "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***",

@@ -12,7 +12,7 @@ host.
 References: torch/distributed/rendezvous.py.
 """
 
-from nccl_doctor.logs.rule import Grade, generic, likely, root
+from nccl_doctor.logs.rule import Grade, generic, likely, root, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
@@ -27,29 +27,23 @@ ADVICE = make_advice(
 )
 
 RULES = (
-    root(
+    *roots(
         r"environment variable (?:\w+) expected, but not set",
         "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
         "expected, but not set",
-    ),
-    root(r"env:// rendezvous: \w+ not set", "ValueError: env:// rendezvous: WORLD_SIZE not set"),
-    root(
+        r"env:// rendezvous: \w+ not set",
+        "ValueError: env:// rendezvous: WORLD_SIZE not set",
         r"KeyError: '(?:(?:LOCAL_|GROUP_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|SLURM_\w+|OMPI_\w+"
         r"|PMI\w*_\w+)'",
         "KeyError: 'LOCAL_RANK'",
-    ),
-    root(
         r"(?:LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)[`'\"]? (?:env\S* )?(?:var\S* )?(?:is|are|was|must be"
         r"|should be|needs to be) (?:not (?:been )?set|set|missing|undefined|required)",
         "RuntimeError: MASTER_ADDR is not set",
-    ),
-    root(r"unrecognized arguments: .*--local[-_]rank", "train.py: error: unrecognized arguments: --local-rank=0"),
-    root(
+        r"unrecognized arguments: .*--local[-_]rank",
+        "train.py: error: unrecognized arguments: --local-rank=0",
         r"(?:arguments are required|requires? (?:argument|the)).*--?(?:local[-_]rank|node[-_]rank"
         r"|nproc[-_]per[-_]node|master[-_]addr)",
         "error: the following arguments are required: --local_rank",
-    ),
-    root(
         r"(?:object has no attribute 'local_rank'|No module named 'mpi4py')",
         "AttributeError: 'Namespace' object has no attribute 'local_rank'",
     ),

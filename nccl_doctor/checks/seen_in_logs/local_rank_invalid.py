@@ -10,7 +10,7 @@ Fix: Use LOCAL_RANK for set_device, not RANK; make --nproc_per_node fit the GPUs
 References: CUDA runtime API, cudaErrorInvalidDevice (101).
 """
 
-from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.rule import roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
@@ -22,18 +22,16 @@ ADVICE = make_advice(
     "LOCAL_RANK, not RANK.",
 )
 
-RULES = (
-    root(
-        r"(?:invalid device ordinal|[Ii]nvalid device id|cudaErrorInvalidDevice\b|Invalid device \d+ \(totalnDev)",
-        "RuntimeError: CUDA error: invalid device ordinal",
-    ),
-    root(
-        r"(?i:local[ _]rank).{0,24}(?:>=|exceeds|out of range|is larger|is greater|not available|no such gpu"
-        r"|does not (?:exist|have))",
-        "AssertionError: local_rank 4 exceeds the number of available GPUs",
-    ),
-    root(r"insufficient CUDA devices for DDP command", "AssertionError: insufficient CUDA devices for DDP command"),
-    root(r"device >= 0 && device < num_gpus", "RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED"),
+RULES = roots(
+    r"(?:invalid device ordinal|[Ii]nvalid device id|cudaErrorInvalidDevice\b|Invalid device \d+ \(totalnDev)",
+    "RuntimeError: CUDA error: invalid device ordinal",
+    r"(?i:local[ _]rank).{0,24}(?:>=|exceeds|out of range|is larger|is greater|not available|no such gpu"
+    r"|does not (?:exist|have))",
+    "AssertionError: local_rank 4 exceeds the number of available GPUs",
+    r"insufficient CUDA devices for DDP command",
+    "AssertionError: insufficient CUDA devices for DDP command",
+    r"device >= 0 && device < num_gpus",
+    "RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED",
 )
 
 SIGNS = LogSigns(RULES, ADVICE)

@@ -12,7 +12,7 @@ References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 """
 
 from nccl_doctor.logs.log import Event
-from nccl_doctor.logs.rule import KILLED_FOR_MEMORY, root
+from nccl_doctor.logs.rule import KILLED_FOR_MEMORY, roots
 from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
 from nccl_doctor.model.register import from_logs
 
@@ -30,36 +30,25 @@ ADVICE = make_advice(
     "fewer data loading workers. See what is left over on the GPUs:",
 )
 
-RULES = (
-    root(
-        r"(?:(?:CUDA|HIP|XPU|GPU) out of memory|OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|hipErrorOutOfMemory)",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-    ),
-    root(_CUDA + r".{0,40}out of memory", "n1:1:2 [0] enqueue.cc:99 NCCL WARN Cuda failure 2 'out of memory'"),
-    root(
-        r"WARN .*(?:Failed to CUDA (?:host )?(?:malloc|calloc|alloc)|Failed to malloc \d+"
-        r"|malloc\(size=\d+\) returned null|Allocation failed)",
-        "n1:1:2 [0] include/alloc.h:70 NCCL WARN Failed to CUDA calloc async 4194304 bytes",
-    ),
-    root(
-        KILLED_FOR_MEMORY,
-        "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.",
-    ),
-    root(
-        r"(?:DefaultCPUAllocator: (?:can't|not enough|can not)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
-        r"|\bMemoryError\b)",
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:75] DefaultCPUAllocator: can't allocate memory: you tried to "
-        "allocate 9 bytes.",
-    ),
-    root(
-        r"(?:RESOURCE_EXHAUSTED|Resource exhausted): .*(?:[Oo]ut of memory|OOM|allocat)",
-        "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.",
-    ),
-    root(
-        r"(?:was|been|were) killed due to .{0,40}(?:low on memory|out of memory|memory pressure|memory usage)",
-        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
-    ),
+RULES = roots(
+    r"(?:(?:CUDA|HIP|XPU|GPU) out of memory|OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+    r"|hipErrorOutOfMemory)",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    _CUDA + r".{0,40}out of memory",
+    "n1:1:2 [0] enqueue.cc:99 NCCL WARN Cuda failure 2 'out of memory'",
+    r"WARN .*(?:Failed to CUDA (?:host )?(?:malloc|calloc|alloc)|Failed to malloc \d+"
+    r"|malloc\(size=\d+\) returned null|Allocation failed)",
+    "n1:1:2 [0] include/alloc.h:70 NCCL WARN Failed to CUDA calloc async 4194304 bytes",
+    KILLED_FOR_MEMORY,
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.",
+    r"(?:DefaultCPUAllocator: (?:can't|not enough|can not)|std::bad_alloc|\[Errno 12\] Cannot allocate memory"
+    r"|\bMemoryError\b)",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:75] DefaultCPUAllocator: can't allocate memory: you tried to "
+    "allocate 9 bytes.",
+    r"(?:RESOURCE_EXHAUSTED|Resource exhausted): .*(?:[Oo]ut of memory|OOM|allocat)",
+    "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.",
+    r"(?:was|been|were) killed due to .{0,40}(?:low on memory|out of memory|memory pressure|memory usage)",
+    "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
 )
 
 

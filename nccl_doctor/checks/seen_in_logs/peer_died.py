@@ -14,7 +14,7 @@ References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c
 
 from nccl_doctor.logs import rule
 from nccl_doctor.logs.log import Event, Reading, rank_progress
-from nccl_doctor.logs.rule import Grade, clue, failed_connects, generic, symptom
+from nccl_doctor.logs.rule import Grade, clue, failed_connects, generic, symptom, symptoms
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import capital, ranks_of
@@ -44,35 +44,23 @@ def _advice(case: Case) -> Advice:
 RULES = (
     clue(rule.RAS_LINE, "  Rank 7 -- GPU 3 managed by process 3748990 on node 10.1.2.3"),
     *failed_connects(Grade.SYMPTOM, r"(?:Connection reset by peer|Broken pipe)", "Connection reset by peer"),
-    symptom(
+    *symptoms(
         r"Connection closed by remote peer",
         "n1:1:2 [0] include/socket.h:416 NCCL WARN Net : Connection closed by remote peer",
-    ),
-    symptom(
         r"WARN .*Call to (?:recv|send|write|read)\S* .*failed ?: ",
         "n1:1:2 [0] misc/socket.cc:50 NCCL WARN Net : Call to recv from 10.0.0.2<4242> failed : Connection reset by "
         "peer",
-    ),
-    symptom(
         r"WARN .*(?:Proxy Call to rank \d+ failed|Socket recv failed while polling|Proxy thread error"
         r"|Could not receive type from localRank)",
         "n1:1:2 [0] proxy.cc:1119 NCCL WARN Socket recv failed while polling for opId=0x7f12",
-    ),
-    symptom(
         r"(?:Connection closed by peer|(?:Read|Write|recv|send) (?:error"
         r"|timeout)) \[(?P<ip>[0-9a-fA-F.:]+)\]:(?P<port>\d+)",
         "RuntimeError: [gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:31337",
-    ),
-    symptom(
         r"gloo/transport/tcp/.*(?:Connection reset by peer|Broken pipe|Socket closed|Connection closed)",
         "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Socket closed",
-    ),
-    symptom(
         r"(?:recv|send)(?:Bytes|Value|String|Vector)? ?(?:failed|error).*(?:Broken pipe|Connection reset|got 0 bytes)",
         "[W113 04:10:22 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=83, addr=[a]:4, remote=[b]:5): "
         "Broken pipe",
-    ),
-    symptom(
         r"(?:failed to recv, got 0 bytes|TCPStore server has shut down too early|[Cc]onnection was (?:closed"
         r"|likely closed))",
         "RuntimeError: failed to recv, got 0 bytes",
@@ -80,18 +68,14 @@ RULES = (
     symptom(
         r"(?:\[Errno 104\]|\[Errno 32\])", "ConnectionResetError: [Errno 104] Connection reset by peer", unless=rule.WEB
     ),
-    symptom(
+    *symptoms(
         r"(?:RuntimeError|DistNetworkError|DistBackendError): (?:.*: )?(?:Connection reset by peer|Broken pipe)",
         "RuntimeError: Connection reset by peer",
-    ),
-    symptom(
         r"(?:NCCL communicator was aborted|HorovodInternalError|Horovod has been shut down|ActorDiedError|"
         r"[Aa]ctor (?:died|is dead)|WorkerCrashedError|has been marked dead|[Ww]orker (?:died|unexpectedly exited)"
         r"|failed to send a keep-alive heartbeat|tasks are unhealthy|stopped sending heartbeats"
         r"|indicates that another task died)",
         "RuntimeError: NCCL communicator was aborted on rank 3. Original reason for failure was: x",
-    ),
-    symptom(
         r"successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank \d",
         "[rank1]: RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting for "
         "send/recv from rank 0. Please check rank 0 logs for faulty rank.",

@@ -16,7 +16,7 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 import re
 
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
-from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likely
+from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likelies, likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
 
@@ -52,24 +52,17 @@ RULES = (
         "[W TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host 10.0.0.2:29500 - retrying (try=3, "
         "timeout=9ms)",
     ),
-    likely(
+    *likelies(
         r"TCP client failed to connect/validate to host .*timed out",
         "[E TCPStore.cpp:329] [c10d] TCP client failed to connect/validate to host 10.0.0.2:29500 - timed out "
         "(try=3, timeout=9ms)",
-    ),
-    likely(
-        r"connect\(\) timed out\. Original timeout", "RuntimeError: connect() timed out. Original timeout was 60000 ms."
-    ),
-    likely(
+        r"connect\(\) timed out\. Original timeout",
+        "RuntimeError: connect() timed out. Original timeout was 60000 ms.",
         r"(?:Did not receive (?:response|ready|init) .{0,40}(?:front-end|engine|worker)"
         r"|[Tt]imed out waiting for (?:engine|worker|placement group|front-end)|startup handshake)",
         "RuntimeError: Did not receive response from front-end process within 5 minutes",
-    ),
-    likely(
         r"Timed out after \d+ seconds waiting for clients",
         "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.",
-    ),
-    likely(
         r"Timed out (?:initializing process group in store based barrier|waiting for .* to join)",
         "RuntimeError: Timed out initializing process group in store based barrier on rank: 3, for key: "
         "store_based_barrier_key:1 (world_size=8, worker_count=4, timeout=0:30:00)",
@@ -100,15 +93,11 @@ RULES = (
         "store by key '0', but store->get('0') got error: Socket Timeout",
         unless=r"got error: .{0,60}(?:got 0 bytes|Connection reset|Broken pipe|[Cc]onnection was (?:likely )?closed)",
     ),
-    likely(
+    *likelies(
         r"(?:DEADLINE_EXCEEDED|Deadline Exceeded).*(?:[Bb]arrier|coordinat|[Cc]onnect|RegisterTask|[Tt]imed out)",
         "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: PjRT_Client_Connect::0",
-    ),
-    likely(
         r"(?:UNAVAILABLE|UNKNOWN): .*(?:failed to connect to (?:all|remote)|[Cc]oordination service)",
         "XlaRuntimeError: UNAVAILABLE: failed to connect to all addresses; last error: ipv4:10.0.0.2:8476",
-    ),
-    likely(
         r"[Tt]imed out waiting for (?:tasks|other|all|peers|nodes|workers|hosts)\b.*(?:start|join|connect|ready|rank"
         r"|node|worker)",
         "Timed out waiting for tasks to start. Please check connectivity between servers.",

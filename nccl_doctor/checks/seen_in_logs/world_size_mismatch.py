@@ -17,7 +17,7 @@ import re
 from nccl_doctor.launch.plan import nearest
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.prefix import number
-from nccl_doctor.logs.rule import Grade, root
+from nccl_doctor.logs.rule import Grade, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
@@ -53,52 +53,33 @@ def _of_batch(batch: int, world: int | None) -> Advice:
     )
 
 
-RULES = (
-    root(_BATCH.pattern, "AssertionError: --batch-size 65 must be multiple of WORLD_SIZE"),
-    root(
-        r"Bootstrap Root ?: mismatch in (?:rank count|info) from procs",
-        "n1:9:9 [0] bootstrap.cc:125 NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16",
-    ),
-    root(
-        r"Bootstrap Root ?: rank (?P<rank>\d+) of \d+ ranks has already checked in",
-        "n1:9:9 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in",
-    ),
-    root(
-        r"Bootstrap Root ?: localId \d+ is out of range",
-        "n1:9:9 [0] bootstrap.cc:390 NCCL WARN Bootstrap Root : localId 9 is out of range",
-    ),
-    root(
-        r"Invalid rank requested ?: (?P<rank>-?\d+)/\d+",
-        "n1:9:9 [0] init.cc:1750 NCCL WARN Invalid rank requested : 8/8",
-    ),
-    root(
-        r"(?i:world(?:_| )size) ?\(?(?:=|:)? ?\d+\)? (?:is not|isn't|must be|should be|not) (?:a )?(?:divisible"
-        r"|multiple|equal|match)",
-        "AssertionError: world_size (12) is not divisible by tensor_model_parallel_size (8)",
-    ),
-    root(
-        r"(?i:(?:invalid|wrong|bad) (?:rank|world[ _]size))\b.*(?:interval|\[0|range|\d|world)",
-        "ValueError: Invalid rank 8, rank should be in the interval [0, 7]",
-    ),
-    root(
-        r"\b[Rr]ank\b.{0,12}(?:>=|must be less than|should be less than|must be smaller than) ?(?:the )?(?i:world(?:_"
-        r"| )size)",
-        "AssertionError: rank 8 >= world_size 8",
-    ),
-    root(
-        r"number of tasks per node configured in SLURM .* does not match|`--ntasks=\d+` in your SLURM",
-        "ValueError: You set `devices=8` in Lightning, but the number of tasks per node configured in SLURM "
-        "`--ntasks-per-node=1` does not match. HINT: Set `devices=1`.",
-    ),
-    root(
-        r"not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size",
-        "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
-        "gradient_acc_step * world_size 8 != 1 * 1 * 2",
-    ),
-    root(
-        r"not enough slots available in the system",
-        "There are not enough slots available in the system to satisfy the 16 slots that were requested",
-    ),
+RULES = roots(
+    _BATCH.pattern,
+    "AssertionError: --batch-size 65 must be multiple of WORLD_SIZE",
+    r"Bootstrap Root ?: mismatch in (?:rank count|info) from procs",
+    "n1:9:9 [0] bootstrap.cc:125 NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16",
+    r"Bootstrap Root ?: rank (?P<rank>\d+) of \d+ ranks has already checked in",
+    "n1:9:9 [0] bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in",
+    r"Bootstrap Root ?: localId \d+ is out of range",
+    "n1:9:9 [0] bootstrap.cc:390 NCCL WARN Bootstrap Root : localId 9 is out of range",
+    r"Invalid rank requested ?: (?P<rank>-?\d+)/\d+",
+    "n1:9:9 [0] init.cc:1750 NCCL WARN Invalid rank requested : 8/8",
+    r"(?i:world(?:_| )size) ?\(?(?:=|:)? ?\d+\)? (?:is not|isn't|must be|should be|not) (?:a )?(?:divisible"
+    r"|multiple|equal|match)",
+    "AssertionError: world_size (12) is not divisible by tensor_model_parallel_size (8)",
+    r"(?i:(?:invalid|wrong|bad) (?:rank|world[ _]size))\b.*(?:interval|\[0|range|\d|world)",
+    "ValueError: Invalid rank 8, rank should be in the interval [0, 7]",
+    r"\b[Rr]ank\b.{0,12}(?:>=|must be less than|should be less than|must be smaller than) ?(?:the )?(?i:world(?:_"
+    r"| )size)",
+    "AssertionError: rank 8 >= world_size 8",
+    r"number of tasks per node configured in SLURM .* does not match|`--ntasks=\d+` in your SLURM",
+    "ValueError: You set `devices=8` in Lightning, but the number of tasks per node configured in SLURM "
+    "`--ntasks-per-node=1` does not match. HINT: Set `devices=1`.",
+    r"not equal to micro_batch_per_gpu \* gradient_acc_step \* world_size",
+    "AssertionError: Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * "
+    "gradient_acc_step * world_size 8 != 1 * 1 * 2",
+    r"not enough slots available in the system",
+    "There are not enough slots available in the system to satisfy the 16 slots that were requested",
 )
 
 _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)")

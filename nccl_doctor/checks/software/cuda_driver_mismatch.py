@@ -15,7 +15,7 @@ Fix: update the driver on the host (and reboot it), or install a torch that is b
 import re
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.rule import roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
@@ -81,26 +81,20 @@ ADVICE = make_advice(
 )
 
 # CUDA's errors 35, 803 and 804, torch's and the driver's words.
-RULES = (
-    root(
-        r"(?:driver version is insufficient|cudaErrorInsufficientDriver|Driver/library version mismatch"
-        r"|driver on your system is too old)",
-        "n1:1:2 [0] misc/cudawrap.cc:9 NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime "
-        "version'",
-    ),
-    root(
-        r"(?:forward compatibility was attempted on non supported HW"
-        r"|provided PTX was compiled with an unsupported toolchain|CUDA Driver version found is \d+\. Minimum"
-        r"|cudaErrorCompatNotSupported|CUDA driver is older than|requires CUDA driver \d|unsupported display driver"
-        r"|API call is not supported in the installed CUDA driver|CUDA driver initialization failed"
-        r"|libcuda\.so\S*: cannot open shared object)",
-        "Error 804: forward compatibility was attempted on non supported HW",
-    ),
-    root(
-        r"(?:[Cc]ouldn't communicate with the NVIDIA driver|Found no NVIDIA driver on your system|"
-        r"(?:no|not) (?:kernel )?NVIDIA (?:kernel )?driver (?:found|loaded))",
-        "RuntimeError: Found no NVIDIA driver on your system.",
-    ),
+RULES = roots(
+    r"(?:driver version is insufficient|cudaErrorInsufficientDriver|Driver/library version mismatch"
+    r"|driver on your system is too old)",
+    "n1:1:2 [0] misc/cudawrap.cc:9 NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime "
+    "version'",
+    r"(?:forward compatibility was attempted on non supported HW"
+    r"|provided PTX was compiled with an unsupported toolchain|CUDA Driver version found is \d+\. Minimum"
+    r"|cudaErrorCompatNotSupported|CUDA driver is older than|requires CUDA driver \d|unsupported display driver"
+    r"|API call is not supported in the installed CUDA driver|CUDA driver initialization failed"
+    r"|libcuda\.so\S*: cannot open shared object)",
+    "Error 804: forward compatibility was attempted on non supported HW",
+    r"(?:[Cc]ouldn't communicate with the NVIDIA driver|Found no NVIDIA driver on your system|"
+    r"(?:no|not) (?:kernel )?NVIDIA (?:kernel )?driver (?:found|loaded))",
+    "RuntimeError: Found no NVIDIA driver on your system.",
 )
 
 SIGNS = LogSigns(RULES, ADVICE)

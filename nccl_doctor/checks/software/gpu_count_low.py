@@ -16,7 +16,7 @@ Fix: set `nproc_per_node` and `cuda_visible_devices` to what the host has, or br
 from collections import Counter
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
-from nccl_doctor.logs.rule import likely, root
+from nccl_doctor.logs.rule import likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Node
@@ -108,21 +108,15 @@ RULES = (
         r"NCCL DIAG \[INFO\] GPU inventory: count mismatch .*rank\(s\) (?P<rank>\d+)",
         "NCCL DIAG [INFO] GPU inventory: count mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ from rank 0 (8)",
     ),
-    root(
+    *roots(
         r"(?:no CUDA-capable device is detected|cudaErrorNoDevice|No CUDA GPUs are available|no GPUs found!)",
         "RuntimeError: No CUDA GPUs are available",
-    ),
-    root(
         r"You requested gpu: .* But your machine only has|(?i:not enough (?:gpus|cuda devices)|fewer gpus"
         r"|number of (?:visible )?(?:gpus|devices).{0,20}less than)",
         "MisconfigurationException: You requested gpu: [0, 1, 2, 3] But your machine only has: [0, 1]",
-    ),
-    root(
         r"number of required GPUs exceeds the total number of available GPUs|No GPU/accelerators found"
         r"|does not allocate any GPUs on the driver|No slot '\d+' specified on host",
         "ValueError: The number of required GPUs exceeds the total number of available GPUs in the placement group.",
-    ),
-    root(
         r"WARN .*(?:[Ii]nvalid device count|rank \d+ exceeds ndev)",
         "n1:1:2 [0] init.cc:1800 NCCL WARN Invalid device count requested : 9",
     ),

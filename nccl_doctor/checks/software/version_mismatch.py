@@ -28,7 +28,7 @@ import re
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, difference, ordered
 from nccl_doctor.logs.log import Event
-from nccl_doctor.logs.rule import Grade, likely, root
+from nccl_doctor.logs.rule import Grade, likely, root, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
@@ -134,18 +134,14 @@ RULES = (
         "ImportError: libtorch_cuda.so: undefined symbol: ncclMemFree",
         unless=r"version MLX5",
     ),
-    root(
+    *roots(
         r"(?:libnccl|librccl|libcudart|libcudnn|libtorch_cuda)\.so\S*:? (?:cannot open shared object file"
         r"|version `.*' not found)",
         "OSError: libnccl.so.2: cannot open shared object file: No such file or directory",
-    ),
-    root(
         r"(?:compiled with (?:too old )?(?:version of )?NCCL.{0,60}but is running with|NCCL library is (?:too old"
         r"|not backwards)|(?:were|was) compiled with different CUDA|detected CUDA version .* mismatches)",
         "n1:1:2 [0] x.cc:1 NCCL WARN NCCL library is too old. This application was compiled with NCCL version "
         "2.30.3, but is running with NCCL library version 2.29.2.",
-    ),
-    root(
         r"NCCL version .*(?:does not match|mismatch|differs|incompatible|is not supported|at least)",
         "RuntimeError: NCCL version 2.10.3 does not match the version 2.14.3 of the other ranks",
     ),

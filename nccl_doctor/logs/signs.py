@@ -174,12 +174,10 @@ class Case:
 
     def host_of(self, ip: str | None) -> str | None:
         """The host that NCCL says has this address."""
-        if ip is None:
-            return None
-        for process in self.log.facts.processes.values():
-            if any(interface.address.partition("%")[0] == ip for interface in process.interfaces):
-                return process.host
-        return None
+        found = (
+            (one.address, process.host) for process in self.log.facts.processes.values() for one in process.interfaces
+        )
+        return next((host for address, host in found if address.partition("%")[0] == ip), None)
 
     def check(self, extra: Iterable[str] = (), *, command: str = "check") -> tuple[Command, ...]:
         """``nccl-doctor check -w …``: the hosts concerned, the other end, and all that NCCL names."""
@@ -205,10 +203,7 @@ THEN = "Then see what the hosts say:"
 
 
 def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Advice:
-    """Advice with commands that are safe to paste.
-
-    The last thing said is what the commands are for; where a log names nobody to paste them for, they are told.
-    """
+    """Advice with commands that are safe to paste, or with their names."""
     announced = summary.endswith(":")
     if announced and not commands:
         summary = f"{summary[:-1]} ({WITH_THE_HOSTS})."
@@ -324,8 +319,7 @@ class LogSigns:
         ras: what RAS says of ranks and processes, and how much each of these weighs.
         interface: the interface or the device that a case of it is about.
         severity: of a case in which nothing worse is shown; None leaves an error.
-        warning_up_to: nothing worse than a warning up to this grade, where nothing follows from it: NCCL may have gone
-            on without the plugin or the setting.
+        warning_up_to: nothing worse than a warning up to this grade, where nothing follows from it.
     """
 
     rules: tuple[LogRule, ...]

@@ -16,7 +16,7 @@ QUICK_TEXT = "All tests but those of the lab, the browser and what takes long, i
 SOME_TEXT = "{paths}: as long as these tests take, one after the other; with --forks 4 in four at a time."
 OWN_FORKS = ("--forks", "--pdb", "--collect-only", "--co")
 """Arguments of who wants no forks, or as many as these say."""
-VALUED = ("-k", "-m", "-p", "-c", "-o", "-W", "--forks")
+VALUED = ("-k", "-m", "-p", "-c", "-o", "-W", "--forks", "--durations", "--maxfail")
 """Arguments whose values stand apart, and are no paths."""
 
 

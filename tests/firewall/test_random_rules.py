@@ -21,9 +21,8 @@ RULES = ("firewall-blocks-port", "firewall-blocks-ephemeral")
 STRANGERS = [("10.9.0.11", ADDRESSES["node1"], port) for port in (22, *PORTS["node1"])]
 """From an address that is none of the cluster's."""
 AT_ONCE = 4
-SEEDS = 80
-"""What rules do to packets is compared with the kernel in test_differential.py, case by case and cheaper."""
-PARTS = 2
+SEEDS = 200
+PARTS = 4
 
 
 @dataclass(frozen=True)

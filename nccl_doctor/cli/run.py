@@ -88,9 +88,9 @@ def check_cluster(request: Request, out: Out) -> int:
     if request.load_from is not None:
         refuse_other_hosts(request.which, request.overrides)
         kept = read_snapshot(request.load_from)
-        if request.line:
-            judged = kept.cluster.model_copy(update={"line": joined(request.line)})
-            kept = kept.model_copy(update={"cluster": judged})
+        # a line out of a stranger's file would come back as one to be pasted
+        line = joined(request.line) if request.line else None
+        kept = kept.model_copy(update={"cluster": kept.cluster.model_copy(update={"line": line})})
     _refuse_nothing_to_judge(selected, _phases_left_out(request, kept))
     output: dict[str, Sequence[str]] = {}
     if kept is not None:

@@ -242,6 +242,8 @@ def run(runs: int, seed: int, root: Path) -> Result:
     chance = random.Random(seed)
     shell = ShellWithoutPrograms(root)
     documents = [json.loads(load(path).model_dump_json(by_alias=True)) for path in FIXTURES]
+    for document in documents:
+        document["cluster"]["line"] = None  # as `check --from` reads a file: tests/judge/test_from_file.py
     pasted = [i for i, one in enumerate(documents) if [*_commands(judge(Snapshot.model_validate(one), "check"))]]
     tried: dict[str, str | None] = {}
     result = Result()

@@ -113,3 +113,16 @@ def test_what_to_set_on_this_machine_is_not_printed(tmp_path: Path) -> None:
     (tmp_path / "seen.json").write_text(json.dumps(local))
     shown = run("ifname", "--from", "seen.json", cwd=tmp_path).stdout
     assert "Set on node[2-3] (from the snapshot)" in " ".join(shown.split())
+
+
+def test_a_launch_line_of_a_file_is_never_one_to_paste(tmp_path: Path) -> None:
+    saved(tmp_path, CHECKS / "environment/launch_line_wrong/fires-for-one-machine.json")
+    arguments = ("check", "--from", str(tmp_path / "seen.json"), "-o", "json")
+    assert [
+        found
+        for found in json.loads(run(*arguments, cwd=tmp_path).stdout)["diagnoses"]
+        if found["name"] == "launch-line-wrong"
+    ] == []
+    again = json.loads(run(*arguments, "--", "torchrun", "--standalone", "own.py", cwd=tmp_path).stdout)["diagnoses"]
+    [found] = [found for found in again if found["name"] == "launch-line-wrong"]
+    assert found["message"].startswith("--standalone makes a job of its own")

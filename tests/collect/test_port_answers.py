@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.ports import steps
 from nccl_doctor.collect.ports.fleet import SessionMachine
 from nccl_doctor.errors import NotReachedError
@@ -20,6 +21,7 @@ from nccl_doctor.report.fix_port import screen
 from nccl_doctor.report.render import render
 from tests.collect.liars import Liar, lying, opened
 from tests.collect.machines import FakeMachine, holder_job, trial
+from tests.collect.nodes import node
 from tests.lab.lying_probe import bent
 
 
@@ -134,3 +136,31 @@ def test_silence_and_damage_are_one_sentence() -> None:
     for said in ([b"NONCE {]"], [{"id": 7, "ok": None}], [{"id": 1}], [{"id": 1, "event": {}}], []):
         with pytest.raises(NotReachedError, match="here: "):
             steps.look(SessionMachine(lying(*said)), 29500, None, 0)
+
+
+class Late(Liar):
+    """Each of its answers comes after the deadline of the first who waits for it."""
+
+    overdue = False
+
+    def send(self, data: bytes, deadline: float) -> None:
+        self.overdue = data.startswith(b'{"id"')
+        super().send(data, deadline)
+
+    def read_line(self, deadline: float) -> bytes | None:
+        if self.overdue:
+            self.overdue = False
+            raise TimeoutError
+        return super().read_line(deadline)
+
+
+def test_hosts_that_answer_late_are_given_more_time_to_listen_and_to_dial() -> None:
+    def answer(request: dict[str, Any]) -> list[bytes | dict[str, Any]]:
+        listens = {"ports": [one["port"] for one in request.get("sockets", ())], "errors": {}}
+        dialled = {"connected": 0, "failed": [[0, 29501, "refused", None, 0.1]]}
+        return [{"id": request["id"], "ok": {"listen": listens, "dial": dialled}.get(request["do"])}]
+
+    target, *others = (
+        SessionMachine(ProbeSession.open(Late(answer), node(name=name), time.monotonic() + 5, 30)) for name in "abc"
+    )
+    assert steps.reached(target, others, "10.0.0.1", [29501]) == {"b": set(), "c": set()}

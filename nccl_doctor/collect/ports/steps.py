@@ -19,7 +19,7 @@ from itertools import chain, islice
 from time import sleep
 from typing import Any, NamedTuple
 
-from nccl_doctor.collect.connect.reach import ask_all, fan_out
+from nccl_doctor.collect.connect.reach import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.ports.fleet import Fleet, Look, Machine, SessionMachine, Signalled, Trial
 from nccl_doctor.errors import DoctorError, NotReachedError, UsageError
@@ -295,7 +295,7 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
     nonce, wanted = secrets.token_hex(16), [listener(port) for port in ports]
     # who has others was named, and is none of this process
     sessions = [machine.session for machine in (target, *others) if isinstance(machine, SessionMachine)]
-    with listening(sessions, nonce, lambda session: wanted if session is sessions[0] else []) as opened:
+    with listening(sessions, nonce, lambda one: wanted if one is sessions[0] else [], Window()) as opened:
         told = opened[target.name]
         good = () if isinstance(told, Exception) else tuple(port for port in told.ports if port is not None)
 
@@ -303,7 +303,7 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
             dialled = dial_targets(session, [Target(target.name, address, good)], nonce, DIAL_S)
             return {*good} - {row.port for row in dialled.failed}
 
-        found = dict(zip((machine.name for machine in others), ask_all(dial, sessions[1:]), strict=True))
+        found = dict(zip((one.name for one in others), ask_all(dial, sessions[1:], window=Window()), strict=True))
     for name, answer in {**opened, **found}.items():
         if isinstance(answer, Exception):
             raise NotReachedError(f"{name}: {answer}")

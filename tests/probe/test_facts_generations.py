@@ -138,6 +138,15 @@ def test_gids_of_roce_keep_their_index_type_and_interface(tree: Any) -> None:
     }
 
 
+def test_gids_that_hold_no_address_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "mlx5_0/ports/1/gids").mkdir(parents=True)
+    used = "fe80:0000:0000:0000:ba3f:d2ff:fe00:0001"
+    for index, gid in enumerate((f"fe80{':0000' * 7}", ":".join(["0000"] * 8), used)):
+        (tmp_path / f"mlx5_0/ports/1/gids/{index}").write_text(f"{gid}\n")
+    ((port,),) = (device["ports"] for device in read_rdma(str(tmp_path)))
+    assert [(gid["index"], gid["gid"]) for gid in port["gids"]] == [(2, used)]
+
+
 def test_a_device_of_two_ports(tree: Any) -> None:
     device = next(one for one in read_rdma(tree("gb200")) if one["name"] == "mlx5_2")
     assert [port["number"] for port in device["ports"]] == [1, 2]

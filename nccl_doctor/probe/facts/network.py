@@ -195,7 +195,7 @@ def _inet6(text: str) -> str:
 
 
 FOLDER = "/sys/class/infiniband"
-EMPTY_GID = re.compile(r"[0:]*|fe80:(?::0000){7}")
+EMPTY_GID = re.compile(r"[0:]*|fe80(?::0000){7}")
 """An unused entry is all zeros (the kernel answers EINVAL for its type), or only holds the link-local prefix."""
 STATE = re.compile(r"\d+: *(.+)")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")

@@ -194,6 +194,21 @@ def test_switches_modules_and_iommu_are_read_from_sys(tmp_path: Path, monkeypatc
     }
 
 
+def test_the_fabric_manager_is_asked_for_before_a_bus_that_may_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def output(argv: list[str], _deadline: float) -> str:
+        asked.append(argv[0])
+        return "LoadState=loaded\nActiveState=failed\n"
+
+    asked: list[str] = []
+    monkeypatch.setattr(hardware, "output", output)
+    root = machine(tmp_path, {"0000:07:00.0": ("0x10de", "0x030200"), "0000:c4:00.0": ("0x10de", "0x068000")})
+    (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
+    assert hardware.read_pci(time.monotonic() + LONG_S, root)["fabric_manager"] == "failed"
+    assert asked == ["systemctl", "lspci"]
+
+
 @pytest.mark.parametrize(
     ("told", "state"),
     [

@@ -51,10 +51,12 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
     gpus = [address for address, kind in of_nvidia if kind in GPU_CLASSES]
     groups = {read(f"{devices}/{address}/iommu_group/type") for address in gpus}
     matters = bool(gpus) and bool(entries(f"{root}/sys/class/infiniband"))
+    service = _printed([*SERVICE_STATE], deadline) if switches else None
+    # last, for it reads every device: it hangs where one has fallen off the bus
     bridges = _printed(["lspci", "-D", "-vvv"], deadline) if matters else None
     return {
         "nvswitches": len(switches),
-        "fabric_manager": parse_service(_printed([*SERVICE_STATE], deadline) or "") if switches else None,
+        "fabric_manager": parse_service(service or ""),
         "peermem": any(os.path.isdir(f"{root}/sys/module/{name}") for name in PEERMEM),
         "dmabuf": dmabuf(read(f"{root}/proc/driver/nvidia/version"), os.uname().release),
         "iommu": sorted(group for group in groups if group),

@@ -25,11 +25,9 @@ T = TypeVar("T")
 
 MAX_ITEMS = 150_000
 """Values in one answer: the facts of a host among 4,096 have a quarter; each takes some 100 bytes of our memory."""
-_REASON = 300
-"""Characters of why a part of an answer does not fit: it may quote that part."""
+_REASON = 300  # Characters of why a part of an answer does not fit: it may quote that part
 _SEPARATORS = (b",", b"[", b"{")
-_TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')
-"""A text of JSON without escapes, and what stands before or behind each value."""
+_TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')  # A text of JSON without escapes, and what stands before or behind each value
 
 
 class ProbeError(Exception):

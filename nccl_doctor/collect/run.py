@@ -33,10 +33,8 @@ from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.transport.base import Transport
 
-NAMES_S = 3.0
-"""What this machine's resolver may take for all names; what it has not told by then confirms nothing."""
-WORTH_S = 5.0
-"""A run begins anew where that much time is left."""
+NAMES_S = 3.0  # What this machine's resolver may take for all names; what it has not told by then confirms nothing
+WORTH_S = 5.0  # A run begins anew where that much time is left
 
 
 @contextmanager

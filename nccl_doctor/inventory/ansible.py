@@ -62,8 +62,7 @@ def _choices(match: re.Match[str], place: SourceLocation) -> list[str]:
 T = TypeVar("T")
 
 MAX_GROUPS = 1000
-MAX_MEMBERS = 4 * MAX_HOSTS
-"""A host may stand in several groups; all groups together hold at most so many."""
+MAX_MEMBERS = 4 * MAX_HOSTS  # A host may stand in several groups; all groups together hold at most so many
 
 _HOST = ("ansible_host", "ansible_ssh_host")
 _USER = ("ansible_user", "ansible_ssh_user")

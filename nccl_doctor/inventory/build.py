@@ -25,8 +25,7 @@ from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.transport.containers import InsideOptions
 from nccl_doctor.transport.ssh import SshOptions
 
-SettledHosts = dict[str, tuple[Entry, Settings]]
-"""Each host by its name, in order, with all that was said of it."""
+SettledHosts = dict[str, tuple[Entry, Settings]]  # Each host by its name, in order, with all that was said of it
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 

@@ -18,8 +18,7 @@ from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.transport.kube import KubeOptions
 from nccl_doctor.transport.kube.kubectl import KubectlError, kubectl
 
-SECONDS = 30.0
-"""For one question to the API server: 10,000 pods take 3 s, and a link may be slow."""
+SECONDS = 30.0  # For one question to the API server: 10,000 pods take 3 s, and a link may be slow
 
 _LABELS = {
     "job": "job-name={}",
@@ -103,7 +102,16 @@ def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:
     pods = [pod for pod in listed.items if kind != "statefulset" or (pod.owner and pod.owner.name == name)]
     what = f"{kind}/{name}" if kind else f"-l {selector}"
     if not pods:
-        raise UsageError(_nothing(kind, name, what, where))
+        place = f" in the namespace {where[1]}" if where else " in the current namespace"
+        if kind:
+            full = {"lws": "leaderworkerset"}.get(kind, kind)
+            _ask(f"get {full}s", *where, "get", full, name, "-o", "name", what=f"{what}{place}")
+        hint = (
+            "it has made none yet, or is suspended"
+            if kind
+            else "kubectl get pods --show-labels shows what labels there are"
+        )
+        raise UsageError(f"--kube: {what} has no pods{place}; {hint}")
     groups = sorted({pod.metadata.labels.get(kube_facts.GROUP, "") for pod in pods})
     if len(groups) > 1:  # of a LeaderWorkerSet
         hint = f"add -l {kube_facts.GROUP}={groups[0]}"
@@ -128,15 +136,6 @@ def _checked(name: str, option: str) -> str:
     if not _NAME.fullmatch(name):
         raise UsageError(f'{option}: {quoted(name)} is no name in Kubernetes: small letters, digits, "-" and "."')
     return name
-
-
-def _nothing(kind: str, name: str, what: str, where: Sequence[str]) -> str:
-    place = f" in the namespace {where[1]}" if where else " in the current namespace"
-    if kind:
-        full = {"lws": "leaderworkerset"}.get(kind, kind)
-        _ask(f"get {full}s", *where, "get", full, name, "-o", "name", what=f"{what}{place}")
-    labels = "kubectl get pods --show-labels shows what labels there are"
-    return f"--kube: {what} has no pods{place}; {'it has made none yet, or is suspended' if kind else labels}"
 
 
 def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:

@@ -112,8 +112,7 @@ SIDECARS = frozenset({"istio-proxy", "linkerd-proxy", "consul-dataplane", "kuma-
 """Containers of service meshes, which accept connections in a pod's place."""
 _DEFAULT = "kubectl.kubernetes.io/default-container"
 _NETWORKS = "k8s.v1.cni.cncf.io/network-status"
-_OWN = frozenset({"pytorch", "trainer", "node"})
-"""What Kubeflow's operators call the container that trains."""
+_OWN = frozenset({"pytorch", "trainer", "node"})  # What Kubeflow's operators call the container that trains
 _DECIMAL, _BINARY = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}, ("Ki", "Mi", "Gi", "Ti")
 _UNITS = _DECIMAL | {unit: 1 << 10 * power for power, unit in enumerate(_BINARY, 1)}
 _DEVICE = re.compile(r"(nvidia\.com|amd\.com)/[\w.-]+|rdma/[\w.-]+|vpc\.amazonaws\.com/efa|.*(hca|rdma|sriov).*")
@@ -133,7 +132,8 @@ def training_container(pod: Pod) -> Container:
 def facts(pod: Pod, container: Container) -> PodFacts:
     """The facts of a pod that judging may want."""
     spec, security = pod.spec, container.security
-    volume, size = _shm(pod, container)
+    shm = next((one.name for one in container.mounts if one.path.rstrip("/") == "/dev/shm"), "")  # noqa: S108 - a name
+    volumes = (one.empty_dir for one in spec.volumes if shm and one.name == shm)
     every = (*spec.containers, *spec.init_containers)
     addresses = [one.ip for one in pod.status.pod_ips] or [one for one in (pod.status.pod_ip,) if one is not None]
     return PodFacts(
@@ -145,8 +145,8 @@ def facts(pod: Pod, container: Container) -> PodFacts:
         unready=unready(pod),
         host_network=spec.host_network,
         networks=_networks(pod),
-        shm_volume=volume,
-        shm_bytes=size,
+        shm_volume=shm,
+        shm_bytes=quantity(volume.limit) if (volume := next(volumes, None)) is not None else None,
         devices=devices(container),
         capabilities=tuple(one.removeprefix("CAP_") for one in security.capabilities.add),
         privileged=security.privileged,
@@ -171,12 +171,6 @@ def quantity(text: object) -> int | None:
     """A quantity of the API, ``64Gi``, as a number, if whole."""
     found = re.fullmatch(r"([0-9]{1,15})([A-Za-z]{0,2})", str(text))
     return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else None
-
-
-def _shm(pod: Pod, container: Container) -> tuple[str, int | None]:
-    at = next((one.name for one in container.mounts if one.path.rstrip("/") == "/dev/shm"), "")  # noqa: S108 - a name
-    volume = next((one for one in pod.spec.volumes if at and one.name == at), None)
-    return at, quantity(volume.empty_dir.limit) if volume is not None and volume.empty_dir is not None else None
 
 
 def _networks(pod: Pod) -> tuple[str, ...]:

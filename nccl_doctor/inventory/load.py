@@ -55,7 +55,10 @@ def load(  # noqa: PLR0913 - each is a word of the command line
         parsed = engine.read(where, environ)
     else:
         parsed = _parsed(STDIN if path == "-" else path, where, environ, contained=overrides.inside is not None)
-        parsed = _reached(parsed, transport)
+        default, by = engines()[0], kinds().get(transport or "auto")
+        if by is not None and by is not default and not by.source:
+            entries = [replace(entry, access=(by.name_node(entry.name.value),)) for entry in parsed.entries]
+            parsed = replace(parsed, entries=entries)
     # the environment's word on the master counts where nothing else names it
     variables = {
         name: variable
@@ -82,7 +85,11 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
         return ParsedInventory(place, named(where, place, Settings(), Settings()))
     if environ.get(slurm.NODELIST):
         return slurm.from_environment(environ)
-    return _alone(environ, contained=contained)
+    place = SourceLocation("this machine", is_file=False)
+    python, why = ("python3", "default") if contained else training_python(environ)
+    settings = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
+    entry = Entry(Sourced(own_name(), place), Sourced("127.0.0.1", place), settings)
+    return ParsedInventory(place, [entry], master_addr=Sourced("127.0.0.1", place))
 
 
 def requested(
@@ -101,19 +108,3 @@ def requested(
         if source is not None:
             return source
     return None
-
-
-def _reached(parsed: ParsedInventory, transport: str | None) -> ParsedInventory:
-    default, engine = engines()[0], kinds().get(transport or "auto")
-    if engine is None or engine is default or engine.source:
-        return parsed
-    entries = [replace(entry, access=(engine.name_node(entry.name.value),)) for entry in parsed.entries]
-    return replace(parsed, entries=entries)
-
-
-def _alone(environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:
-    place = SourceLocation("this machine", is_file=False)
-    python, why = ("python3", "default") if contained else training_python(environ)
-    settings = Settings(python=Sourced(python, SourceLocation(why, is_file=False)))
-    entry = Entry(Sourced(own_name(), place), Sourced("127.0.0.1", place), settings)
-    return ParsedInventory(place, [entry], master_addr=Sourced("127.0.0.1", place))

@@ -116,11 +116,9 @@ class HostSource(Protocol):
         """Finds them, ``where`` choosing among them, or raises UsageError."""
 
 
-MAX_BYTES = 1 << 20
-"""A line a host for 65,536 hosts fits in; more is some other file."""
+MAX_BYTES = 1 << 20  # A line a host for 65,536 hosts fits in; more is some other file
 
-STDIN = "/dev/stdin"
-"""What ``-`` means; the name, for messages and because it can't be read again."""
+STDIN = "/dev/stdin"  # What ``-`` means; the name, for messages and because it can't be read again
 
 _PIPE_SECONDS = 10.0
 

@@ -12,8 +12,7 @@ from nccl_doctor.text.hostlist import has_control, quoted
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.transport.containers import RUNTIMES, InsideOptions
 
-MAX_NPROC = 1024
-"""No machine has more GPUs; a bigger number is a slip of the finger, and would start as many processes."""
+MAX_NPROC = 1024  # No machine has more GPUs; a bigger number is a slip of the finger, and would start as many processes
 
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,15}")

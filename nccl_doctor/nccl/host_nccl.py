@@ -22,24 +22,18 @@ _AS_IT_IS: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class HostNccl:
-    """NCCL's view of a host, and its choice there.
-
-    Attributes:
-        machine: equal for two nodes on one machine and in one network namespace (containers share a boot id).
-        unreachable: addresses to which the kernel has no way, with the errno name that it gave.
-        choice: of libnccl where it was asked, else of the model.
-        disagreement: what libnccl and the model say, where they differ; of the model's source, how libnccl failed.
-    """
+    """NCCL's view of a host, and its choice there."""
 
     host: str
-    machine: str | None
+    machine: str | None  # equal for two nodes on one machine and in one network namespace (containers share a boot id)
     interfaces: Interfaces
     routes: tuple[Route, ...] | Unknown
-    unreachable: dict[str, str]
+    unreachable: dict[str, str]  # addresses to which the kernel has no way, with the errno name that it gave
     variables: dict[str, Variable]
     version: Version | None
-    choice: Choice
+    choice: Choice  # of libnccl where it was asked, else of the model
     source: Literal["libnccl", "model"]
+    # what libnccl and the model say, where they differ; of the model's source, how libnccl failed
     disagreement: str | None = None
 
     @property

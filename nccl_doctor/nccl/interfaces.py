@@ -29,8 +29,7 @@ from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Names, Re
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import Address, numeric
 
-MAX_TOKENS = 16
-"""NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: what comes after the sixteenth token is not read."""
+MAX_TOKENS = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: what comes after the sixteenth token is not read
 
 
 @dataclass(frozen=True)
@@ -131,14 +130,12 @@ def _atoi(text: str) -> int:
     return int(digits.group()) % 65536 if digits is not None else 0
 
 
-MAX_INTERFACES = 16
-"""NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: NET/Socket uses no more."""
+MAX_INTERFACES = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: NET/Socket uses no more
 
 OFF_SUBNET = "NET/Socket : No usable listening interface found"
 """NCCL's own words (src/bootstrap.cc); until 2.26.6 a line about the remote address comes before them."""
 
-INVALID_ARGUMENT, SYSTEM_ERROR = 4, 2
-"""ncclResult_t (src/nccl.h.in)."""
+INVALID_ARGUMENT, SYSTEM_ERROR = 4, 2  # ncclResult_t (src/nccl.h.in)
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from nccl_doctor.text.bounds import safe_regex
 _PLACE = re.compile(r"%(?:[-+ #0]*\d*(?:\.\d+)?)(?:hh|h|ll|l|z|j|t)?([diouxXcspfgem%])")
 _PLACES = {"d": r"-?\d+", "i": r"-?\d+", "u": r"\d+", "x": r"[0-9a-fA-F]+", "X": r"[0-9a-fA-F]+", "o": r"[0-7]+"}
 _WORD = re.compile(r"[A-Za-z0-9_]+")
-_LEAST = 8
-"""A template needs a plain part of this length, else it would claim any text."""
+_LEAST = 8  # A template needs a plain part of this length, else it would claim any text
 
 
 @dataclass(frozen=True)
@@ -68,8 +67,7 @@ def meaning(text: str) -> Meaning | None:
 @cache
 def _entries() -> dict[str, list[tuple[int, _Entry]]]:
     """(place in the order of trial, entry) by a word of every text that the entry fits; "" where there is none."""
-    entries = [_entry(found) for found in catalogue()]
-    long_enough = (entry for entry in entries if len(entry.plain) >= _LEAST)
+    long_enough = (entry for entry in map(_entry, catalogue()) if len(entry.plain) >= _LEAST)
     by_word: dict[str, list[tuple[int, _Entry]]] = {}
     ordered = sorted(long_enough, key=lambda entry: (-len(entry.plain), -len(entry.meaning.template)))
     for place, entry in enumerate(ordered):
@@ -129,15 +127,11 @@ _MEANS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class PortError:
-    """An error of a port that a text tells.
+    """An error of a port that a text tells."""
 
-    Attributes:
-        kind: "in-use"; "privileged": for root; "handed-over": a socket for another port; "ephemeral": NCCL's own bind.
-        port: None where the wording has none; it is MASTER_PORT's then, but for "ephemeral".
-    """
-
+    # "in-use"; "privileged": for root; "handed-over": a socket for another port; "ephemeral": NCCL's own bind
     kind: Kind
-    port: int | None
+    port: int | None  # None where the wording has none; it is MASTER_PORT's then, but for "ephemeral"
     line: str
 
     @property

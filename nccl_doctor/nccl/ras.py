@@ -36,56 +36,39 @@ class RasProcess:
 
 @dataclass(frozen=True)
 class RasRank:
-    """A rank of a communicator; None where RAS has no information on its process.
-
-    Attributes:
-        status: INIT, RUNNING, FINALIZE or ABORT; "" where the answer does not say it of this rank.
-        counts: collective to the number of those launched so far; JSON only.
-        dead: RAS holds its process for dead, not merely silent.
-    """
+    """A rank of a communicator; None where RAS has no information on its process."""
 
     rank: int
     host: str | None = None
     pid: int | None = None
     gpu: int | None = None
-    status: str = ""
+    status: str = ""  # INIT, RUNNING, FINALIZE or ABORT; "" where the answer does not say it of this rank
     error: str = ""
-    counts: dict[str, int] = field(default_factory=dict)
-    dead: bool = False
+    counts: dict[str, int] = field(default_factory=dict)  # collective to the number of those launched so far; JSON only
+    dead: bool = False  # RAS holds its process for dead, not merely silent
 
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks of one communicator that agree in what not all agree in.
+    """Ranks of one communicator that agree in what not all agree in."""
 
-    Attributes:
-        topic: a collective's name ("AllReduce"; "collective" in NCCL 2.24 and 2.25), "status" or "error".
-        value: collectives launched, a status, or NCCL's word for an error.
-        size: how many ranks; ``ranks`` are those that the answer names, perhaps none.
-    """
-
-    topic: str
-    value: int | str
-    size: int
+    topic: str  # a collective's name ("AllReduce"; "collective" in NCCL 2.24 and 2.25), "status" or "error"
+    value: int | str  # collectives launched, a status, or NCCL's word for an error
+    size: int  # how many ranks; ``ranks`` are those that the answer names, perhaps none
     ranks: tuple[RasRank, ...] = ()
 
 
 @dataclass(frozen=True)
 class Communicator:
-    """A communicator and its ranks; ``hash`` as NCCL prints it, 16 digits in hexadecimal.
-
-    Attributes:
-        size: None in text, which says it of groups of communicators only; ``ranks``: all that answered; JSON only.
-        missing: ranks of which no data came; ``missing_count`` of them, named or not.
-        groups: how the ranks differ, largest group first; empty where they agree.
-    """
+    """A communicator and its ranks; ``hash`` as NCCL prints it, 16 digits in hexadecimal."""
 
     hash: str
+    # None in text, which says it of groups of communicators only; ``ranks``: all that answered; JSON only
     size: int | None = None
     ranks: tuple[RasRank, ...] = ()
-    missing: tuple[RasRank, ...] = ()
+    missing: tuple[RasRank, ...] = ()  # ranks of which no data came; ``missing_count`` of them, named or not
     missing_count: int = 0
-    groups: tuple[RankGroup, ...] = ()
+    groups: tuple[RankGroup, ...] = ()  # how the ranks differ, largest group first; empty where they agree
 
     def launched(self) -> dict[str, tuple[RankGroup, ...]]:
         """Collectives launched unevenly; of each the groups, furthest behind first."""
@@ -95,21 +78,16 @@ class Communicator:
 
 @dataclass(frozen=True)
 class RasAnswer:
-    """An answer of the service.
-
-    Attributes:
-        missing: processes that gave no data in time; ``missing_count`` of them, named or not. Text only.
-        dead: processes that RAS no longer reaches; ``dead_count`` likewise.
-        statuses: of the groups of communicators: NOCOMM, INIT, RUNNING, FINALIZE, ABORT. Text only.
-    """
+    """An answer of the service."""
 
     nccl_version: str = ""
     communicators: tuple[Communicator, ...] = ()
+    # processes that gave no data in time; ``missing_count`` of them, named or not. Text only.
     missing: tuple[RasProcess, ...] = ()
     missing_count: int = 0
-    dead: tuple[RasProcess, ...] = ()
+    dead: tuple[RasProcess, ...] = ()  # processes that RAS no longer reaches; ``dead_count`` likewise
     dead_count: int = 0
-    statuses: tuple[str, ...] = ()
+    statuses: tuple[str, ...] = ()  # of the groups of communicators: NOCOMM, INIT, RUNNING, FINALIZE, ABORT. Text only.
     timeouts: int = 0
 
 
@@ -236,13 +214,11 @@ _ERRORS = {
 """ncclResult_t in the words of the text form."""
 
 _IN_PROGRESS = 7
-_MISSING_COMMA = re.compile(r"\}(\s*)\{")
-"""Between missing ranks, NCCL 2.28.7 to 2.28.9."""
+_MISSING_COMMA = re.compile(r"\}(\s*)\{")  # Between missing ranks, NCCL 2.28.7 to 2.28.9
 
 _MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
 """Of an answer: a rank has three objects and some thirty values, and RAS sends no more than 8 MiB of them."""
-_MOST_TOPICS = 64
-"""Collectives by name, of all ranks together: NCCL knows a dozen."""
+_MOST_TOPICS = 64  # Collectives by name, of all ranks together: NCCL knows a dozen
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 64)]
 _Small = Annotated[int, Field(ge=-1, lt=1 << 31)]
@@ -358,8 +334,7 @@ def _groups(ranks: tuple[RasRank, ...]) -> Iterator[RankGroup]:
             yield RankGroup(topic, value, len(members), tuple(members))
 
 
-_MOST_LINES = 200_000
-"""Of a report: more than fit into the 8 MiB of it that are taken from a host."""
+_MOST_LINES = 200_000  # Of a report: more than fit into the 8 MiB of it that are taken from a host
 
 
 def parse(text: str) -> RasAnswer:

@@ -25,8 +25,7 @@ from nccl_doctor.text.inet import address_of, network_of
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
 """Kinds of link that may stand in a host without leading out of it (snapshot.Link.kind)."""
 
-LOST = ("timed-out", "no-route", "unreachable")
-"""Outcomes of a dial that found nobody; a refusal comes from somebody."""
+LOST = ("timed-out", "no-route", "unreachable")  # Outcomes of a dial that found nobody; a refusal comes from somebody
 
 
 class Reachable(Enum):
@@ -164,14 +163,11 @@ def is_private(target: HostNccl, interface: str) -> bool:
     return all(route.gateway is None or route.interface != link.name for route in routes)
 
 
-EVERYBODY_UP_TO = 128
-"""Hosts; as many as the port mesh dials all pairs of."""
+EVERYBODY_UP_TO = 128  # Hosts; as many as the port mesh dials all pairs of
 
-MOST_KINDS = 16
-"""Sets of routes, the rarest first, of which one host each is asked about every address."""
+MOST_KINDS = 16  # Sets of routes, the rarest first, of which one host each is asked about every address
 
-MOST_OWNERS = 8
-"""Of one address, which are told apart from everybody else."""
+MOST_OWNERS = 8  # Of one address, which are told apart from everybody else
 
 
 class Peers:

@@ -20,8 +20,7 @@ from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, addresses_by_name
 from nccl_doctor.text.inet import Network, network_of, prefix_length
 
-Plan = dict[str, str]
-"""The interface to use, by host."""
+Plan = dict[str, str]  # The interface to use, by host
 
 _MOST_NETS = 64
 """Nets that are tried for all hosts; a node of Kubernetes may have thousands of addresses, each a net of its own."""

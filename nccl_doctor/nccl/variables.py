@@ -37,8 +37,7 @@ SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = "/.nccl.conf"
 """What the path of the user's own file ends with; NCCL takes the home directory out of the password database."""
 
-LONGEST = 1023
-"""Bytes of a name or a value in a config file; NCCL cuts off the rest."""
+LONGEST = 1023  # Bytes of a name or a value in a config file; NCCL cuts off the rest
 
 _DOUBT = f"NCCL reads NCCL_CONF_FILE from {show(CONF_FILE)} on, and which one runs there is not known"
 
@@ -122,8 +121,7 @@ _TORCHS = "BLOCKING_WAIT ASYNC_ERROR_HANDLING DESYNC_DEBUG ENABLE_TIMING USE_COM
 PYTORCH_NAMES = frozenset(f"NCCL_{part}" for part in _TORCHS.split())
 """torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; from torch 2.2 on called TORCH_NCCL_…."""
 
-CLOSE = 0.8
-"""difflib's ratio from which a name counts as misspelt; NCCL_SOCKET_IFNAMES is 0.97 from its model."""
+CLOSE = 0.8  # difflib's ratio from which a name counts as misspelt; NCCL_SOCKET_IFNAMES is 0.97 from its model
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,8 @@ from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFaile
 
 MAX_LINE = 32 * 1024 * 1024
 """Bytes that wait to be read: no answer of a host comes near it, and a runaway one must not fill the memory."""
-MAX_GREETING = 4 << 20
-"""Bytes until a host's first word that counts: a login's banner and what a .bashrc prints."""
-LINE_COST = 200
-"""What a line counts besides its own bytes: empty ones cost us time, too."""
+MAX_GREETING = 4 << 20  # Bytes until a host's first word that counts: a login's banner and what a .bashrc prints
+LINE_COST = 200  # What a line counts besides its own bytes: empty ones cost us time, too
 TAIL = 8 * 1024
 
 
@@ -186,8 +184,7 @@ def close_all(channels: Iterable[Channel]) -> None:
         thread.join()
 
 
-_KEPT, _LONGEST = 5, 300
-"""Of what a host says before it comes to our command: the last lines, and bytes of one."""
+_KEPT, _LONGEST = 5, 300  # Of what a host says before it comes to our command: the last lines, and bytes of one
 
 
 class Greeting:

@@ -20,8 +20,7 @@ from nccl_doctor.model.engine import Engine, Entry
 from nccl_doctor.snapshot.access import ProbeFacts, ProbeFailed
 from nccl_doctor.transport.base import AccessError, Greeting, LineBuffer, Tail, Transport, if_free, remaining
 
-TERM_S = 1.0
-"""Between the first signal and the last, and after that."""
+TERM_S = 1.0  # Between the first signal and the last, and after that
 _CHUNK, _CHUNKS = 256 * 1024, 64
 _SLICE_S = 0.5  # how soon a thread that waits notices that another one closed the channel
 _GRACE_S = 2.0

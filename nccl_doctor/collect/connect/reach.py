@@ -39,8 +39,7 @@ AT_ONCE = 64
 FIRST = 8
 FEWEST = 4
 MOST = 64
-IN_ALL = 256
-"""At once, the silent ones included: a thread and a socket each."""
+IN_ALL = 256  # At once, the silent ones included: a thread and a socket each
 _SHORTEST_S = 0.05
 _SILENCE_S = 1.0
 
@@ -184,8 +183,7 @@ def fan_out(
 
 T = TypeVar("T")
 
-_LINES, _PHRASE = 5, 500
-"""Of a traceback that are evidence, and characters of an error in a sentence."""
+_LINES, _PHRASE = 5, 500  # Of a traceback that are evidence, and characters of an error in a sentence
 
 
 def ask_all(
@@ -254,40 +252,33 @@ class LoadWatch:
             began = now
 
 
-AGAIN = 0.35
-"""The quiet try's share of the first one's time, where hosts answer fast: what is healthy needs far less."""
+AGAIN = 0.35  # The quiet try's share of the first one's time, where hosts answer fast: what is healthy needs far less
 CONNECT_S = 10.0
 """For a host to answer where neither ``--connect-timeout`` nor a configuration of the user's says how long."""
-PATIENCE = 4.0
-"""Times that the others needed; whoever takes longer alone is not merely one of many."""
+PATIENCE = 4.0  # Times that the others needed; whoever takes longer alone is not merely one of many
 Look = Callable[[ProbeSession, float], None]
 """Asks a host, within this share of the time that it has; :class:`NoAnswerError` where more time may help."""
 
 
 @dataclass
 class Reach:
-    """Hosts to reach, and what became of them.
-
-    Attributes:
-        connect_s: for a host to answer once it is its turn, and as much again for its probe; a login has more
-            (transport.base). None: what the user's configuration of the transport says, else :data:`CONNECT_S`.
-        until: when the whole run ends, on the monotonic clock.
-        look, on_looked: asks a host as soon as it lets us in (``on_done``), while others are still connected to.
-        opened: by host, filled as they are reached: what Ctrl-C interrupts must be closed, too.
-        again: the hosts that answered only when they were tried again.
-    """
+    """Hosts to reach, and what became of them."""
 
     transport: Transport
+    # for a host to answer once it is its turn, and as much again for its probe; a login has more (transport.base).
+    # None: what the user's configuration of the transport says, else :data:`CONNECT_S`.
     connect_s: float | None
-    until: float
+    until: float  # when the whole run ends, on the monotonic clock
     on_done: Callable[[str], None]
+    # look, on_looked: asks a host as soon as it lets us in (``on_done``), while others are still connected to
     look: Look | None = None
     on_looked: Callable[[str], None] = lambda _name: None
     silence_s: float = SILENCE_S
+    # by host, filled as they are reached: what Ctrl-C interrupts must be closed, too
     opened: dict[str, ProbeSession] = field(default_factory=dict)
     failures: dict[str, AnyAccessFailure] = field(default_factory=dict)
     unanswered: dict[str, Exception] = field(default_factory=dict)
-    again: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()  # the hosts that answered only when they were tried again
     connected_s: float = 0.0
     _entering: set[str] = field(default_factory=set)
 

@@ -27,8 +27,7 @@ from nccl_doctor.model.engine import place_of
 from nccl_doctor.snapshot.access import ProbeFailed, PythonMissing
 from nccl_doctor.transport import base
 
-MAX_REQUEST = 64 << 20
-"""Bytes that a host may send for one request, chatter and events included."""
+MAX_REQUEST = 64 << 20  # Bytes that a host may send for one request, chatter and events included
 
 
 class Messages:
@@ -91,12 +90,9 @@ class Messages:
 
 
 PULSE_S = 1.0
-SILENCE_S = 8.0
-"""Without a word; with what the end of everything takes, nothing is left after ten seconds."""
-PATIENT_S = 60.0
-"""The same for a run that begins anew because this machine stood still: it may merely be overloaded."""
-MARGIN_S = 2.0
-"""A gap between two words that a host feels may be so much shorter here."""
+SILENCE_S = 8.0  # Without a word; with what the end of everything takes, nothing is left after ten seconds
+PATIENT_S = 60.0  # The same for a run that begins anew because this machine stood still: it may merely be overloaded
+MARGIN_S = 2.0  # A gap between two words that a host feels may be so much shorter here
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """One that goes on while the machine sleeps; macOS has it by the other name (clock_gettime(2), (3))."""
 

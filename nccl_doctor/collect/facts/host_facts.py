@@ -35,14 +35,12 @@ from nccl_doctor.transport.base import AccessError, Allowance, Channel, Transpor
 from nccl_doctor.transport.containers import InsideOptions
 from nccl_doctor.transport.ssh.settings import ssh_alias
 
-GRACE_S = 2.0
-"""What the answer may take beyond the deadline that the collectors on the host keep."""
+GRACE_S = 2.0  # What the answer may take beyond the deadline that the collectors on the host keep
 
 
 NO_FACTS = "the probe gave no facts"
 
-PATH_S = 10.0
-"""For a host that answered nothing to say what it sends in vain."""
+PATH_S = 10.0  # For a host that answered nothing to say what it sends in vain
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,7 @@ class FactLimits:
     sudo: bool = False
 
 
-_MOST_TABLES = 8
-"""Answers that are learnt from: each a table of all names."""
+_MOST_TABLES = 8  # Answers that are learnt from: each a table of all names
 
 
 class CommonNames:
@@ -253,8 +250,7 @@ echo {mark} end
 exit
 """
 """For /bin/sh; the devices are those of probe/facts/host.py."""
-_MOST = 8 << 20
-"""Bytes that it may print: a cluster's /etc/hosts has a line for each host."""
+_MOST = 8 << 20  # Bytes that it may print: a cluster's /etc/hosts has a line for each host
 _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +(unlimited|\d{1,20})\b")
 
 

@@ -74,8 +74,7 @@ def built_for(program: bytes) -> str:
     return ELF_MACHINES.get(number, f"ELF machine {number}")
 
 
-ANSWER_S = 10.0
-"""For the ranks of a host to be found; with 8 of them it takes 10 ms."""
+ANSWER_S = 10.0  # For the ranks of a host to be found; with 8 of them it takes 10 ms
 LOOK_S = 12.0
 RAS_ANSWER_S = 12.0
 SHIP_S = 30.0

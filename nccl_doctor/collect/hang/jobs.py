@@ -35,24 +35,18 @@ class HangingJob(NamedTuple):
         return f"{self.address}:{self.port} of {self.world_size} ranks" + (f" on {self.host}" if self.host else "")
 
 
-Jobs = dict[HangingJob, dict[str, list[JobRank]]]
-"""The ranks of each job, by host."""
+Jobs = dict[HangingJob, dict[str, list[JobRank]]]  # The ranks of each job, by host
 
 
 class Choice(NamedTuple):
-    """The job that is meant, ``ranks`` by host, one process a rank, and ``rivals``: older ones with the same numbers.
-
-    Attributes:
-        misnumbered_ranks: by host, ranks of unfinished jobs whose numbers this one lacks: its own, started otherwise.
-        others: the jobs that are not looked at, in words.
-        contradictory_hosts: hosts whose answer can't be, and why.
-    """
+    """The job that is meant, ``ranks`` by host, one process a rank; ``rivals``: older ones with the same numbers."""
 
     ranks: dict[str, tuple[JobRank, ...]]
     rivals: dict[str, tuple[JobRank, ...]]
+    # by host, ranks of unfinished jobs whose numbers this one lacks: its own, started otherwise
     misnumbered_ranks: dict[str, tuple[JobRank, ...]]
-    others: tuple[str, ...]
-    contradictory_hosts: dict[str, str]
+    others: tuple[str, ...]  # the jobs that are not looked at, in words
+    contradictory_hosts: dict[str, str]  # hosts whose answer can't be, and why
 
 
 def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> Choice:
@@ -191,10 +185,8 @@ def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
 
 End = tuple[str, int]
 MOST_LOCAL = 4096
-MOST_STORES = 256
-"""Of one host that are looked at; it has a few."""
-LEAST = 2
-"""One process that dials itself is no job: a notebook does it."""
+MOST_STORES = 256  # Of one host that are looked at; it has a few
+LEAST = 2  # One process that dials itself is no job: a notebook does it
 
 
 class _Store(NamedTuple):

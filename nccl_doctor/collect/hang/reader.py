@@ -24,12 +24,9 @@ from nccl_doctor.logs import flight
 from nccl_doctor.nccl.ras import MalformedAnswerError
 from nccl_doctor.text.bounds import CrowdedError
 
-MEMORY = 768 << 20
-"""Bytes of address space: the readers' own bounds, and an interpreter with pydantic."""
-CPU_S = 10
-"""Seconds of a processor for one document, and for all of one host; torch's largest take one."""
-MOST_CALLS = 64
-"""Of a dump that are told: where ranks part is among the last that they issued."""
+MEMORY = 768 << 20  # Bytes of address space: the readers' own bounds, and an interpreter with pydantic
+CPU_S = 10  # Seconds of a processor for one document, and for all of one host; torch's largest take one
+MOST_CALLS = 64  # Of a dump that are told: where ranks part is among the last that they issued
 _MOST_GROUPS = 1024
 _MOST_TEXT = 200
 _LONGEST_ANSWER = 4 << 20

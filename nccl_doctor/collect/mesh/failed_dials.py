@@ -33,14 +33,11 @@ from nccl_doctor.snapshot.mesh import Interception, Mesh
 from nccl_doctor.snapshot.network import Interfaces, Way
 from nccl_doctor.text.inet import numeric
 
-PAIRS = 16
-"""Hosts that one host tries."""
-ADDRESSES = 4
-"""Of one host that another one tries."""
+PAIRS = 16  # Hosts that one host tries
+ADDRESSES = 4  # Of one host that another one tries
 ANSWER_S = 5.0
 
-AlternativeAddresses = dict[str, dict[str, tuple[str, ...]]]
-"""By host and its address, who met its listener there."""
+AlternativeAddresses = dict[str, dict[str, tuple[str, ...]]]  # By host and its address, who met its listener there
 
 
 def find_other_nets(
@@ -123,10 +120,8 @@ def was_accepted(dial: FailedDial | DialRow) -> bool:
     return dial.outcome in ("stranger", "intercepted", "reset") or dial.error == "SILENT"
 
 
-AT_MOST = 64
-"""Packets that a host is asked about: a host that is cut off from all others shows it with a few of them."""
-Packet = tuple[str, str | None, str | None]
-"""Where to, from which address, by which interface it comes in."""
+AT_MOST = 64  # Packets that a host is asked about: a host that is cut off from all others shows it with a few of them
+Packet = tuple[str, str | None, str | None]  # Where to, from which address, by which interface it comes in
 
 
 def look_up_routes(
@@ -193,17 +188,14 @@ def _between(sender: HostFacts, dev: str, receiver: HostFacts) -> str | None:
     return None
 
 
-PEERS = 2
-"""Hosts that look."""
-TARGETS = 64
-"""Addresses that each looks at."""
+PEERS = 2  # Hosts that look
+TARGETS = 64  # Addresses that each looks at
 PEER_DIAL_S = 2.0
 NAMES_S = 2.0
 PEER_ANSWER_S = 3.0
 TAKES_S = NAMES_S + 2 * PEER_DIAL_S + PEER_ANSWER_S
 """What all of it may take: what is silent is spoken to, and waited for as long again."""
-WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")
-"""Where nothing of the host's own was seen."""
+WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")  # Where nothing of the host's own was seen
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",
 )  # fmt: skip

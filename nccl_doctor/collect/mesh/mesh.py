@@ -38,10 +38,8 @@ from nccl_doctor.snapshot.mesh import Mesh, Sample, Stall
 from nccl_doctor.snapshot.network import PortTrial
 from nccl_doctor.text.hostlist import fold
 
-PARTNERS = 8
-"""Hosts that each one tries, the next in the list; every host is tried by as many."""
-DEADLINE_S = 1.5
-"""The kernel's first retransmission comes after 0.2 s; ten of them fit in."""
+PARTNERS = 8  # Hosts that each one tries, the next in the list; every host is tried by as many
+DEADLINE_S = 1.5  # The kernel's first retransmission comes after 0.2 s; ten of them fit in
 MTU_ANSWER_S = 3.0
 
 
@@ -79,8 +77,7 @@ def find_stalls(
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
 
 
-_MOST_ERRORS = 8
-"""Errors of one host's listeners that are told; it opens fewer."""
+_MOST_ERRORS = 8  # Errors of one host's listeners that are told; it opens fewer
 
 
 @dataclass(frozen=True)
@@ -164,13 +161,11 @@ def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, t
     return ports, silent
 
 
-FEW = 0.05
-"""Share of all dials up to which those that timed out are tried again; of three hosts, one dial."""
+FEW = 0.05  # Share of all dials up to which those that timed out are tried again; of three hosts, one dial
 LATE = ("timed-out", "reset", "intercepted")
 NO_FILE = ("EMFILE", "ENFILE")
 
-TRIES = 4
-"""Of busy hosts; each but the first only where the one before it got something through."""
+TRIES = 4  # Of busy hosts; each but the first only where the one before it got something through
 
 
 def retry(
@@ -232,12 +227,9 @@ def _unopened(answer: Dialled | Exception) -> list[DialRow]:
     return [] if isinstance(answer, Exception) else [row for row in answer.failed if row.error in NO_FILE]
 
 
-AT_ONCE = 256
-"""Dials that a host makes at once (probe/mesh/mesh.py)."""
-AGAIN = 2.0
-"""A dial's time when it is tried again, as a multiple of the first."""
-LISTEN_ANSWER_S = 5.0
-"""What listening, and reporting after the last dial timed out, may take."""
+AT_ONCE = 256  # Dials that a host makes at once (probe/mesh/mesh.py)
+AGAIN = 2.0  # A dial's time when it is tried again, as a multiple of the first
+LISTEN_ANSWER_S = 5.0  # What listening, and reporting after the last dial timed out, may take
 Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
 """By host where it dialled, and in the hosts' order what became of it."""
 

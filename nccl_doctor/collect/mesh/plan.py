@@ -34,16 +34,11 @@ from nccl_doctor.text import inet
 
 MeshSize = Literal["auto", "full", "none"]
 
-ALL_PAIRS_UP_TO = 128
-"""Hosts up to which every pair is dialled."""
-RANDOM_PEERS = 14
-"""Beyond it, each host dials so many besides the master and its two neighbours in the ring of ranks."""
-MOST_SUSPECTS = 16
-"""Hosts that all others dial, after a dial failed that they explain."""
-RANDOM_PORTS = 1
-"""Besides both ends of a host's ephemeral range: three ports in all."""
-TRIES = 16
-"""How far a listener may step aside from a port that somebody holds."""
+ALL_PAIRS_UP_TO = 128  # Hosts up to which every pair is dialled
+RANDOM_PEERS = 14  # Beyond it, each host dials so many besides the master and its two neighbours in the ring of ranks
+MOST_SUSPECTS = 16  # Hosts that all others dial, after a dial failed that they explain
+RANDOM_PORTS = 1  # Besides both ends of a host's ephemeral range: three ports in all
+TRIES = 16  # How far a listener may step aside from a port that somebody holds
 FIRST_UNPRIVILEGED = 1024
 """The kernel takes no range below net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst), which this is by default."""
 WHOLE = PortRange(low=32768, high=60999)

@@ -31,20 +31,14 @@ from nccl_doctor.nccl.messages import PortError, find_port_error
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line, script
 
-Tell = Callable[[str], None]
-"""Shows what is waited for; the next call replaces it."""
+Tell = Callable[[str], None]  # Shows what is waited for; the next call replaces it
 POLL_S = 0.1
-KILL_S = 5.0
-"""What a process may take to go after SIGKILL: the kernel gives back its memory, a GPU's driver its own."""
-SETTLE_S = 1.0
-"""What sockets may take to go after their last process."""
-MOST_WAIT_S = 300.0
-"""For the kernel to give a port back, whatever a host says: a TIME_WAIT takes a minute."""
-MOST_PROCESSES = 1 << 15
-"""Of a job, with all that it started while it was ending."""
+KILL_S = 5.0  # What a process may take to go after SIGKILL: the kernel gives back its memory, a GPU's driver its own
+SETTLE_S = 1.0  # What sockets may take to go after their last process
+MOST_WAIT_S = 300.0  # For the kernel to give a port back, whatever a host says: a TIME_WAIT takes a minute
+MOST_PROCESSES = 1 << 15  # Of a job, with all that it started while it was ending
 FIRST = 1024
-FEW, MANY = 16, 512
-"""Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial."""
+FEW, MANY = 16, 512  # Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial
 HALVES, TRIALS = 192, 2
 """Ports of the whole range that are tried together from the other hosts where a firewall stops them, and how often."""
 DIAL_S = 3.0
@@ -311,8 +305,7 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
 
 
 STDIN = "-"
-MOST_BYTES = 64 << 20
-"""Of a log; the error stands near the start of a rank's output."""
+MOST_BYTES = 64 << 20  # Of a log; the error stands near the start of a rank's output
 
 
 def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -> tuple[int, str | None]:

@@ -31,16 +31,11 @@ if TYPE_CHECKING:
     from nccl_doctor.logs.facts import Facts
 
 
-GRACE_S = 3.0
-"""After the first failure, the time the other ranks get to say what they saw of it."""
-ACCUSE_S = 15.0
-"""After a wrong sum, the time the ranks get to find which of them it comes from."""
-START_S = 20.0
-"""What an interpreter gets at least from the last sign of its work until it is up."""
-IMPORT_TIMES = 2.0
-"""How much longer than the slowest yet a rank may take to import torch."""
-ANSWER_S = 8.0
-"""What a host may take to take stacks, to hear how ranks died, to end the others and to say so."""
+GRACE_S = 3.0  # After the first failure, the time the other ranks get to say what they saw of it
+ACCUSE_S = 15.0  # After a wrong sum, the time the ranks get to find which of them it comes from
+START_S = 20.0  # What an interpreter gets at least from the last sign of its work until it is up
+IMPORT_TIMES = 2.0  # How much longer than the slowest yet a rank may take to import torch
+ANSWER_S = 8.0  # What a host may take to take stacks, to hear how ranks died, to end the others and to say so
 MOST_EVENTS = 400
 """Reports of one rank: its stages, its state, and of rank 0 a line a size; no rank has a quarter as many."""
 SEND_S = 10.0
@@ -265,9 +260,8 @@ class AllReduceRun:
             self._changed.notify_all()
 
 
-KEPT_LINES = 400
-KEPT_CHATTER = 200
-"""Of what a host's ranks print the snapshot keeps the last lines, and of NCCL's INFO lines fewer."""
+KEPT_LINES = 400  # of what a host's ranks print, the last
+KEPT_CHATTER = 200  # of NCCL's INFO lines among them, fewer
 
 
 def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:

@@ -30,22 +30,18 @@ LOGGING = {
 
 @dataclass(frozen=True)
 class SmokeLimits:
-    """Bounds of the all-reduce and what is asked of it.
+    """Bounds of the all-reduce and what is asked of it."""
 
-    Attributes:
-        deadline_s: seconds until it is ended, once every rank has imported torch; for that there are ``imports_s``.
-        budget_s: seconds for the sizes, the largest ``max_bytes`` (None: :data:`LARGEST`); with ``plateau`` they end
-            once the bandwidth has stopped growing.
-        backend: None decides by the GPUs that the hosts show.
-        keep_output: takes all lines that the ranks printed, by host.
-    """
-
+    # seconds until it is ended, once every rank has imported torch; for that there are ``imports_s``
     deadline_s: float = 60.0
     imports_s: float = 120.0
+    # seconds for the sizes, the largest ``max_bytes`` (None: :data:`LARGEST`); with ``plateau`` they end once the
+    # bandwidth has stopped growing
     budget_s: float = 10.0
     plateau: bool = False
     max_bytes: int | None = None
-    backend: Backend | None = None
+    backend: Backend | None = None  # None decides by the GPUs that the hosts show
+    # takes all lines that the ranks printed, by host
     keep_output: Callable[[Mapping[str, Sequence[str]]], None] = lambda _output: None
 
 

@@ -104,8 +104,7 @@ def _halves(group: Group) -> tuple[Group, Group]:
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
 """What a group gets: gloo connects in milliseconds, NCCL starts the GPUs and detects the topology."""
-ANSWER_S = 5.0
-"""What a host may take to answer what it need not work for; the end of all trials is one such question."""
+ANSWER_S = 5.0  # What a host may take to answer what it need not work for; the end of all trials is one such question
 TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
 """The largest message, large enough for packets of full size; and seconds for all of them."""
 

@@ -90,7 +90,15 @@ def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, 
     answers: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
 
     def work(field: str, collector: Callable[[], object]) -> None:
-        answers.put((field, _guarded(collector)))
+        try:
+            answer = _printable(collector())
+        except Unavailable as error:
+            answer = _unknown(str(error))
+        except PermissionError as error:
+            answer = _unknown(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+        except Exception as error:  # noqa: BLE001 - a collector's crash is this fact's answer
+            answer = _unknown(f"{type(error).__name__}: {error}", traceback.format_exc())
+        answers.put((field, answer))
 
     facts: Dict[str, object] = {field: _unknown(f"no answer in {deadline_s:g} s") for field in tasks}
     for field, collector in tasks.items():
@@ -111,17 +119,6 @@ def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, 
         facts[field] = value
         waiting.remove(field)
     return facts
-
-
-def _guarded(collector: Callable[[], object]) -> object:
-    try:
-        return _printable(collector())
-    except Unavailable as error:
-        return _unknown(str(error))
-    except PermissionError as error:
-        return _unknown(f"{error.strerror}: {error.filename}" if error.filename else str(error))
-    except Exception as error:  # noqa: BLE001 - a collector's crash is this fact's answer
-        return _unknown(f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def _unknown(reason: str, trace: str | None = None) -> dict[str, object]:

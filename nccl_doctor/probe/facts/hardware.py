@@ -76,20 +76,16 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
             found.append({"address": address, "vendor": VENDORS[vendor], "driver": driver})
     if not found:
         return None
-    loaded = os.path.isdir(f"{root}/sys/module/nvidia")
+    loaded, modules = os.path.isdir(f"{root}/sys/module/nvidia"), f"{root}/lib/modules"
+    kernels = (name for name in entries(modules) if "/nvidia.ko" in (read(f"{modules}/{name}/modules.dep") or ""))
     paths = sorted(path for pattern in NODES for path in glob.glob(root + pattern))
     return {
         "gpus": found,
         "module": (read(f"{root}/sys/module/nvidia/version") or "of an unknown version") if loaded else None,
-        "built_for": [] if loaded else _kernels_with_module(f"{root}/lib/modules"),
+        "built_for": [] if loaded else [*kernels],
         "nodes": {path[len(root) :]: _node_problem(path) for path in paths},
         "smi": find("nvidia-smi", [*login_folders(), *SYSTEM, *MORE]) is not None,
     }
-
-
-def _kernels_with_module(folder: str) -> list[str]:
-    """The kernels for which an nvidia.ko is installed, by their modules.dep."""
-    return [name for name in entries(folder) if "/nvidia.ko" in (read(f"{folder}/{name}/modules.dep") or "")]
 
 
 def _node_problem(path: str) -> str | None:

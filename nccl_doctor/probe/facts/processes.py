@@ -24,7 +24,9 @@ TRAINING_NAMES = ("pt_main_thread", "torchrun", "python")
 def find_jobs() -> list[dict[str, Any]]:
     """snapshot.TrainingJob of each job, by the PID of its root."""
     table = Table()
-    ours = _ours(table)
+    # all probes that run here, of this run or another, what they started, and what started them
+    probes = {os.getpid(), *(pid for pid in table.procs if PROBE in table.command(pid))}
+    ours = probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))
     living = [pid for pid, proc in table.procs.items() if pid not in ours and not proc.kernel and proc.state != "Z"]
     trains = [
         pid
@@ -72,13 +74,6 @@ def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
     from nccl_doctor.probe.ports.requests import explain
 
     return explain(*trial)
-
-
-def _ours(table: Table) -> set[int]:
-    """All probes that run here, of this run or another, and what they started."""
-    probes = {os.getpid(), *(pid for pid in table.procs if PROBE in table.command(pid))}
-    below = {pid for probe in probes for pid in table.descendants(probe)}
-    return probes | below | {pid for probe in probes for pid in table.ancestors(probe)}
 
 
 def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:

@@ -81,8 +81,7 @@ def _held(pids: Iterable[int]) -> set[str]:
     return used
 
 
-STACK_S = 0.5
-"""What a rank gets to write its stack; faulthandler needs a few microseconds once the signal is delivered."""
+STACK_S = 0.5  # What a rank gets to write its stack; faulthandler needs a few microseconds once the signal is delivered
 FRAMES = 12
 
 

@@ -124,14 +124,12 @@ _REMEDY = {
 }
 
 
-_LISTED, _LINE = 200, 300
-"""Containers that run on a host, and characters of the line of one."""
+_LISTED, _LINE = 200, 300  # Containers that run on a host, and characters of the line of one
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
 """Where the runtime says what nobody knows: while it stops or starts a container, its words are of all kinds."""
-_WORDS = 5
-"""Of what a host says on stderr before it lets us in: the last lines."""
+_WORDS = 5  # Of what a host says on stderr before it lets us in: the last lines
 
 
 class InsideTransport:

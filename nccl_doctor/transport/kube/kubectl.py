@@ -11,8 +11,7 @@ from nccl_doctor.snapshot.access import EngineFacts, EngineFailure
 from nccl_doctor.transport.kube import KubeOptions, NotReady
 from nccl_doctor.transport.process import ProcessChannel, english
 
-MAX_OUTPUT = 256 << 20
-"""Bytes of a pod list that are read: 10,000 pods take some 100 MB."""
+MAX_OUTPUT = 256 << 20  # Bytes of a pod list that are read: 10,000 pods take some 100 MB
 Trouble = Literal[
     "forbidden", "unauthorized", "gone", "no-such-kind", "not-running", "ended", "no-shell", "kubelet", "no-server",
     "not-configured", "failed",

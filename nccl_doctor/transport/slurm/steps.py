@@ -134,10 +134,8 @@ def _asked(*argv: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-STEP_S = 15.0
-"""For a step's first word: srun itself takes 12 s to tell of a slurmd that is away."""
-CONTAINER_S = 120.0
-"""The same where an image has to be brought first."""
+STEP_S = 15.0  # For a step's first word: srun itself takes 12 s to tell of a slurmd that is away
+CONTAINER_S = 120.0  # The same where an image has to be brought first
 _GRACE_S = 8.0  # the probe removes its files first: signals to srun kill it where it stands
 _NOTHING_S = 0.1  # the probe did not even start
 _KEEPER_S = 20.0
@@ -147,8 +145,7 @@ _OF_OUR_STEP = "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROC
 """Numbers of a step of one task, which are none of the job's."""
 _OF_OUR_CONTAINER = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
 """What enroot's hook for PyTorch makes of those (conf/hooks/extra/50-slurm-pytorch.sh)."""
-_OURS = "HOME,USER,LOGNAME,SHELL,LANG"
-"""What a step gets of the environment of a machine that is not in the job."""
+_OURS = "HOME,USER,LOGNAME,SHELL,LANG"  # What a step gets of the environment of a machine that is not in the job
 KEEPER = """\
 trap '' HUP INT TERM
 sruns() {

@@ -23,8 +23,7 @@ from nccl_doctor.transport.ssh.settings import HostSettings, resolve, split_jump
 if TYPE_CHECKING:
     from nccl_doctor.transport.ssh.paramiko_transport import ParamikoTransport
 
-_ASKING_S = 10.0
-"""For ``ssh -G``; a Match exec may take its time."""
+_ASKING_S = 10.0  # For ``ssh -G``; a Match exec may take its time
 
 
 class ChoosingTransport:

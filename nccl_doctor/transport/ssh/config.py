@@ -20,8 +20,7 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.transport.base import remaining
 
-Values = dict[str, list[str]]
-"""Keyword in lower case, and its values: some keywords stand more than once."""
+Values = dict[str, list[str]]  # Keyword in lower case, and its values: some keywords stand more than once
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
 IMPLEMENTED = frozenset(
@@ -142,8 +141,7 @@ def host_tokens(*, name: str, hostname: str, port: int, user: str, alias: str | 
     }
 
 
-PROXY_TOKENS = frozenset("hnpr")
-"""Those that ProxyCommand and ProxyJump take."""
+PROXY_TOKENS = frozenset("hnpr")  # Those that ProxyCommand and ProxyJump take
 
 
 def expand(path: str) -> Path:

@@ -45,8 +45,7 @@ _WORDS: tuple[tuple[access.Reason, str], ...] = (
     ("forwarding", r"administratively prohibited|open failed: .*prohibited"),
 )
 _LONGEST = 2048
-_MOST_NAMES, _OFFER = 12, 300
-"""Of a server's algorithms: a dozen tells what it is, and a hostile one could fill a page."""
+_MOST_NAMES, _OFFER = 12, 300  # Of a server's algorithms: a dozen tells what it is, and a hostile one could fill a page
 _EXTENSIONS = ("ext-info-", "kex-strict-")
 """What stands among the key exchanges and is none (RFC 8308; OpenSSH's PROTOCOL, section 1.10)."""
 _ERRNO: dict[int, access.Reason] = {
@@ -197,35 +196,24 @@ _PHRASE = 300
 
 @dataclass(frozen=True)
 class Login:
-    """A login that was tried; keys and files each as a phrase.
-
-    Attributes:
-        encrypted: key files that need a passphrase, which nobody here can type.
-        notes: other keys and what became of them.
-        methods: what the server would take; empty where it did not say.
-        identity_file: the key whose public part should be on the host; None where there is none.
-        aborted: the server broke off (MaxAuthTries).
-        barred: the server hung up on a key without refusing it: it took the key and then barred the account, as sshd
-            does where PAM's account rules say no (OpenSSH auth2.c, userauth_finish).
-        partial: the server took a key and asks for more, which nobody here can type.
-        out_of_time: certificates that have expired; ``early``: those whose time has not begun.
-        beyond: keys were passed over that the ssh program could use.
-    """
+    """A login that was tried; keys and files each as a phrase."""
 
     offered: tuple[str, ...] = ()
-    encrypted: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    identity_file: str | None = None
+    encrypted: tuple[str, ...] = ()  # key files that need a passphrase, which nobody here can type
+    notes: tuple[str, ...] = ()  # other keys and what became of them
+    methods: tuple[str, ...] = ()  # what the server would take; empty where it did not say
+    identity_file: str | None = None  # the key whose public part should be on the host; None where there is none
     agent: bool = False
-    aborted: bool = False
+    aborted: bool = False  # the server broke off (MaxAuthTries)
+    # the server hung up on a key without refusing it: it took the key and then barred the account, as sshd does where
+    # PAM's account rules say no (OpenSSH auth2.c, userauth_finish)
     barred: bool = False
-    partial: bool = False
+    partial: bool = False  # the server took a key and asks for more, which nobody here can type
     exposed: tuple[str, ...] = ()
-    out_of_time: tuple[str, ...] = ()
+    out_of_time: tuple[str, ...] = ()  # certificates that have expired; ``early``: those whose time has not begun
     early: tuple[str, ...] = ()
     message: str = ""
-    beyond: bool = False
+    beyond: bool = False  # keys were passed over that the ssh program could use
 
 
 def auth_failed(target: Target, login: Login) -> AccessError:

@@ -76,11 +76,9 @@ def _agent_path(settings: HostSettings) -> str | None:
     return None if path in ("", "none") else path
 
 
-AGENT_S = 3.0
-"""For an agent to list its keys, which takes milliseconds; longer on a machine that has too much to do."""
+AGENT_S = 3.0  # For an agent to list its keys, which takes milliseconds; longer on a machine that has too much to do
 _LONGEST_S, _AGAIN_S = 15.0, 0.1
-_REQUEST_IDENTITIES = b"\0\0\0\1\x0b"
-"""SSH_AGENTC_REQUEST_IDENTITIES behind its length (OpenSSH's PROTOCOL.agent)."""
+_REQUEST_IDENTITIES = b"\0\0\0\1\x0b"  # SSH_AGENTC_REQUEST_IDENTITIES behind its length (OpenSSH's PROTOCOL.agent)
 
 
 class Agents:
@@ -135,24 +133,19 @@ def _silent_for(path: str) -> float | None:
 
 
 class Identities:
-    """An agent's keys and those of files, in order.
-
-    Attributes:
-        encrypted: files that need a passphrase and whose public part no agent key matches.
-        exposed: files that others may read; ``notes``: other files that are passed over, with the reason.
-        beyond: there are keys that only the ssh program can use: hardware keys (sk-…), an agent's certificates.
-        public: the file to install on a host; None where there is none.
-    """
+    """An agent's keys and those of files, in order."""
 
     def __init__(self, settings: HostSettings, agent: list[Identity], *, answered: bool) -> None:
         self._settings, self._held, self.agent = settings, agent, answered
         public = [_public_blob(path) for path in settings.identity_files]
         self._named = [identity for identity in agent if identity.key.asbytes() in public]
         self._files: list[tuple[Path, Identity]] = []
-        self.encrypted: list[str] = []
-        self.exposed: list[str] = []
-        self.notes: list[str] = []
+        self.encrypted: list[str] = []  # files that need a passphrase and whose public part no agent key matches
+        self.exposed: list[str] = []  # files that others may read
+        self.notes: list[str] = []  # other files that are passed over, with the reason
+        # there are keys that only the ssh program can use: hardware keys (sk-…), an agent's certificates
         self.beyond = any(identity.key.get_name() not in PLAIN_TYPES for identity in agent)
+        # the file to install on a host
         self.public = next((str(path) for path in settings.identity_files if path.exists()), None)
         for path in settings.identity_files:
             self._add(path)

@@ -57,8 +57,7 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its trac
 
 ResolveJump = Callable[[str, float], HostSettings]
 
-SMALL_MSS = 1200
-"""Bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does."""
+SMALL_MSS = 1200  # Bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does
 TIMES = 3
 """Retransmissions of one segment in a row, none of them acknowledged; after so many Linux suspects the path itself
 (tcp_retries1 in ip-sysctl)."""
@@ -67,8 +66,7 @@ _ROW = re.compile(
     r"(?P<queued>[0-9A-F]{8}):[0-9A-F]{8} 01:[0-9A-F]{8} (?P<times>[0-9A-F]{8}) "
 )
 """Of /proc/net/tcp (proc(5)), in a state in which the host may send, and with its retransmission timer running."""
-_ACKED = slice(120, 128)
-"""tcpi_bytes_acked in struct tcp_info (linux/tcp.h), since Linux 4.1."""
+_ACKED = slice(120, 128)  # tcpi_bytes_acked in struct tcp_info (linux/tcp.h), since Linux 4.1
 _MOST = 64 * 1024
 
 

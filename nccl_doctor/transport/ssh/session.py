@@ -258,10 +258,6 @@ class SshSession(paramiko.Transport):
     """Tells each thread why its own channel was not opened, and why the server hung up, in the server's words.
 
     paramiko keeps one last exception for all threads, and without the words, which tell "refused" from "no route".
-
-    Attributes:
-        farewell: what the server said as it ended the session (RFC 4253, section 11.1); empty where it merely closed.
-        offers: the algorithms that the server offered, beside paramiko's name for their sort (RFC 4253, section 7.1).
     """
 
     _channel_handler_table: ClassVar[dict[int, Feed]] = {
@@ -278,7 +274,10 @@ class SshSession(paramiko.Transport):
         self._refusals: dict[int, paramiko.ChannelException] = {}  # by channel
         self._order = threading.Lock()
         self._closed: set[int] = set()  # the server's numbers of channels that we have closed
-        self.farewell = ""
+        self.farewell = (
+            ""  # what the server said as it ended the session (RFC 4253, 11.1); empty where it merely closed
+        )
+        # the algorithms that the server offered, beside paramiko's name for their sort (RFC 4253, 7.1)
         self.offers: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def _next_channel(self) -> int:

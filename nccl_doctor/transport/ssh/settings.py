@@ -53,38 +53,31 @@ hardware keys, which go through the ssh program. paramiko alone would also take 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """How to reach and log in to one host.
+    """How to reach and log in to one host."""
 
-    Attributes:
-        name: what ssh was asked for; ``hostname`` is what that means.
-        identity_files: in ssh's order; ``chosen_keys`` says that they are not its defaults, which may be missing
-            without a word, and ``identity_file`` is the one that the hosts file names.
-        identity_agent: a path, "none", or None for $SSH_AUTH_SOCK.
-        proxy_jump: "[user@]host[:port]", comma-separated; None where the host is reached directly.
-        algorithms: those allowed, best first, by paramiko's name for the sort: each that OPENSSH_ALGORITHMS has.
-        check_host_ip: a host key must also be the one that the host's address is known by, where it is known.
-        beyond: the options that only the ssh program honours.
-    """
-
-    name: str
+    name: str  # what ssh was asked for; ``hostname`` is what that means
     hostname: str
     port: int
     user: str
+    # in ssh's order; ``chosen_keys`` says that they are not its defaults, which may be missing without a word, and
+    # ``identity_file`` is the one that the hosts file names
     identity_files: tuple[Path, ...]
     chosen_keys: bool
     user_known_hosts: tuple[Path, ...]
     global_known_hosts: tuple[Path, ...]
     identity_file: Path | None = None
     identities_only: bool = False
-    identity_agent: str | None = None
+    identity_agent: str | None = None  # a path, "none", or None for $SSH_AUTH_SOCK
     host_key_alias: str | None = None
-    proxy_jump: str | None = None
+    proxy_jump: str | None = None  # "[user@]host[:port]", comma-separated; None where the host is reached directly
     proxy_command: str | None = None
     connect_timeout: float | None = None
+    # those allowed, best first, by paramiko's name for the sort: each that OPENSSH_ALGORITHMS has
     algorithms: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: OPENSSH_ALGORITHMS)
     least_rsa_bits: int = LEAST_RSA_BITS
+    # a host key must also be the one that the host's address is known by, where it is known
     check_host_ip: bool = False
-    beyond: tuple[str, ...] = ()
+    beyond: tuple[str, ...] = ()  # the options that only the ssh program honours
 
     @property
     def via(self) -> bool:
@@ -270,8 +263,7 @@ MAX_HANDSHAKES = 8
 """At once through one jump host: sshd's MaxStartups (10:30:100) drops connections from the eleventh on."""
 PLACE_S = 2.0
 """How long a host holds one of these at most: it then waits behind the jump host, which has let us in long ago."""
-QUEUE = 6.0
-"""How many times its own bound a host may wait for its turn at a jump host."""
+QUEUE = 6.0  # How many times its own bound a host may wait for its turn at a jump host
 
 
 class Places:

@@ -102,11 +102,8 @@ class Lost:
 
 def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
     """The ranks that are gone, and those that nobody could look for."""
-    here = [
-        Lost(one.rank, (one.host,), one.job_rank.pid, one.gone, stopped=one.stopped)
-        for one in ranks.values()
-        if one.gone
-    ]
+    dead = ((one, why) for one in ranks.values() if (why := one.gone))
+    here = [Lost(one.rank, (one.host,), one.job_rank.pid, why, stopped=one.stopped) for one, why in dead]
     absent = sorted(set(range(world_size(ranks))) - set(ranks))
     hosts = {host.name: host for host in snapshot.hosts}
     homes: dict[int, str] = {}  # a node's ranks are numbered in a row: one that was found there tells of all
@@ -121,10 +118,7 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
     counted = any(one.job_rank.counted for one in ranks.values())
     if empty and not counted and not any(host.failure for host in snapshot.hosts):
         words = "no rank of this job runs there"
-        gone += [
-            Lost(rank, empty, None, "has no process", (f"{name}: {words}",)) for rank in homeless for name in empty
-        ]
-        gone = list({one.rank: one for one in gone}.values())
+        gone += [Lost(rank, empty, None, "has no process", (f"{empty[-1]}: {words}",)) for rank in homeless]
         homeless = []
     return tuple(sorted([*here, *gone], key=lambda one: one.rank)), tuple(homeless)
 
@@ -170,10 +164,7 @@ def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
     if found is None or not (found.minority or found.behind):
         return _apart({number: one.calls[-1] for number, one in chosen.items() if one.calls}, len(ranks))
     where = f"number {found.seq} of group {found.group}"
-    did = {
-        rank: " ".join(part for part in (record.name, record.sizes, record.dtypes) if part)
-        for rank, record in found.did.items()
-    }
+    did = {rank: " ".join(filter(None, (r.name, r.sizes, r.dtypes))) for rank, r in found.did.items()}
     if found.minority:
         return Divergence(where, found.minority, did, differs=True)
     last = {rank: chosen[rank].calls[-1] for rank in found.behind if chosen[rank].calls}
@@ -194,11 +185,8 @@ def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
 
 
 def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:
-    records = (
-        flight.Record(call.group, call.seq, call.name, call.done, call.sizes, call.dtypes, call.place)
-        for call in recorded.calls
-        if call.group in groups
-    )
+    calls = (c for c in recorded.calls if c.group in groups)
+    records = (flight.Record(c.group, c.seq, c.name, c.done, c.sizes, c.dtypes, c.place) for c in calls)
     return flight.Dump(number, tuple(records), {})
 
 

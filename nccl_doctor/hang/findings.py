@@ -26,16 +26,12 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     pairs = {frozenset(ranks[end].host for end in (one.source, one.target) if end in ranks) for one in links}
     common = frozenset.intersection(*pairs)  # a host that is in all of several pairs stands alone
     hosts = tuple(common) if len(pairs) > 1 and len(common) == 1 else tuple(sorted(frozenset.union(*pairs)))
-    lines = [
-        f"{_end(evidence, one.source)} -> {_end(evidence, one.target)} {one.last.remote[0]}:{one.last.remote[1]}: "
-        f"{one.last.unsent} bytes not acknowledged, "
-        + (
-            f"sent again {one.last.retransmits} times"
-            if one.last.retransmits
-            else f"probed {one.last.probes} times without an answer"
-        )
-        for one in links
-    ]
+    lines = []
+    for one in links:
+        probed = f"probed {one.last.probes} times without an answer"
+        tried = f"sent again {one.last.retransmits} times" if one.last.retransmits else probed
+        ends = f"{_end(evidence, one.source)} -> {_end(evidence, one.target)} {one.last.remote[0]}:{one.last.remote[1]}"
+        lines.append(f"{ends}: {one.last.unsent} bytes not acknowledged, {tried}")
     first = links[0]
     finding = Finding(
         hosts=hosts,
@@ -56,7 +52,7 @@ def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     finding = Finding(
         hosts=_hosts_of(evidence.present),
         message="All ranks have launched the same collectives and wait in the last: its data does not arrive.",
-        evidence=(*places(evidence.present),),
+        evidence=tuple(places(evidence.present)),
         facts={"by": "RAS"},
         fix=Fix(summary="Test the paths between the hosts, and look at the GPUs' and network cards' logs."),
     )
@@ -105,10 +101,8 @@ def _unknown(judged: Judgement) -> str:
         one = evidence.rendezvous.works[0]
         return f"No rank runs yet: {one.program} on {one.host} (pid {one.starter.pid}) is starting."
     if not evidence.ranks:
-        return (
-            "No running job was found: no process of yours with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, "
-            "and no two that share a store of torch's."
-        )
+        own = "no process of yours with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        return f"No running job was found: {own}, and no two that share a store of torch's."
     if evidence.unseen:
         return f"The job stands still; {ranks_of(list(evidence.unseen))} could not be looked at."
     hint = f"; {judged.hint}" if judged.hint else ""
@@ -132,6 +126,8 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         parts.append(f"{ranks_of(ranks)} on {', '.join(hosts)}{shown} {why}")
     stopped = any(one.stopped for one in evidence.lost)
     waits = f", and {_waiting(judged)} for it in a collective" if evidence.waiting else ""
+    held = [(one.hosts[0], one.pid) for one in evidence.lost if one.stopped and one.pid]
+    commands = (on(host, line("kill -CONT {pid}", pid=pid)) for host, pid in held)
     advice = (
         "Let it go on, unless somebody holds it in a debugger:"
         if stopped
@@ -142,16 +138,7 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         message=f"{capital('; '.join(parts[:3]))}{waits}.",
         evidence=(*(line for one in evidence.lost for line in one.evidence), *places(evidence.present)),
         facts={"ranks": [one.rank for one in evidence.lost], "pids": [one.pid for one in evidence.lost if one.pid]},
-        fix=Fix(
-            summary=advice,
-            risk="disruptive" if stopped else "manual",
-            commands=tuple(
-                command
-                for one in evidence.lost
-                if one.stopped and one.pid
-                for command in on(one.hosts[0], line("kill -CONT {pid}", pid=one.pid))
-            ),
-        ),
+        fix=Fix(summary=advice, risk="disruptive" if stopped else "manual", commands=tuple(chain(*commands))),
     )
     yield "rank-gone", finding
 
@@ -233,13 +220,11 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         return
     first = culprits[0]
     where = f", and stands {doing(first)}" if first.place is not None else ""
+    lines = [f"rank {rank}: {what}" for rank, what in words.items()]
     finding = Finding(
         hosts=_hosts_of(culprits),
         message=f"{capital(named(culprits))} {words[first.rank]}{where}; the others wait for it.",
-        evidence=(
-            *(f"rank {rank}: {what}" for rank, what in list(words.items())[:MOST_LINES]),
-            *places(evidence.present),
-        ),
+        evidence=(*lines[:MOST_LINES], *places(evidence.present)),
         facts={"ranks": [one.rank for one in culprits]},
         fix=Fix(summary="Look at what this rank does: it is the one that the others wait for."),
     )
@@ -322,8 +307,6 @@ def _ras(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
 
 
 def _flows(evidence: HangEvidence) -> Iterator[str]:
-    reasons = {
-        one.looks[-1].flows.reason for one in evidence.present if one.looks and isinstance(one.looks[-1].flows, Unknown)
-    }
-    for reason in sorted(reasons)[:1]:
+    last = [one.looks[-1].flows for one in evidence.present if one.looks]
+    for reason in sorted(flows.reason for flows in last if isinstance(flows, Unknown))[:1]:
         yield f"no connections: {reason}"

@@ -160,11 +160,8 @@ class ObservedRank:
     @property
     def calls_moved(self) -> int:
         """How many collectives it issued between the looks, by its recorder."""
-        counts = [
-            sum(look.recorder.issued.values())
-            for look in self.looks
-            if isinstance(look.recorder, Recorded) and look.recorder.live
-        ]
+        recorders = (look.recorder for look in self.looks)
+        counts = [sum(one.issued.values()) for one in recorders if isinstance(one, Recorded) and one.live]
         return counts[-1] - counts[0] if len(counts) > 1 else 0
 
     @property

@@ -327,7 +327,7 @@ def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
 
 
 def _reaches_store(rank: ObservedRank) -> bool | None:
-    """Tells whether it had a connection to the store at either look; None where nobody can tell."""
+    """Tells whether it had a connection to the store; None where nobody can tell."""
     port, flows = rank.job_rank.master_port, [look.flows for look in rank.looks]
     if any(isinstance(some, Unknown) for some in flows):
         return None

@@ -52,19 +52,8 @@ def judge(
     diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
     diagnoses = tuple(_placed(diagnosis, snapshot.cluster) for diagnosis in diagnoses)
     judged = [_without_hidden_facts(j, judged) for j in _with_spared_allreduce(judged, snapshot, diagnoses)]
-    results = tuple(
-        CheckResult(
-            code=j.check.code,
-            name=j.check.name,
-            category=j.check.category,
-            outcome=j.outcome,
-            reason=j.reason,
-            looked_at=j.looked_at,
-            gaps=j.gaps,
-        )
-        for j in judged
-    )
-    return summary.report(snapshot, command, diagnoses, results, [_host(host, derived) for host in snapshot.hosts])
+    hosts = [_host(host, derived) for host in snapshot.hosts]
+    return summary.report(snapshot, command, diagnoses, tuple(j.result for j in judged), hosts)
 
 
 def _with_failed_dials_named(judged: list[CheckRun], snapshot: Snapshot) -> list[CheckRun]:
@@ -74,10 +63,8 @@ def _with_failed_dials_named(judged: list[CheckRun], snapshot: Snapshot) -> list
     if grave or not (isinstance(mesh, Mesh) and mesh.failed):
         return judged
     derived = Derived(snapshot, UnnamedDials(snapshot))
-    return [
-        run_check(j.check, derived) if j.check.name == "port-unreachable" and j.reason != NOT_SELECTED else j
-        for j in judged
-    ]
+    again = [j.check.name == "port-unreachable" and j.reason != NOT_SELECTED for j in judged]
+    return [run_check(j.check, derived) if anew else j for j, anew in zip(judged, again, strict=True)]
 
 
 def _with_spared_allreduce(
@@ -96,9 +83,8 @@ def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun
     """The same, not as a gap where a found fault hides what it needs on each host that it could not judge."""
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
-    if not (hiding and run.outcome is Outcome.UNKNOWN) or not all(
-        gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps
-    ):
+    covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)
+    if not (hiding and covered and run.outcome is Outcome.UNKNOWN):
         return run
     reason = f"not to be judged beside {', '.join(j.check.name for j in hiding)}"
     return replace(run, outcome=Outcome.SKIP, reason=reason, gaps=())
@@ -189,9 +175,7 @@ def _pod(pod: PodFacts) -> str:
 UNREACHED = "no host was reached"
 
 SUBJECTS = {  # facts that are lists of what a check is about, and what is said where they are empty on every host
-    "gpus": "no GPU on any host",
-    "gpu_health": "no GPU on any host",
-    "gpu_driver": "no GPU on any host",
+    **dict.fromkeys(("gpus", "gpu_health", "gpu_driver"), "no GPU on any host"),
     "rdma": "no RDMA device on any host",
     "step": "no host is looked at from within a Slurm job",
     "same": "no file was named that has to be the same",
@@ -209,6 +193,12 @@ class CheckRun:
     findings: list[Finding] = field(default_factory=list)
     looked_at: str | None = None
     gaps: tuple[Gap, ...] = ()
+
+    @property
+    def result(self) -> CheckResult:
+        """As a report shows it."""
+        own = {name: getattr(self, name) for name in ("outcome", "reason", "looked_at", "gaps")}
+        return CheckResult(code=self.check.code, name=self.check.name, category=self.check.category, **own)
 
 
 def run_check(check: Check, derived: Derived) -> CheckRun:
@@ -253,10 +243,8 @@ def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> st
     if engine is not None and not _in_scope(check, snapshot):
         return engine.absent
     facts = [host.facts for host in hosts if host.facts is not None]
-    for need in check.needs:
-        if need in SUBJECTS and facts and not any(getattr(one, need) for one in facts):
-            return SUBJECTS[need]
-    return None
+    needs = (need for need in check.needs if need in SUBJECTS and facts)
+    return next((SUBJECTS[need] for need in needs if not any(getattr(one, need) for one in facts)), None)
 
 
 def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
@@ -337,13 +325,11 @@ def _severity(check: Check, finding: Finding) -> Severity:
 def _diagnosis(row: _Row, effects: list[_Row]) -> Diagnosis:
     check, finding = row
     gravest = max((row, *effects), key=lambda r: _severity(*r).rank)
-    consequences = tuple(
-        Consequence(code=c.code, name=c.name, hosts=effect.hosts, message=effect.message) for c, effect in effects
-    )
+    follows = (Consequence(code=c.code, name=c.name, hosts=one.hosts, message=one.message) for c, one in effects)
     return Diagnosis(
         code=check.code,
         name=check.name,
         severity=_severity(*gravest),
-        explains=consequences,
+        explains=tuple(follows),
         **{name: getattr(finding, name) for name in ("hosts", "message", "evidence", "facts", "fix", "entities")},
     )

@@ -33,11 +33,8 @@ def judged_from_file(document: Judged, own: Container[str]) -> Judged:
         return document.model_copy(update={"diagnoses": both.model_copy(update={"gone": gone, "new": new})})
     if isinstance(document, InterfaceAnswers):
         names = tuple(one.name for one in document.hosts)
-        exports = []
-        for block in document.exports:
-            others = tuple(name for name in block.hosts or names if name not in own)
-            if others:
-                exports.append(block.model_copy(update={"hosts": others, "place": FROM}))
+        others = ((one, tuple(name for name in one.hosts or names if name not in own)) for one in document.exports)
+        exports = (one.model_copy(update={"hosts": hosts, "place": FROM}) for one, hosts in others if hosts)
         return document.model_copy(update={"exports": tuple(exports)})
     changed: dict[str, object] = {"diagnoses": tuple(_diagnosis(one, own) for one in document.diagnoses)}
     if isinstance(document, Report):
@@ -69,11 +66,8 @@ EMPTY = {ABSENT, "[]", "{}"}
 def difference(before: Snapshot, after: Snapshot) -> Difference:
     """Compares two snapshots: facts, and what is found in them."""
     old, new = ({(d.code, d.hosts): d for d in judge(one, "check").diagnoses} for one in (before, after))
-    turned = DiagnosisChanges(
-        gone=tuple(d for key, d in old.items() if key not in new),
-        new=tuple(d for key, d in new.items() if key not in old),
-    )
-    return Difference(changes=changes(before, after), diagnoses=turned)
+    gone, came = (tuple(d for key, d in some.items() if key not in rest) for some, rest in ((old, new), (new, old)))
+    return Difference(changes=changes(before, after), diagnoses=DiagnosisChanges(gone=gone, new=came))
 
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
@@ -133,10 +127,9 @@ def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
     """Every value with its place; unknown facts and empty collections are one each."""
-    if isinstance(tree, dict) and "$unknown" in tree:
-        yield path, f"unknown: {tree['$unknown']}"
-    elif isinstance(tree, dict) and "$skipped" in tree:
-        yield path, f"skipped: {tree['$skipped']}"
+    reason = next((word for word in ("unknown", "skipped") if isinstance(tree, dict) and f"${word}" in tree), None)
+    if reason is not None:
+        yield path, f"{reason}: {tree[f'${reason}']}"
     elif isinstance(tree, dict):
         for name, value in tree.items():
             if name not in FLEETING:

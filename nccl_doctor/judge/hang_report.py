@@ -60,10 +60,8 @@ def _ranks(judged: Judgement) -> list[HangRank]:
         for one in evidence.lost
         if one.rank not in evidence.ranks
     ]
-    rows += [
-        HangRank(rank=rank, host=None, pid=None, state="unseen", doing="could not be looked at")
-        for rank in evidence.unseen
-    ]
+    doing = "could not be looked at"
+    rows += [HangRank(rank=rank, host=None, pid=None, state="unseen", doing=doing) for rank in evidence.unseen]
     return sorted(rows, key=lambda row: row.rank)
 
 

@@ -23,11 +23,7 @@ _HEADING = re.compile(r"^## ", re.MULTILINE)
 
 
 def find_pages(words: str) -> tuple[Page | Topic | TopicList, ...]:
-    """A page for each of several codes, a topic's, a diagnosis', or all topics.
-
-    Raises:
-        UsageError: the words mean none.
-    """
+    """The pages that the words mean; raises UsageError where they mean none."""
     asked = words.strip()
     codes = asked.replace(",", " ").split()
     topics = sorted(each.name.removesuffix(".md") for each in TOPICS.iterdir() if each.name.endswith(".md"))

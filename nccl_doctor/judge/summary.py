@@ -128,12 +128,10 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
         return None
     mesh = snapshot.mesh
     found = mesh.sample
-    sample = found and SampleReport(
-        random_peers=len(found.distances) - 2, distances=found.distances, dialled_by_all=found.by_all
-    )
-    return MeshReport(
-        hosts=mesh.hosts, pairs=mesh.pairs, tested=mesh.tested, ports=mesh.ports, failed=mesh.failed, sample=sample
-    )
+    peers = len(found.distances) - 2 if found else 0
+    sample = found and SampleReport(random_peers=peers, distances=found.distances, dialled_by_all=found.by_all)
+    same = {name: getattr(mesh, name) for name in ("hosts", "pairs", "tested", "ports", "failed")}
+    return MeshReport(**same, sample=sample)
 
 
 def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
@@ -141,17 +139,11 @@ def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
         return None
     smoke = snapshot.smoke
     speed = link(snapshot)
+    same = ("backend", "reason", "world_size", "outcome", "ranks", "sizes", "rings", "trees")
     return AllReduceReport(
-        backend=smoke.backend,
-        reason=smoke.reason,
-        world_size=smoke.world_size,
+        **{name: getattr(smoke, name) for name in same},
         ok=smoke.outcome == "ok",
-        outcome=smoke.outcome,
-        ranks=smoke.ranks,
-        sizes=smoke.sizes,
         link=speed and LinkShare(**asdict(speed), share=best(smoke) / speed.gb_per_s),
-        rings=smoke.rings,
-        trees=smoke.trees,
         isolation=smoke.isolation if isinstance(smoke.isolation, IsolationReport) else None,
     )
 
@@ -334,8 +326,7 @@ class _Texts:
         how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
         ranks, rate, speed = plural(smoke.world_size, "rank"), best(smoke), link(self._snapshot)
         if speed is None:
-            return f"{ranks} over {how}, right sums, up to " + (
-                f"{rate:.2g} GB/s" if rate >= 0.1 else f"{rate * 1e3:.2g} MB/s"
-            )
+            most = f"{rate:.2g} GB/s" if rate >= 0.1 else f"{rate * 1e3:.2g} MB/s"
+            return f"{ranks} over {how}, right sums, up to {most}"
         share = f"{100 * rate / speed.gb_per_s:.0f} % of {speed.name}"
         return f"{ranks} over {how}, {rate:.2g} of {speed.gb_per_s:.3g} GB/s ({share})"

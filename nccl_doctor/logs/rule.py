@@ -89,11 +89,6 @@ symptoms = partial(_in_turns, Grade.SYMPTOM)
 """Rules of that grade: a pattern and its sample, and the next pattern."""
 
 
-def benign(pattern: str, sample: str) -> LogRule:
-    """A rule of grade BENIGN: its line is no fault, whatever other rules say."""
-    return LogRule(Grade.BENIGN, pattern, sample)
-
-
 CHOSEN = r"Bootstrap ?: Using (?:\[0\])?(?P<iface>[A-Za-z][A-Za-z0-9_.-]*):(?P<ip>[0-9a-fA-F.:]+)"
 """A process chose its interface."""
 
@@ -174,14 +169,8 @@ RAS_LINE = (
 )
 """A line of RAS' report (``ncclras``) that tells of a fault, or of where it is."""
 
-RAS_DEAD, RAS_SILENT, RAS_LEFT, RAS_STARTING, RAS_BEHIND, RAS_ERROR = (
-    "dead",
-    "silent",
-    "left",
-    "INIT",
-    "behind",
-    "error",
-)
+RAS_DEAD, RAS_SILENT, RAS_LEFT = "dead", "silent", "left"
+RAS_STARTING, RAS_BEHIND, RAS_ERROR = "INIT", "behind", "error"
 """What RAS says of processes and ranks, beside the names that it gives to errors: no longer reached, without an answer,
 out of a communicator that others use, not yet in it, behind the others, and any other error."""
 
@@ -210,53 +199,34 @@ def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
 def failed_pairs(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
     """A failed connect of gloo (gloo/transport/tcp): the peer's address stands behind ``remote=``."""
     full = f"RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:31337: {text}"
-    return (
-        LogRule(
-            grade,
-            rf"SO_ERROR: .*{errno}",
-            f"RuntimeError: timed out connecting: SO_ERROR: {text}, remote=[10.0.0.2]:9",
-        ),
-        LogRule(grade, rf"connect \[\S+\]:\d+: {errno}", full),
-    )
+    late = f"RuntimeError: timed out connecting: SO_ERROR: {text}, remote=[10.0.0.2]:9"
+    return _in_turns(grade, rf"SO_ERROR: .*{errno}", late, rf"connect \[\S+\]:\d+: {errno}", full)
 
 
-BENIGN: tuple[LogRule, ...] = (
-    benign(r"NCCL DIAG (?:\[OK\]|=== )", "n1:4242 NCCL DIAG [OK] ECC: no errors on 16 ranks"),
-    benign(
-        r"errno: 97 - ",
-        "[W socket.cpp:601] [c10d] The client socket cannot be initialized to connect to [head]:29500 (errno: 97 - "
-        "Address family not supported by protocol).",
-    ),
-    benign(
-        C10D_CLIENT + r"errno: (?:99|101) - ",
-        "[W socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500 (errno: 101 - Network is "
-        "unreachable).",
-    ),
+BENIGN = _in_turns(
+    Grade.BENIGN,
+    r"NCCL DIAG (?:\[OK\]|=== )",
+    "n1:4242 NCCL DIAG [OK] ECC: no errors on 16 ranks",
+    r"errno: 97 - ",
+    "[W socket.cpp:601] [c10d] The client socket cannot be initialized to connect to [head]:29500 (errno: 97 - "
+    "Address family not supported by protocol).",
+    C10D_CLIENT + r"errno: (?:99|101) - ",
+    "[W socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500 (errno: 101 - Network is "
+    "unreachable).",
     # events of a subnet manager at work, as ibv_event_type_str names them; transfers go on after them
-    benign(
-        r"NET/IB ?: .{0,40}Got async event : (?:client reregistration|port active|SM change|LID change|P_Key change)",
-        "n1:1:2 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",
-    ),
-    benign(r"NCCL INFO .*Cuda failure", "n1:1:2 [0] NCCL INFO misc/cudawrap.cc:36 Cuda failure 'initialization error'"),
-    benign(
-        r"NET/OFI .{0,80}ncclGetVersion",
-        "n1:1:2 [0] NCCL WARN NET/OFI Failed to find ncclGetVersion symbol, can not get NCCL version",
-    ),
-    benign(
-        r"WARN NET/OFI (?:Failed to open libcudart|.*(?:using default|not set|Setting ))",
-        "n1:1:2 [0] configure_x:9 NCCL WARN NET/OFI Failed to open libcudart.so",
-    ),
-    benign(
-        r"fastsocket\S* NCCL WARN (?:Cannot get incoming CPU|Maximum retry reached for)",
-        "n1:1:2 [0] net_fastsocket.cc:765 NCCL WARN Cannot get incoming CPU.",
-    ),
-    benign(
-        r"WARN .*(?:Missing \"?(?:iommu=|amd_iommu)|NUMA auto balancing enabled|HSA_FORCE_FINE_GRAIN_PCIE)",
-        'n1:1:2 [0] init.cc:1 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system '
-        "instablity or hang!",
-    ),
-    benign(
-        r"INFO .*\[Service thread\] Connection closed by localRank",
-        "n1:1:2 [0] NCCL INFO [Service thread] Connection closed by localRank 0",
-    ),
+    r"NET/IB ?: .{0,40}Got async event : (?:client reregistration|port active|SM change|LID change|P_Key change)",
+    "n1:1:2 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : client reregistration",
+    r"NCCL INFO .*Cuda failure",
+    "n1:1:2 [0] NCCL INFO misc/cudawrap.cc:36 Cuda failure 'initialization error'",
+    r"NET/OFI .{0,80}ncclGetVersion",
+    "n1:1:2 [0] NCCL WARN NET/OFI Failed to find ncclGetVersion symbol, can not get NCCL version",
+    r"WARN NET/OFI (?:Failed to open libcudart|.*(?:using default|not set|Setting ))",
+    "n1:1:2 [0] configure_x:9 NCCL WARN NET/OFI Failed to open libcudart.so",
+    r"fastsocket\S* NCCL WARN (?:Cannot get incoming CPU|Maximum retry reached for)",
+    "n1:1:2 [0] net_fastsocket.cc:765 NCCL WARN Cannot get incoming CPU.",
+    r"WARN .*(?:Missing \"?(?:iommu=|amd_iommu)|NUMA auto balancing enabled|HSA_FORCE_FINE_GRAIN_PCIE)",
+    'n1:1:2 [0] init.cc:1 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system '
+    "instablity or hang!",
+    r"INFO .*\[Service thread\] Connection closed by localRank",
+    "n1:1:2 [0] NCCL INFO [Service thread] Connection closed by localRank 0",
 )

@@ -195,7 +195,6 @@ Clipped = Annotated[str, BeforeValidator(_clipped)]  # a sentence of which the e
 ClippedEnd = Annotated[str, BeforeValidator(lambda text: clip_end(text) if isinstance(text, str) else text)]
 """A text of which the begin may be missing."""
 Output = Annotated[str, Field(max_length=MAX_OUTPUT)]  # what another program printed, whole; hostile text
-
 Port = Annotated[int, Field(ge=1, le=65535)]  # a TCP port that can be dialled
 SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 of a socket that is not bound
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -213,9 +212,7 @@ Rate = Annotated[float, Field(ge=0, le=1e12)]  # GB/s, 10⁹ bytes a second
 
 
 MALFORMED = "malformed: "  # so begins the reason where a host answered what is no such fact
-
 PENDING = "not reached"  # why a phase was skipped that had not yet begun
-
 NOT_ASKED = "not asked for"  # so begins the reason where nobody wanted a phase
 
 

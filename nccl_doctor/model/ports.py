@@ -16,7 +16,6 @@ GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL; what was started less than that ago is not ended, for it may just be starting."""
 
 LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
-
 LAST_PID = 2**22  # Linux gives none above it (proc_sys_kernel(5), pid_max)
 
 MAX_PROCESSES = 4096
@@ -24,7 +23,6 @@ MAX_PROCESSES = 4096
 
 _MOST_DIGITS = 9  # int() refuses thousands of them; leading zeros are let through
 _MOST_TICK_DIGITS = 18  # a start in ticks has 64 bits; a billion years are enough
-
 Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
 UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
 """To the last second of the year 9999, the last that a date can show."""

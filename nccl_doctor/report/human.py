@@ -54,12 +54,8 @@ def render(report: Report, options: RenderOptions) -> str:
         if report.smoke and (screen.verbose or report.command == "smoke"):
             opening += smoke(report.smoke, screen)
         chosen = report.summary if screen.verbose and not set(report.summary) <= set(report.phases) else ()
-        blocks = [
-            *opening,
-            *blocks,
-            list(_phases(chosen, screen)),
-            list(summary(report, ordered[-1] if ordered else None, screen)),
-        ]
+        end = summary(report, ordered[-1] if ordered else None, screen)
+        blocks = [*opening, *blocks, list(_phases(chosen, screen)), list(end)]
     return joined(blocks)
 
 
@@ -189,7 +185,11 @@ def details(report: Report, screen: Screen) -> Iterator[list[str]]:
         hosts = [(str(host.node_rank), host.name, host.address, _uses(host)) for host in report.hosts]
         yield table(("rank", "host", "address", "NCCL uses"), hosts, screen.prose)
     if report.checks:
-        yield from _facts(report.hosts, screen)
+        alike = grouped((fact, host.name) for host in report.hosts for fact in host.seen.items())
+        order = {what: place for place, (what, _) in enumerate(alike)}
+        seen = [(what, fold(names), text) for (what, text), names in alike.items()]
+        if seen:  # hosts that have the same together
+            yield table(("seen", "on", "what"), sorted(seen, key=lambda row: order[row[0]]), screen.prose)
         rows = [(c.code, c.name, c.outcome.value, c.reason or c.looked_at or "") for c in report.checks]
         yield table(("code", "check", "outcome", "why"), rows, screen.prose)
     if report.mesh:
@@ -218,15 +218,6 @@ def _uses(host: HostSummary) -> str:
     version = f"NCCL {chosen.nccl_version}, " if chosen.nccl_version else ""
     says = "libnccl says so" if chosen.source == "libnccl" else "by our model"
     return f"{chosen.name} {chosen.address} ({version}{says})"
-
-
-def _facts(hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
-    """The facts of the hosts, hosts that have the same together."""
-    alike = grouped((fact, host.name) for host in hosts for fact in host.seen.items())
-    order = {what: place for place, (what, _) in enumerate(alike)}
-    rows = sorted(((what, fold(names), text) for (what, text), names in alike.items()), key=lambda row: order[row[0]])
-    if rows:
-        yield table(("seen", "on", "what"), rows, screen.prose)
 
 
 def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
@@ -286,10 +277,7 @@ def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]],
 
 
 def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], str]:
-    """True where a job can start, the counts, and both as a sentence.
-
-    ``cause`` is the gravest diagnosis.
-    """
+    """True where a job can start, counts, both as a sentence; ``cause`` is gravest."""
     outcomes = Counter(check.outcome for check in report.checks)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     grave = cause is not None and cause.severity is not Severity.INFO

@@ -59,8 +59,6 @@ def _case(check: CheckResult, report: Report) -> ET.Element:
             case.append(_element("skipped", message=check.reason or check.outcome.value))
         case Outcome.UNKNOWN | Outcome.CRASH:
             case.append(_element("error", message=check.reason or check.outcome.value, type=check.outcome.value))
-        case Outcome.PASS:
-            pass
     return case
 
 

@@ -22,19 +22,14 @@ from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.text.shell import clean
 
 SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold"}
-
 WIDTH = 80  # cells of a line where no terminal says otherwise
-
 Paint = Callable[[str, str], str]  # text and a style of rich ("bold red") to text that a terminal colours
 
 
 def painter(color: bool) -> Paint:
     """Paints with the terminal's own sixteen colours, or not at all."""
-
-    def paint(text: str, style: str) -> str:
-        return Style.parse(style).render(text, color_system=ColorSystem.STANDARD) if color else text
-
-    return paint
+    system = ColorSystem.STANDARD if color else None
+    return lambda text, style: Style.parse(style).render(text, color_system=system)
 
 
 def wrap(text: str, width: int = WIDTH, first: str = "", rest: str | None = None) -> list[str]:

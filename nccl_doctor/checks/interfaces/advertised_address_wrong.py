@@ -28,9 +28,7 @@ from nccl_doctor.text.inet import Address, numeric
 from_logs(__name__, "NCD222", explains=("rendezvous-timeout", "script-failed"))
 
 _COUNTED = re.compile(r"Got (\d{1,6}) nodes? .{0,2000}?and (\d{1,6}) unique IP addresses")
-
 _NODE = r"'node:(?P<ip>[0-9a-fA-F.:]+)'"
-
 _UNIQUE = r"Every node should have a unique IP address\. Got "
 _NOT_OWN = r"Cannot assign requested address \(addr='tcp://(?P<ip>[0-9a-fA-F.:]+):(?P<port>\d+)'"
 _NOWHERE = r"No available node types can fulfill resource request .*" + _NODE

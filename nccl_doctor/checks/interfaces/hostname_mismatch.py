@@ -40,9 +40,8 @@ def hostname_mismatch(view: View) -> Findings:
     if stale:
         fatal = any(own.host == view.snapshot.cluster.nodes[0].name and own.name == master for own in stale)
         what = "gloo gives the others 127.0.0.1" if any(own.lost for own in stale) else CHANCE
-        words = (
-            f"On {fold(own.host for own in stale)} the host's own name gives an address that it does not have: {what}."
-        )
+        where = fold(own.host for own in stale)
+        words = f"On {where} the host's own name gives an address that it does not have: {what}."
         about_own = finding(view, stale, words)
         yield about_own.model_copy(update={"severity": Severity.ERROR}) if fatal else about_own
     lost = [own for own in own_names(view) if own.lost and own.resolution.addresses and not own.is_loopback]
@@ -59,10 +58,8 @@ def hostname_mismatch(view: View) -> Findings:
         answers = {host: _real(names.get(name)) for host, names in hosts.items()}
         column = {host: real for host, real in answers.items() if real and (host, name) not in own}
         common, _ = Counter(column.values()).most_common(1)[0] if column else ((), 0)
-        outliers = tuple(
-            host for host, real in column.items() if not set(real) & set(common) and not _reached(view, host, name)
-        )
-        if outliers:
+        others = (host for host, real in column.items() if not set(real) & set(common))
+        if outliers := tuple(host for host in others if not _reached(view, host, name)):
             by_answer = grouped((real, host) for host, real in column.items())
             yield Finding(
                 hosts=outliers,

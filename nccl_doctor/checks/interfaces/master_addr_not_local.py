@@ -11,7 +11,7 @@ Fix: put the master's host first in the list, or set `master_addr` to an address
 """
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, failed_by
-from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.rule import roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
@@ -63,16 +63,12 @@ def _advice(case: Case) -> Advice:
 
 
 # A bind to an address that this host does not have (EADDRNOTAVAIL, 99).
-RULES = (
-    root(
-        r"server socket has failed to (?:bind|listen).*(?::(?P<port>\d+) \(errno: 99 - |EADDRNOTAVAIL)",
-        "[W socket.cpp:426] [c10d] The server socket has failed to bind to 10.0.0.9:29500 (errno: 99 - Cannot assign "
-        "requested address).",
-    ),
-    root(
-        r"(?:bind|listen|OSError).*(?:\[Errno 99\]|errno=99|[Cc]annot assign requested address)",
-        "OSError: [Errno 99] Cannot assign requested address",
-    ),
+RULES = roots(
+    r"server socket has failed to (?:bind|listen).*(?::(?P<port>\d+) \(errno: 99 - |EADDRNOTAVAIL)",
+    "[W socket.cpp:426] [c10d] The server socket has failed to bind to 10.0.0.9:29500 (errno: 99 - Cannot assign "
+    "requested address).",
+    r"(?:bind|listen|OSError).*(?:\[Errno 99\]|errno=99|[Cc]annot assign requested address)",
+    "OSError: [Errno 99] Cannot assign requested address",
 )
 
 SIGNS = LogSigns(RULES, _advice)

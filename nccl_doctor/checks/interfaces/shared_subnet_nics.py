@@ -47,6 +47,7 @@ def shared_subnet_nics(view: View) -> Findings:
             if all(v["rp_filter"] != 1 and v["arp_ignore"] >= 1 and v["arp_announce"] == 2 for v in each):
                 continue  # so the interfaces are kept apart
             names = " and ".join(settings)
+            advice = f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."
             strict = any(values["rp_filter"] == 1 for values in each)
             effect = "reverse-path filtering drops what comes in by the wrong one" if strict else CARRIES
             meets = not strict and _meets_some(view.snapshot.mesh, host.name)
@@ -59,9 +60,7 @@ def shared_subnet_nics(view: View) -> Findings:
                 ),
                 facts={"network": str(network), "sysctls": settings},
                 explains=("allreduce-timeout",) if meets else None,
-                fix=fix(
-                    view.nccl.suggestion, f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."
-                ),
+                fix=fix(view.nccl.suggestion, advice),
             )
 
 

@@ -70,20 +70,14 @@ class Sides:
 _RUN = ("docker", "podman", "nerdctl")
 
 
+LACKS = ("shm-small", "memlock-low", "nofile-low", "gpu-count-low", "transport-fallback", "allreduce-slow")
+
+
 @check(
     "NCD606",
     severity=Severity.WARNING,
     needs=("surroundings", "outside"),
-    explains=(
-        *NETWORK,
-        "shm-small",
-        "memlock-low",
-        "nofile-low",
-        "gpu-count-low",
-        "transport-fallback",
-        "allreduce-slow",
-        *ALLREDUCE,
-    ),
+    explains=(*NETWORK, *LACKS, *ALLREDUCE),
     row="limits",
     outside=True,
 )

@@ -82,7 +82,6 @@ _WORK = re.compile(
 )
 
 _GROUP = re.compile(r"\[PG (?:ID )?(?P<group>\d+)")
-
 _NONE_COMPLETED = re.compile(r"last completed work: -1\b")
 
 _MUST_AGREE = frozenset(

@@ -92,7 +92,6 @@ _FIRST = re.compile(r"failed \(exitcode: (?P<torchrun>-?\d{1,3})\)|exits with re
 """torch/distributed/elastic/multiprocessing/api.py; deepspeed/launcher/launch.py."""
 
 _PID = re.compile(r"(?:\(pid: |received by PID )(\d{1,9})\b")
-
 _ABORTED = -6
 
 
@@ -143,9 +142,7 @@ _ABOVE, _STACK, _SOON = 60, 80, 200
 """Lines from an exception to a launcher's notice, from the head of its stack to it, and to those that then waited."""
 
 _ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
-
 _ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|Force Terminated StepId|MPI_ABORT was")
-
 _LEFT = frozenset({"collective-timeout", "peer-died"})
 
 _OWN = re.compile(

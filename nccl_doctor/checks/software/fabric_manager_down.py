@@ -13,7 +13,7 @@ nvidia-fabricmanager`.
 """
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, on_each, pasted
-from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.rule import roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
@@ -68,16 +68,12 @@ ADVICE = make_advice(
 )
 
 # CUDA's error 802 and NVLink SHARP that can't be bound.
-RULES = (
-    root(
-        r"(?:system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|[Ee]rror 802\b"
-        r"|[Ff]abric ?[Mm]anager.{0,40}(?:not running|fail|not active))",
-        "n1:1:2 [0] init.cc:5 NCCL WARN Cuda failure 802 'system not yet initialized'",
-    ),
-    root(
-        r"Failed to bind NVLink SHARP|transport/nvls\.cc:\d+ .*NCCL WARN .*(?:Cuda failure|CUDA error)",
-        "n1:1:2 [0] transport/nvls.cc:244 NCCL WARN Cuda failure 1 'invalid argument'",
-    ),
+RULES = roots(
+    r"(?:system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|[Ee]rror 802\b"
+    r"|[Ff]abric ?[Mm]anager.{0,40}(?:not running|fail|not active))",
+    "n1:1:2 [0] init.cc:5 NCCL WARN Cuda failure 802 'system not yet initialized'",
+    r"Failed to bind NVLink SHARP|transport/nvls\.cc:\d+ .*NCCL WARN .*(?:Cuda failure|CUDA error)",
+    "n1:1:2 [0] transport/nvls.cc:244 NCCL WARN Cuda failure 1 'invalid argument'",
 )
 
 SIGNS = LogSigns(RULES, ADVICE)

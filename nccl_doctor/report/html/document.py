@@ -25,7 +25,6 @@ from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.text.shell import clean
 
 _LONGEST = 1200  # characters of one text; whoever sends more wants to bury the rest, and ``-o json`` has it all
-
 View = SimpleNamespace  # values as a template reads them
 
 
@@ -82,7 +81,8 @@ def _environment() -> Environment:
         loader=PackageLoader(__package__ or ""),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_finalized,
+        # text in bounds and cleaned; markup of ours as it is
+        finalize=lambda it: short(clean(it), _LONGEST) if isinstance(it, str) and not isinstance(it, Markup) else it,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -102,11 +102,6 @@ def _environment() -> Environment:
     environment.filters.update({"page": page, "whole": escape, "where": where, "plain": plain})
     environment.filters.update({"labelled": _labelled, "consequences": by_consequence, "groups": by_place})
     return environment
-
-
-def _finalized(value: object) -> object:
-    """Text in bounds and cleaned; markup of ours as it is."""
-    return short(clean(value), _LONGEST) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _labelled(evidence: Iterable[str | LogLine]) -> Iterator[tuple[str, str]]:

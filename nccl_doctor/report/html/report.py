@@ -44,20 +44,16 @@ def render(report: Report, options: RenderOptions) -> str:
     )
 
 
-def _count(words: str, kind: str, where: str = "") -> View:
-    """The headline, its colour (error, warning, info, ok, unknown), its hosts."""
-    return View(words=words, kind=kind, where=where)
-
-
 def _headline(report: Report) -> tuple[View, str]:
-    """The verdict in two words with its colour, and the rest of the sentence."""
+    """The verdict in two words, its colour, its hosts; the rest of the sentence."""
     cause = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
     ready, counts, line = verdict(report, cause)
     words = "Ready" if ready else counts[0] if counts else "Nothing found"
     kind = cause.severity.value if cause else "ok" if ready or report.complete else "unknown"
     grave = [found for found in report.diagnoses if cause and found.severity is cause.severity]
     where = "" if ready else short(fold(host for found in grave for host in found.hosts), 40)
-    return _count(words, "ok" if ready else kind, where), line.removeprefix("Ready. ").removeprefix(f"{words}, ")
+    view = View(words=words, kind="ok" if ready else kind, where=where)
+    return view, line.removeprefix("Ready. ").removeprefix(f"{words}, ")
 
 
 def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
@@ -81,6 +77,7 @@ def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
 def render_hang(report: HangReport, options: RenderOptions) -> str:
     """The verdict, the ranks by where they stand, and all of them in a table."""
     kind = "error" if report.verdict in STANDS_STILL else "unknown" if report.verdict == "unknown" else "ok"
+    words = report.verdict.replace("nccl", "the collective").replace("-", " ")
     job, hosts = report.job, plural(report.hosts, "host")
     title = f"{hosts}, {plural(job.world_size, 'rank')}, master {job.master_addr}:{job.master_port}" if job else ""
     rows = []
@@ -91,7 +88,7 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
         "hang.html",
         report=report,
         head=head(report, options),
-        headline=(_count(report.verdict.replace("nccl", "the collective").replace("-", " "), kind), report.message),
+        headline=(View(words=words, kind=kind, where=""), report.message),
         title=title,
         cards=gravest_first(report.diagnoses),
         pages=pages(report.diagnoses, options),
@@ -137,7 +134,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
     return document(
         "diff.html",
         head=head(found, options),
-        headline=(_count("Nothing changed" if found.is_empty else "Changed", kind), counts),
+        headline=(View(words="Nothing changed" if found.is_empty else "Changed", kind=kind, where=""), counts),
         new=gravest_first(new),
         gone=gravest_first(gone),
         changes=changes and Table(("hosts", "fact", "before", "after"), changes),

@@ -202,7 +202,7 @@ def parse_lines(lines: Iterable[str]) -> RasAnswer:
     return reader.answer()
 
 
-_ERRORS = {
+_ERRORS = {  # ncclResult_t in the words of the text form
     1: "Unhandled CUDA error",
     2: "System error",
     3: "Internal error",
@@ -211,7 +211,6 @@ _ERRORS = {
     6: "Remote process error",
     8: "Timeout",
 }
-"""ncclResult_t in the words of the text form."""
 
 _IN_PROGRESS = 7
 _MISSING_COMMA = re.compile(r"\}(\s*)\{")  # Between missing ranks, NCCL 2.28.7 to 2.28.9

@@ -98,7 +98,7 @@ def _with_files(
     return found
 
 
-PLUGIN_PREFIXES = (
+PLUGIN_PREFIXES = (  # Names that begin so belong to a plugin or a tool, which may know any number of them
     "NCCL_OFI_",  # aws-ofi-nccl
     "NCCL_FASTRAK_",  # Google's net plugins
     "NCCL_GPUDIRECTTCPX_",
@@ -111,7 +111,6 @@ PLUGIN_PREFIXES = (
     "NCCL_IBEXT_",
     "NCCL_TESTS",
 )
-"""Names that begin so belong to a plugin or a tool, which may know any number of them."""
 
 _BUILDS = "ROOT ROOT_DIR HOME DIR PATH VERSION INCLUDE_DIR INCLUDE_DIRS LIB_DIR LIBRARY LIBRARIES LIB VER"
 BUILD_NAMES = frozenset(f"NCCL_{part}" for part in _BUILDS.split())
@@ -187,13 +186,12 @@ WORDS: dict[str, tuple[str, ...]] = {
 }
 """Case does not count; NCCL_PROTO and NCCL_ALGO are lists with commas and an optional "^" (src/graph/tuning.cc)."""
 
-EXACT_WORDS: dict[str, tuple[str, ...]] = {
+EXACT_WORDS: dict[str, tuple[str, ...]] = {  # Case counts (``strcmp``)
     "NCCL_SOCKET_FAMILY": ("AF_INET", "AF_INET6"),
     "NCCL_IB_ADDR_FAMILY": ("AF_INET", "AF_INET6"),
     "NCCL_P2P_LEVEL": PATHS,
     "NCCL_NET_GDR_LEVEL": PATHS,
 }
-"""Case counts (``strcmp``)."""
 
 RANGES: dict[str, tuple[int, int]] = {
     "NCCL_IB_TIMEOUT": (0, 31),  # five bits of the queue pair (ibv_modify_qp(3))

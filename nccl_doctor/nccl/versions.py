@@ -46,7 +46,7 @@ _SINCE_2_4_8 = replace(Behaviour(), bootstrap_words="Bootstrap : no socket inter
 _SINCE_2_7_3 = replace(_SINCE_2_4_8, both_signs=True)
 _SINCE_2_23_4 = replace(_SINCE_2_7_3, conf_file=True)
 _SINCE_2_24_3 = replace(_SINCE_2_23_4, nothing_found=5)
-CLASSES: tuple[tuple[Version, Behaviour], ...] = (
+CLASSES: tuple[tuple[Version, Behaviour], ...] = (  # Each behaviour with the first version that has it, oldest first
     ((2, 4, 0), Behaviour()),
     ((2, 4, 8), _SINCE_2_4_8),
     ((2, 7, 3), _SINCE_2_7_3),
@@ -54,7 +54,6 @@ CLASSES: tuple[tuple[Version, Behaviour], ...] = (
     ((2, 24, 3), _SINCE_2_24_3),
     ((2, 28, 3), replace(_SINCE_2_24_3, running_only=True, virbr_last=True)),
 )
-"""Each behaviour with the first version that has it, oldest first."""
 
 OLDEST = CLASSES[0][0]
 CONF_FILE = next(since for since, how in CLASSES if how.conf_file)  # The first version that reads NCCL_CONF_FILE

@@ -101,6 +101,12 @@ def read_proc(pid: int) -> Proc | None:
     )
 
 
+def cpu_s(pid: int) -> float | None:
+    """Seconds of CPU that all threads had; None where it is gone."""
+    proc = read_proc(pid)
+    return None if proc is None else proc.cpu_s
+
+
 class Table:
     """All processes at one moment, and what can be asked of each; every answer is read once."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Sequence
 
 from nccl_doctor.probe import gpus, netlink, procs, tools
 from nccl_doctor.probe.netlink import Flow
-from nccl_doctor.probe.procs import Proc, Table, open_files
+from nccl_doctor.probe.procs import Proc, Table, cpu_s, open_files
 from nccl_doctor.probe.tools import Unavailable
 
 MOST_WORKERS = 64
@@ -43,12 +43,6 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
         "threads": count,
         "workers": [_worker(table.procs[one]) for one in table.descendants(pid)[:MOST_WORKERS]],
     }
-
-
-def cpu_s(pid: int) -> float | None:
-    """Seconds of CPU that all threads had; None where it is gone."""
-    proc = procs.read_proc(pid)
-    return None if proc is None else proc.cpu_s
 
 
 def _threads(pid: int) -> tuple[int, dict[str, float]]:

@@ -18,18 +18,15 @@ MOST_COMPARED = 64
 
 
 class HangingJob(NamedTuple):
-    """The settings that a job's ranks share; ``host`` only where its master is the host itself.
-
-    What another ``user``'s processes say of themselves is another job's; ``contained``: in containers, root is no root.
-    """
+    """The settings that a job's ranks share."""
 
     address: str
     port: int
     world_size: int
     run_id: str
-    host: str
-    user: str
-    contained: bool
+    host: str  # only where its master is the host itself
+    user: str  # what another user's processes say of themselves is another job's
+    contained: bool  # in containers, root is no root
 
     def __str__(self) -> str:
         return f"{self.address}:{self.port} of {self.world_size} ranks" + (f" on {self.host}" if self.host else "")

@@ -77,13 +77,12 @@ class NamedPorts(_Answer):
     ports: Annotated[tuple[Port, ...], Field(max_length=MOST_NAMED)]
 
 
-ANSWERS: dict[str, TypeAdapter[Any]] = {
+ANSWERS: dict[str, TypeAdapter[Any]] = {  # By the request's name (probe/ports/requests.py)
     "port": TypeAdapter(Look),
     "signal": TypeAdapter(Signalled),
     "free": TypeAdapter(FreePorts),
     "named": TypeAdapter(NamedPorts),
 }
-"""By the request's name (probe/ports/requests.py)."""
 
 
 class Machine(Protocol):
@@ -139,13 +138,7 @@ class SessionMachine:
 
 
 class Fleet:
-    """This machine alone; or one host, by default the master, of a hosts file; or one named directly, or UsageError.
-
-    Attributes:
-        target: the host that is meant; this machine until :meth:`connect`.
-        master: where the job's ranks look for the master; None where no job is named.
-        address: where the job's other hosts look for the target; None where there are none.
-    """
+    """This machine alone; or one host, by default the master, of a hosts file; or one named directly, or UsageError."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is an option of the command
         self,
@@ -157,10 +150,10 @@ class Fleet:
         job: HostSource | None = None,
         inside: str | None = None,
     ) -> None:
-        self.target: Machine = ThisMachine()
+        self.target: Machine = ThisMachine()  # the host that is meant; this machine until connect()
         self.master_port: int | None = None
-        self.master: str | None = None
-        self.address: str | None = None
+        self.master: str | None = None  # where the job's ranks look for the master; None where no job is named
+        self.address: str | None = None  # where the job's other hosts look for the target; None where there are none
         self._grace_s, self._connect_s = grace_s, connect_s
         self._opened: list[Machine] = []
         self._transport: Transport | None = None

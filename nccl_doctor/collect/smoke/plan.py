@@ -18,14 +18,13 @@ LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
 """Bytes of the largest message where none is asked for: NVLink and InfiniBand reach their speed near a gigabyte."""
 OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """What it sets where nobody else does (distributed/run.py and elastic/agent/server/local_elastic_agent.py, 2.13)."""
-LOGGING = {
+LOGGING = {  # Set whatever the hosts file says: it changes what NCCL prints and nothing that it does (src/debug.cc)
     "NCCL_DEBUG": "INFO",
     # INIT and NET hold the interfaces, the network in use, channels and rings; not the topology's dump.
     "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET",
     # NCCL's own default, said so that no nccl.conf of the host's leads the lines into a file; also sets line buffering.
     "NCCL_DEBUG_FILE": "/dev/stdout",
 }
-"""Set whatever the hosts file says: it changes what NCCL prints and nothing that it does (src/debug.cc)."""
 
 
 @dataclass(frozen=True)

@@ -279,7 +279,7 @@ class Launcher:
         def over() -> bool:
             nonlocal worked_s
             self._segments.look()
-            if not self._began and (now_s := _cpu_s(self._process.pid)) - worked_s > WORKED_S:
+            if not self._began and (now_s := procs.cpu_s(self._process.pid) or 0.0) - worked_s > WORKED_S:
                 worked_s = now_s
                 emit({"local_rank": 0, "working": now_s})
             # the launcher's own end counts too: a rank may outlive one that is killed
@@ -354,9 +354,3 @@ def early(env: dict[str, str], worker: str) -> Launcher | None:
         return Launcher(env, worker)
     except OSError:  # no process or file left: the all-reduce tries again, and says so
         return None
-
-
-def _cpu_s(pid: int) -> float:
-    """Seconds of CPU time that a child of ours has had; 0 for one that has just ended."""
-    proc = procs.read_proc(pid)
-    return 0.0 if proc is None else proc.cpu_s

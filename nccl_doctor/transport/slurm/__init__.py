@@ -15,19 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """The job that a node belongs to, and how a step enters it.
-
-    ``inside``: nccl-doctor runs in that very job. The container's are srun's --container-image and --container-name
-    (pyxis), empty for none; ``gpus`` is what Slurm gave the job on this node.
-    """
+    """The job that a node belongs to, and how a step enters it."""
 
     engine: ClassVar[str] = "slurm"
 
     job: str = ""
-    inside: bool = False
-    container_image: str = ""
+    inside: bool = False  # nccl-doctor runs in that very job
+    container_image: str = ""  # srun's --container-image and --container-name (pyxis), empty for none
     container_name: str = ""
-    gpus: int = 0
+    gpus: int = 0  # that Slurm gave the job on this node
 
     @property
     def container(self) -> tuple[str, ...]:

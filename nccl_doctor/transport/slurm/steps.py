@@ -35,7 +35,7 @@ _STATE = re.compile(r"\bState=(\S+)")
 _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
 
-_CAUSES = (
+_CAUSES = (  # The words of srun that show a cause, its reason, detail and remedy
     (
         r"Communication connection failure|failed on node|Unable to contact slurmd|Connection timed out|Zero Bytes",
         "slurmd",
@@ -82,7 +82,6 @@ _CAUSES = (
         "Wait until the node's other steps end, or start them with --overlap, too.",
     ),
 )
-"""The words of srun that show a cause, its reason, detail and remedy."""
 
 
 def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: bool, started: bool) -> EngineFailure:

@@ -17,17 +17,14 @@ from nccl_doctor.transport.base import AccessError
 
 @dataclass(frozen=True)
 class Target:
-    """A host that we tried to reach: as named to ssh, so that ~/.ssh/config applies; ``hop`` where it is a jump host.
+    """A host that we tried to reach."""
 
-    ``via`` a jump host or a proxy command ssh-keyscan can't see it.
-    """
-
-    name: str
+    name: str  # as to ssh, so that ~/.ssh/config applies
     address: str
     port: int
     user: str
-    hop: bool = False
-    via: bool = False
+    hop: bool = False  # it is a jump host
+    via: bool = False  # a jump host or a proxy command, so that ssh-keyscan can't see it
 
     @property
     def facts(self) -> access.SshTarget:

@@ -26,10 +26,9 @@ from nccl_doctor.transport.base import remaining
 from nccl_doctor.transport.ssh import known_hosts
 from nccl_doctor.transport.ssh.settings import HostSettings
 
-PLAIN_TYPES = frozenset(
+PLAIN_TYPES = frozenset(  # Keys that are neither certificates nor in hardware
     ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-dss")
 )
-"""Keys that are neither certificates nor in hardware."""
 
 
 @dataclass(frozen=True)

@@ -189,10 +189,8 @@ class ParamikoChannel:
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def close(self) -> None:
-        """Hangs up on the command as a terminal does, closes the channel and then the connection.
-
-        sshd itself merely closes the command's stdin: a login shell that waits for something else would stay for ever.
-        """
+        """Hangs up on the command as a terminal does, closes the channel and then the connection."""
+        # sshd itself merely closes the command's stdin: a shell that waits for something else would stay for ever
         if self._closing.is_set():
             return
         self._closing.set()

@@ -16,6 +16,7 @@ import ctypes
 import os
 import signal
 import subprocess
+import threading
 import time
 
 from nccl_doctor.probe import tools
@@ -26,6 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done'
 """Its standard input ends with the probe. Ranks die with the probe, too, and may still write while it removes."""
 _keepers: dict[str, subprocess.Popen[bytes]] = {}
+_making = threading.Lock()  # held while a folder has no keeper yet, and for good once the probe leaves
 
 
 def become_subreaper() -> None:
@@ -61,14 +63,22 @@ def scratch() -> str:
     """A new folder for a child's files, removed by :func:`remove_scratch` or the probe's end."""
     import tempfile
 
-    folder = tempfile.mkdtemp(prefix="nccl-doctor-")
-    argv = ["/bin/sh", "-c", KEEPER, folder]
     env = {**os.environ, "PATH": os.pathsep.join([*tools.SYSTEM, *tools.login_folders()])}
     null = subprocess.DEVNULL
-    _keepers[folder] = subprocess.Popen(
-        argv, env=env, stdin=subprocess.PIPE, stdout=null, stderr=null, cwd="/", start_new_session=True
-    )
+    with _making:
+        folder = tempfile.mkdtemp(prefix="nccl-doctor-")
+        argv = ["/bin/sh", "-c", KEEPER, folder]
+        _keepers[folder] = subprocess.Popen(
+            argv, env=env, stdin=subprocess.PIPE, stdout=null, stderr=null, cwd="/", start_new_session=True
+        )
     return folder
+
+
+def leave() -> None:
+    """Ends all children and removes their folders, the one being made too; none is made any more."""
+    _making.acquire(timeout=2.0)
+    end_all()
+    remove_scratch()
 
 
 def remove_scratch(patience_s: float = 6.0) -> None:

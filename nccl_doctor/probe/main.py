@@ -119,8 +119,7 @@ class Server:
     def _leave(self, last_word: dict[str, Any] | None = None) -> None:
         self._leaving = True
         try:
-            children.end_all()
-            children.remove_scratch()
+            children.leave()
             # nobody may read any more: it is said where that needs no wait
             if last_word and self._writing.acquire(blocking=False) and select.select([], [self._out], [], 0)[1]:
                 os.write(self._out, self._framed(last_word))

@@ -178,11 +178,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 def check(
     code: str, *, severity: Severity, needs: tuple[str, ...] = (), scope: Scope = "all", **traits: "Unpack[Traits]"
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Registers the decorated function as the check of its module.
-
-    Raises:
-        TypeError: a need is neither a fact of a host nor a phase.
-    """
+    """Registers the function as its module's check; raises TypeError for unknown needs."""
     if strange := set(needs) - HostFacts.model_fields.keys() - set(PHASES):
         raise TypeError(f"{code} needs {', '.join(sorted(strange))}, which is no fact of a host")
 

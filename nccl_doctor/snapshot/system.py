@@ -86,20 +86,13 @@ class PciGpu(Observed):
 
 
 class GpuDriver(Observed):
-    """The kernel's side of a host's GPUs.
-
-    Attributes:
-        module: version of the nvidia module; None where it is not loaded.
-        built_for: kernels for which such a module is installed; looked at only where none is loaded.
-        nodes: device nodes, and why one can't be used, by errno's name; None where it can.
-        smi: nvidia-smi is installed.
-    """
+    """The kernel's side of a host's GPUs."""
 
     gpus: tuple[PciGpu, ...]
-    module: str | None
-    built_for: tuple[str, ...] = ()
-    nodes: dict[Path, str | None] = Field(default_factory=dict)
-    smi: bool = False
+    module: str | None  # version of the nvidia module; None where it is not loaded
+    built_for: tuple[str, ...] = ()  # kernels for which such a module is installed; looked at only where none is loaded
+    nodes: dict[Path, str | None] = Field(default_factory=dict)  # why one can't be used, by errno's name; None: it can
+    smi: bool = False  # nvidia-smi is installed
 
 
 class ResourceLimits(Observed):

@@ -39,17 +39,13 @@ def allreduce_slow(view: View) -> Findings:
     evidence, message = [], ""
     if speed is not None:
         evidence.append(f"{speed.name} on {speed.host} could give {speed.gb_per_s:.3g} GB/s")
-        message = (
-            f"The all-reduce reached {reached:.2g} of {speed.gb_per_s:.2g} GB/s, "
-            f"{100 * reached / speed.gb_per_s:.0f} % of {speed.name} on {speed.host}."
-        )
+        share = f"{100 * reached / speed.gb_per_s:.0f} % of {speed.name} on {speed.host}"
+        message = f"The all-reduce reached {reached:.2g} of {speed.gb_per_s:.2g} GB/s, {share}."
     evidence.append(f"the best of {len(smoke.sizes)} sizes reached {reached:.3g} GB/s of bus bandwidth")
     if late is not None:
         others = sorted(rank.own_s or 0.0 for rank in smoke.ranks if rank is not late)
-        evidence.append(
-            f"rank {late.rank} ({late.host}) took {late.own_s:.1f} s of its own between the all-reduces, "
-            f"the others {others[0]:.1f} to {others[-1]:.1f} s"
-        )
+        own = f"rank {late.rank} ({late.host}) took {late.own_s:.1f} s of its own between the all-reduces"
+        evidence.append(f"{own}, the others {others[0]:.1f} to {others[-1]:.1f} s")
         message = f"The other ranks wait for rank {late.rank} on {late.host}, which is far slower than they are."
     yield Finding(
         hosts=(late.host,) if late else (speed.host,) if speed else (),

@@ -35,15 +35,11 @@ def allreduce_timeout(view: View) -> Findings:
     if smoke.outcome != "timeout":
         return
     found = culprits(smoke)
+    shown = () if found.isolation else stacks(found.ranks)
     yield Finding(
         hosts=found.hosts,
         message=f"The all-reduce had no end after {smoke.deadline_s:.0f} s: {found.isolated or _what(smoke, found)}.",
-        evidence=(
-            *found.trials,
-            *stages(smoke),
-            *(() if found.isolation else stacks(found.ranks)),
-            *last_words(smoke, found.hosts),
-        ),
+        evidence=(*found.trials, *stages(smoke), *shown, *last_words(smoke, found.hosts)),
         facts={
             "ranks": [rank.rank for rank in found.ranks],
             "stages": {str(rank.rank): rank.stage for rank in smoke.ranks},

@@ -54,9 +54,7 @@ def _source(smoke: Smoke) -> tuple[int, ...]:
         return alone
     pairs = [group for group in smoke.wrong_groups if len(group) == 2]
     shared = tuple(rank for rank, count in Counter(rank for pair in pairs for rank in pair).items() if count > 1)
-    if len(shared) == 1:
-        return shared
-    return pairs[0] if len(pairs) == 1 else ()
+    return shared if len(shared) == 1 else pairs[0] if len(pairs) == 1 else ()
 
 
 def _named(ranks: list[RankReport]) -> str:

@@ -66,10 +66,8 @@ def _values(column: dict[str, Variable | None]) -> dict[str, str | None]:
 def _finding(name: str, column: dict[str, Variable | None]) -> Finding:
     values = _values(column)
     outliers = minority(values)
-    groups = grouped(
-        (f"{quoted(variable.value)} ({variable.origin})" if variable is not None else "not set", host)
-        for host, variable in column.items()
-    )
+    words = {host: f"{quoted(one.value)} ({one.origin})" if one else "not set" for host, one in column.items()}
+    groups = grouped((text, host) for host, text in words.items())
     return Finding(
         hosts=outliers,
         message=f"{name} is not the same on all hosts: {fold(outliers)} differ{'s' * (len(outliers) == 1)}.",

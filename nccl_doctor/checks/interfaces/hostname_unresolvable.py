@@ -78,11 +78,8 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
     resolved = [(host.name, known(facts.resolution)) for host, facts in view.facts if host.name in hosts]
     answers = ((host, name, its.get(name)) for name in names for host, its in resolved)
     # no fault of the host that was meant
-    lost = {
-        dial
-        for dial in view.dials.unexplained
-        if dial.outcome == "failed" and dial.src in hosts and dial.address in names
-    }
+    failed = (dial for dial in view.dials.unexplained if dial.outcome == "failed")
+    lost = {dial for dial in failed if dial.src in hosts and dial.address in names}
     summary = f"Add the name{s} to the DNS or to /etc/hosts, or use IP addresses in the hosts file."
     fix = pasted(summary, commands, needs_root=bool(commands))
     return Finding(

@@ -57,6 +57,7 @@ def neighbour_table_small(view: View) -> Findings:
     for (limit, peers), hosts in short.items():
         raised = 1 << (peers * ROOM).bit_length()
         limits = ((3, raised), (2, raised // 2), (1, raised // 8))
+        summary = "Raise the limits (for good: the same settings in /etc/sysctl.d/):"
         raising = line("sysctl -w {*settings}", settings=[f"{NAME}{number}={value}" for number, value in limits])
         # a full table drops the packet, or the answer to who has the address: "no route to host" (net/ipv4/arp.c)
         slow = [dial for dial in view.dials.unexplained if dial.outcome in ("timed-out", "no-route")]
@@ -66,11 +67,7 @@ def neighbour_table_small(view: View) -> Findings:
             message=f"{peers} hosts of the cluster share its net, and its kernel keeps only {limit} addresses.",
             evidence=(f"{LIMIT} is {limit}",),
             facts={"limit": limit, "peers": peers, "failed": failed_where(view, lost.__contains__)},
-            fix=pasted(
-                "Raise the limits (for good: the same settings in /etc/sysctl.d/):",
-                on_each(hosts, raising),
-                needs_root=True,
-            ),
+            fix=pasted(summary, on_each(hosts, raising), needs_root=True),
         )
 
 

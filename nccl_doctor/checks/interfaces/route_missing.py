@@ -178,6 +178,7 @@ def _unaddressed(found: Hindered) -> Finding:
     """The finding for an interface without an address of its network."""
     lacking = dict.fromkeys((fault.usual, fault.network) for fault in found.route_faults)
     nets = " and ".join(f"{interface} has no address in {network}" for interface, network in lacking)
+    how = "as the other hosts have it (`ip address add ADDRESS/PREFIX dev NAME`; for good: in what sets up the network)"
     ways = [fault.way for fault in found.route_faults]
     targets = [way.to for way in ways]
     what = "way" if all(way.error for way in ways) else "direct way"
@@ -187,11 +188,7 @@ def _unaddressed(found: Hindered) -> Finding:
         message=f"{found.host} has no {what} to {fold(sorted(found.peers))} ({', '.join(targets)}): its {nets}.",
         evidence=tuple(f"{found.host}: ip route get {to}: {said}" for to, said in zip(targets, answers, strict=True)),
         facts={"to": targets},
-        fix=Fix(
-            summary=f"Give it one on {found.host}, as the other hosts have it (`ip address add ADDRESS/PREFIX dev "
-            "NAME`; for good: in what sets up the network).",
-            needs_root=True,
-        ),
+        fix=Fix(summary=f"Give it one on {found.host}, {how}.", needs_root=True),
     )
 
 

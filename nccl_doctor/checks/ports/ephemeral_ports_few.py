@@ -50,17 +50,14 @@ def ephemeral_ports_few(view: View) -> Findings:
         dials = [dial for dial in failed if dial.src == host.name and dial.outcome == "no-source-address"]
         if dials:
             peers = fold(sorted({dial.dst for dial in dials}))
+            summary = "Find out who has taken them (`ss -tan`), or widen the range (for good: the same line in"
+            widened = _widen(host, view.snapshot.cluster.master_port)
             yield Finding(
                 hosts=(host.name,),
                 message=f"{host.name} has no ephemeral port left: all of {own.low} to {own.high} are taken.",
                 evidence=(f"{host.name} -> {peers}: no source port left (EADDRNOTAVAIL)",),
                 facts={"low": own.low, "high": own.high, "size": own.size, "failed": pairs_of(dials)},
-                fix=pasted(
-                    "Find out who has taken them (`ss -tan`), or widen the range (for good: the same line in "
-                    "/etc/sysctl.d/):",
-                    _widen(host, view.snapshot.cluster.master_port),
-                    needs_root=True,
-                ),
+                fix=pasted(f"{summary} /etc/sysctl.d/):", widened, needs_root=True),
                 severity=Severity.ERROR,
             )
         elif needed > own.size:

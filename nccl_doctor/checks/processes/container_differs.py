@@ -113,11 +113,8 @@ def container_differs(view: View) -> Findings:
 def _evidence(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Iterator[str]:
     if any(one.name == "network" for one in found):
         chosen = {sides.host.name: sides.view.nccl.interfaces.get(sides.host.name) for sides in alike}
-        yield from folded(
-            (name, f"NCCL uses {one.name} ({one.address}), an address of the container alone")
-            for name, one in chosen.items()
-            if one is not None
-        )
+        used = ((name, f"{one.name} ({one.address})") for name, one in chosen.items() if one is not None)
+        yield from folded((name, f"NCCL uses {what}, an address of the container alone") for name, what in used)
     names = {
         sides.host.name: facts.hostname
         for sides in alike

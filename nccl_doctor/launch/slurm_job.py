@@ -56,8 +56,8 @@ def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
     counts = [start.nproc for start in job.starts]
     even = len(set(counts)) == 1
     named = all(numeric(node.name) is None for node in nodes)
-    names = shell.host_names(fold([node.name for node in nodes]))
-    extra = [shell.script("#SBATCH --nodelist={names}\n", names=names)] if named else []
+    names = fold([node.name for node in nodes])
+    extra = [shell.script("#SBATCH --nodelist={names}\n", names=shell.host_names(names))] if named else []
     on_gpus = job.starts[0].gpus != ()
     extra += [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and on_gpus else []
     exports = _joined([shell.script("export {one}\n", one=one) for one in shell.assignments(shared[0])])
@@ -67,7 +67,8 @@ def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
         head = shell.script(HEAD_IN_A_JOB, master=master, port=port, exports=exports)
         container = [shell.script("{one} ", one=shell.argument(option)) for option in running.container]
         number = int(running.job)
-        where = shell.script(IN_A_JOB, number=number, nodes=len(nodes), names=names, container=container)
+        listed = shell.host_names(names)
+        where = shell.script(IN_A_JOB, number=number, nodes=len(nodes), names=listed, container=container)
     else:
         name = shell.argument(job.name)
         head = shell.script(HEAD, name=name, nodes=len(nodes), extra=_joined(extra), port=port, exports=exports)

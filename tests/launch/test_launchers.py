@@ -318,6 +318,15 @@ def test_a_batch_script_has_c10d_number_the_nodes(torch: str | None, own: str, t
         slurm_script(replace(made, torch="1.8.0"), c10d=True)
 
 
+def test_a_batch_script_lists_no_nodes_that_have_addresses_for_names(tmp_path: Path) -> None:
+    names = ("fe80::1%eth0", "fd00::2")
+    nodes = [{"name": name, "address": name, "node_rank": r, "nproc_per_node": 8} for r, name in enumerate(names)]
+    made = plan(Cluster.model_validate({"nodes": nodes, "master_addr": "fd00::2"}), {}, ("train.py",))
+    text = str(slurm_script(made))
+    assert "--nodelist" not in text
+    assert len(slurm_run(text, tmp_path)) == 2
+
+
 def test_gpus_are_those_that_were_looked_at_or_named() -> None:
     seen = {"node1": CheckedHost(nproc=2, gpus=4)}
     assert [place.gpu for place in plan(cluster(2, 2), seen, ("t.py",)).ranks] == ["0", "1", None, None]

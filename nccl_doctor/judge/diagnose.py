@@ -84,7 +84,7 @@ def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)
-    if not (hiding and covered and run.outcome is Outcome.UNKNOWN):
+    if not (hiding and covered and run.gaps):
         return run
     reason = f"not to be judged beside {', '.join(j.check.name for j in hiding)}"
     return replace(run, outcome=Outcome.SKIP, reason=reason, gaps=())

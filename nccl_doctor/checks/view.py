@@ -21,7 +21,7 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import ClusterSource, Words, engines
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.ports import GRACE_S, age_words
-from nccl_doctor.model.register import CheckFunction, Scope, Traits, Unjudged, enter, make_entry
+from nccl_doctor.model.register import Absent, CheckFunction, Scope, Traits, Unjudged, enter, make_entry
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, cluster_nccl
 from nccl_doctor.nccl.host_nccl import HostNccl
@@ -37,7 +37,7 @@ from nccl_doctor.text.shell import Line, argument, line, script
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Findings = Iterator[Finding | Unjudged]
+Findings = Iterator[Finding | Unjudged | Absent]
 """The result of a check."""
 
 ALLREDUCE = ("allreduce-failed", "allreduce-timeout")

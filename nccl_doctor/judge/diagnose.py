@@ -19,7 +19,7 @@ from nccl_doctor.model.base import Skipped, Unknown, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import engines, engines_of, placed
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.model.register import Check, Unjudged, all_checks, entry
+from nccl_doctor.model.register import Absent, Check, Unjudged, all_checks, entry
 from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, Gap, HostSummary, Outcome, Report
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Shown, Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
@@ -213,19 +213,22 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
     hosts: list[Host] = []
     gaps: list[Unjudged] = []
     findings: list[Finding] = []
+    absent: str | None = None
     try:
         hosts, gaps = _known(check, derived)
         assert check.function is not None
         for result in check.function(View(derived, tuple(hosts))):
             if isinstance(result, Unjudged):
                 gaps.append(result)
+            elif isinstance(result, Absent):
+                absent = result.reason
             else:
                 findings.append(result)
     except Exception as error:  # noqa: BLE001 - a fault of one check must not silence the others
         return CheckRun(check, Outcome.CRASH, f"{type(error).__name__}: {error}", findings)
     if findings:
         return CheckRun(check, Outcome.FOUND, None, findings)
-    absent = _nothing_to_judge(check, snapshot, hosts)
+    absent = absent or _nothing_to_judge(check, snapshot, hosts)
     if gaps or (absent is None and not snapshot.reached):  # whom one fault of access keeps away shows no other
         by_reason = grouped((gap.reason, gap.hosts) for gap in gaps)
         merged = tuple(Gap(hosts=tuple(chain(*hosts)), reason=reason) for reason, hosts in by_reason.items())

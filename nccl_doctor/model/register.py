@@ -29,8 +29,15 @@ class Unjudged:
     reason: str
 
 
+@dataclass(frozen=True)
+class Absent:
+    """Yielded by a check whose subject the run lacks, with the reason."""
+
+    reason: str
+
+
 Scope = str  # of a check: "all" and "master", or an engine's name (:mod:`nccl_doctor.model.engine`)
-CheckFunction = Callable[..., Iterator[Finding | Unjudged]]  # of a view of the snapshot (nccl_doctor.checks.view)
+CheckFunction = Callable[..., Iterator[Finding | Unjudged | Absent]]  # of a view (nccl_doctor.checks.view)
 
 
 class Traits(TypedDict, total=False):

@@ -26,7 +26,7 @@ from nccl_doctor.launch.line import LaunchLine, batch_notes, is_number, known_op
 from nccl_doctor.launch.plan import PlannedNode
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Command, Finding, Severity, on
-from nccl_doctor.model.register import Unjudged
+from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.snapshot.hosts import gpu_counts, visible_gpus
 from nccl_doctor.text.hostlist import fold, plural
 from nccl_doctor.text.inet import is_loopback
@@ -63,6 +63,7 @@ def launch_line_wrong(view: View) -> Findings:
     """Yields one finding for all that the line says wrongly."""
     cluster = view.snapshot.cluster
     if cluster.line is None:
+        yield Absent("no launch line was given")
         return
     try:
         line = read_line(shlex.split(cluster.line))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.probe.procs import cpu_s
-from nccl_doctor.probe.smoke.allreduce import Ranks
+from nccl_doctor.probe.smoke.allreduce import Output, Ranks
 from tests.patience import LONG_S
 
 
@@ -92,3 +92,16 @@ def test_the_work_of_a_process_is_seen_by_its_cpu_time() -> None:
         assert (cpu_s(busy.pid) or 0.0) >= 0.5
         assert (cpu_s(idle.pid) or 0.0) < 0.5
     assert cpu_s(idle.pid) is None
+
+
+def test_the_last_word_of_a_launcher_that_has_ended_is_read() -> None:
+    events: list[dict[str, object]] = []
+    output = Output("@1 ", events.append)
+    source, end = os.pipe()
+    try:
+        os.write(end, b'@1 {"failed": "No module"}\n')
+        assert not output.follow(source, time.monotonic() + LONG_S, lambda: True)  # a rank still holds the other end
+        assert events == [{"failed": "No module"}]
+    finally:
+        os.close(source)
+        os.close(end)

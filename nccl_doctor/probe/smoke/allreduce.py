@@ -162,7 +162,7 @@ def _state(pid: int) -> str | None:
 
 HEAD_LINES = 4000
 TAIL_LINES = 16000
-READ_BYTES = 65536
+READ_BYTES = 65536  # all that a pipe holds (pipe(7))
 LINE_BYTES = 2000
 PART_BYTES = 4 << 20
 """NCCL_DEBUG=INFO prints about 150 lines a rank on 8 GPUs: both its beginning and the last words are kept, each part
@@ -211,18 +211,23 @@ class Output:
             self._tail_bytes -= len(self._tail.popleft())
 
     def follow(self, source: int, until: float, stop: Callable[[], bool]) -> bool:
-        """Reads until the last writer is gone (True), ``stop`` says so or the time has come (False)."""
+        """Reads until the last writer is gone (True), ``stop`` says so or the time has come (False).
+
+        What was written before ``stop`` said so is read as well: a launcher's last word is why it ended.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(source, selectors.EVENT_READ)
-            while not stop():
-                left = until - time.monotonic()
-                if left <= 0:
-                    return False
-                if selector.select(min(left, 0.05)):
+            left = 2
+            while left > 0 and time.monotonic() < until:
+                stopped = stop()
+                left -= stopped
+                if selector.select(0.0 if stopped else min(until - time.monotonic(), 0.05)):
                     block = os.read(source, READ_BYTES)
                     if not block:
                         return True
                     self.feed(block)
+                elif stopped:
+                    break
         return False
 
 

@@ -122,6 +122,13 @@ time.sleep(86400)
 """
 
 
+def kill_launcher(node: LabHost, agent: int, ranks: set[int]) -> None:
+    """Kills torchrun, and waits until its ranks have the host's init as their parent."""
+    node.run(["kill", "-9", str(agent)])
+    parents = "sed -n 's/^PPid:[[:space:]]*//p' " + " ".join(f"/proc/{pid}/status" for pid in ranks)
+    node.wait_until(lambda: set(node.run(parents).stdout.split()) == {"1"}, "the ranks' new parent")
+
+
 def test_orphans_of_a_killed_torchrun_are_one_job(node: LabHost) -> None:
     port = new_port()
     node.write("/root/train.py", RANK)
@@ -137,7 +144,7 @@ def test_orphans_of_a_killed_torchrun_are_one_job(node: LabHost) -> None:
     refused = fix_port(node, port, *UNFORCED)
     assert (refused.code, refused.document["ended"], alive(node, ranks)) == (1, [], ranks)
     assert "torchrun" in refused.document["holders"][0]["refusal"]
-    node.run(["kill", "-9", str(agent)])
+    kill_launcher(node, agent, ranks)
     left = fix_port(node, port)
     (holder,) = left.document["holders"]
     assert (holder["orphan"], set(holder["tree"]), holder["ppid"]) == (True, ranks, 1)
@@ -191,7 +198,9 @@ def test_a_training_on_a_terminal_whose_steps_go_on_is_refused(node: LabHost) ->
         node.wait_until(lambda: step() > before + 3, "further steps")
         # without the launcher the steps alone tell
         agent = next(pid for pid, line in node.processes() if "torchrun" in line and "tmux" not in line)
-        node.run(["kill", "-9", str(agent)])
+        kill_launcher(
+            node, agent, {pid for pid, line in node.processes() if "/root/steps.py" in line and "torchrun" not in line}
+        )
         left = fix_port(node, port, *UNFORCED)
         assert (left.code, left.document["ended"]) == (1, []), left.stderr
         assert "it makes progress" in left.document["holders"][0]["refusal"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import socket
@@ -42,6 +43,7 @@ def port() -> Iterator[int]:
 @contextlib.contextmanager
 def no_file_left() -> Iterator[None]:
     """All that this process may open is open."""
+    gc.collect()  # what other tests left closes its file now, and not while none is to be free
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     held: list[int] = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 20, hard))

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import ALLREDUCE, View, folded
+from nccl_doctor.checks.view import ALLREDUCE, View, folded, ordered
 from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, Fault, Kind, faults
 from nccl_doctor.nccl.interfaces import FAMILIES
+from nccl_doctor.nccl.reach import Reachable
 from nccl_doctor.nccl.suggest import fix, move
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
@@ -35,6 +36,7 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
     )
     for (wanted, used, severity), group in groups.items():
         hosts = tuple(fault.host for fault in group)
+        because = _idle_peers(view, group)
         seen = ((host, text) for fault in group for text, those in fault.evidence.items() for host in those)
         yield Finding(
             hosts=hosts,
@@ -45,6 +47,7 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
                 "interface": used,
                 "addresses": {fault.host: fault.used.address for fault in group if fault.used is not None},
                 "suggestion": nccl.suggestion.interfaces if nccl.suggestion is not None else None,
+                **({"because_of": because} if because else {}),
             },
             fix=_fix(nccl, group),
             severity=severity,
@@ -54,6 +57,16 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
         concerned = (nccl.wanted(name) is None) == (kind is Kind.NEEDED)
         if standing is not None and standing.is_unsure and concerned:
             yield Unjudged((name,), standing.verdicts[0].why)
+
+
+def _idle_peers(view: View, group: list[Fault]) -> tuple[str, ...]:
+    """The hosts whose own interface is down, where no others miss these; else none."""
+    nccl = view.nccl
+    standings = [nccl.bootstrap[fault.host] for fault in group if fault.host in nccl.bootstrap]
+    lost = {one.source for each in standings for one in each.verdicts if one.answer is Reachable.NO}
+    faults = view.dials.route_faults.values() if lost and nccl.mesh is not None else ()
+    idle = {fault.host for fault in faults if fault.kind == "down"}
+    return ordered(view.by_host, lost) if lost <= idle else ()
 
 
 def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:

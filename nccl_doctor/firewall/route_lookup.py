@@ -14,7 +14,7 @@ from nccl_doctor.firewall.connection import Ends, syn
 from nccl_doctor.firewall.rules import Packet, Span, Tri
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
-from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Names, PortRange, Way
+from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Names, PortRange, Way
 from nccl_doctor.text.inet import Address, Network, address_of, network_of, numeric, prefix_length
 
 DEFAULT_RANGE = (32768, 60999)
@@ -90,6 +90,12 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
     return label.split(":")[0] if label else None
 
 
+def link_of(facts: HostFacts, name: str | None) -> Link | None:
+    """The interface of a name, where the host has told of it."""
+    links = facts.interfaces.links if isinstance(facts.interfaces, Interfaces) else ()
+    return next((link for link in links if link.name == name), None)
+
+
 def route_to(facts: HostFacts, address: str) -> str | None:
     """The interface of the narrowest, cheapest route in the main table."""
     if not isinstance(facts.routes, tuple):
@@ -122,7 +128,7 @@ STRICT = 1
 FILTERED = ("EINVAL", "EXDEV")
 """Of a packet that comes in, from Linux 6.x on and before."""
 
-Kind = Literal["no-way", "no-address", "diverted", "filtered"]
+Kind = Literal["no-way", "no-address", "down", "diverted", "filtered"]
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,8 @@ class RouteFault:
 
     Attributes:
         host: whose kernel it is; ``way``: its answer.
-        usual: the interface in whose network the destination lies, or would if it had an address, or that was filtered.
+        usual: the interface in whose network the destination lies, or would if it had an address or ran, or that was
+            filtered.
     """
 
     host: str
@@ -168,6 +175,8 @@ def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
     diverted = {fault.host for fault in faults if fault.kind == "diverted"}
 
     def merit(fault: RouteFault) -> int:
+        if fault.kind == "down":
+            return 4
         if fault.kind in ("no-way", "no-address"):  # what surely stops the dial, before what may
             return 0 if fault.way.error is None else 3
         # a filter that follows from a diverted route is that route
@@ -207,7 +216,10 @@ def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
     # the narrowest network of the host's own in which an address of somebody else lies
     attached = list(_networks_of(host.facts, way.to)) if interface_of(host.facts, way.to) is None else []
     network, name = max(attached, key=lambda pair: pair[0].prefixlen, default=(None, None))
-    if way.error in (*NO_WAY, NO_ROUTE) and not address_of(way.to).is_link_local:
+    link = link_of(host.facts, name)
+    if link is not None and "running" not in link.flags and way.error not in NO_WAY and way.dev != "lo":
+        yield RouteFault(host.name, "down", way, name, network)
+    elif way.error in (*NO_WAY, NO_ROUTE) and not address_of(way.to).is_link_local:
         yield RouteFault(host.name, "no-way", way, name, network)
     elif way.error is None and way.dev != "lo" and name is not None:
         own = [entry for entry in _entries(host.facts) if entry.interface.partition(":")[0] == way.dev]
@@ -254,7 +266,7 @@ def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Ne
         return None
     if any(_networks_of(facts, out.to)) or (out.error is None and not (out.gateway and _has(target, out.dev, there))):
         return None
-    link = next((link for link in facts.interfaces.links if link.name == name), None)
+    link = link_of(facts, name)
     is_alone = link is not None and "running" in link.flags and "slave" not in link.flags
     return (name, network) if is_alone and not _has(facts, name, there) else None
 

@@ -56,6 +56,17 @@ def _one_port_dropped_and_another_lost(*rules: list[dict[str, Any]]) -> dict[str
     }
 
 
+def _two_of_three_are_off_the_net(**env: str) -> dict[str, Any]:
+    """Node1 takes eno1, which on the others is switched off."""
+    path = Path(__file__).parent / "interfaces" / "interface_down" / "fires-in-the-others-net.json"
+    cluster: dict[str, Any] = json.loads(path.read_text())
+    off = json.dumps(cluster["hosts"]["node2"])
+    cluster["hosts"]["node3"] = json.loads(off.replace('.2"', '.3"'))
+    cluster["hosts"] = {name: {**host, "node": {"env": env}} for name, host in cluster["hosts"].items()}
+    cluster["mesh"]["failed"] = [{**cluster["mesh"]["failed"][0], "src": name} for name in ("node2", "node3")]
+    return cluster
+
+
 BY_HAND: dict[tuple[str, str], dict[str, Any]] = {
     ("hostname-mismatch", "port-unreachable"): {
         "cluster": {"master_addr": "node1"},
@@ -67,6 +78,9 @@ BY_HAND: dict[tuple[str, str], dict[str, Any]] = {
         "hosts": {"node1": {"facts": {"resolution": _ELSEWHERE}}},
     },
     ("hostname-unresolvable", "port-unreachable"): _NAMELESS,
+    ("interface-down", "ifname-needed"): _two_of_three_are_off_the_net(),
+    ("interface-down", "ifname-wrong-interface"): _two_of_three_are_off_the_net(NCCL_SOCKET_IFNAME="=eno1"),
+    ("interface-down", "ifname-ambiguous"): _two_of_three_are_off_the_net(NCCL_SOCKET_IFNAME="=eno1,eth0"),
     ("master-addr-loopback", "port-unreachable"): {
         "cluster": {"master_addr": "127.0.0.1"},
         "mesh": {"failed": [{**_DIAL, "address": "127.0.0.1"}]},
@@ -116,7 +130,7 @@ def test_two_interfaces_on_a_subnet_cut_no_single_pair_unless_the_kernel_filters
 
 def test_a_dial_that_failed_one_way_follows_from_a_fault_of_either_end() -> None:
     """Alone, it is its target's; what else the host at fault can't reach is told by another check."""
-    (down,) = (one for one in _fires("interface-down") if "2.28" in json.dumps(one))
+    (down,) = (one for one in _fires("interface-down") if {"=eno1", "2.28.9"} <= set(json.dumps(one).split('"')))
     failed = [{**_DIAL, "src": "node2", "dst": "node1", "address": "10.0.0.1"}]
     for source, follows in (("node2", True), ("node3", False)):
         document = overlaid(overlaid(healthy(), down), {"mesh": {"failed": [{**failed[0], "src": source}]}})

@@ -4,19 +4,62 @@ What it means: from 2.28.3 on NCCL passes over interfaces that are not running, 
 interface found" where none is left. Before, it uses them as long as they have an address, and the other hosts wait in
 vain.
 
+Where NCCL was told of no interface, it takes another one on that host, and the others wait at this one's net.
+
 How we know: IFF_RUNNING in the interface's flags (netdevice(7)), which the kernel clears where the interface was
-switched off, the cable is out, or the other end is down; and NCCL's rules for the host's version.
+switched off, the cable is out, or the other end is down; NCCL's rules for the host's version; and failed connections to
+an address in that interface's net.
 
 Fix: bring the interface up (`ip link set NAME up`), look at the cable and the switch port, or use another interface.
 """
 
+from nccl_doctor.checks.interfaces.route_missing import Hindered, answer_of, hindered_hosts
 from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
-from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.finding import Severity
+from nccl_doctor.checks.view import Findings, View, check, folded, on_each, pasted
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
+from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.shell import line
+
+MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
 
 
-@check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
+@check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=(*MISSED, *MISLED))
 def interface_down(view: View) -> Findings:
-    """Fires where what the variable lets through is not running."""
-    yield from findings(view, Kind.DOWN)
+    """Fires where what the variable lets through, or what peers are reached by, is not running."""
+    named: set[str] = set()
+    for found in findings(view, Kind.DOWN):
+        if isinstance(found, Finding):
+            named.update(found.hosts)
+        yield found
+    idle = hindered_hosts(view, "down") if view.nccl.mesh is not None else ()
+    for group in grouped((_state(view, one), one) for one in idle if one.host in {*view.by_host} - named).values():
+        yield _unused(view, group)
+
+
+def _state(view: View, found: Hindered) -> tuple[str, str, bool]:
+    """The interface, its network, and whether it was switched off."""
+    fault = next(iter(found.route_faults))
+    link = view.by_host[found.host].link(fault.usual or "")
+    return fault.usual or "", str(fault.network), link is not None and "up" not in link.flags
+
+
+def _unused(view: View, group: list[Hindered]) -> Finding:
+    """The finding for hosts that take another way since their interface is down."""
+    name, network, is_off = _state(view, group[0])
+    hosts = tuple(one.host for one in group)
+    ways = [(one.host, fault.way) for one in group for fault in one.route_faults]
+    peers = {peer for one in group for peer in one.peers}.difference(hosts) or group[0].peers
+    addresses = list(dict.fromkeys(way.to for _, way in ways))
+    suggestion = view.nccl.suggestion
+    common = suggestion.common if suggestion is not None else None
+    other = f", or have NCCL use {common} (NCCL_SOCKET_IFNAME='={common}' on every host)" if common is not None else ""
+    up = pasted(f"Bring it up{other}:", on_each(hosts, line("ip link set {name} up", name=name)), needs_root=True)
+    return Finding(
+        hosts=hosts,
+        message=f"{name} on {fold(hosts)}, in {network}, is {'switched off' if is_off else 'not running'}: there is no "
+        f"direct way to {fold(sorted(peers))} ({', '.join(addresses)}).",
+        evidence=folded((host, f"ip route get {way.to}: {answer_of(way)}") for host, way in ways),
+        facts={"interface": name, "to": addresses, "failed": [pair for one in group for pair in one.pairs]},
+        fix=up if is_off else pasted(f"Look at its cable and its switch port{other}.", ()),
+    )

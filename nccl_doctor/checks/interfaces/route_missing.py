@@ -24,6 +24,7 @@ from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reach import Cause
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import Way
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import address_of, network_of
 from nccl_doctor.text.shell import line, script
@@ -182,14 +183,18 @@ def _unaddressed(found: Hindered) -> Finding:
     ways = [fault.way for fault in found.route_faults]
     targets = [way.to for way in ways]
     what = "way" if all(way.error for way in ways) else "direct way"
-    answers = [way.error or f"dev {way.dev}{f' via {way.gateway}' if way.gateway else ''}" for way in ways]
     return Finding(
         hosts=(found.host,),
         message=f"{found.host} has no {what} to {fold(sorted(found.peers))} ({', '.join(targets)}): its {nets}.",
-        evidence=tuple(f"{found.host}: ip route get {to}: {said}" for to, said in zip(targets, answers, strict=True)),
+        evidence=tuple(f"{found.host}: ip route get {way.to}: {answer_of(way)}" for way in ways),
         facts={"to": targets},
         fix=Fix(summary=f"Give it one on {found.host}, {how}.", needs_root=True),
     )
+
+
+def answer_of(way: Way) -> str:
+    """The kernel's answer in short."""
+    return way.error or f"dev {way.dev}{f' via {way.gateway}' if way.gateway else ''}"
 
 
 def _remedy(own: HostNccl, targets: Iterable[str], errors: Collection[str | None]) -> str:

@@ -20,7 +20,7 @@ import stat
 import subprocess
 import threading
 import time
-from typing import Any, Callable, Dict, Iterable, Sequence, Set, TypeVar
+from typing import Any, Callable, Dict, Iterable, Mapping, Sequence, Set, TypeVar
 
 
 class Unavailable(Exception):  # noqa: N818 - it is no error of ours
@@ -110,6 +110,7 @@ PROGRAMS = {  # by name, what for; nothing else is run
     "systemctl": "the state of the Fabric Manager",
     "git": "the commit of a checkout that has to be the same everywhere",
     "ldconfig": "where ld.so finds libnccl",
+    "ldd": "which of several libnccl torch's own library gets; a script that starts ld.so",
     "py-spy": "the stacks of ranks",
     "nft": "packet filters",
     **dict.fromkeys((f"{ip}tables{kind}" for ip in ("ip", "ip6") for kind in ("", "-legacy", "-nft")), "their kind"),
@@ -131,7 +132,7 @@ MOST_STEPS = 256
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
-def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,)) -> str:
+def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: Mapping[str, str] = os.environ) -> str:
     """Runs one of PROGRAMS for its output, untranslated; Unavailable: it failed, or none that this user may trust."""
     allowed_s = max(0.1, deadline - time.monotonic())
     name, folders = argv[0], login_folders()
@@ -149,7 +150,7 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,)) -> st
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PATH": os.pathsep.join([*folders, *SYSTEM]), "LC_ALL": "C"},
+            env={**env, "PATH": os.pathsep.join([*folders, *SYSTEM]), "LC_ALL": "C"},
             timeout=allowed_s,
             check=False,
         )

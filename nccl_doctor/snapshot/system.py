@@ -46,6 +46,15 @@ class PythonInfo(Observed):
     failure: str | None = None
 
 
+class NcclCopy(Observed):
+    """A libnccl of torch's environment; its owner is a package ("nvidia-nccl-cu12", conda's "nccl") or a variable."""
+
+    owner: str
+    version: Version | None
+    path: Path
+    loaded: bool  # ld.so maps this file for torch, and its size is the package's own
+
+
 class TorchInfo(Observed):
     """torch as that interpreter has it, read from metadata without importing it."""
 
@@ -54,6 +63,7 @@ class TorchInfo(Observed):
     hip: Version | None
     nccl: Version | None  # version of the nvidia-nccl wheel it loads; None where it has none or links NCCL statically
     nccl_library: Path | None  # path of libnccl.so.2, where there is one
+    nccl_copies: tuple[NcclCopy, ...] = ()  # all of them, where there are several
     location: Path
 
 

@@ -58,3 +58,18 @@ def test_gpus_that_the_hosts_file_asks_for_and_nobody_has_are_one_error(lab: Lab
     assert (code, [one["name"] for one in found]) == (1, ["gpu-count-low"])
     assert 'cuda_visible_devices "0,1"' in screen
     assert check(lab)[:2] == (0, [])
+
+
+def test_two_wheels_of_nccl_in_one_environment_are_one_warning(make_lab: MakeLab) -> None:
+    lab = make_lab(2)
+    site, host = "/root/site", lab.host("node2")
+    host.write(f"{site}/torch/__init__.py", "")
+    host.write(f"{site}/torch/version.py", "__version__ = '2.9.1+cu128'\ncuda = '12.8'\nhip = None\n")
+    host.write(f"{site}/nvidia/nccl/lib/libnccl.so.2", "of cu12")
+    for name, size in (("nvidia_nccl_cu12-2.28.9", 7), ("nvidia_nccl_cu13-2.30.7", 9)):
+        host.write(f"{site}/{name}.dist-info/RECORD", f"nvidia/nccl/lib/libnccl.so.2,sha256=x,{size}\n")
+    hosts = [{"name": "node1"}, {"name": "node2", "env": {"PYTHONPATH": site}}]
+    (found,) = (one for one in check(lab, hosts=hosts)[1] if one["name"] == "nccl-installed-twice")
+    assert (found["severity"], found["hosts"]) == ("warning", ["node2"])
+    assert "torch loads that of nvidia-nccl-cu12 2.28.9" in found["message"]
+    assert check(lab)[:2] == (0, [])

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
+import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -64,6 +67,59 @@ def test_a_wheel_of_nccl_is_what_torch_loads(site: Path) -> None:
         nccl_library=wheel,
         location=str(site / "torch"),
     )
+
+
+def make_wheel(folder: Path, name: str, version: str, size: int) -> Path:
+    """A wheel that brings a libnccl of so many bytes."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        "nvidia/nccl/lib/libnccl.so.2": "x" * size,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as wheel:
+        for place, text in files.items():
+            wheel.writestr(place, text)
+        wheel.writestr(f"{info}/RECORD", "".join(f"{place},sha256=x,{len(text)}\n" for place, text in files.items()))
+    return path
+
+
+@pytest.mark.parametrize("last", ["cu12", "cu13"])
+def test_of_two_wheels_the_one_installed_last_owns_the_file(site: Path, tmp_path: Path, last: str) -> None:
+    sizes = {"cu12": ("2.27.7", 300), "cu13": ("2.28.9", 200)}
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--ignore-installed", "--prefix"]
+    for kind in sorted(sizes, key=lambda kind: kind == last):
+        wheel = make_wheel(tmp_path, f"nvidia_nccl_{kind}", *sizes[kind])
+        subprocess.run([*pip, str(tmp_path / "env"), str(wheel)], check=True)
+    (installed,) = (tmp_path / "env").glob("lib*/python3*/site-packages")
+    packages = installed.rename(tmp_path / "packages")
+    found = look({"PYTHONPATH": f"{site}:{packages}"})
+    assert found is not None
+    assert found.nccl == sizes[last][0]
+    assert {one.owner: one.loaded for one in found.nccl_copies} == {
+        f"nvidia-nccl-{kind}": kind == last for kind in sizes
+    }
+
+
+def test_of_several_files_the_dynamic_linker_names_the_one_that_torch_gets(site: Path) -> None:
+    real = str(distribution("nvidia-nccl-cu13").locate_file("nvidia/nccl/lib/libnccl.so.2"))
+    wheel = library(site / "nvidia/nccl/lib")
+    (site / "nvidia_nccl_cu12-2.26.2.dist-info").mkdir()
+    (site / "torch/lib").mkdir()
+    import _ctypes  # any library of the machine's own kind
+
+    (site / "torch/lib/libtorch_cuda.so").symlink_to(_ctypes.__file__)
+    found = look({"PYTHONPATH": str(site), "LD_PRELOAD": real})
+    assert found is not None
+    assert (found.nccl, found.nccl_library) == (None, real)
+    assert [(one.owner, one.path, one.loaded) for one in found.nccl_copies] == [
+        ("nvidia-nccl-cu12", wheel, False),
+        ("LD_PRELOAD", real, True),
+    ]
+    beside = look({"PYTHONPATH": str(site), "LD_LIBRARY_PATH": str(Path(real).parent)})
+    assert beside is not None, "ld.so names none, and the wheel's stands before"
+    assert [one.loaded for one in beside.nccl_copies] == [True, False]
 
 
 def test_without_a_wheel_torchs_own_library_counts_and_a_left_over_record_does_not(site: Path) -> None:

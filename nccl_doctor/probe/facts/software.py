@@ -25,7 +25,7 @@ from typing import Any, Mapping
 
 from nccl_doctor.probe import children
 from nccl_doctor.probe.facts import libnccl
-from nccl_doctor.probe.tools import Unavailable, fact, output
+from nccl_doctor.probe.tools import Unavailable, fact, output, read
 
 MARGIN_S = 1.0  # what whoever decides may take beyond the deadline
 CHILD_MARK = b"nccl-doctor-torch "
@@ -115,7 +115,10 @@ class Interpreter:
 
 
 LIBRARY = "libnccl.so.2"
-NCCL_WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([^-]+)\.dist-info", re.ASCII)
+NCCL_WHEEL = re.compile(r"(nvidia_nccl_cu[0-9]+)-([^-]+)\.dist-info", re.ASCII)
+CONDA_NCCL = re.compile(r"(nccl)-([0-9.]+)-[^-]+\.json", re.ASCII)
+RECORDED = re.compile(rf"^nvidia/nccl/lib/{re.escape(LIBRARY)},[^,]*,([0-9]{{1,15}})\r?$", re.MULTILINE)
+LINKED = re.compile(rf"^\s*(?:{re.escape(LIBRARY)} => )?(/\S*libnccl\.so\S*) \(0x", re.MULTILINE)
 
 
 @fact("libnccl", slow=True)
@@ -149,12 +152,24 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
     folders = [folder for folder in (*path, os.path.dirname(location)) if folder]
     # the nvidia-nccl wheel's, which torch's wheels find by their RPATH before any other
     wheel = _first([f"{folder}/nvidia/nccl/lib" for folder in folders])
+    copies = find_nccl(folders, prefix, environ)
+    library = wheel or _first([f"{location}/lib"]) or _system_library(environ, prefix, deadline)
+    if len({os.path.realpath(one["path"]) for one in copies}) > 1:
+        with contextlib.suppress(FileNotFoundError, Unavailable):
+            # the dynamic linker's own answer, with the variables that the job will have; it runs nothing of the library
+            said = LINKED.search(output(["ldd", f"{location}/lib/libtorch_cuda.so"], deadline, env=environ))
+            library = os.path.normpath(said[1]) if said else library
+    for one in copies:
+        size = one.pop("size")
+        mapped = library is not None and os.path.realpath(library) == os.path.realpath(one["path"])
+        one["loaded"] = mapped and size in (None, os.path.getsize(one["path"]))
     return {
         "version": told["__version__"],
         "cuda": told["cuda"],
         "hip": told["hip"],
-        "nccl": wheel_version(folders) if wheel else None,
-        "nccl_library": wheel or _first([f"{location}/lib"]) or _system_library(environ, prefix, deadline),
+        "nccl": next((one["version"] for one in copies if one["loaded"]), None),
+        "nccl_library": library,
+        "nccl_copies": copies if len(copies) > 1 else [],
         "location": location,
     }
 
@@ -170,14 +185,26 @@ def parse_version(text: str) -> dict[str, str | None]:
     return told
 
 
-def wheel_version(folders: list[str]) -> str | None:
-    """The version of the nvidia-nccl wheel, from the name of its metadata folder (PEP 376)."""
-    for folder in folders:
+def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """snapshot.NcclCopy of each, with the size that its wheel's RECORD names; packages stand first.
+
+    nvidia-nccl-cu12 and -cu13 write the same file: the one that was installed last owns it, and only its size tells.
+    """
+    places = [(folder, NCCL_WHEEL, f"{folder}/nvidia/nccl/lib") for folder in dict.fromkeys(folders)]
+    found: list[dict[str, Any]] = []
+    for folder, pattern, lib in (*places, (f"{prefix}/conda-meta", CONDA_NCCL, f"{prefix}/lib")):
         with contextlib.suppress(OSError):  # sys.path may name what is not there, or a zip file
-            found = filter(None, map(NCCL_WHEEL.fullmatch, sorted(os.listdir(folder))))
-            for match in found:
-                return match[1]
-    return None
+            for match in filter(None, map(pattern.fullmatch, sorted(os.listdir(folder)))):
+                size = RECORDED.search(read(f"{folder}/{match[0]}/RECORD") or "")
+                told = {"owner": match[1].replace("_", "-"), "version": match[2], "path": f"{lib}/{LIBRARY}"}
+                found.append({**told, "size": int(size[1]) if size else None})
+    owned = {os.path.realpath(one["path"]) for one in found}
+    preloaded = [path for path in re.split("[ :]", environ.get("LD_PRELOAD", "")) if "/libnccl.so" in path]
+    beside = [f"{folder}/{LIBRARY}" for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    for name, paths in (("LD_PRELOAD", preloaded), ("LD_LIBRARY_PATH", beside)):
+        others = (path for path in paths if os.path.realpath(path) not in owned)
+        found += [{"owner": name, "version": None, "path": path, "size": None} for path in others]
+    return [one for one in found if os.path.isfile(one["path"])]
 
 
 def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:

@@ -1,0 +1,49 @@
+"""Two packages or variables bring an NCCL into torch's environment, and one silently wins.
+
+What it means: `nvidia-nccl-cu12` and `-cu13` install the same file, so that whichever came last owns it, whatever pip
+says is there: a hang that a newer NCCL mends comes back, or hosts differ although their lists of packages don't.
+
+How we know: metadata of the wheels on sys.path and of conda; LD_LIBRARY_PATH and LD_PRELOAD; the dynamic linker's own
+answer for torch's library (`ldd libtorch_cuda.so`), where the files are several; the size of the file, where it is one.
+
+Fix: leave the one that fits torch's CUDA (`torch.version.cuda`), and install it anew: uninstalling the other one takes
+the common file away. Let LD_LIBRARY_PATH and LD_PRELOAD name no other.
+
+References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld.so(8).
+"""
+
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.base import known
+from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.system import TorchInfo
+from nccl_doctor.text.hostlist import fold
+
+
+@check("NCD513", severity=Severity.WARNING, needs=("torch",), in_logs=("version-mismatch",))
+def nccl_installed_twice(view: View) -> Findings:
+    """Yields one finding a set of copies, folded over hosts."""
+    for torch, hosts in view.hosts_by(_torn).items():
+        copies = torch.nccl_copies
+        words = [f"{one.owner} {one.version or ''}".strip() for one in copies]
+        winner = next((name for name, one in zip(words, copies, strict=True) if one.loaded), None)
+        fits = f"nvidia-nccl-cu{(torch.cuda or '').partition('.')[0]}"
+        yield Finding(
+            hosts=hosts,
+            message=f"NCCL comes to torch from {' and '.join(words)} on {fold(hosts)}; "
+            + (f"torch loads that of {winner}." if winner else "none of them tells whose file torch loads."),
+            evidence=tuple(f"{name}: {one.path}" for name, one in zip(words, copies, strict=True)),
+            facts={"copies": [one.model_dump() for one in copies]},
+            fix=f"Leave one: uninstall the others, then pip install --force-reinstall --no-deps {fits} (the wheels "
+            "share their file), and take other copies out of LD_LIBRARY_PATH and LD_PRELOAD.",
+        )
+
+
+def _torn(facts: HostFacts) -> TorchInfo | None:
+    """Its torch, where two packages own NCCL or torch loads another one than the package's."""
+    torch = known(facts.torch)
+    if torch is None or torch.cuda is None:
+        return None
+    packages = [one for one in torch.nccl_copies if not one.owner.startswith("LD_")]
+    beside = any(one.loaded for one in torch.nccl_copies if one not in packages)
+    return torch if len(packages) > 1 or (packages and beside) else None

@@ -73,3 +73,21 @@ def test_two_wheels_of_nccl_in_one_environment_are_one_warning(make_lab: MakeLab
     assert (found["severity"], found["hosts"]) == ("warning", ["node2"])
     assert "torch loads that of nvidia-nccl-cu12 2.28.9" in found["message"]
     assert check(lab)[:2] == (0, [])
+
+
+def test_an_nccl_with_a_known_fault_is_told_on_the_gpus_that_meet_it(make_lab: MakeLab) -> None:
+    lab = make_lab(1)
+    site, host = "/root/site", lab.host("node1")
+    host.run("mkdir -p /usr/local/sbin; mount -t tmpfs -o mode=755 none /usr/local/sbin")
+    host.write(f"{site}/torch/__init__.py", "")
+    host.write(f"{site}/torch/version.py", "__version__ = '2.7.0+cu128'\ncuda = '12.8'\nhip = None\n")
+    host.write(f"{site}/nvidia/nccl/lib/libnccl.so.2", "")
+    host.write(f"{site}/nvidia_nccl_cu12-2.26.2.dist-info/RECORD", "nvidia/nccl/lib/libnccl.so.2,sha256=x,0\n")
+    blackwell = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+    rows = [f"{n}, {blackwell}, GPU-{n}1111111-2222-3333-4444-555555555555, 97887, 1, 580.173.02" for n in (0, 1)]
+    hosts = [{"name": "node1", "env": {"PYTHONPATH": site}}]
+    answer(host, "\n".join(rows), 0)
+    (found,) = (one for one in check(lab, hosts=hosts)[1] if one["name"] == "nccl-known-bad")
+    assert found["evidence"][1] == "2026-09-17: https://github.com/NVIDIA/nccl/issues/2418"
+    answer(host, rows[0], 0)
+    assert "nccl-known-bad" not in [one["name"] for one in check(lab, hosts=hosts)[1]]

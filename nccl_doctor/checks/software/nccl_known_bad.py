@@ -1,0 +1,85 @@
+"""The job's NCCL has a known fault that hosts like these meet.
+
+What it means: somebody with the same GPUs and the same NCCL had a hang, a crash or wrong results, and wrote it down. A
+note (info) says that its cause is not settled.
+
+How we know: NCCL's version as torch loads it, the GPUs' names and number, the processor, the network plugin, and
+`nccl_doctor/nccl/known_bad.json`, of which each row names its thread and that thread's last date.
+
+Fix: what the thread found to help: mostly another NCCL (`pip install nvidia-nccl-cu12==…`; torch says nothing of one
+that is newer than its own).
+
+References: the thread that stands with the diagnosis.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from nccl_doctor import nccl
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.model.base import Unknown, known
+from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.nccl.host_nccl import nccl_version
+from nccl_doctor.nccl.versions import parse_version, show
+from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
+from nccl_doctor.snapshot.system import Identity
+from nccl_doctor.text.hostlist import fold, grouped
+
+
+@cache
+def rows() -> tuple[dict[str, Any], ...]:
+    """Known faults; .github/CONTRIBUTING.md tells what a row is made of."""
+    return tuple(json.loads((Path(nccl.__path__[0]) / "known_bad.json").read_text("utf-8")))
+
+
+@check("NCD514", severity=Severity.WARNING, needs=("gpus", "torch"), explains=ALLREDUCE, row="software")
+def nccl_known_bad(view: View) -> Findings:
+    """Yields one finding a fault, folded over the hosts that meet it."""
+    size = len(view.snapshot.cluster.nodes)
+    known_on = [(one, host.name) for host, facts in view.facts for one in _matching(host, facts, size)]
+    for (number, version, subject), hosts in grouped(known_on).items():
+        row = rows()[number]
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"NCCL {version} on {fold(hosts)} {row['fault']}.",
+            evidence=(f"NCCL {version}, {subject}", f"{row['date']}: {row['source']}"),
+            facts={"nccl": version, "source": row["source"], "date": row["date"]},
+            severity=Severity(row["severity"]),
+            explains=None if row.get("first") else (),
+            fix=row["way"],
+        )
+
+
+def _matching(host: Host, facts: HostFacts, size: int) -> Iterator[tuple[int, str, str]]:
+    """The numbers of the rows that a host meets, with its version of NCCL and what of it the row is about."""
+    version, torch = nccl_version(facts), known(facts.torch)
+    gpus = visible_gpus(host.node, known(facts.gpus))
+    if version is None or not gpus or torch is None or torch.cuda is None:
+        return
+    env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
+    plugins = () if isinstance(facts.plugins, Unknown) else facts.plugins
+    machine = facts.identity.machine if isinstance(facts.identity, Identity) else ""
+    for number, row in enumerate(rows()):
+        first, fixed = map(parse_version, row["nccl"])
+        where, unless = row["where"], row.get("unless", {})
+        named = [gpu.name for gpu in gpus if where.get("gpu", "") in gpu.name]
+        old = [one.version for one in plugins if one.version and "ofi_below" in where
+               and parse_plugin(one.version) < parse_plugin(where["ofi_below"])]  # fmt: skip
+        if (
+            first <= version < fixed
+            and len(named) >= where.get("gpus", 1)
+            and size >= where.get("hosts", 1)
+            and where.get("machine", machine) == machine
+            and ("ofi_below" not in where or old)
+            and not any(env.get(name) == value for name, value in unless.items())
+        ):
+            ofi = f", aws-ofi-nccl {old[0]}" if old else ""
+            yield number, show(version), f"{len(named)} {named[0]} on {machine or 'an unknown processor'}{ofi}"
+
+
+def parse_plugin(text: str) -> tuple[int, ...]:
+    """The numbers of a plugin's version: "1.17.1-aws" is (1, 17, 1)."""
+    return tuple(int(part) for part in text.partition("-")[0].split(".") if part.isdecimal())

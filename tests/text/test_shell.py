@@ -81,6 +81,7 @@ QUOTING = {
 """Who quotes for a shell that nobody pastes into."""
 
 PROSE = {
+    "checks/interfaces/interface_down.py": "evidence, with what the kernel answered",
     "collect/answers.py": "a sentence that begins with our name",
     "launch/launched.py": "named in a sentence, with the user's own file",
     "probe/facts/firewall.py": "a sentence that begins with sudo",

@@ -2,7 +2,8 @@
 
 Sent as plain source by collect/connect/start.py, which appends a call of :func:`start`. It must parse on any Python 3,
 so that one that is too old can be told so; the modules behind it need Python 3.8. They come as sources, and as the
-controller's Python compiled them: to compile them takes 50 ms, which a host with the same Python is spared.
+controller's Python compiled them: to compile them takes 50 ms, which a host with the same Python is spared. Each is
+packed by itself, for of sources none is wanted on most hosts, and of codes not half of them.
 """
 
 import gc
@@ -13,6 +14,7 @@ import os
 import resource
 import sys
 import types
+import zlib
 from importlib._bootstrap_external import MAGIC_NUMBER
 
 TYPE_CHECKING = False  # typing takes 5 ms to import
@@ -30,15 +32,15 @@ class MemoryImporter:
     The import protocol is spoken without its base classes: importlib.abc takes 11 ms to import.
     """
 
-    def __init__(self, sources: "dict[str, str]", codes: "dict[str, bytes]") -> None:
-        """Takes both by dotted module name, a package's with ".__init__"; codes, by marshal, may be missing."""
-        self.sources = sources
-        self._codes = codes
+    def __init__(self, modules: "dict[str, tuple[bytes, bytes]]", native: bool) -> None:
+        """Takes source and code of each, packed, by dotted name, a package's with ".__init__"; native: codes run."""
+        self.modules = modules
+        self._native = native
 
     def find_spec(self, fullname: str, _path: object = None, _target: object = None) -> "Any":
         """The spec of a module of ours, None for any other; see importlib.abc."""
-        package = fullname + ".__init__" in self.sources
-        if not package and fullname not in self.sources:
+        package = fullname + ".__init__" in self.modules
+        if not package and fullname not in self.modules:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=package)  # type: ignore[arg-type]  # no base
 
@@ -47,14 +49,20 @@ class MemoryImporter:
 
     def get_source(self, fullname: str) -> str:
         """The source of a module; traceback asks for it through linecache."""
-        return self.sources.get(fullname + ".__init__") or self.sources.get(fullname, "")
+        return zlib.decompress(self._packed(fullname)[0]).decode()
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        """The code of a module."""
+        if self._native:
+            return marshal.loads(zlib.decompress(self._packed(fullname)[1]))  # type: ignore[no-any-return]  # noqa: S302
+        return compile(self.get_source(fullname), file_name(fullname), "exec")
+
+    def _packed(self, fullname: str) -> "tuple[bytes, bytes]":
+        return self.modules.get(fullname) or self.modules[fullname + ".__init__"]
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Runs a module in its name space."""
-        name = module.__name__
-        packed = self._codes.get(name + ".__init__") or self._codes.get(name)
-        code = marshal.loads(packed) if packed else compile(self.get_source(name), file_name(name), "exec")  # noqa: S302
-        exec(code, module.__dict__)  # noqa: S102 - our own bundle, received over SSH
+        exec(self.get_code(module.__name__), module.__dict__)  # noqa: S102 - our own bundle, received over SSH
 
 
 def file_name(module: str) -> str:
@@ -85,8 +93,9 @@ def start(packed: bytes) -> None:
         return
     # The probe lives for minutes and keeps little: cycles may wait, and what is imported makes none.
     gc.set_threshold(20_000, 20, 100)
-    sources, codes = marshal.loads(packed[len(MAGIC_NUMBER) :])  # noqa: S302 - as it was sent
-    sys.meta_path.insert(0, MemoryImporter(sources, codes if packed.startswith(MAGIC_NUMBER) else {}))
+    modules = marshal.loads(packed[len(MAGIC_NUMBER) :])  # noqa: S302 - as it was sent
+    importer = MemoryImporter(modules, packed.startswith(MAGIC_NUMBER))
+    sys.meta_path.insert(0, importer)
     from nccl_doctor.probe.main import Server
 
-    Server(header["nonce"], header["lifetime_s"], header["silence_s"], sources).serve()
+    Server(header["nonce"], header["lifetime_s"], header["silence_s"], importer.get_source).serve()

@@ -17,10 +17,9 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from typing import TYPE_CHECKING, Any, Callable, Dict
 
-from nccl_doctor.probe import children
+from nccl_doctor.probe import children, tools
 
 if TYPE_CHECKING:
     from nccl_doctor.probe.smoke.allreduce import Launcher
@@ -39,13 +38,13 @@ class Server:
         nonce: the mark before every answer, random per connection.
         lifetime_s: seconds after which the probe ends, come what may.
         silence_s: seconds without a byte from the controller after which it ends, too.
-        sources: the shipped modules; the all-reduce hands one on to training's interpreter.
+        source: a shipped module's; the all-reduce hands one on to training's interpreter.
     """
 
-    def __init__(self, nonce: str, lifetime_s: float, silence_s: float, sources: dict[str, str]) -> None:
+    def __init__(self, nonce: str, lifetime_s: float, silence_s: float, source: Callable[[str], str]) -> None:
         self._nonce, self._silence_s = nonce.encode(), silence_s
         self._leaving = False
-        self._sources = sources
+        self._source = source
         self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._writing = threading.Lock()
@@ -93,7 +92,7 @@ class Server:
                 answer["ok"] = self._handlers[request["do"]](request)
             except Exception as error:  # noqa: BLE001 - goes to the controller whole, traceback included
                 answer["error"] = f"{type(error).__name__}: {error}"
-                answer["traceback"] = traceback.format_exc()
+                answer["traceback"] = tools.trace()
             self._send(answer)
 
     def _read(self) -> None:
@@ -206,7 +205,7 @@ class Server:
         from nccl_doctor.probe.smoke.allreduce import early
 
         if self._launcher is None:
-            self._launcher = early(request["env"], self._sources[WORKER])
+            self._launcher = early(request["env"], self._source(WORKER))
 
     def _smoke(self, request: dict[str, Any]) -> dict[str, Any]:
         launcher = self._launch(request["env"])
@@ -224,7 +223,7 @@ class Server:
 
         if self._launcher is not None and self._launcher.env != env:
             self._end_launcher()
-        self._launcher = self._launcher or Launcher(env, self._sources[WORKER])
+        self._launcher = self._launcher or Launcher(env, self._source(WORKER))
         return self._launcher
 
     def _end_launcher(self) -> list[str]:

@@ -27,6 +27,13 @@ class Unavailable(Exception):  # noqa: N818 - it is no error of ours
     """A fact can't be had here; the message is a phrase that can stand behind "unknown: "."""
 
 
+def trace() -> str:
+    """The traceback of what is being handled."""
+    import traceback  # 3 ms, and most hosts have none
+
+    return traceback.format_exc()
+
+
 COLLECTORS: Dict[str, Callable[..., object]] = {}
 SLOW: Set[str] = set()
 Collector = TypeVar("Collector", bound=Callable[..., object])

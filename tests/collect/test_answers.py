@@ -176,7 +176,7 @@ def test_an_error_of_the_probe_is_no_lie() -> None:
 
 LATIN_1 = """
 from nccl_doctor.probe.main import Server
-Server("nonce", 60, 60, {})._send({"event": {"local_rank": 0, "error": "no file /data/caf\\udce9.bin"}})
+Server("nonce", 60, 60, str)._send({"event": {"local_rank": 0, "error": "no file /data/caf\\udce9.bin"}})
 """
 
 

@@ -40,7 +40,7 @@ def refused(where: Node, seconds: float = LONG_S) -> Any:
     return caught.value.failure
 
 
-READY = """printf '%s{}\\n' "$(printf %s "$3" | sed "s/.*print('\\([0-9a-f]*\\)'.*/\\1/" | rev)\""""
+READY = """printf '%s{}\\n' "$(printf %s "$4" | sed "s/.*print('\\([0-9a-f]*\\)'.*/\\1/" | rev)\""""
 """What the loader, the third word behind the interpreter, says first."""
 
 
@@ -262,7 +262,7 @@ def test_an_interpreter_that_breaks_shows_its_words(tmp_path: Path) -> None:
 
 def test_an_interpreter_that_is_too_old_is_told_so(tmp_path: Path) -> None:
     old = "import sys; sys.version_info = (3, 6, 15, 'final', 0);"
-    script = f'loader="{old}$3"; exec "$PYTHON" "$1" "$2" "$loader"'
+    script = f'loader="{old}$4"; exec "$PYTHON" "$1" "$2" "$3" "$loader"'
     failure = refused(node(interpreter(tmp_path, script)))
     assert (failure.kind, failure.facts.problem) == ("python-missing", "too-old")
     assert failure.detail.endswith("is Python 3.6.15, and 3.8 or later is needed")
@@ -282,7 +282,7 @@ def test_hostile_interpreter_names_are_quoted(tmp_path: Path) -> None:
 
 
 def test_a_tilde_is_the_hosts_home() -> None:
-    assert "; exec ~/'venv/bin/my python' -I -c " in bundle.command("~/venv/bin/my python", "ab12", 8)
+    assert "; exec ~/'venv/bin/my python' -I -S -c " in bundle.command("~/venv/bin/my python", "ab12", 8)
 
 
 def test_nothing_of_the_python_environment_shadows_the_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

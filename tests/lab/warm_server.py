@@ -166,7 +166,7 @@ def become(words: list[str], environment: dict[str, str]) -> NoReturn:
             isolated = True
         elif word == "-u":
             unbuffered = True
-        elif word in ("-B", "-E", "-s"):
+        elif word in ("-B", "-E", "-S", "-s"):
             continue
         elif word in ("-c", "-m"):
             rest = [word, *options]

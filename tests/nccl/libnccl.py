@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.probe.facts.libnccl import _ANSWER, call, understand
+from nccl_doctor.probe.facts.libnccl import call, spelt, understand
 from nccl_doctor.snapshot.network import Interfaces
 from tests.nccl.layouts import Layout
 
@@ -83,7 +83,7 @@ def _ask(library: str, env: dict[str, str]) -> dict[str, Any]:
     answer = call(library)
     ctypes.CDLL(None).fflush(None)
     os.lseek(log, 0, os.SEEK_SET)
-    output = os.read(log, 1 << 20) + _ANSWER + json.dumps(answer).encode()
+    output = os.read(log, 1 << 20) + spelt(answer)
     return understand(output)
 
 

@@ -22,7 +22,7 @@ def ended(request):
     return {"killed by": -child.wait()}
 
 children.remove_scratch = lambda: time.sleep(0.5)  # so that what waited for the child can speak
-server = Server("nonce", 3600, 0.5, {})
+server = Server("nonce", 3600, 0.5, str)
 server._handlers["facts"] = ended
 server.serve()
 """
@@ -51,7 +51,7 @@ def start(*argv, _start=subprocess.Popen, **options):
     return _start(*argv, **options)
 
 subprocess.Popen = start
-server = Server("nonce", 3600, 3600, {})
+server = Server("nonce", 3600, 3600, str)
 server._handlers["facts"] = lambda _request: children.scratch()
 server.serve()
 """

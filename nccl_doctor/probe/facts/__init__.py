@@ -1,24 +1,26 @@
 """The answer to the request ``facts``: each fact from a collector of its own.
 
 A collector is any function in this package's modules that :func:`~nccl_doctor.probe.tools.fact` registers for a field
-of snapshot.HostFacts. It runs in a thread of its own: an exception, a hanging name server, a dead NFS mount or an
-nvidia-smi that never returns costs its own fact and no other.
+of snapshot.HostFacts. No other waits for it: an exception, a hanging name server, a dead NFS mount or an nvidia-smi
+that never returns costs its own fact alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import queue
 import resource
 import threading
 import time
-import traceback
+from collections import deque
 from functools import partial
 from typing import Any, Callable, Dict, Iterable
 
-from nccl_doctor.probe.tools import COLLECTORS, SLOW, Unavailable
+from nccl_doctor.probe.tools import COLLECTORS, SLOW, Unavailable, trace
 
+STALL_S = 0.05  # Of a collector, until the next one has a thread of its own
 MARGIN_S = 0.3  # Collectors that can end in time by themselves are told to end this much before the deadline
 
 
@@ -48,7 +50,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
 
 def import_collectors() -> None:
     """Imports every module of this package, so that its collectors are registered."""
-    shipped: Iterable[str] | None = getattr(__loader__, "sources", None)  # type: ignore[name-defined]  # bootstrap.py
+    shipped: Iterable[str] | None = getattr(__loader__, "modules", None)  # type: ignore[name-defined]  # bootstrap.py
     if shipped is None:
         shipped = [f"{__name__}.{entry[:-3]}" for entry in os.listdir(os.path.dirname(__file__)) if entry[-3:] == ".py"]
     for name in shipped:
@@ -85,40 +87,59 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
 
 
 def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, object]:
-    """Runs collectors side by side; what is not there after ``deadline_s`` seconds is unknown."""
+    """Runs collectors side by side; what is not there after ``deadline_s`` seconds is unknown.
+
+    A thread takes 0.3 ms. Those that end at once share one, and have another as soon as one of them keeps it waiting.
+    """
     deadline = time.monotonic() + deadline_s
     answers: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
+    todo = deque(tasks.items())
 
-    def work(field: str, collector: Callable[[], object]) -> None:
-        try:
-            answer = _printable(collector())
-        except Unavailable as error:
-            answer = _unknown(str(error))
-        except PermissionError as error:
-            answer = _unknown(f"{error.strerror}: {error.filename}" if error.filename else str(error))
-        except Exception as error:  # noqa: BLE001 - a collector's crash is this fact's answer
-            answer = _unknown(f"{type(error).__name__}: {error}", traceback.format_exc())
-        answers.put((field, answer))
+    def work() -> None:
+        while todo:
+            with contextlib.suppress(IndexError):  # another thread took the last
+                field, collector = todo.popleft()
+                answers.put((field, _answer(collector)))
 
     facts: Dict[str, object] = {field: _unknown(f"no answer in {deadline_s:g} s") for field in tasks}
-    for field, collector in tasks.items():
-        try:
-            threading.Thread(target=work, args=(field, collector), name=field, daemon=True).start()
-        except RuntimeError as error:
-            # each thread is a task, and takes 8 MiB of address space
-            space, count = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
-            bounds = [f"ulimit -v is {space // 1024} KiB"] if space != resource.RLIM_INFINITY else []
-            bounds += [f"ulimit -u is {count}"] if count != resource.RLIM_INFINITY else []
-            answers.put((field, _unknown(f"{error} ({', '.join(bounds)})" if bounds else str(error))))
-    waiting = set(tasks)
+    waiting, threads, wanted = set(tasks), 0, 1 + len(tasks.keys() - (COLLECTORS.keys() - SLOW))
     while waiting:
         try:
-            field, value = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            while todo and threads < wanted:
+                threading.Thread(target=work, name="facts", daemon=True).start()
+                threads += 1
+        except RuntimeError as error:
+            if not threads:
+                return dict.fromkeys(tasks, _unknown(_too_few(error)))
+            wanted = threads  # those that there are do the rest
+        left = max(0.0, deadline - time.monotonic())
+        try:
+            field, facts[field] = answers.get(timeout=min(left, STALL_S) if todo else left)
+            waiting.remove(field)
         except queue.Empty:
-            break
-        facts[field] = value
-        waiting.remove(field)
+            if time.monotonic() >= deadline:
+                break
+            wanted += 1
     return facts
+
+
+def _answer(collector: Callable[[], object]) -> object:
+    try:
+        return _printable(collector())
+    except Unavailable as error:
+        return _unknown(str(error))
+    except PermissionError as error:
+        return _unknown(f"{error.strerror}: {error.filename}" if error.filename else str(error))
+    except Exception as error:  # noqa: BLE001 - a collector's crash is this fact's answer
+        return _unknown(f"{type(error).__name__}: {error}", trace())
+
+
+def _too_few(error: RuntimeError) -> str:
+    """Why no thread starts: each is a task, and takes 8 MiB of address space."""
+    space, count = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
+    bounds = [f"ulimit -v is {space // 1024} KiB"] if space != resource.RLIM_INFINITY else []
+    bounds += [f"ulimit -u is {count}"] if count != resource.RLIM_INFINITY else []
+    return f"{error} ({', '.join(bounds)})" if bounds else str(error)
 
 
 def _unknown(reason: str, trace: str | None = None) -> dict[str, object]:

@@ -68,7 +68,11 @@ def container(root: str = "") -> str | None:
 def python(interpreter: Interpreter) -> dict[str, Any]:
     """snapshot.PythonInfo; ``failure`` as training would start it."""
     version = ".".join(str(part) for part in sys.version_info[:3])
-    return {"executable": sys.executable, "version": version, "prefix": sys.prefix, "failure": interpreter.failure()}
+    folder = os.path.dirname(os.path.abspath(sys.executable))
+    above = os.path.dirname(folder)
+    # what the module site, which the probe goes without, makes of it (site.venv)
+    prefix = above if any(os.path.isfile(f"{place}/pyvenv.cfg") for place in (folder, above)) else sys.prefix
+    return {"executable": sys.executable, "version": version, "prefix": prefix, "failure": interpreter.failure()}
 
 
 @fact("limits")

@@ -4,20 +4,22 @@
 It does so once per process, from the environment it finds, and leaves a thread behind: so a child process asks, and
 ends by ``os._exit``. Nothing is written on the host; the child dies with the probe and after its deadline.
 
-This module is its own child: probe/facts/software.py hands its source to the interpreter that training would run,
-which then runs :func:`main`.
+This module is its own child: probe/facts/software.py hands it to the interpreter that training would run, which
+then runs :func:`main`; it imports as little as it can, for each import is of every host's cost.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
+import marshal
 import os
-import re
-import socket
 import sys
-from typing import Any
 
+TYPE_CHECKING = False  # re, socket, json and typing take 15 ms
+if TYPE_CHECKING:
+    from typing import Any
+
+AF_INET, AF_INET6 = 2, 10  # Linux
 UNIQUE_ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES (src/nccl.h.in)
 MAGIC_SINCE = 21602
 """From NCCL 2.16.2 on eight bytes of magic stand before the address in the id (src/include/bootstrap.h)."""
@@ -25,7 +27,7 @@ MAGIC_SINCE = 21602
 HIDES_THE_LINE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_FORMAT")
 """Would move the line out of our sight, hide it, or change its form."""
 
-_USING = re.compile(rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|([^\s:]+):(\S+?))<\d+>")
+_USING = rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|([^\s:]+):(\S+?))<\d+>"
 """``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23), without the blank (from 2.24.3), ``[0]eth0:…`` (to 2.7).
 
 Only an alias has a colon in its name, and only IPv4 has aliases."""
@@ -43,20 +45,31 @@ def variables(job: dict[str, str]) -> dict[str, str]:
     return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}
 
 
-def program(library: str) -> str:
-    """The text that an interpreter with :func:`variables` runs to ask a libnccl.so.2, by its path."""
-    source = __loader__.get_source(__name__)  # type: ignore[name-defined]  # every module has it; typeshed lacks it
-    return f"{source}\nmain({library!r})\n"
+def program(library: str, version: str = "") -> bytes:
+    """The program that an interpreter with :func:`variables` runs to ask a libnccl.so.2, by its path.
+
+    Its first line reads the rest: source, or what need not be compiled where ``version`` is this interpreter's own.
+    """
+    loader: Any = __loader__  # type: ignore[name-defined]  # every module has it; typeshed lacks it
+    if version == sys.version:
+        line = "import marshal; exec(marshal.loads(sys.stdin.buffer.read()))"
+        rest = marshal.dumps(loader.get_code(__name__))
+    else:
+        line, rest = "exec(sys.stdin.buffer.read())", loader.get_source(__name__).encode()
+    return f"{line}; main({library!r})\n".encode() + rest
 
 
 def understand(output: bytes) -> dict[str, Any]:
     """Reads all that the child printed into snapshot.LibncclAnswer; ``error`` also says why it could not be asked."""
+    import re
+
     log, found, answer = output.rpartition(_ANSWER)
     if not found:
         lines = output.decode(errors="replace").strip().splitlines()
         return report(error=f"the child that asked libnccl ended early: {lines[-1] if lines else 'no output'}")
-    result: dict[str, Any] = json.loads(answer.decode())
-    using = _USING.search(log)
+    version, told, error = (part.decode(errors="replace") or None for part in answer.split(b"\0"))
+    result = report(version, told, error)
+    using = re.search(_USING, log)
     if result["error"] is None and using is not None:
         # the id holds NCCL_COMM_ID's address where that is set; the log line tells the local one
         name, address = using.group(1, 2) if using.group(1) else using.group(3, 4)
@@ -67,12 +80,17 @@ def understand(output: bytes) -> dict[str, Any]:
 
 def main(library: str) -> None:
     """Asks, prints the answer on stdout after NCCL's own lines, and ends."""
-    answer = json.dumps(call(library)).encode()
+    data = spelt(call(library))
     ctypes.CDLL(None).fflush(None)  # NCCL prints through C's stdout, which os._exit would not flush
-    data = _ANSWER + answer
     while data:
         data = data[os.write(1, data) :]
     os._exit(0)
+
+
+def spelt(answer: dict[str, Any]) -> bytes:
+    """The answer as :func:`understand` reads it."""
+    fields = ((answer[name] or "").encode(errors="replace") for name in ("version", "address", "error"))
+    return _ANSWER + b"\0".join(fields)
 
 
 def call(library: str) -> dict[str, Any]:
@@ -106,10 +124,12 @@ def address_in(unique_id: bytes, number: int) -> str | None:
     """The address in a unique id (src/include/bootstrap.h ``ncclBootstrapHandle``), by the version that made it."""
     at = unique_id[8 if number >= MAGIC_SINCE else 0 :]
     family = int.from_bytes(at[:2], sys.byteorder)
-    if family == socket.AF_INET:
-        return socket.inet_ntop(socket.AF_INET, at[4:8])
-    if family == socket.AF_INET6:
-        return socket.inet_ntop(socket.AF_INET6, at[8:24])
+    if family == AF_INET:
+        return ".".join(map(str, at[4:8]))
+    if family == AF_INET6:
+        import socket
+
+        return socket.inet_ntop(family, at[8:24])
     return None
 
 

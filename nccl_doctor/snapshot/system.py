@@ -112,6 +112,8 @@ class ResourceLimits(Observed):
     nofile_hard: Count | None
     memlock_soft: Count | None
     memlock_hard: Count | None
+    # CmaTotal and CmaFree of /proc/meminfo, of memory that can't be pinned for long; None where the kernel has none
+    cma_kib: tuple[Count, Count] | None = None
 
 
 class Shm(Observed):

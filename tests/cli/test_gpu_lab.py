@@ -91,3 +91,15 @@ def test_an_nccl_with_a_known_fault_is_told_on_the_gpus_that_meet_it(make_lab: M
     assert found["evidence"][1] == "2026-09-17: https://github.com/NVIDIA/nccl/issues/2418"
     answer(host, rows[0], 0)
     assert "nccl-known-bad" not in [one["name"] for one in check(lab, hosts=hosts)[1]]
+
+
+def test_memory_that_the_kernel_cant_pin_is_told_where_rdma_needs_it(make_lab: MakeLab) -> None:
+    lab = make_lab(1)
+    host = lab.host("node1")
+    host.run("mount -t tmpfs -o mode=755 none /sys/class; cp /proc/meminfo /root/meminfo")
+    for name, text in (("state", "4: ACTIVE"), ("link_layer", "Ethernet"), ("rate", "200 Gb/sec (4X HDR)")):
+        host.write(f"/sys/class/infiniband/rocep1s0f0/ports/1/{name}", f"{text}\n")
+    host.run("sed -i /^Cma/d /root/meminfo; printf 'CmaTotal: 0 kB\nCmaFree: 940604 kB\n' >> /root/meminfo")
+    host.run("mount --bind /root/meminfo /proc/meminfo")
+    (found,) = (one for one in check(lab)[1] if one["name"] == "pinned-memory-short")
+    assert found["evidence"] == ["/proc/meminfo: CmaFree 940604 kB, CmaTotal 0 kB"]

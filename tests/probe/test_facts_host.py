@@ -49,7 +49,15 @@ def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {resource.RLIMIT_NOFILE: (1024, 4096), resource.RLIMIT_MEMLOCK: (65536, resource.RLIM_INFINITY)}
     monkeypatch.setattr(resource, "getrlimit", given.__getitem__)
     expected = ResourceLimits(nofile_soft=1024, nofile_hard=4096, memlock_soft=65536, memlock_hard=None)
-    assert ResourceLimits.model_validate(host.limits()) == expected
+    assert ResourceLimits.model_validate(host.limits("/nowhere")) == expected
+
+
+def test_memory_that_cant_be_pinned_is_what_the_kernel_counts(tmp_path: Path) -> None:
+    """As on a GB10 with Linux 7.0 (NVIDIA/NV-Kernels pull request 591)."""
+    (tmp_path / "meminfo").write_text(
+        "MemFree:        92274688 kB\nCmaTotal:              0 kB\nCmaFree:          940604 kB\n"
+    )
+    assert host.limits(str(tmp_path / "meminfo"))["cma_kib"] == [0, 940604]
 
 
 def test_shared_memory_that_is_not_there_is_said(tmp_path: Path) -> None:

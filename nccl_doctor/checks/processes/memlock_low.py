@@ -64,7 +64,8 @@ def too_low(facts: HostFacts) -> int | None:
 ADVICE = make_advice(
     "{who} may not lock enough memory for RDMA (ulimit -l).",
     "Set memlock to unlimited in /etc/security/limits.conf, for services by LimitMEMLOCK=infinity, for "
-    "containers by --ulimit memlock=-1. What counts is the limit of a process started over SSH:",
+    "containers by --ulimit memlock=-1; where it is that already, see pinned-memory-short (NCD608). What counts is the "
+    "limit of a process started over SSH:",
 )
 
 # Registering memory with an adapter fails for want of it (ENOMEM, 12).
@@ -79,6 +80,7 @@ RULES = (
         r"|memlock.{0,30}(?:too (?:low|small)|limit))",
         "WARNING: It appears that your OpenFabrics subsystem is configured to only allow registering part of your "
         "physical memory.",
+        unless=r"\bunlimited\b",
     ),
 )
 

@@ -7,6 +7,7 @@ import errno
 import glob
 import os
 import pwd
+import re
 import resource
 import socket
 import stat
@@ -76,12 +77,14 @@ def python(interpreter: Interpreter) -> dict[str, Any]:
 
 
 @fact("limits")
-def limits() -> dict[str, Any]:
+def limits(meminfo: str = "/proc/meminfo") -> dict[str, Any]:
     """snapshot.ResourceLimits."""
     nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     names = ("nofile_soft", "nofile_hard", "memlock_soft", "memlock_hard")
-    return {name: None if one == resource.RLIM_INFINITY else one for name, one in zip(names, nofile + memlock)}
+    found = {name: None if one == resource.RLIM_INFINITY else one for name, one in zip(names, nofile + memlock)}
+    cma = dict(re.findall(r"^(CmaTotal|CmaFree): +(\d{1,15}) kB$", read(meminfo) or "", re.MULTILINE))
+    return {**found, "cma_kib": [int(cma[name]) for name in ("CmaTotal", "CmaFree")] if len(cma) == 2 else None}
 
 
 @fact("shm")

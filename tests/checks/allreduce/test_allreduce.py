@@ -176,6 +176,17 @@ def test_what_a_log_would_guess_gives_way_to_what_was_looked_at() -> None:
     assert [found.name for found in judge(patched(failed(MESH)), "check").diagnoses] == ["allreduce-failed"]
 
 
+def test_memory_that_cant_be_registered_is_the_limits_fault_only_where_the_limit_says_so() -> None:
+    refused = "spark-2:9:9 [0] misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
+    port = {"number": 1, "state": "ACTIVE", "rate_gbps": 200.0, "link_layer": "Ethernet", "gids": []}
+    names = []
+    for limit in (None, 8 << 20):
+        facts = {"facts": {"rdma": [{"name": "rocep1s0f0", "ports": [port]}], "limits": {"memlock_soft": limit}}}
+        report = judge(patched(failed(refused, hosts=dict.fromkeys(("node1", "node2", "node3"), facts))), "check")
+        names.append([found.name for found in report.diagnoses])
+    assert names == [["pinned-memory-short"], ["memlock-low"]]
+
+
 def test_an_output_without_a_cause_adds_nothing() -> None:
     assert [found.name for found in judge(patched(failed("nothing to see")), "check").diagnoses] == ["allreduce-failed"]
 

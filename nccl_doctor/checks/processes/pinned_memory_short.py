@@ -1,0 +1,78 @@
+"""The kernel can't pin the memory that RDMA registers, though no limit forbids it.
+
+What it means: NCCL ends with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", as with memlock-low,
+while `ulimit -l` says unlimited. Where GPU and processor share their memory (GB10, DGX Spark) it takes no more than a
+large model: the pages left are the contiguous allocator's (CMA), which must stay movable.
+
+How we know: CmaFree above CmaTotal in /proc/meminfo, on a host with an RDMA port that is up: Linux 7.0 hands the
+scratch area of kexec handover (KHO) to the allocator as such pages, some 9 GiB on a GB10, and counts them in the one
+line only. In a log or in the all-reduce's own output: the registration that failed where memlock is unlimited.
+
+Fix: `kho=off` on the kernel's command line (kdump and kexec work without it), or the kernel before, 6.17.
+
+References: NVIDIA/NV-Kernels pull requests 590 and 591; MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 259.
+"""
+
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.rule import Grade, clue
+from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
+from nccl_doctor.model.base import Unknown, known
+from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.text.hostlist import fold
+
+REMEDY = Fix(
+    summary="Boot with kho=off on the kernel's command line, or the kernel before (6.17 where 7.0 runs); less of the "
+    "memory for the model's cache may do meanwhile.",
+    needs_root=True,
+    risk="disruptive",
+)
+
+
+@check("NCD608", severity=Severity.INFO, needs=("limits", "rdma"), explains=ALLREDUCE, row="limits")
+def pinned_memory_short(view: View) -> Findings:
+    """Yields one finding an amount, folded over hosts; a warning on GB10."""
+    for (total, free, shared), hosts in view.hosts_by(_unpinnable).items():
+        yield Finding(
+            hosts=hosts,
+            message=f"{free - total >> 10} MiB of the memory of {fold(hosts)} can't be pinned for RDMA buffers.",
+            evidence=(f"/proc/meminfo: CmaFree {free} kB, CmaTotal {total} kB",),
+            facts={"cma_free_kib": free, "cma_total_kib": total},
+            severity=Severity.WARNING if shared else None,
+            explains=None if shared else (),
+            fix=REMEDY,
+        )
+
+
+def _unpinnable(facts: HostFacts) -> tuple[int, int, bool] | None:
+    """CmaTotal, CmaFree where it is above that, and whether GPU and processor share the memory."""
+    cma = known(facts.limits).cma_kib
+    up = any(port.state == "ACTIVE" for device in known(facts.rdma) for port in device.ports)
+    shared = not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name for gpu in facts.gpus)
+    return (*cma, shared) if up and cma is not None and cma[1] > cma[0] else None
+
+
+def of_output(found: Finding) -> Finding:
+    """A memlock-low of the all-reduce's output, on hosts whose limit is no fault."""
+    words = f"The kernel can't pin memory for RDMA on {fold(found.hosts)}, though the limit allows it."
+    return found.model_copy(update={"message": words, "fix": REMEDY})
+
+
+UNLIMITED = r"(?:max locked memory|ulimit -l\b|RLIMIT_MEMLOCK|memlock).{0,30}\bunlimited\b|^CmaFree: +[1-9]\d* kB"
+RULES = (clue(UNLIMITED, "max locked memory           (kbytes, -l) unlimited"),)
+
+
+def _unlimited(scene: Scene) -> list[Event]:
+    """Blames the kernel where a registration failed and the log says that memlock is unlimited."""
+    if all(event.wording != UNLIMITED for event in scene.events):
+        return scene.events
+    return scene.renamed("pinned-memory-short", Grade.ROOT, lambda e: e.name == "memlock-low" and e.grade is Grade.ROOT)
+
+
+ADVICE = make_advice(
+    "{who} can't pin memory for RDMA, though memlock is unlimited: the kernel has no pages for it.",
+    "Look at CmaFree and CmaTotal in /proc/meminfo: where the first is more, boot with kho=off or the kernel before. "
+    "See what the hosts have:",
+)
+SIGNS = LogSigns(RULES, ADVICE, passes={Stage.MEANING: _unlimited})

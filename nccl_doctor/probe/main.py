@@ -96,15 +96,18 @@ class Server:
             self._send(answer)
 
     def _read(self) -> None:
-        pending = b""
+        pending: list[bytes] = []  # a program that is sent along comes in hundreds of pieces
         # A host that stood still itself finds what came meanwhile: select(2) looks once more when its time is over.
         while select.select([0], [], [], self._silence_s)[0]:
             chunk = os.read(0, CHUNK)
             if not chunk:
                 self._leave()
-            *lines, pending = (pending + chunk).split(b"\n")
-            for line in filter(None, lines):
-                self._take(json.loads(line.decode()))
+            end, *others = chunk.split(b"\n")
+            pending.append(end)
+            for begin in others:
+                if line := b"".join(pending):
+                    self._take(json.loads(line.decode()))
+                pending = [begin]
         self._leave({"silent": self._silence_s})
 
     def _take(self, request: dict[str, Any]) -> None:

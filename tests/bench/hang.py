@@ -26,7 +26,7 @@ def main() -> None:
     given = parser.parse_args()
     bad = 0
     with Lab.up(4) as lab:
-        job = Training(lab, limit_s=20)
+        job = Training(lab)
         for name in given.faults or FAULTS:
             expected = FAULTS[name]
             seen, kept = [], True
@@ -36,7 +36,7 @@ def main() -> None:
                 print("." if seen[-1].is_right(expected) else "!", end="", flush=True)
                 if name == "kill":
                     job.end()
-                    job = Training(lab, limit_s=20)
+                    job = Training(lab)
                 else:
                     kept = kept and (job.pids(), job.states() & set("Tt")) == (before, set())
             bad += not _told(name, expected, seen, kept)

@@ -1,4 +1,4 @@
-"""``nccl-doctor hang`` on a real job: DistributedDataParallel on gloo under torchrun, 8 ranks on 4 hosts.
+"""``nccl-doctor hang`` on a real job: DistributedDataParallel on gloo under torchrun, 6 ranks on 3 hosts.
 
 One job bears all faults but the last one after the other, and goes on after each as before.
 """
@@ -12,18 +12,17 @@ import pytest
 
 from tests.cli.doctor import files, ours
 from tests.hang.faults import FAULTS, looked
-from tests.hang.running import BAD, Training, hang
+from tests.hang.running import BAD, Training, hang, with_spy
 from tests.lab.cluster import Lab
 
 pytestmark = pytest.mark.lab
 
-LIMIT_S = 20.0
-
 
 @pytest.fixture(scope="module")
 def training() -> Iterator[Training]:
-    with Lab.up(4) as lab:
-        job = Training(lab, limit_s=LIMIT_S)
+    with Lab.up(3) as lab:
+        with_spy(lab)
+        job = Training(lab)
         yield job
         job.end()
 
@@ -49,7 +48,7 @@ def test_each_fault_is_told_by_its_name(training: Training, name: str) -> None:
         assert len(hosts) <= 2
     if name == "sleep":
         address = training.lab.hosts[0].address
-        assert seen.told["job"] == {"master_addr": address, "master_port": 29555, "world_size": 8}
+        assert seen.told["job"] == {"master_addr": address, "master_port": 29555, "world_size": 6}
 
 
 def test_without_stacks_and_recorder_less_is_said(training: Training) -> None:
@@ -70,7 +69,7 @@ def test_without_stacks_and_recorder_less_is_said(training: Training) -> None:
 def test_as_another_user_nothing_is_said_of_the_job(training: Training) -> None:
     code, told = hang(training.lab, "--user", "alice")
     assert (code, told["verdict"], told["ranks"]) == (3, "unknown", [])
-    hidden = "Python processes on node[1-4] are hidden from you: other users', or ptrace is restricted there"
+    hidden = "Python processes on node[1-3] are hidden from you: other users', or ptrace is restricted there"
     assert told["not_seen"] == [hidden]
 
 

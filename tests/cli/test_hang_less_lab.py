@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 
 from tests.cli.doctor import files, ours
-from tests.hang.running import BAD, Training, hang, release
+from tests.hang.running import BAD, OWN_SPY, Training, hang, release, with_spy
 from tests.lab.cluster import Lab
 
 pytestmark = pytest.mark.lab
 
 AS_ALICE = ("--user", "alice")
 PY_SPY = Path(sys.executable).with_name("py-spy")
-HIDE = f"mount --bind /dev/null {PY_SPY}"
 REFUSING = f"""#!{sys.executable}
 # An interpreter that may not look into processes, as in a container with Docker's own seccomp profile.
 import ctypes, os, platform, struct, sys
@@ -41,6 +40,7 @@ def training() -> Iterator[Training]:
     with Lab.up(2) as lab:
         for host in lab.hosts:
             host.write("/usr/local/bin/refusing", REFUSING, 0o755)
+        with_spy(lab)
         job = Training(lab, recorder=False, user="alice")
         job.bring("sleep")
         yield job
@@ -76,7 +76,7 @@ def test_where_ptrace_is_refused(training: Training) -> None:
 def test_a_py_spy_that_is_sent_along_runs_from_memory(training: Training) -> None:
     before = {host.name: files(host) for host in training.lab.hosts}
     for host in training.lab.hosts:
-        host.run(HIDE)
+        host.run(["rm", OWN_SPY])
     code, told = hang(training.lab, *AS_ALICE)
     assert (code, told["verdict"], behind(told)) == (1, "outside-nccl", [BAD])
     assert {host.name: files(host) - before[host.name] for host in training.lab.hosts} == {
@@ -88,7 +88,7 @@ def test_a_py_spy_that_is_sent_along_runs_from_memory(training: Training) -> Non
 
 def test_without_any_py_spy(training: Training) -> None:
     """The last one: the controller's is taken away as well."""
-    training.lab.controller.run(HIDE)
+    training.lab.controller.run(f"mount --bind /dev/null {PY_SPY}")
     code, told = hang(training.lab, *AS_ALICE)
     assert (code, told["verdict"], behind(told)) == (3, "unknown", [])
     missing = "py-spy is not installed on the host, and nccl-doctor's own py-spy has no program to send along"

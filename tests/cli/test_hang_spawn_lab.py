@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hang.faults import unnoticed
-from tests.hang.running import hang
+from tests.hang.running import hang, with_spy
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.host import LabHost
 from tests.lab.warm import interpreter
@@ -24,6 +23,7 @@ SCRIPT = Path(__file__).parents[1] / "hang/spawn.txt"
 def lab() -> Iterator[Lab]:
     """Two hosts with two spawned ranks each, which wait for rank 3."""
     with Lab.up(2) as lab:
+        with_spy(lab)
         for number, host in enumerate(lab.hosts):
             host.write("/root/spawn.py", SCRIPT.read_text())
             host.background([interpreter(), "spawn.py", str(number), "2", lab.hosts[0].address])
@@ -75,9 +75,10 @@ def test_a_spawned_rank_that_has_ended(lab: Lab) -> None:
 def test_a_job_in_a_container(make_lab: MakeLab) -> None:
     """Own PIDs, mounts and network, as a container engine makes them; the look is from the host."""
     lab = make_lab(1)
+    with_spy(lab)
     (host,) = lab.hosts
     host.write("/root/spawn.py", SCRIPT.read_text())
-    inside = f"ip link set lo up; exec {sys.executable} spawn.py 0 1 127.0.0.1"
+    inside = f"ip link set lo up; exec {interpreter()} spawn.py 0 1 127.0.0.1"
     apart = ["unshare", "--pid", "--mount", "--net", "--ipc", "--fork", "--mount-proc", "sh", "-c", inside]
     host.background(apart)
     host.wait_until(partial(_holds, host, "test -e /run/spawned-0 && test -e /run/spawned-1"), "ranks", timeout=240)

@@ -113,7 +113,7 @@ def test_a_look_at_a_job(traced: tuple[Lab, Traced]) -> None:
     lab, two = traced
     job = Training(lab)
     two.executed()
-    for options in ([], ["--pause"], ["--native", "--dump"]):
+    for options in ([], ["-x", "node1", "--pause"], ["-x", "node1", "--native", "--dump"]):
         code, told = hang(lab, *options)
         assert code == 0, told["verdict"]
     executed = two.executed()

@@ -81,17 +81,15 @@ class Seen:
 
 
 def looked(job: Training, name: str, *arguments: str) -> Seen:
-    """What is said while the fault lasts; again, where its collectives timed out before the look was over."""
-    while True:
-        with lasting(job, name):
-            began = time.monotonic()
-            code, told = hang(job.lab, *arguments)
-            seen = Seen(code, told, time.monotonic() - began)
-            lasted = name in ("slow", "traffic", *BY_HAND) or job.all_in(name)
-        if name != "kill":
-            job.went_on()
-        if lasted:
-            return seen
+    """What is said while the fault lasts."""
+    with lasting(job, name):
+        began = time.monotonic()
+        code, told = hang(job.lab, "--interval", "2" if FAULTS[name] is MOVES else "1", *arguments)
+        seen = Seen(code, told, time.monotonic() - began)
+        assert name in ("slow", "traffic", *BY_HAND) or job.all_in(name)
+    if name != "kill":
+        job.went_on()
+    return seen
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,26 +18,39 @@ from tests.lab.host import LabHost
 from tests.lab.warm import interpreter
 
 SCRIPT = Path(__file__).with_name("train.txt")
+OWN_SPY = "/usr/local/bin/py-spy"
 PORT = 29555
 NPROC = 2
 BAD = 3
 BY_SIGNAL = ("sleep", "loader", "lock", "fifo", "validate")
-"""Faults that SIGUSR1 ends; the others end by themselves or by their group's time-out."""
+"""Faults that SIGUSR1 ends."""
+BY_CONNECTIONS = ("skip", "size", "order")
+"""Faults that end with their group's connections; the others end by themselves."""
+_SEVER = """
+import contextlib, ctypes, os, socket, sys
+_, before, pid = sys.argv
+process = os.pidfd_open(int(pid))
+before = open(before).read().split()
+for number in set(os.listdir(f"/proc/{pid}/fd")) - set(before):
+    with contextlib.suppress(OSError, ValueError):  # it is no socket, or closed by now
+        connection = socket.socket(fileno=ctypes.CDLL(None).syscall(438, process, int(number), 0))  # pidfd_getfd(2)
+        if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            connection.shutdown(socket.SHUT_RDWR)
+"""
 PATIENCE_S = 240.0
 """For what a busy machine takes long to do: it bounds a test that fails, not one that passes."""
 
 
 class Training:
-    """8 ranks on 4 hosts, or as many as there are.
+    """Two ranks on each host.
 
     Args:
         lab: where.
         recorder: whether the ranks serve their flight recorders.
-        limit_s: after which collectives that never match are given up.
         user: whose job it is.
     """
 
-    def __init__(self, lab: Lab, *, recorder: bool = True, limit_s: float = 600, user: str = "root") -> None:
+    def __init__(self, lab: Lab, *, recorder: bool = True, user: str = "root") -> None:
         self.lab = lab
         self.world = NPROC * len(lab.hosts)
         command = [
@@ -46,7 +60,7 @@ class Training:
             f"--nnodes={len(lab.hosts)}",
             f"--nproc_per_node={NPROC}",
         ]
-        env = {"OMP_NUM_THREADS": "1", "JOB_LIMIT": str(limit_s)}
+        env = {"OMP_NUM_THREADS": "1"}
         if recorder:
             env |= {"TORCH_WORKER_SERVER_SOCKET": "/run/worker-", "TORCH_FR_BUFFER_SIZE": "200"}
         self._launchers = []
@@ -101,14 +115,14 @@ class Training:
             return ""
 
     def _stand(self) -> None:
-        """Until no main thread was switched for a second, and none merely waits for a processor."""
+        """Until no main thread was switched for half a second, and none merely waits for a processor."""
         last: dict[int, str] = {}
         while True:
             now = {rank: self._switches(rank) for rank in range(self.world)}
             if now == last and "R" not in self.states():
                 return
             last = now
-            time.sleep(1)
+            time.sleep(0.5)
 
     def _switches(self, rank: int) -> str:
         text = self.host(rank).read(f"/proc/{self.pid(rank)}/status")
@@ -136,7 +150,7 @@ class Training:
             one.wait()
         for host in self.lab.hosts:
             host.run("pkill -KILL -f '[t]rain.py'", check=False)  # a plain pattern matches this line itself
-            host.run("rm -f /run/step-* /run/doing-* /run/worker-*")
+            host.run("rm -f /run/step-* /run/doing-* /run/before-* /run/worker-*")
 
 
 def release(job: Training, name: str) -> None:
@@ -146,6 +160,17 @@ def release(job: Training, name: str) -> None:
         job.host(BAD).run("timeout 30 sh -c 'echo > /run/fifo'", check=False)
     elif name in BY_SIGNAL:
         job.signal(0 if name == "validate" else BAD, signal.SIGUSR1)
+        if name == "loader":  # which waits for its worker
+            job.host(BAD).run(f"pkill -KILL -P {job.pid(BAD)}", check=False)
+    elif name in BY_CONNECTIONS:
+        for rank, pid in job.pids().items():
+            job.host(rank).run([interpreter(), "-c", _SEVER, f"/run/before-{rank}", str(pid)])
+
+
+def with_spy(lab: Lab) -> None:
+    """Gives each host a py-spy of its own: to send one along costs more than all the rest of a look."""
+    for host in lab.hosts:
+        host.run(["install", str(Path(sys.executable).with_name("py-spy")), OWN_SPY])
 
 
 def hang(lab: Lab, *arguments: str, hosts: str | None = None) -> tuple[int, dict[str, Any]]:

@@ -35,9 +35,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     """Nothing is downloaded: what the wheel requires is lent by this environment, where no copy of ours is found."""
-    venv.create(tmp_path / "venv", with_pip=True)
+    venv.create(tmp_path / "venv")
     tool, python = str(tmp_path / "venv/bin/nccl-doctor"), str(tmp_path / "venv/bin/python")
-    _run(python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", str(wheel))
+    _run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-index", "--no-deps", str(wheel))
     packages = next(path for path in sys.path if path.endswith("site-packages"))
     env = {**os.environ, "PYTHONPATH": packages}
     where = "import nccl_doctor; print(nccl_doctor.__file__)"

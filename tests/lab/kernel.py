@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import struct
+from pathlib import Path
 
 CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
@@ -18,7 +20,8 @@ MS_MOVE = 0x2000
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 4, 24
+_CAPABILITIES = 0x20080522  # the version with 64 of them
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -55,6 +58,18 @@ def take_file(process: int, number: int) -> int:
     if found == -1:
         raise OSError(ctypes.get_errno(), f"pidfd_getfd {number}")
     return found
+
+
+def lose_capabilities(kept: int) -> None:
+    """Be without all capabilities but these, as a bounding set has them (capabilities(7))."""
+    count = int(Path("/proc/sys/kernel/cap_last_cap").read_text()) + 1
+    lost = [number for number in range(count) if not kept >> number & 1]
+    if not lost:
+        return
+    for number in lost:
+        _call("prctl", "PR_CAPBSET_DROP", _PR_CAPBSET_DROP, ctypes.c_ulong(number), 0, 0, 0)
+    low, high = kept & 0xFFFFFFFF, kept >> 32
+    _call("capset", hex(kept), struct.pack("Ii", _CAPABILITIES, 0), struct.pack("6I", low, low, 0, high, high, 0))
 
 
 def become(user: int) -> None:

@@ -4,13 +4,14 @@ To import torch takes longer than all the rest of an all-reduce, and each of its
 nccl-doctor takes longer than what most of its calls do. The files that `interpreter` and `tool` make are a ``python``
 and an ``nccl-doctor`` like any other to who starts them: the program runs on the caller's host, with its user,
 arguments, variables, folder, limits and streams (tests/lab/warm_server.py). What is no fork's to have is left to the
-plain program: most of Python's own variables.
+plain program: most of Python's own variables. An interpreter goes by the name it was started by, a link's too.
 
 One thing differs: the program's parent is no process of that host. The caller waits beside it, without a command line.
 """
 
 import atexit
 import os
+import py_compile
 import shutil
 import signal
 import socket
@@ -19,6 +20,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+from tests.lab.plan import NSSWITCH
 from tests.patience import LONG_S
 
 KNOWN = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
@@ -33,7 +35,7 @@ for (keys %ENV) {{
     exec {plain}, @ARGV if /^PYTHON/ && !/^({known})$/;
 }}
 socket(CALLS, 1, 5, 0) and connect(CALLS, pack("S a108", 1, "{place}")) or die "{place}: $!";
-syswrite(CALLS, join("\\0", umask, scalar(@ARGV), @ARGV, map {{ "$_=$ENV{{$_}}" }} keys %ENV));
+syswrite(CALLS, join("\\0", umask, scalar(@ARGV), $0, @ARGV, map {{ "$_=$ENV{{$_}}" }} keys %ENV));
 sysread(CALLS, $_, 100);
 for my $name ("INT", "TERM", "HUP") {{
     $SIG{{$name}} = sub {{ syswrite(CALLS, {{"INT", 2, "TERM", 15, "HUP", 1}}->{{$name}}) }};
@@ -75,11 +77,22 @@ def _serve(name: str, what: str, plain: str) -> Path:
         calls.bind(str(place))
         place.chmod(0o666)
         calls.listen(100)
+        names, code = folder / "nsswitch.conf", folder / "warm_server.pyc"
+        names.write_text(NSSWITCH)  # glibc keeps what it read first, on another host's root, too
+        # a rank's stack has nothing to say of who started it
+        py_compile.compile(str(Path(__file__).with_name("warm_server.py")), str(code), "<frozen warm_server>")
+        command = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/nsswitch.conf && exec "$@"', str(names)]
+        variables = {
+            "PYTHONPATH": str(_PROJECT),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "LANG": "C.UTF-8",
+        }
         server = subprocess.Popen(
-            [sys.executable, "-m", "tests.lab.warm_server", what, str(path)],
+            [*command, sys.executable, str(code), what, str(path)],
             stdin=calls.fileno(),
             cwd=_PROJECT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LANG": "C.UTF-8"},
+            env={**os.environ, **variables},
             start_new_session=True,
         )
 

@@ -52,7 +52,7 @@ _kept: list[mmap.mmap] = []
 
 _modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] not in ("tests", "__main__")}
 _finders, _hooks = [*sys.meta_path], [*sys.path_hooks]
-_places = [place for place in sys.path if place != str(Path.cwd())]
+_places = [place for place in sys.path if place not in (str(Path.cwd()), str(Path(PATH).parent))]
 
 
 def serve(calls: socket.socket) -> None:
@@ -78,7 +78,7 @@ def answer(call: socket.socket) -> None:
     caller, user, _ = struct.unpack("3i", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     files = inherited(caller)
     folder = os.open(f"/proc/{caller}/cwd", os.O_PATH)
-    limits = limits_of(caller)
+    limits, capabilities = limits_of(caller), int(status_of(caller)["CapBnd"], 16)
     call.send(b"taken")
     os.sched_setaffinity(0, os.sched_getaffinity(caller))
     os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, caller))
@@ -91,12 +91,13 @@ def answer(call: socket.socket) -> None:
         for number, limit in enumerate(limits):
             resource.setrlimit(number, limit)
         os.umask(int(words[0]))
+        kernel.lose_capabilities(capabilities)
         if user != 0:
             kernel.become(user)
         kernel.die_with_parent(signal.SIGKILL)  # another user's process would have forgotten it
-        count = int(words[1]) + 2
-        program = [sys.executable, str(DOCTOR)] if WHAT == "tool" else [PATH]
-        become([*program, *words[2:count]], dict(one.split("=", 1) for one in words[count:]))
+        count = int(words[1]) + 3
+        program = [sys.executable, str(DOCTOR)] if WHAT == "tool" else [words[2]]
+        become([*program, *words[3:count]], dict(one.split("=", 1) for one in words[count:]))
     for file in files.values():
         os.close(file)
     ended = os.pidfd_open(pid)
@@ -107,6 +108,11 @@ def answer(call: socket.socket) -> None:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, int(call.recv(100) or signal.SIGKILL))
+
+
+def status_of(caller: int) -> dict[str, str]:
+    """What /proc tells of a process, by name."""
+    return dict(line.split(":\t", 1) for line in Path(f"/proc/{caller}/status").read_text().splitlines())
 
 
 def limits_of(caller: int) -> list[tuple[int, int]]:
@@ -157,6 +163,7 @@ def become(words: list[str], environment: dict[str, str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.executable, sys.orig_argv = words[0], words
+    spawn.set_executable(words[0])
     options = words[1:]
     rest: list[str] = []
     isolated = unbuffered = False
@@ -254,7 +261,7 @@ def show(words: list[str], environment: dict[str, str]) -> None:
 def fork_or_exec(*wish: Any) -> int:
     """As `_posixsubprocess.fork_exec`, but what starts this interpreter as root with variables of its own is a fork."""
     words = [os.fsdecode(word) for word in wish[0]]
-    if words[:1] != [PATH] or len(wish) != 23 or any(part is not None for part in wish[17:20]):
+    if words[:1] not in ([PATH], [sys.executable]) or len(wish) != 23 or any(part is not None for part in wish[17:20]):
         return _fork_exec(*wish)
     environment = dict(os.environ)
     if wish[5] is not None:
@@ -304,6 +311,5 @@ if __name__ == "__main__":
     if WHAT == "torch":
         setattr(subprocess, "_fork_exec", fork_or_exec)  # noqa: B010 - not in its stubs
         setattr(_posixsubprocess, "fork_exec", fork_or_exec)  # noqa: B010 - multiprocessing's
-        spawn.set_executable(PATH)
         assert torch.distributed.is_gloo_available()
     serve(socket.socket(fileno=0))

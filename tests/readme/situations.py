@@ -23,13 +23,13 @@ from tests.lab.faults.network import switch_rule
 from tests.lab.faults.ports import leave_listener
 from tests.lab.plan import CONTROLLER
 from tests.lab.slurm import Slurm
+from tests.lab.warm import interpreter, tool
 
 WITHOUT_CAPABILITY = ("setpriv", "--bounding-set", "-net_admin", "--inh-caps", "-net_admin", "--")
 """As root in a pod has it where nobody asks for more: it may not read firewall rules."""
 PROJECT = Path(__file__).parents[2]
 PYTHON = "/opt/train/bin/python"
-"""The interpreter of which the page speaks: this one, by another name."""
-
+"""The interpreter of which the page speaks: this one by another name, or a fork that has imported torch already."""
 
 Done = subprocess.CompletedProcess[str]
 
@@ -102,10 +102,14 @@ class Here:
 
 
 @contextmanager
-def _lab(hosts: int = 4) -> Iterator[Lab]:
+def _lab(hosts: int = 4, *, plain: bool = False) -> Iterator[Lab]:
+    folder = Path(PYTHON).parent
+    make = f"ln -s {sys.prefix} {folder.parent}" if plain else (
+        f"mkdir -p {folder} && ln -s {interpreter()} {PYTHON} && ln -s {tool()} {folder}"
+    )  # fmt: skip
     with Lab.up(hosts) as lab:
         for host in [*lab.hosts, lab.controller]:
-            host.run(["ln", "-s", sys.prefix, str(Path(PYTHON).parents[1])])
+            host.run(make)
         yield lab
 
 
@@ -139,7 +143,7 @@ def _broken(name: str, host: str) -> Iterator[Place]:
 @contextmanager
 def containers_of_their_own() -> Iterator[Place]:
     """On each host a container with what podman gives it where nobody asks for more."""
-    with _lab() as lab:
+    with _lab(plain=True) as lab:
         for host in lab.hosts:
             containers.prepare(host)
             containers.start(host, "train", "--volume=/opt:/opt:ro")

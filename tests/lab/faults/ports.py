@@ -12,10 +12,14 @@ _HEAD = f"import socket, sys, time\nPORT = {MASTER_PORT}\n"
 
 
 def _leave_behind(host: LabHost, name: str, body: str, *arguments: str, python: str = sys.executable) -> None:
-    """Run a Python program as an orphan that nobody watches over; it writes `NAME.ready` when it has its socket."""
+    """Run a Python program as an orphan that nobody watches over; it writes `NAME.ready` when it has its socket.
+
+    It goes by the name `python`, whatever stands there.
+    """
     ready = f"/run/{name}.ready"
     host.write(f"/root/{name}", f"{_HEAD}{dedent(body)}open({ready!r}, 'w').close()\ntime.sleep(86400)\n")
-    host.background([python, "-u", f"/root/{name}", *arguments])
+    run = f'exec -a {python} {sys.executable} "$@"'
+    host.background(["bash", "-c", run, "bash", "-u", f"/root/{name}", *arguments])
     host.wait_until(lambda: host.run(["test", "-e", ready], check=False).returncode == 0, f"the start of {name}")
 
 

@@ -14,6 +14,7 @@ Fix: set `nproc_per_node` and `cuda_visible_devices` to what the host has, or br
 """
 
 from collections import Counter
+from typing import NamedTuple
 
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.rule import likely, roots
@@ -40,6 +41,7 @@ def gpu_count_low(view: View) -> Findings:
         yield from _absent(view)
         return
     counts: dict[str, int] = {}
+    short: list[tuple[_Short, str]] = []
     for host, facts in view.facts:
         gpus = known(facts.gpus)
         ranks = view.nproc(host, facts)
@@ -48,9 +50,11 @@ def gpu_count_low(view: View) -> Findings:
         missing = [part for part in named_devices(host.node) if part.isdigit() and part not in there]
         has_parts = any(part.startswith("MIG-") for part in named_devices(host.node))
         if missing or (len(visible_gpus(host.node, gpus)) < ranks and not has_parts):
-            yield _short(host.node, gpus, ranks, missing)
+            short.append((_short(host.node, gpus, ranks, missing), host.name))
         elif host.node.nproc_per_node is None and host.node.cuda_visible_devices is None:
             counts[host.name] = len(gpus)
+    for row, hosts in grouped(short).items():
+        yield row.finding(tuple(hosts))
     usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
     fewer = tuple(name for name, count in counts.items() if count < usual)
     if fewer:
@@ -82,18 +86,35 @@ def _absent(view: View) -> Findings:
         )
 
 
-def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) -> Finding:
+class _Short(NamedTuple):
+    """What a node lacks, which several may."""
+
+    wants: str
+    gpus: int
+    shown: tuple[str, ...]
+    ranks: int
+    devices: str | None
+
+    def finding(self, hosts: tuple[str, ...]) -> Finding:
+        """The finding for the nodes that lack the same."""
+        are, have = ("is", "has") if len(hosts) == 1 else ("are each", "have")
+        return Finding(
+            hosts=hosts,
+            message=f"{fold(hosts)} {are} to {self.wants}, and {have} {plural(self.gpus, 'GPU')}.",
+            evidence=self.shown,
+            facts={"gpus": self.gpus, "nproc_per_node": self.ranks, "cuda_visible_devices": self.devices},
+            fix="Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back "
+            "the GPU that it lacks (its kernel log says whether one fell off the bus).",
+        )
+
+
+def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) -> _Short:
     named = f" with CUDA_VISIBLE_DEVICES={node.cuda_visible_devices}" if node.cuda_visible_devices is not None else ""
     wants = f"use GPU {', '.join(missing)}" if missing else f"start {plural(ranks, 'rank')}"
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus)
     shown = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
-    return Finding(
-        hosts=(node.name,),
-        message=f"{node.name} is to {wants}{named}, and has {plural(len(gpus), 'GPU')}.",
-        evidence=tuple(shown or ["nvidia-smi shows no GPU"]),
-        facts={"gpus": len(gpus), "nproc_per_node": ranks, "cuda_visible_devices": node.cuda_visible_devices},
-        fix="Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back "
-        "the GPU that it lacks (its kernel log says whether one fell off the bus).",
+    return _Short(
+        wants + named, len(gpus), tuple(shown or ["nvidia-smi shows no GPU"]), ranks, node.cuda_visible_devices
     )
 
 

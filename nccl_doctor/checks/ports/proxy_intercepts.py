@@ -16,9 +16,9 @@ References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-fir
 Detection".
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pairs_of
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pairs_of, ports_of
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, grouped
 
 SIDECARS = {
     "istio-proxy": 'label sidecar.istio.io/inject: "false"',
@@ -66,7 +66,10 @@ def proxy_intercepts(view: View) -> Findings:
         message=f"{who} {fold(proxied)} takes the connections between the hosts before their target is asked.",
         evidence=(
             *(f"{one.src} -> {one.dst}:{one.port}: taken, though nobody listens there" for one in taken[:8]),
-            *(f"{dial.src} -> {dial.dst}:{dial.port}: {HEARD}" for dial in spoken[:8]),
+            *(
+                f"{fold(dict.fromkeys(dial.src for dial in dials))} -> {target}:{ports_of(dials)}: {HEARD}"
+                for target, dials in grouped((dial.dst, dial) for dial in spoken).items()
+            ),
         ),
         facts={"sidecars": kinds, "failed": pairs_of(failed)},
         fix=WITHOUT.format(SIDECARS[kinds[0]]) if len(kinds) == 1 else OTHERWISE,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import ALLREDUCE, View, folded, ordered
+from nccl_doctor.checks.view import ALLREDUCE, View, folded, on_each, ordered, pasted
 from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, Fault, Kind, faults
@@ -10,6 +10,7 @@ from nccl_doctor.nccl.interfaces import FAMILIES
 from nccl_doctor.nccl.reach import Reachable
 from nccl_doctor.nccl.suggest import fix, move
 from nccl_doctor.text.hostlist import fold, grouped, quoted
+from nccl_doctor.text.shell import line
 
 NEEDS = ("interfaces", "env", "config_files")
 """Without these facts nobody can say what NCCL does on a host."""
@@ -88,7 +89,19 @@ def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
     suggestion, master = nccl.suggestion, nccl.snapshot.cluster.nodes[0].name
     if suggestion is not None and nccl.mesh is not None and nccl.mesh.elsewhere and master in suggestion.interfaces:
         return move(suggestion, nccl.by_host, master)
+    idle = {fault.idle for fault in group}
+    if suggestion is None and len(idle) == 1 and (name := idle.pop()) is not None:
+        return bring_up(nccl, tuple(fault.host for fault in group), name)
     return fix(suggestion, OTHERWISE)
+
+
+def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = "") -> Fix:
+    """The remedy for an interface that does not run; ``other`` is what helps as well."""
+    links = [nccl.by_host[host].link(name) for host in hosts]
+    if any(link is None or "up" in link.flags for link in links):
+        return Fix(summary=f"Look at the cable and the switch port of {name}{other}.")
+    lines = on_each(hosts, line("ip link set {name} up", name=name))
+    return pasted(f"Bring it up{other} (for good: in what sets up the network):", lines, needs_root=True)
 
 
 def _lack_family(nccl: ClusterNccl, group: list[Fault]) -> bool:

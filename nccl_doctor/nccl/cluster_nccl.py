@@ -118,6 +118,7 @@ class Fault:
     used: Chosen | None
     problem: str
     evidence: Mapping[str, tuple[str, ...]]
+    idle: str | None = None  # the interface that is not running
 
 
 def faults(nccl: ClusterNccl) -> Iterator[Fault]:
@@ -141,7 +142,7 @@ def _no_interface(nccl: ClusterNccl, side: HostNccl) -> Fault | None:
     names = ", ".join(dict.fromkeys(entry.interface for entry in side.interfaces.addresses)) or "none"
     evidence = {f"{failure.reason}; with an address: {names}": (side.host,)}
     kind = Kind.DOWN if idle else Kind.NO_MATCH
-    return Fault(side.host, kind, Severity.ERROR, wanted, None, problem, evidence)
+    return Fault(side.host, kind, Severity.ERROR, wanted, None, problem, evidence, idle[0] if idle else None)
 
 
 def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> Fault | None:
@@ -150,7 +151,7 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> Fault |
     if nccl.is_idle(side.host):
         kind = Kind.NEEDED if wanted is None else Kind.DOWN
         problem = f"will use {chosen.name} ({chosen.address}), which is not running"
-        return Fault(side.host, kind, Severity.ERROR, wanted, chosen, problem, uses)
+        return Fault(side.host, kind, Severity.ERROR, wanted, chosen, problem, uses, chosen.name)
     standing = nccl.bootstrap[side.host]
     if standing.is_lost and not _is_anothers_fault(nccl, side, chosen, standing.causes):
         why = "which the other hosts can't reach"

@@ -14,12 +14,11 @@ Fix: bring the interface up (`ip link set NAME up`), look at the cable and the s
 """
 
 from nccl_doctor.checks.interfaces.route_missing import Hindered, answer_of, hindered_hosts
-from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, findings
-from nccl_doctor.checks.view import Findings, View, check, folded, on_each, pasted
+from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, bring_up, findings
+from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.nccl.cluster_nccl import Kind
 from nccl_doctor.text.hostlist import fold, grouped
-from nccl_doctor.text.shell import line
 
 MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
 
@@ -54,12 +53,11 @@ def _unused(view: View, group: list[Hindered]) -> Finding:
     suggestion = view.nccl.suggestion
     common = suggestion.common if suggestion is not None else None
     other = f", or have NCCL use {common} (NCCL_SOCKET_IFNAME='={common}' on every host)" if common is not None else ""
-    up = pasted(f"Bring it up{other}:", on_each(hosts, line("ip link set {name} up", name=name)), needs_root=True)
     return Finding(
         hosts=hosts,
         message=f"{name} on {fold(hosts)}, in {network}, is {'switched off' if is_off else 'not running'}: there is no "
         f"direct way to {fold(sorted(peers))} ({', '.join(addresses)}).",
         evidence=folded((host, f"ip route get {way.to}: {answer_of(way)}") for host, way in ways),
         facts={"interface": name, "to": addresses, "failed": [pair for one in group for pair in one.pairs]},
-        fix=up if is_off else pasted(f"Look at its cable and its switch port{other}.", ()),
+        fix=bring_up(view.nccl, hosts, name, other),
     )

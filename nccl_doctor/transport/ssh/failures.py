@@ -160,7 +160,7 @@ def host_key_unknown(
         via=target.via,
         known_hosts_line=line,
     )
-    detail = "has a host key that no known_hosts file holds"
+    detail = "showed a host key that no known_hosts file holds"
     evidence = (f"{key_type} {fingerprint}",) if fingerprint else ()
     return AccessError(access.HostKeyUnknown(detail=detail, evidence=evidence, facts=facts))
 

@@ -87,7 +87,7 @@ def _absent(view: View) -> Findings:
 
 
 class _Short(NamedTuple):
-    """What a node lacks, which several may."""
+    """The lack of a node, which several may share."""
 
     wants: str
     gpus: int

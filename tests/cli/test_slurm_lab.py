@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import sys
 import time
 
 import pytest
@@ -18,7 +17,7 @@ from tests.cli.training import NOTE, SCRIPT
 from tests.lab.faults import fault
 from tests.lab.slurm import Slurm
 from tests.lab.slurm_kills import killed_after
-from tests.lab.warm import interpreter
+from tests.lab.warm import interpreter, tool
 from tests.patience import crowd
 
 pytestmark = pytest.mark.lab
@@ -181,8 +180,8 @@ def test_the_script_that_launch_prints_starts_the_training(slurm: Slurm, job: st
 
 
 def test_inside_a_batch_script_the_job_is_the_default(slurm: Slurm) -> None:
-    tool = shlex.quote(f"{sys.executable.rpartition('/')[0]}/nccl-doctor")
-    script = f"export NCCL_DEBUG=INFOO\n{tool} check --python {interpreter()} -o json > /root/seen.json; {tool} hosts -w 'node2' -o json > /root/chosen.json; touch /root/done"
+    doctor = shlex.quote(tool())
+    script = f"export NCCL_DEBUG=INFOO\n{doctor} check --python {interpreter()} -o json > /root/seen.json; {doctor} hosts -w 'node2' -o json > /root/chosen.json; touch /root/done"
     first = slurm.lab.host("node1")
     number = slurm.submit(script, "-N2", "--ntasks-per-node=2")
     first.wait_until(

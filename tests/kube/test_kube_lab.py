@@ -22,6 +22,7 @@ from tests.kube.cluster import KubeCluster
 from tests.kube.pods import pod
 from tests.lab.cluster import Lab
 from tests.lab.faults.network import map_name, switch_rule
+from tests.lab.warm import interpreter
 
 pytestmark = pytest.mark.lab
 CHECK = ("check", "--python", sys.executable, "--kube")
@@ -51,7 +52,7 @@ def pods(cluster: KubeCluster) -> list[dict[str, Any]]:
 
 def test_a_healthy_job_is_ready(cluster: KubeCluster) -> None:
     pods(cluster).reverse()  # the API lists by name
-    run = cluster.doctor(*CHECK, "job/train")
+    run = cluster.doctor("check", "--python", interpreter(), "--kube", "job/train")
     assert (run.code, run.names) == (0, []), run.report["diagnoses"]
     assert [host["name"] for host in run.report["hosts"]] == ["train-0-x0", "train-1-x1", "train-2-x2"]
     assert run.report["mesh"]["tested"] == 6

@@ -207,7 +207,7 @@ class RdmaDevice(Observed):
 
 
 class PciPaths(Observed):
-    """The paths between GPUs and RDMA devices."""
+    """The paths between GPUs, and to RDMA devices."""
 
     nvswitches: Count = 0  # NVSwitch devices on the PCI bus
     # state of the service that makes NVSwitches usable: systemd's ActiveState ("active", "inactive", "failed", …),
@@ -223,6 +223,7 @@ class PciPaths(Observed):
     iommu: tuple[str, ...] = ()
     # PCI bridges with ACS redirection on, by address; None where only root could read that
     acs: tuple[str, ...] | None = None
+    above: tuple[str, ...] = ()  # the PCI bridges above GPUs, by address
 
 
 class GpuHealth(Observed):

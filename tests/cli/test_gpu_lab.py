@@ -103,3 +103,18 @@ def test_memory_that_the_kernel_cant_pin_is_told_where_rdma_needs_it(make_lab: M
     host.run("mount --bind /root/meminfo /proc/meminfo")
     (found,) = (one for one in check(lab)[1] if one["name"] == "pinned-memory-short")
     assert found["evidence"] == ["/proc/meminfo: CmaFree 940604 kB, CmaTotal 0 kB"]
+
+
+def test_gpus_behind_an_iommu_that_translates_are_told_without_any_rdma(make_lab: MakeLab) -> None:
+    lab = make_lab(1)
+    host = lab.host("node1")
+    give_gpu(host)
+    for address in ("0000:41:00.0", "0000:61:00.0"):
+        for name, text in (("vendor", "0x10de"), ("class", "0x030000"), ("iommu_group/type", "DMA-FQ")):
+            host.write(f"/sys/bus/pci/devices/{address}/{name}", f"{text}\n")
+    ada = "NVIDIA RTX 5880 Ada Generation"
+    rows = [f"{n}, {ada}, GPU-{n}1111111-2222-3333-4444-555555555555, 49140, 1, 570.86.15" for n in (0, 1)]
+    answer(host, "\n".join(rows), 0)
+    (found,) = (one for one in check(lab)[1] if one["name"] == "gpudirect-hindered")
+    assert (found["severity"], found["message"][:34]) == ("warning", f"The 2 {ada[:28]}")
+    assert "gpudirect-hindered" not in [one["name"] for one in check(lab, env={"NCCL_P2P_DISABLE": "1"})[1]]

@@ -191,7 +191,21 @@ def test_switches_modules_and_iommu_are_read_from_sys(tmp_path: Path, monkeypatc
         "dmabuf": None,
         "iommu": ["DMA-FQ"],
         "acs": None,
+        "above": [],
     }
+
+
+def test_the_bridges_above_gpus_are_told_apart_from_others(tmp_path: Path) -> None:
+    root = machine(tmp_path, {"0000:41:00.0": ("0x10de", "0x030000"), "0000:61:00.0": ("0x10de", "0x030000")})
+    for address, bridge in (("0000:41:00.0", "0000:40:01.1"), ("0000:61:00.0", "0000:60:01.1")):
+        link, folder = (
+            tmp_path / "sys/bus/pci/devices" / address,
+            tmp_path / "sys/devices/pci0000:40" / bridge / address,
+        )
+        folder.parent.mkdir(parents=True)
+        link.rename(folder)
+        link.symlink_to(folder)
+    assert hardware.read_pci(time.monotonic() + LONG_S, root)["above"] == ["0000:40:01.1", "0000:60:01.1"]
 
 
 def test_the_fabric_manager_is_asked_for_before_a_bus_that_may_hang(

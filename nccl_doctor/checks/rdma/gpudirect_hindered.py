@@ -1,41 +1,57 @@
-"""GPUs and RDMA devices are there, and something keeps data from going directly between them.
+"""Something keeps data from going directly between GPUs, or between GPUs and RDMA devices.
 
 What it means: every byte takes a detour through the host's memory or the processor's root complex, and bandwidth
-falls to a fraction (180 to 10 GB/s was seen). With ACS on between GPUs, peer-to-peer copies may hang or, in a few
-reports, arrive wrong.
+falls to a fraction (180 to 10 GB/s was seen). Between GPUs that have PCIe alone, NCCL's first all-reduce may hang, with
+the GPUs busy at 100 % and a fraction of their power, or, in a few reports, give wrong sums.
 
-How we know: on a host with GPUs and an RDMA port that is up: whether nvidia_peermem is loaded or the driver's kernel
-modules are the open ones on Linux 5.12 or later (DMA-BUF); whether PCI bridges redirect traffic by Access Control
-Services (`lspci -vvv`, which only root can read); whether the IOMMU translates the GPUs' addresses. On a virtual
-machine ACS and the IOMMU have to be on: there the host's owner arranges for the direct path. What can't be read is
-passed over: the job starts either way, and the all-reduce measures what it costs.
+How we know: on a host with GPUs and an RDMA port that is up, or with several GPUs without NVLink: whether
+nvidia_peermem is loaded or the driver's kernel modules are the open ones on Linux 5.12 or later (DMA-BUF); whether PCI
+bridges redirect traffic by Access Control Services (`lspci -vvv`, which only root can read), between GPUs those above
+them; whether the IOMMU translates the GPUs' addresses (/sys/kernel/iommu_groups). On a virtual machine ACS and the
+IOMMU have to be on: there the host's owner arranges for the direct path. What can't be read is passed over: the job
+starts either way, and the all-reduce measures what it costs. GeForce GPUs mostly have no P2P to be hindered: a note.
 
 Fix: `modprobe nvidia_peermem` (and /etc/modules-load.d), or the driver's open kernel modules; `iommu=pt` on the
-kernel's command line; ACS off in the firmware's settings, or by `setpci` as NCCL's troubleshooting page shows.
+kernel's command line (`amd_iommu=off`, or VT-d off in the firmware, where that is not enough); ACS off in the
+firmware's settings, or by `setpci -s BRIDGE ECAP_ACS+6.w=0000` until the next boot. NCCL_P2P_DISABLE=1
+is the way round between GPUs: their data then goes through shared memory.
+
+References: NCCL's guide, "Troubleshooting", GPU Direct and PCI Access Control Services; NVIDIA/nccl issues 631, 2079.
 """
 
+import re
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
-from nccl_doctor.model.base import known
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.model.register import Unjudged
+from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
+from nccl_doctor.snapshot.system import PciPaths
+from nccl_doctor.text.hostlist import fold, grouped, plural
 from nccl_doctor.text.shell import line
 
 LOAD = line("modprobe nvidia_peermem")
 NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 
 
-@check("NCD402", severity=Severity.WARNING, needs=("rdma", "pci", "gpus"))
+LINKED = re.compile(r"SXM|HBM3\b|NVL\b|G[BH]\d\d\d")
+"""Names of GPUs that have NVLink among themselves, also where no NVSwitch shows."""
+
+
+@check("NCD402", severity=Severity.WARNING, needs=("pci", "gpus"), explains=("allreduce-timeout",))
 def gpudirect_hindered(view: View) -> Findings:
-    """Yields one finding a set of hindrances, folded over hosts."""
+    """Yields one finding a set of hindrances, folded over hosts; else those between GPUs."""
+    for host, facts in view.facts:
+        if known(facts.gpus) and isinstance(facts.rdma, Unknown):
+            yield Unjudged((host.name,), facts.rdma.reason)
     for lines, hosts in view.hosts_by(lambda facts: tuple(_hindrances(facts)) or None).items():
         loads = lines == (NO_WAY,)
         yield Finding(
             hosts=hosts,
             message=f"Data between GPUs and the network takes a detour on {fold(hosts)}.",
             evidence=lines,
+            explains=(),
             fix=pasted(
                 "Load the module (and name it in /etc/modules-load.d):"
                 if loads
@@ -44,17 +60,48 @@ def gpudirect_hindered(view: View) -> Findings:
                 needs_root=True,
             ),
         )
+    hindered = [(found, host.name) for host, facts in view.facts if (found := _between(host, facts)) is not None]
+    for (lines, gpus, note), names in grouped(hindered).items():
+        yield Finding(
+            hosts=tuple(names),
+            message=f"The {gpus} on {fold(names)} don't reach each other directly over PCIe: it is slow, or hangs.",
+            evidence=lines,
+            severity=Severity.INFO if note else None,
+            explains=() if note else None,
+            fix="Put iommu=pt on the kernel's command line, and turn ACS off at the bridges above the GPUs (firmware's "
+            "settings, or setpci as the page shows); or set NCCL_P2P_DISABLE=1, which takes shared memory instead.",
+        )
 
 
 def _hindrances(facts: HostFacts) -> Iterator[str]:
+    """Those between GPUs and RDMA ports that are up."""
     pci = known(facts.pci)
-    up = any(port.state == "ACTIVE" for device in known(facts.rdma) for port in device.ports)
-    if not up or not known(facts.gpus):
+    if not _has_port(facts) or not known(facts.gpus):
         return
     if not pci.peermem and pci.dmabuf is False:
         yield NO_WAY
-    if pci.acs:
-        yield f"ACS redirects traffic at {len(pci.acs)} PCI bridges: {', '.join(pci.acs[:4])}"
+    yield from _detours(pci, pci.acs)
+
+
+def _between(host: Host, facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
+    """Those between GPUs that have PCIe alone, which GPUs, and whether these are GeForce."""
+    pci, gpus = known(facts.pci), visible_gpus(host.node, known(facts.gpus))
+    env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
+    linked = pci.nvswitches or any(LINKED.search(gpu.name) for gpu in gpus)
+    if len(gpus) < 2 or linked or _has_port(facts) or env.get("NCCL_P2P_DISABLE") == "1":
+        return None
+    lines = tuple(_detours(pci, tuple(one for one in pci.acs or () if one in pci.above)))
+    return (lines, f"{len(gpus)} {gpus[0].name}", "GeForce" in gpus[0].name) if lines else None
+
+
+def _detours(pci: PciPaths, acs: tuple[str, ...] | None) -> Iterator[str]:
+    if acs:
+        yield f"ACS redirects traffic at {plural(len(acs), 'PCI bridge')}: {', '.join(acs[:4])}"
     translating = [kind for kind in pci.iommu if kind != "identity"]
     if translating:
         yield f"the IOMMU translates the GPUs' addresses ({', '.join(translating)}); iommu=pt lets them through"
+
+
+def _has_port(facts: HostFacts) -> bool:
+    devices = () if isinstance(facts.rdma, Unknown) else facts.rdma
+    return any(port.state == "ACTIVE" for device in devices for port in device.ports)

@@ -28,6 +28,7 @@ NODES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "
 SERVICE_STATE = ("systemctl", "show", "-p", "LoadState", "-p", "ActiveState", "nvidia-fabricmanager.service")
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
 DMABUF_SINCE = (5, 12)  # the first Linux in which RDMA takes DMA-BUF memory (NVIDIA's GPUDirect RDMA documentation)
+ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 HEADER = re.compile(r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)")
 REDIRECTS = re.compile(r"ACSCtl:.*(?:SrcValid|ReqRedir|CmpltRedir)\+")
 """Bits that send traffic between two devices up to the root complex (PCIe 6.12; NCCL's troubleshooting page)."""
@@ -44,13 +45,15 @@ def _pci_devices(root: str) -> list[tuple[str, str, str]]:
 
 @fact("pci", slow=True)
 def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
-    """snapshot.PciPaths; ``root`` stands before every path. lspci runs only where GPUs and RDMA are both there."""
+    """snapshot.PciPaths; ``root`` stands before every path. lspci runs only where a GPU has peers."""
     devices = f"{root}/sys/bus/pci/devices"
     of_nvidia = [(address, kind) for address, vendor, kind in _pci_devices(root) if vendor == NVIDIA]
     switches = [address for address, kind in of_nvidia if kind == NVSWITCH_CLASS]
     gpus = [address for address, kind in of_nvidia if kind in GPU_CLASSES]
     groups = {read(f"{devices}/{address}/iommu_group/type") for address in gpus}
-    matters = bool(gpus) and bool(entries(f"{root}/sys/class/infiniband"))
+    matters = len(gpus) > 1 or (bool(gpus) and bool(entries(f"{root}/sys/class/infiniband")))
+    ways = (os.path.realpath(f"{devices}/{address}").split("/")[:-1] for address in gpus)
+    above = {name for names in ways for name in names if ADDRESS.fullmatch(name)}
     service = _printed([*SERVICE_STATE], deadline) if switches else None
     # last, for it reads every device: it hangs where one has fallen off the bus
     bridges = _printed(["lspci", "-D", "-vvv"], deadline) if matters else None
@@ -61,6 +64,7 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
         "dmabuf": dmabuf(read(f"{root}/proc/driver/nvidia/version"), os.uname().release),
         "iommu": sorted(group for group in groups if group),
         "acs": None if bridges is None else parse_acs(bridges),
+        "above": sorted(above),
     }
 
 

@@ -94,7 +94,7 @@ PROGRAMS = {
     r"|ifname|fix-port( \d+)?",
     "sysctl": r"-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
     r"|neigh\.default\.gc_thresh\d=\d+|conf\.[\w.@-]+\.rp_filter=2))+",
-    "ip": r"rule add to [0-9a-f.:/]+ lookup main priority 1",
+    "ip": r"rule add to [0-9a-f.:/]+ lookup main priority 1|link set [\w.@-]+ up",
     "mount": r"-o remount,size=\d+g /dev/shm",
     "systemctl": r"enable --now nvidia-fabricmanager",
     "dkms": r"autoinstall",

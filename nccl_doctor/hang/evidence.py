@@ -13,7 +13,7 @@ from nccl_doctor.logs.flight import compare
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras import MalformedAnswerError, RasAnswer
-from nccl_doctor.snapshot.hang import Call, HangHost, HangSnapshot, Ras, Recorded
+from nccl_doctor.snapshot.hang import Call, GpuWork, HangHost, HangSnapshot, Ras, Recorded
 from nccl_doctor.text.bounds import CrowdedError
 
 CHATTER = 1 << 20  # bytes between two looks that NCCL's own services (RAS) may exchange while the job stands still
@@ -31,6 +31,7 @@ class HangEvidence:
     divergence: Divergence | None  # where the recorders part; None where they don't, or there are none
     ras: RasView | None
     serves_ras: bool
+    spinning: dict[str, GpuWork]  # by host one of its GPUs, where some of them spin at every look
     # where there is no rank, the launchers without any; ``rendezvous_fault`` why ranks did not meet
     rendezvous: Rendezvous
     rendezvous_fault: RendezvousFault | None
@@ -70,6 +71,17 @@ class HangEvidence:
         return any(one.stepped and one.waits for one in self.present)
 
 
+def _spinning(host: HangHost) -> GpuWork | None:
+    """The first GPU that spins, where one does at each look and none works."""
+    last = None
+    for look in host.looks:
+        busy = [] if isinstance(look.gpus, Unknown) else [one for one in look.gpus if one.busy > 0]
+        if not busy or not all(one.spins for one in busy):
+            return None
+        last = busy[0]
+    return last
+
+
 def gather_evidence(snapshot: HangSnapshot) -> HangEvidence:
     """Gathers all that a snapshot of a job shows of each rank."""
     ranks = observed_rank.observed_ranks(snapshot)
@@ -83,6 +95,7 @@ def gather_evidence(snapshot: HangSnapshot) -> HangEvidence:
         divergence=divergence(ranks),
         ras=ras_view(snapshot, ranks),
         serves_ras=any(look.serves_ras for host in snapshot.hosts for look in host.looks),
+        spinning={host.name: found for host in snapshot.hosts if (found := _spinning(host)) is not None},
         rendezvous=rendezvous.find_launchers(snapshot),
         rendezvous_fault=rendezvous.find_ranks_fault(snapshot, ranks) if ranks else None,
     )

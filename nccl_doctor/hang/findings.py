@@ -49,12 +49,24 @@ def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     evidence = judged.evidence
     if evidence.stalled or judged.culprits:
         return
+    message = "All ranks have launched the same collectives and wait in the last: its data does not arrive."
+    summary, lines = "Test the paths between the hosts, and look at the GPUs' and network cards' logs.", []
+    if evidence.spinning:
+        message = f"All ranks wait in one collective, and its kernel spins on the GPUs of {fold(evidence.spinning)}."
+        lines = [
+            f"{host}: {one.name}, {one.busy:g} % busy at {one.power_w:g} of {one.limit_w:g} W"
+            for host, one in evidence.spinning.items()
+        ]
+        summary = (
+            "nccl-doctor check names what hinders GPUs on PCIe (IOMMU, ACS) and known faults of this "
+            "NCCL; NCCL_P2P_DISABLE=1 takes another way within a host. The GPUs may stay busy until they are reset."
+        )
     finding = Finding(
         hosts=_hosts_of(evidence.present),
-        message="All ranks have launched the same collectives and wait in the last: its data does not arrive.",
-        evidence=tuple(places(evidence.present)),
-        facts={"by": "RAS"},
-        fix=Fix(summary="Test the paths between the hosts, and look at the GPUs' and network cards' logs."),
+        message=message,
+        evidence=(*lines[:MOST_LINES], *places(evidence.present)),
+        facts={"by": "RAS" if evidence.ras is not None and evidence.ras.even else "GPUs"},
+        fix=Fix(summary=summary),
     )
     yield "link-stalled", finding
 

@@ -139,9 +139,15 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
 
 
 def _even(evidence: HangEvidence) -> Judgement | None:
-    """All have launched the same by NCCL's own count, and its data does not arrive."""
-    even = evidence.ras is not None and evidence.ras.even and not evidence.unseen
-    if even and evidence.waiting and len(evidence.waiting) == len(evidence.present):
+    """All have launched the same by NCCL's count, or GPUs spin for ranks in one place; data does not arrive."""
+    counted = evidence.ras is not None and evidence.ras.even
+    spins = evidence.nccl and evidence.spinning and len({str(one.place) for one in evidence.waiting}) == 1
+    if (
+        (counted or spins)
+        and not evidence.unseen
+        and evidence.waiting
+        and len(evidence.waiting) == len(evidence.present)
+    ):
         return Judgement("transport", (), evidence)
     return None
 

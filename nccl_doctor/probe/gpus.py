@@ -70,6 +70,7 @@ def _mib(text: str, line: str) -> int | None:
 
 SIGNS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
 """A driver is there; without one nvidia-smi need not be started."""
+WORK_FIELDS = ("name", "utilization.gpu", "power.draw", "power.limit")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 
 
@@ -94,6 +95,17 @@ def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
         elif line.strip() and not line.startswith("No "):  # "No running processes found", "No devices were found"
             raise Unavailable(f"nvidia-smi said: {line.strip()[:200]}")
     return found
+
+
+def work(deadline: float) -> list[dict[str, Any]]:
+    """snapshot.GpuWork of each GPU; those that don't tell one of the numbers are left out."""
+    rows = (row.rsplit(",", 3) for row in query("gpu", WORK_FIELDS, deadline).splitlines())
+    fit = (
+        row
+        for row in rows
+        if len(row) == 4 and all(re.fullmatch(r" *[0-9]{1,6}(\.[0-9]{1,3})?", part) for part in row[1:])
+    )
+    return [dict(zip(("name", "busy", "power_w", "limit_w"), [row[0], *map(float, row[1:])])) for row in fit]
 
 
 def utilization(deadline: float) -> dict[str, int | None]:

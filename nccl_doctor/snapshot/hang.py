@@ -17,6 +17,7 @@ from nccl_doctor.model.base import (
     Phased,
     Pid,
     Port,
+    Rate,
     Seconds,
     SocketPort,
     skipped,
@@ -240,6 +241,23 @@ class OomKill(Observed):
     age_s: Seconds
 
 
+SPIN_BUSY, SPIN_POWER = 95, 0.5  # an RTX PRO 6000 that hung in P2P drew 120 of 600 W at 100 %
+
+
+class GpuWork(Observed):
+    """Work of a GPU: percent of the last second in which a kernel ran, and power in watts."""
+
+    name: Short
+    busy: Rate
+    power_w: Rate
+    limit_w: Rate
+
+    @property
+    def spins(self) -> bool:
+        """True where a kernel runs all the time and moves next to nothing."""
+        return self.busy >= SPIN_BUSY and self.power_w < SPIN_POWER * self.limit_w
+
+
 class HostLook(Observed):
     """The ranks of one host at one moment."""
 
@@ -249,6 +267,7 @@ class HostLook(Observed):
     serves_ras: bool  # a rank listens where NCCL's RAS service would
     killed: Fact[tuple[OomKill, ...]]
     xids: Fact[tuple[Xid, ...]]
+    gpus: Fact[Annotated[tuple[GpuWork, ...], Field(max_length=64)]] = ()
 
 
 class RasReport(Observed):

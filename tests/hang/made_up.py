@@ -89,6 +89,7 @@ class Job:
         self.serves_ras = False
         self.launchers: list[dict[str, Any]] = []
         self.killed: list[dict[str, Any]] = []
+        self.gpus: list[dict[str, Any]] = []
         self.looks: list[dict[int, dict[str, Any]]] = [
             {
                 rank: {"pid": self.pid(rank), "state": idle(), "stack": _stack(rank, in_all_reduce()), "flows": []}
@@ -164,6 +165,7 @@ class Job:
                 "serves_ras": self.serves_ras,
                 "killed": self.killed,
                 "xids": [],
+                "gpus": self.gpus,
             }
             for order, look in enumerate(self.looks)
         ]

@@ -275,6 +275,20 @@ def test_fewer_calls_by_the_recorders() -> None:
     assert judged(job) == ("laggard", ["rank-behind"], [3])
 
 
+def test_a_kernel_that_spins_is_named_where_nobody_is_to_blame() -> None:
+    """As local-inference-lab/rtx6kpro issue 15 shows it: 100 %, about 120 W, all ranks in the first all_reduce."""
+    job = Job(hosts=1)
+    job.nccl = "2.30.4"
+    card = {"name": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "busy": 100, "power_w": 120, "limit_w": 600}
+    job.gpus = [card, card]
+    assert judged(job) == ("transport", ["link-stalled"], [])
+    assert said(job) == "All ranks wait in one collective, and its kernel spins on the GPUs of node1."
+    job.gpus = [card, {**card, "power_w": 580}]
+    assert judged(job)[0] == "unknown", "one of them works"
+    job.gpus = []
+    assert judged(job)[0] == "unknown"
+
+
 def test_fewer_calls_by_nccls_own_count() -> None:
     job = Job(hosts=4, nproc=2)
     job.nccl, job.serves_ras = "2.28.9", True

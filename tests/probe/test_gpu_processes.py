@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from nccl_doctor.probe import gpus
 from nccl_doctor.probe.gpus import parse_gpu_processes
 from nccl_doctor.probe.tools import Unavailable
 
@@ -24,3 +25,9 @@ def test_no_processes_are_none(text: str) -> None:
 def test_what_is_no_row_is_said() -> None:
     with pytest.raises(Unavailable, match="Failed to initialize NVML"):
         parse_gpu_processes("Failed to initialize NVML: Driver/library version mismatch\n")
+
+
+def test_work_and_power_are_read_where_a_gpu_tells_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "NVIDIA GB10, 96, 12.34, [N/A]\nNVIDIA L4, PCIe, 100, 31.50, 72.00\nNo devices were found\n"
+    monkeypatch.setattr(gpus, "query", lambda *_: text)
+    assert gpus.work(0.0) == [{"name": "NVIDIA L4, PCIe", "busy": 100.0, "power_w": 31.5, "limit_w": 72.0}]

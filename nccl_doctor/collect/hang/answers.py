@@ -22,6 +22,7 @@ _STATE: TypeAdapter[Fact[hang.RankState | None]] = TypeAdapter(Fact[hang.RankSta
 _STACK: TypeAdapter[Phased[tuple[hang.Thread, ...]]] = TypeAdapter(Phased[tuple[hang.Thread, ...]])
 _FLOWS: TypeAdapter[Fact[dict[str, tuple[hang.Flow, ...]]]] = TypeAdapter(Fact[dict[str, tuple[hang.Flow, ...]]])
 _KILLED: TypeAdapter[Fact[tuple[hang.OomKill, ...]]] = TypeAdapter(Fact[tuple[hang.OomKill, ...]])
+_GPUS: TypeAdapter[Fact[tuple[hang.GpuWork, ...]]] = TypeAdapter(Fact[tuple[hang.GpuWork, ...]])
 _XIDS: TypeAdapter[Fact[tuple[Xid, ...]]] = TypeAdapter(Fact[tuple[Xid, ...]])
 
 
@@ -42,6 +43,7 @@ class LookAnswer(BaseModel):
     flows: Any
     killed: Any
     xids: Any
+    gpus: Any = ()
 
 
 class _Status(BaseModel):
@@ -78,6 +80,7 @@ def host_look(answer: LookAnswer, job: hang.JobRanks, read_dump: ReadDump) -> ha
         serves_ras=answer.serves_ras is True,
         killed=_typed(_KILLED, answer.killed),
         xids=_typed(_XIDS, answer.xids),
+        gpus=_typed(_GPUS, answer.gpus),
     )
 
 

@@ -17,7 +17,7 @@ import zlib
 from functools import partial
 from typing import Any, Callable
 
-from nccl_doctor.probe import children, progress, tools
+from nccl_doctor.probe import children, gpus, progress, tools
 from nccl_doctor.probe.facts import hardware, run
 from nccl_doctor.probe.hang import flows, ranks, recorder
 from nccl_doctor.probe.hang.ranks import find_launchers, loaded_nccl
@@ -76,6 +76,7 @@ class Watch:
                 "flows": lambda: {str(pid): rows for pid, rows in flows.by_rank(list(alive)).items()},
                 "killed": partial(hardware.killed, age_s),
                 "xids": hardware.xids,
+                "gpus": partial(gpus.work, time.monotonic() + min(left_s, ASK_S)),
                 "serves_ras": lambda: any(flows.listens([*alive], port) for _, port in self._ras_places([*alive])),
             },
             left_s,

@@ -10,9 +10,10 @@ import time
 import pytest
 
 from nccl_doctor.model.ports import GRACE_S
-from tests.cli.doctor import Run, files, ours
+from tests.cli.doctor import Run
 from tests.cli.program import assert_one_sentence, run_in
 from tests.cli.slurm_job import NO_SMOKE, check, started
+from tests.cli.smoking import leaves_nothing
 from tests.cli.training import NOTE, SCRIPT
 from tests.lab.faults import fault
 from tests.lab.slurm import Slurm
@@ -24,9 +25,9 @@ pytestmark = pytest.mark.lab
 
 
 def test_a_full_job_is_ready_and_nothing_is_left_of_the_steps(slurm: Slurm, job: str) -> None:
-    before = {host.name: files(host) for host in slurm.lab.hosts}
     python = ("--python", interpreter())
-    run = check(slurm, "--slurm-job", job, *python)
+    with leaves_nothing(slurm.lab):
+        run = check(slurm, "--slurm-job", job, *python)
     assert (run.names, run.code, run.report["complete"]) == ([], 0, True), run.report["diagnoses"]
     assert run.report["smoke"]["ok"]
     assert run.report["smoke"]["world_size"] == 4
@@ -34,10 +35,6 @@ def test_a_full_job_is_ready_and_nothing_is_left_of_the_steps(slurm: Slurm, job:
         run.report["next_step"] == f"Start with:  nccl-doctor launch --slurm-job {job} {' '.join(python)} -- train.py"
     )
     assert slurm.steps(job) == []
-    assert {host.name: ours(host) for host in slurm.lab.hosts} == {host.name: [] for host in slurm.lab.hosts}
-    assert {host.name: files(host) - before[host.name] for host in slurm.lab.hosts} == {
-        h.name: set() for h in slurm.lab.hosts
-    }
 
 
 def test_nodes_are_chosen_within_the_job(slurm: Slurm, job: str) -> None:

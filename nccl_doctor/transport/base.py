@@ -45,25 +45,25 @@ class Allowance:
 
 
 class LineBuffer:
-    """Collects chunks and hands out whole lines, all that wait bounded together. Not thread-safe."""
+    """Collects chunks and hands out whole lines, all that wait bounded (``flooded``) together. Not thread-safe."""
 
     def __init__(self, most: int = MAX_LINE) -> None:
         self._most = most
         self._data = bytearray()
         self._searched = 0  # no newline stands before here: a long line is searched once, not once a chunk
-        self._flooded = False
+        self.flooded = False
 
     def feed(self, chunk: bytes) -> None:
         """Adds what was read; nothing is kept of a host that sends too much."""
-        self._flooded = self._flooded or len(self._data) + len(chunk) > self._most
-        if self._flooded:
+        self.flooded = self.flooded or len(self._data) + len(chunk) > self._most
+        if self.flooded:
             self._data.clear()
         else:
             self._data += chunk
 
     def pop(self) -> bytes | None:
         """The next whole line without its newline; None where there is none yet, FloodError where too much waits."""
-        if self._flooded:
+        if self.flooded:
             raise FloodError(self._most)
         end = self._data.find(b"\n", self._searched)
         if end < 0:

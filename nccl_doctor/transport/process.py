@@ -124,7 +124,7 @@ class ProcessChannel:
         with self._busy:
             with self._writing:
                 self._stdin.close()
-            self._wait(self.grace_s)
+            self._wait(0.0 if self._lines.flooded else self.grace_s)
             self.forced = self._process.poll() is None
             for number in (signal.SIGTERM, signal.SIGKILL):  # for what its leader left behind in the group, too
                 with contextlib.suppress(ProcessLookupError):

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.lab.cluster import Lab, MakeLab
+from tests.lab.cluster import Lab, MakeLab, hosts_python
 from tests.lab.errors import LabError
 from tests.lab.host import controller_path
-from tests.lab.warm import tool
+from tests.lab.warm import plain, tool
 
 pytest_plugins = ("tests.forks",)
 
@@ -23,6 +23,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # What is typed on a lab's controller starts the tool from a fork: its imports take longer than most calls.
 controller_path.insert(0, lambda: Path(tool()).parent)
+# And what a probe is started with: an interpreter's start and its imports are half of what a host does in a check.
+hosts_python.append(plain)
 
 # An example may take as long as the machine does.
 settings.register_profile("suite", deadline=None)

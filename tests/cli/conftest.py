@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.cluster import Lab
+from tests.lab.cluster import Lab, hosts_python
 from tests.lab.slurm import Slurm
 
 
@@ -22,6 +22,14 @@ def bare_python() -> Iterator[str]:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     yield str(folder / "bin" / "python")
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def users_python() -> Iterator[None]:
+    """Hosts files name the plain interpreter: of a fork the programs that run, and what it may do, would differ."""
+    hosts_python.append(lambda: sys.executable)
+    yield
+    hosts_python.pop()
 
 
 @pytest.fixture(scope="module")

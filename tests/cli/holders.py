@@ -12,6 +12,7 @@ from textwrap import dedent
 from types import MappingProxyType
 from typing import Any
 
+from nccl_doctor.model.ports import GRACE_S
 from tests.cli.program import run_in
 from tests.lab.host import LabHost
 from tests.lab.warm import interpreter
@@ -67,14 +68,27 @@ def hold(
     *words: str,
     user: str | None = None,
     env: Mapping[str, str] = MappingProxyType({}),
+    python: str = sys.executable,
 ) -> int:
-    """A Python program that takes the port in its way and stays; its PID once it has done so."""
+    """A Python program that takes the port in its way and stays; its PID (its caller's where a fork runs it) then."""
     ready = f"/tmp/{port}.ready"
     code = f"{HEAD}{dedent(body)}\nopen({ready!r}, 'w').close()\ntime.sleep(86400)\n"
     variables = ["env", *(f"{name}={value}" for name, value in env.items())] if env else []
-    pid = host.background([*variables, sys.executable, "-c", code, str(port), *words], user=user)
+    pid = host.background([*variables, python, "-c", code, str(port), *words], user=user)
     host.wait_until(lambda: host.run(["test", "-e", ready], check=False).returncode == 0, "the holder's start")
     return pid
+
+
+def wait_for_age(host: LabHost, pids: set[int], seconds: float = GRACE_S) -> None:
+    """Waits until these are as old as what is looked at for a leftover."""
+    ages = ["ps", "-o", "etimes=", "-p", ",".join(map(str, pids))]
+    host.wait_until(lambda: min(map(int, host.run(ages).stdout.split())) > seconds, "the grace period's end")
+
+
+def wait_for_rest(host: LabHost, *files: str) -> None:
+    """Waits until these were last written so long ago that nothing that went on then passes for progress."""
+    fresh = ["find", *files, "-newermt", f"{GRACE_S:.0f} seconds ago"]
+    host.wait_until(lambda: not host.run(fresh).stdout, "the grace period's end")
 
 
 def alive(host: LabHost, pids: set[int]) -> set[int]:

@@ -16,6 +16,7 @@ from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults.memory import limited_memory, set_limit
 from tests.lab.faults.ssh import stop_sshd
 from tests.lab.odd.sshd import configure, with_pam
+from tests.lab.warm import plain
 from tests.patience import LONG_S, crowd
 
 pytestmark = pytest.mark.lab
@@ -236,7 +237,7 @@ def test_what_all_hosts_have_alike_is_one_finding_and_the_neighbours_path_is_pri
     found = {one["name"]: one for one in run.report["diagnoses"]}
     assert found["shm-small"]["hosts"] == ["node1", "node2", "node3"]
     assert found["torch-missing"]["hosts"] == ["node2"]
-    assert f'python: {sys.executable}"' in found["torch-missing"]["fix"]["summary"]
+    assert f'python: {plain()}"' in found["torch-missing"]["fix"]["summary"]
     assert run.names.count("shm-small") == 1
 
 
@@ -301,6 +302,7 @@ def test_an_expired_certificate_is_to_be_renewed(make_lab: MakeLab) -> None:
 def test_a_host_with_nearly_no_memory(make_lab: MakeLab) -> None:
     """Plain ssh gets in; the kernel kills Python there, or with a little more, what imports torch."""
     lab = make_lab(2)
+    hosts = lab.hosts_file(python=sys.executable)  # a fork would not be of the group
     with limited_memory(lab, lab.host("node2")) as group:
         for mebibytes, smoke, name, words, fix in (
             (120, ("--smoke-timeout", str(LONG_S)), "allreduce-failed", "killed by SIGKILL", "for want of memory"),
@@ -310,11 +312,11 @@ def test_a_host_with_nearly_no_memory(make_lab: MakeLab) -> None:
         ):
             set_limit(group, mebibytes)
             assert lab.controller.run("ssh -o BatchMode=yes node2 true").returncode == 0
-            run = doctor(lab, "check", *smoke)
+            run = doctor(lab, "check", *smoke, hosts=hosts)
             assert [(one["name"], one["hosts"]) for one in run.report["diagnoses"]] == [(name, ["node2"])]
             assert (words in run.first["message"], fix in run.first["fix"]["summary"]) == (True, True), run.first
         set_limit(group, 4000)
-        run = doctor(lab, "check", "--no-smoke")
+        run = doctor(lab, "check", "--no-smoke", hosts=hosts)
         assert (run.code, run.names) == (0, [])
 
 

@@ -23,10 +23,13 @@ from tests.cli.holders import (
     hold,
     new_port,
     torch_binds,
+    wait_for_age,
+    wait_for_rest,
 )
 from tests.cli.program import run_in, start_in
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.host import LabHost
+from tests.lab.warm import interpreter
 from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
@@ -106,7 +109,8 @@ def test_a_real_store_is_ended_and_torch_gets_the_port(node: LabHost) -> None:
     import torch.distributed as d
     keep = d.TCPStore("127.0.0.1", PORT, is_master=True, wait_for_workers=False)
     """
-    pid = hold(node, body, port)
+    hold(node, body, port, python=interpreter())
+    (pid,) = (pid for pid, line in node.processes() if f" {port}" in line)
     answer = fix_port(node, port, *AT_ONCE)
     assert (answer.code, answer.document["ended"]) == (0, [pid])
     assert torch_binds(node, port)
@@ -133,11 +137,12 @@ def test_orphans_of_a_killed_torchrun_are_one_job(node: LabHost) -> None:
     port = new_port()
     node.write("/root/train.py", RANK)
     words = ["--nproc_per_node", "2", "--master_port", str(new_port()), "/root/train.py", str(port)]
-    agent = node.background([TORCHRUN, *words])
+    node.background([interpreter(), TORCHRUN, *words])
     ready = ["test", "-e", "/tmp/rank0.ready", "-a", "-e", "/tmp/rank1.ready"]
     node.wait_until(lambda: node.run(ready, check=False).returncode == 0, "the ranks' start")
     whole = fix_port(node, port)
     ranks = {pid for pid, line in node.processes() if "/root/train.py" in line and "torchrun" not in line}
+    (agent,) = (pid for pid, line in node.processes() if TORCHRUN in line)
     assert len(ranks) == 2
     assert whole.pids == {agent, *ranks}
     assert [holder["orphan"] for holder in whole.document["holders"]] == [False]
@@ -149,6 +154,7 @@ def test_orphans_of_a_killed_torchrun_are_one_job(node: LabHost) -> None:
     (holder,) = left.document["holders"]
     assert (holder["orphan"], set(holder["tree"]), holder["ppid"]) == (True, ranks, 1)
     answers: list[Answer] = []
+    wait_for_rest(node, "/tmp/rank0.ready", "/tmp/rank1.ready")
 
     def ended() -> bool:  # not before ten seconds after they met: what spoke since is alive
         answers.append(fix_port(node, port, *UNFORCED))
@@ -515,12 +521,15 @@ def test_a_leftover_goes_by_the_command_that_check_prints_and_a_live_one_has_non
     node = lab.host("node2")
     variables = {"LOCAL_RANK": "0", "MASTER_PORT": "29511"}
     words = ["env", *(f"{name}={value}" for name, value in variables.items()), sys.executable, "-c"]
-    busy = node.background([*words, "while True: pass", "--local_rank=0"])
+    # an eighth of a core: what makes progress need not take all
+    works = "import time\nwhile True: sum(range(100000)); time.sleep(0.02)"
+    busy = node.background([*words, works, "--local_rank=0"])
     pid = node.background([sys.executable, "-c", "import time; time.sleep(86400)", "--local_rank=0"])
     look = ("check", "--no-smoke", "--only", "processes")
     found: list[dict[str, Any]] = []
+    wait_for_age(node, {pid})
 
-    def offered() -> bool:  # not before it is as old as the grace period
+    def offered() -> bool:
         found[:] = doctor(lab, *look).report["diagnoses"]
         assert [(one["name"], one["severity"], one["hosts"]) for one in found] == [
             ("stale-process", "warning", ["node2"])

@@ -21,7 +21,7 @@ from tests.lab.cluster import Lab
 from tests.lab.containers import end, feign_gpu, prepare, start
 from tests.patience import crowd
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("users_python")]
 
 HEALTHY = ("--network=host", "--ipc=host")
 ALL = ["node1", "node2", "node3"]

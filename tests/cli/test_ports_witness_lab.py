@@ -10,7 +10,7 @@ import pytest
 from tests.checks.in_the_lab import check, is_healthy, only, paste
 from tests.cli import gloo_job
 from tests.cli.doctor import Run
-from tests.cli.holders import hold
+from tests.cli.holders import hold, wait_for_age, wait_for_rest
 from tests.cli.program import run_in
 from tests.lab.cluster import Lab
 
@@ -92,12 +92,15 @@ def test_ranks_started_over_ssh_live_as_long_as_their_steps_go_on(two: Lab) -> N
             assert moving["command"].endswith("--next --write")
             return "t makes progress" in found["fix"]["summary"]
 
+        wait_for_age(master, {pid for pid, line in master.processes() if "/root/train.py" in line})
         master.wait_until(refused, "the steps to be the reason")
         before = step()
         master.wait_until(lambda: step() > before + 3, "further steps")
         for host in two.hosts:
             host.write("/root/stand", "")
         runs: list[Run] = []
+        for host in two.hosts:
+            wait_for_rest(host, "/root/step")
 
         def told() -> bool:  # each host goes by what its own rank has heard, the one a moment before the other
             runs.append(check(two))

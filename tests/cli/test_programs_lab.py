@@ -20,7 +20,7 @@ from tests.lab.containers import end, prepare, start
 from tests.lab.host import LabHost
 from tests.lab.requirements import find_tool
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("users_python")]
 
 TRACE = "/run/trace"
 LOGIN = {

@@ -21,6 +21,8 @@ import typer.main
 
 import nccl_doctor
 from nccl_doctor.cli import main
+from nccl_doctor.collect.connect.start import bundle
+from nccl_doctor.inventory.load import load
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.logs.reader import all_wordings
 from nccl_doctor.report.html import document
@@ -51,6 +53,8 @@ def prepare() -> None:
     for line, _ in PLANTED.values():
         without_secrets(line)
     judge(patched({}), "check")
+    bundle()
+    load(None, where="node1", exclude=None, environ={})
 
 
 def serve(calls: socket.socket) -> None:

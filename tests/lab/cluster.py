@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, final
@@ -22,6 +23,9 @@ from tests.patience import LONG_S
 
 _PROJECT = Path(__file__).resolve().parents[2]
 _STOP_S = 20.0
+
+hosts_python: list[Callable[[], str]] = [lambda: sys.executable]
+"""The interpreter that a hosts file names where nothing else is asked for."""
 
 
 @final
@@ -144,10 +148,10 @@ class Lab:
 
         Args:
             by_address: list addresses instead of names.
-            extra: further keys, or others for `python` (this interpreter) and `hosts`; None leaves a key out.
+            extra: further keys, or others for `python` (see :data:`hosts_python`) and `hosts`; None leaves a key out.
         """
         names = [host.address if by_address else host.name for host in self.hosts]
-        content: dict[str, object] = {"python": sys.executable, **extra}
+        content: dict[str, object] = {"python": hosts_python[-1](), **extra}
         content.setdefault("hosts", names)
         text = io.StringIO()
         yaml = YAML()

@@ -17,7 +17,7 @@ from tests.lab.errors import CommandFailed, LabError
 from tests.lab.host import LabHost
 from tests.lab.looking import dial, ssh
 from tests.lab.state import STATE
-from tests.lab.warm import tool
+from tests.lab.warm import plain, tool
 from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
@@ -191,7 +191,7 @@ def test_controller_has_the_tool(lab: Lab) -> None:
 
 
 def test_hosts_file_is_ready(lab: Lab) -> None:
-    assert lab.hosts_file() == f"python: {sys.executable}\nhosts:\n- node1\n- node2\n- node3\n"
+    assert lab.hosts_file() == f"python: {plain()}\nhosts:\n- node1\n- node2\n- node3\n"
     text = lab.hosts_file(by_address=True, python=None, master_port=29501)
     assert text == "master_port: 29501\nhosts:\n- 10.77.0.1\n- 10.77.0.2\n- 10.77.0.3\n"
 

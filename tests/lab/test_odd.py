@@ -67,7 +67,9 @@ def test_lists(lab: Lab) -> None:
 @pytest.mark.parametrize("read", ["nccl-doctor check - <{file}", "bash -c 'nccl-doctor check <(cat {file})'"])
 def test_the_line_to_start_with_starts_what_a_pipe_said(lab: Lab, read: str) -> None:
     """Once the pipe is gone, hosts, port, interpreter and the ranks that were counted are still known."""
-    lab.controller.write("/root/piped.yaml", lab.hosts_file(master_port=29777, env={"NCCL_DEBUG": "WARN"}))
+    lab.controller.write(
+        "/root/piped.yaml", lab.hosts_file(master_port=29777, env={"NCCL_DEBUG": "WARN"}, python=sys.executable)
+    )
     checked = lab.controller.run(read.replace("check", "check --no-smoke", 1).format(file="piped.yaml"))
     (line,) = [one.partition(":")[2] for one in checked.stdout.splitlines() if one.startswith("Start with:")]
     started = lab.controller.run(line).stdout

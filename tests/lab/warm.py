@@ -59,6 +59,12 @@ def interpreter() -> str:
 
 
 @cache
+def plain() -> str:
+    """Path of an interpreter without torch, which it finds as others do; it lasts as long as this process."""
+    return str(_serve("python3", "plain", sys.executable))
+
+
+@cache
 def tool() -> str:
     """Path of an nccl-doctor, in a folder of its own; it lasts as long as this process."""
     return str(_serve("nccl-doctor", "tool", str(DOCTOR)))

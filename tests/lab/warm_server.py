@@ -1,4 +1,4 @@
-"""The processes behind tests/lab/warm.py: one has imported torch, one nccl-doctor, and they fork for each program.
+"""The processes behind tests/lab/warm.py: they have imported torch, the probe's modules or nccl-doctor, and fork.
 
 A fork becomes the interpreter that was asked for: its command line and variables are what /proc shows, its modules those
 that a fresh one has, and torch; or the tool. What the former starts of the same interpreter through `subprocess` is
@@ -39,6 +39,8 @@ WHAT, PATH = sys.argv[1:3]
 if WHAT == "torch":
     import torch._inductor  # most of torch, which an optimizer's first step and a flight recorder's first dump import
     import torch.distributed.run  # what this process is for
+elif WHAT == "plain":
+    import nccl_doctor.probe.main  # for what it imports of the standard library: the probe itself comes with a call
 else:
     from tests.cli.warm import prepare
 
@@ -50,7 +52,8 @@ _libc.sbrk.restype = ctypes.c_ulong
 _fork_exec: Callable[..., int] = getattr(subprocess, "_fork_exec")  # noqa: B009 - not in its stubs
 _kept: list[mmap.mmap] = []
 
-_modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] not in ("tests", "__main__")}
+NOT_KEPT = ("tests", "__main__", *(["nccl_doctor"] if WHAT == "plain" else []))
+_modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] not in NOT_KEPT}
 _finders, _hooks = [*sys.meta_path], [*sys.path_hooks]
 _places = [place for place in sys.path if place not in (str(Path.cwd()), str(Path(PATH).parent))]
 
@@ -173,7 +176,9 @@ def become(words: list[str], environment: dict[str, str]) -> NoReturn:
             isolated = True
         elif word == "-u":
             unbuffered = True
-        elif word in ("-B", "-E", "-S", "-s"):
+        elif word == "-S":
+            sys.path[:] = [place for place in sys.path if not place.endswith("site-packages")]
+        elif word in ("-B", "-E", "-s"):
             continue
         elif word in ("-c", "-m"):
             rest = [word, *options]
@@ -308,8 +313,9 @@ def _prepare(wish: tuple[Any, ...]) -> None:
 
 
 if __name__ == "__main__":
-    if WHAT == "torch":
+    if WHAT != "tool":
         setattr(subprocess, "_fork_exec", fork_or_exec)  # noqa: B010 - not in its stubs
         setattr(_posixsubprocess, "fork_exec", fork_or_exec)  # noqa: B010 - multiprocessing's
+    if WHAT == "torch":
         assert torch.distributed.is_gloo_available()
     serve(socket.socket(fileno=0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.session import SshSession
 from nccl_doctor.transport.ssh.settings import split_jump
+from tests.lab.warm import plain
 from tests.patience import LONG_S, crowd
 from tests.transport.conftest import Make, failure, run
 from tests.transport.servers import LOOPBACK, Controller, Sshd, free_port, misbehaving, public, sshd
@@ -238,7 +238,7 @@ def test_max_startups_on_the_jump_host_and_behind_it(transport: Transport, route
         route.controller.know(jump.known(), server.known())
         Route(jump, server, route.controller).configure()
         reach = Reach(transport, LONG_S, time.monotonic() + 2 * LONG_S, lambda _: None)
-        hosts = [Node(name=f"inner{n}", address=f"inner{n}", node_rank=n, python=sys.executable) for n in range(40)]
+        hosts = [Node(name=f"inner{n}", address=f"inner{n}", node_rank=n, python=plain()) for n in range(24)]
         load = reach.all(hosts)
         for session in reach.opened.values():
             session.close()

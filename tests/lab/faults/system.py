@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tests.lab.cluster import Lab
+from tests.lab.cluster import Lab, hosts_python
 from tests.lab.faults.catalogue import register
 from tests.lab.faults.ssh import start_sshd, stop_sshd
 from tests.lab.host import LabHost
@@ -14,7 +14,8 @@ _NOISE = "echo 'Welcome! Today is patch day {\"ok\": true}'\necho 'bash: module:
 
 def _replace_python(host: LabHost, script: str | None) -> None:
     """Put a script in the place of every interpreter on the host, or nothing."""
-    directories = {"/usr/bin", "/usr/local/bin", str(Path(sys.executable).parent)}
+    named = {str(Path(path).parent) for path in (sys.executable, hosts_python[-1]())}
+    directories = {"/usr/bin", "/usr/local/bin", *named}
     for directory in sorted(directories):
         if any(directory == shared or directory.startswith(shared + "/") for shared in shared_directories()):
             host.run(["mount", "-t", "tmpfs", "none", directory])  # it is read-only, so cover it

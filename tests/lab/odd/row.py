@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -68,7 +69,7 @@ def judge(lab: Lab, rows: Sequence[Row], *options: str) -> list[str]:
         list(pool.map(lambda name: odd[name].make(lab, lab.host(name)), odd))
     wrong = plain_ssh(lab, odd)
     entries = [{"name": host.name, **deepcopy(odd[host.name].entry if host.name in odd else {})} for host in lab.hosts]
-    text = lab.hosts_file(hosts=entries)
+    text = lab.hosts_file(hosts=entries, python=sys.executable)  # a fork would not have the machine's odd ways
     run = doctor(lab, "check", "--no-smoke", *options, hosts=text)
     assert run.code != 2, run.stderr
     for name, row in odd.items():

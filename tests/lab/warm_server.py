@@ -40,7 +40,7 @@ if WHAT == "torch":
     import torch._inductor  # most of torch, which an optimizer's first step and a flight recorder's first dump import
     import torch.distributed.run  # what this process is for
 elif WHAT == "plain":
-    import nccl_doctor.probe.main  # for what it imports of the standard library: the probe itself comes with a call
+    importlib.import_module("nccl_doctor.probe.main")  # for what it imports: the probe itself comes with each call
 else:
     from tests.cli.warm import prepare
 

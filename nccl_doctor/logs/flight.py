@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -249,16 +249,20 @@ def compare(dumps: Iterable[Dump]) -> Disagreement | None:
             key = record.group, rank
             last[key] = max(last.get(key, record), record, key=lambda one: one.seq)
             oldest[key] = min(oldest.get(key, record.seq), record.seq)
+    late: Disagreement | None = None
+    lingering: set[int] = set()
     for group, seq in sorted(places, key=lambda place: place[1]):
         did = places[group, seq]
         there = members[group] & set(by_rank)
         behind = {
             rank: last.get((group, rank)) for rank in sorted(there - set(did)) if oldest.get((group, rank), seq) <= seq
         }
-        open_ = any(not record.ended for record in did.values())
-        found = Disagreement(group, seq, did, behind)
-        if open_:
-            return replace(found, absent=tuple(sorted(members[group] - set(by_rank))))
-        if len(did) > 1 and found.minority:
+        open_ = {rank for rank, record in did.items() if not record.ended}
+        found = Disagreement(group, seq, did, behind, tuple(sorted(members[group] - set(by_rank))) if open_ else ())
+        if late is not None and (not behind or members[group] & lingering):
+            continue
+        if open_ and open_ < set(did) and not (behind or found.absent or found.minority):
+            late, lingering = found, open_  # all came and some have left: the others may be about to
+        elif open_ or (len(did) > 1 and found.minority):
             return found
-    return None
+    return late

@@ -126,6 +126,22 @@ def test_a_dump_that_is_missing() -> None:
     )
 
 
+def test_a_rank_that_is_about_to_leave_where_others_have_been_hides_no_group_of_others() -> None:
+    """gloo tells that a call has ended a moment after it has: rank 0's second, which rank 2 has left, is no cause."""
+    own: Any = {"process_group": ["1", "undefined"]}
+    dumps = [
+        dump(gloo(1), gloo(2, retired=False)),
+        dump(gloo(1), gloo(2), gloo(1, **own), gloo(2, retired=False, **own)),
+        dump(gloo(1), gloo(2), gloo(1, **own)),
+    ]
+    found = flight.compare(filter(None, (flight.read(f"trace_rank_{n}", pickle.dumps(d)) for n, d in enumerate(dumps))))
+    assert found
+    assert (found.group, found.seq, [*found.behind]) == ("1", 2, [2])
+    alone = flight.compare(filter(None, (flight.read(f"trace_rank_{n}", pickle.dumps(dumps[n])) for n in (0, 2))))
+    assert alone
+    assert (alone.group, alone.seq, sorted(alone.did)) == ("0", 2, [0, 2])
+
+
 def test_another_type() -> None:
     left, right = (pickle.dumps(dump(gloo(1, retired=False, input_dtypes=[kind]))) for kind in ("Float", "Double"))
     assert names(left, right) == ["collective-mismatch"]

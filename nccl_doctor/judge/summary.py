@@ -185,8 +185,9 @@ def rows(
     texts = _Texts(snapshot, hosts)
     by_code = grouped((diagnosis.code, diagnosis) for diagnosis in diagnoses)
     consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
+    by_row = grouped((row_of(entry(check.name)), check) for check in checks)
     for row in ROWS:
-        of_it = [check for check in checks if row_of(entry(check.name)) == row]
+        of_it = by_row.get(row, ())
         mine = [check for check in of_it if check.reason != NOT_SELECTED]
         if not mine:
             continue

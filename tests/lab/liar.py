@@ -48,6 +48,7 @@ from nccl_doctor.transport.slurm.steps import SlurmTransport
 from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.choice import ChoosingTransport
 from tests.hang.made_up import Job
+from tests.lab import warm
 from tests.lab.cluster import Lab
 from tests.lab.lying_probe import PIECES, too_much
 from tests.lab.warm import DOCTOR
@@ -94,12 +95,17 @@ class Lie:
     @property
     def script(self) -> str:
         """What stands in the place of the liar's interpreter."""
-        return interpreter(self.seed)
+        return interpreter(self.seed, python=self.python)
+
+    @property
+    def python(self) -> str:
+        """The interpreter of the honest hosts, and below the liar's: where ranks import torch, a fork that has."""
+        return warm.interpreter() if self.seed[0] == "s" else sys.executable
 
 
-def interpreter(seed: str, made_up: str | Path = "-") -> str:
+def interpreter(seed: str, made_up: str | Path = "-", python: str = sys.executable) -> str:
     """A program in the place of a host's interpreter."""
-    return f'#!/bin/sh\nexec {sys.executable} {LYING_PROBE} {seed} {made_up} {sys.executable} "$@"\n'
+    return f'#!/bin/sh\nexec {sys.executable} {LYING_PROBE} {seed} {made_up} {python} "$@"\n'
 
 
 def lie(number: int, start: int) -> Lie:
@@ -126,7 +132,7 @@ def _check(one: Lie, folder: Path) -> list[str]:
     engine = "local" if one.about == "smoke" or draw.random() < 0.4 else draw.choice([*ENGINES])
     transport, options = ENGINES[engine]
     program = _program(folder / f"liar-{one.seed}", one.script)
-    nodes = [_node(name, program if name == one.liar else sys.executable, engine == "local", options) for name in NAMES]
+    nodes = [_node(name, program if name == one.liar else one.python, engine == "local", options) for name in NAMES]
     with _engine_programs(folder):
         return _judged(one, nodes, transport, smoke=one.about == "smoke")
 
@@ -281,11 +287,11 @@ def through_cli(one: Lie, lab: Lab) -> list[str]:
         lies, plays = host.name == one.liar, one.about == "hang"
         if lies or plays:
             host.write(file, json.dumps(made_up))
-            host.write(program, interpreter(one.seed if lies else "H", file if plays else "-"))
+            host.write(program, interpreter(one.seed if lies else "H", file if plays else "-", one.python))
             host.run(["chmod", "755", program])
             hosts.append({"name": host.name, "python": program})
         else:
-            hosts.append(host.name)
+            hosts.append({"name": host.name, "python": one.python})
     lab.controller.write("/root/hosts.yaml", lab.hosts_file(hosts=hosts, nproc_per_node=1))
     command = {"smoke": draw.choice(("check", "smoke")), "hang": "hang"}.get(
         one.about, draw.choice(("check", "check", "ifname"))

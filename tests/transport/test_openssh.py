@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nccl_doctor.snapshot.access import UnreachableFacts
 from nccl_doctor.transport.ssh import SshOptions
+from nccl_doctor.transport.ssh.config import Answers, ConfigError, Values, ask
 from nccl_doctor.transport.ssh.failures import Target
 from nccl_doctor.transport.ssh.openssh import Attempt, classify
 from nccl_doctor.transport.ssh.settings import resolve
@@ -85,3 +88,41 @@ def test_behind_a_jump_host_that_let_us_in_it_is_the_host(
     found = classify(Attempt(host, log, hops, 2.0, late=late), Target("j", "j", 22, "root", hop=True)).failure
     assert isinstance(found.facts, UnreachableFacts)
     assert (found.facts.jump_host, found.facts.reason) == (hop, reason)
+
+
+NAMES = ("n1", "n2", "N3", "10.0.0.4", "n5.example")
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "questions"),
+    [
+        ("User bob\nHost *\n  Port 2200\n", "", 2),  # of the capital letter's name by itself
+        ("# Host n2\nMatch all\nUser=bob\nInclude {}/more*\n", "SendEnv LANG\n", 2),
+        ("Include {}/more*\n", "Host n2 n5*\n  Port 1\n", 5),
+        ("Include {}/more*\n", "Match host n2\n  User eve\n", 5),
+        ("HostName %h.example\n", "", 5),
+        ("Host *\n  ProxyJump n2\n", "", 5),
+        ("Host *,!n2\n  Port 1\n", "", 5),
+        ("UserKnownHostsFile ~/%n\n", "", 5),
+    ],
+)
+def test_a_configuration_that_tells_no_host_from_another_is_asked_about_once(
+    text: str, more: str, questions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, count = tmp_path / "config", itertools.count()
+    config.write_text(text.format(tmp_path))
+    (tmp_path / "more.conf").write_text(more)
+
+    def answer(name: str, ask: Callable[[], Values]) -> Values | str:
+        try:
+            return ask()
+        except ConfigError as error:  # a jump host through itself
+            return str(error).replace(name, "")
+
+    arguments, deadline = ["-F", str(config), "-l", "ann"], time.monotonic() + LONG_S
+    wanted = [answer(name, lambda name=name: ask(arguments, name, deadline)) for name in NAMES]  # type: ignore[misc]
+    monkeypatch.setattr("nccl_doctor.transport.ssh.config.ask", lambda *words: next(count) < 9 and ask(*words))
+    answers = Answers(config)
+    found = [answer(name, lambda name=name: answers.of(arguments[2:], name, deadline)) for name in NAMES]  # type: ignore[misc]
+    assert found == wanted
+    assert next(count) == questions

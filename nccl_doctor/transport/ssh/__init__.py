@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -43,8 +44,13 @@ class SshEngine(Engine):
             from nccl_doctor.transport.process import LocalTransport
 
             return LocalTransport()
-        from nccl_doctor.transport.ssh.choice import ChoosingTransport
-
+        # paramiko's reader of configurations, which is not needed here, wants it: 40 ms to import
+        hidden = sys.modules.setdefault("invoke", None) is None  # type: ignore[arg-type]  # the import system's "no"
+        try:
+            from nccl_doctor.transport.ssh.choice import ChoosingTransport
+        finally:
+            if hidden:
+                del sys.modules["invoke"]
         return ChoosingTransport(kind, ssh_config)
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:

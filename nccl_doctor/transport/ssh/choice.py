@@ -15,7 +15,7 @@ from nccl_doctor.snapshot.access import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport.base import AccessError, Channel
 from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.ssh import SshOptions, failures, known_hosts
-from nccl_doctor.transport.ssh.config import BeyondError
+from nccl_doctor.transport.ssh.config import Answers, BeyondError
 from nccl_doctor.transport.ssh.identities import Agents
 from nccl_doctor.transport.ssh.openssh import OpensshTransport
 from nccl_doctor.transport.ssh.settings import HostSettings, resolve, split_jump, unread_configuration
@@ -32,6 +32,7 @@ class ChoosingTransport:
     def __init__(self, kind: Kind, ssh_config: Path | None = None) -> None:
         self._kind, self._config = kind, ssh_config
         self._settings: dict[tuple[str, SshOptions], HostSettings] = {}
+        self._answers = Answers(ssh_config)
         self._local, self._openssh = LocalTransport(), OpensshTransport(ssh_config)
         self._either = kind == "auto" and shutil.which("ssh") is not None
         self._agents = Agents()
@@ -102,7 +103,7 @@ class ChoosingTransport:
     def _resolve(self, name: str, options: SshOptions, deadline: float) -> HostSettings:
         key = (name, options)
         if key not in self._settings:
-            self._settings[key] = resolve(name, options, deadline, self._config)
+            self._settings[key] = resolve(name, options, deadline, self._config, self._answers)
         return self._settings[key]
 
     def _resolve_jump(self, jumps: str, deadline: float) -> HostSettings:

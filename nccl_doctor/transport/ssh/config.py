@@ -7,13 +7,16 @@ is not the one compiled into this machine's ssh.
 
 from __future__ import annotations
 
+import glob
 import os
 import pwd
 import re
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 from nccl_doctor.text.hostlist import grouped
@@ -44,6 +47,11 @@ WITHOUT_BEARING = frozenset(
 )
 """Canonical names are resolved in the answer; certificates and hardware keys go through ssh; GSSAPI is tried after."""
 _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
+
+
+TELL_APART = ("host", "match", "include", "canonical", "proxy")
+"""How the keywords begin that may mean another thing for each host."""
+MOST_INCLUDED = 4  # Files that include one another
 
 
 class ConfigError(Exception):
@@ -84,6 +92,57 @@ def ask(arguments: list[str], name: str, deadline: float) -> Values:
         raise ConfigError(done.stderr.decode(errors="replace").strip().splitlines())
     lines = (line.partition(" ") for line in done.stdout.decode(errors="replace").splitlines())
     return grouped((key.lower(), value) for key, _, value in lines)
+
+
+class Answers:
+    """``ssh -G``'s answers, of 5 ms each: a single one where no file tells one host from another."""
+
+    def __init__(self, config: Path | None) -> None:
+        self._config = config
+        self._shared: dict[tuple[str, ...], Values] = {}
+        self._asking = threading.Lock()
+
+    def of(self, arguments: list[str], name: str, deadline: float) -> Values:
+        """As :func:`ask`; TimeoutError also where another one's question took all the time."""
+        words = [*(["-F", str(self._config)] if self._config else []), *arguments]
+        if "-o" in arguments or not self._alike:
+            return ask(words, name, deadline)
+        with self._asking:  # each question ends at its own deadline
+            if (answer := self._shared.get(tuple(words))) is None:
+                answer = ask(words, name, deadline)
+                if answer.get("hostname") == [name]:
+                    self._shared[tuple(words)] = answer
+                return answer
+        return {**answer, "host": [name], "hostname": [name]} if name == name.lower() else ask(words, name, deadline)
+
+    @cached_property
+    def _alike(self) -> bool:
+        own = _names_no_host(self._config or expand("~/.ssh/config"), expand("~/.ssh"))
+        return own and (self._config is not None or _names_no_host(SYSTEM_CONFIG, SYSTEM_CONFIG.parent))
+
+
+def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
+    """True where a file says the same of every host; False too where that is hard to tell."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    for line in lines:
+        keyword, _, value = re.sub(r"[\s=]+", " ", line.strip(), count=1).partition(" ")
+        key = keyword.lower()
+        if key == "include" and depth < MOST_INCLUDED and not re.search(r"[\"'$%]", value):
+            patterns = (str(folder / expand(word)) for word in value.split())
+            found = (Path(one) for pattern in patterns for one in glob.glob(pattern))  # noqa: PTH207 - may be absolute
+            same = all(_names_no_host(one, folder, depth + 1) for one in found)
+        elif key.startswith(TELL_APART):
+            same = (key, value) in (("host", "*"), ("match", "all"))
+        else:
+            same = key.startswith("#") or not re.search(r"%|\$\{", value)
+        if not same:
+            return False
+    return True
 
 
 @thread_safe_cache

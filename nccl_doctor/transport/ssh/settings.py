@@ -140,7 +140,13 @@ _ALGORITHMS = {
 }
 
 
-def resolve(name: str, options: SshOptions, deadline: float, config: Path | None = None) -> HostSettings:
+def resolve(
+    name: str,
+    options: SshOptions,
+    deadline: float,
+    config: Path | None = None,
+    answers: ssh_config.Answers | None = None,
+) -> HostSettings:
     """The settings for ``name``; what ``options`` say wins. AccessError: the name is none, or ssh takes it for none.
 
     ``ssh -G`` is asked wherever OpenSSH's client and any configuration are there. Without the client no configuration
@@ -151,7 +157,7 @@ def resolve(name: str, options: SshOptions, deadline: float, config: Path | None
     try:
         if shutil.which("ssh") is None or not (options.options or ssh_config.exists(config)):
             return _read(name, options, {}, {})
-        values = ssh_config.ask([*(["-F", str(config)] if config else []), *arguments(options)], name, deadline)
+        values = (answers or ssh_config.Answers(config)).of(arguments(options), name, deadline)
         return _read(name, options, values, ssh_config.compiled_in())
     except ssh_config.NoAccountError:
         raise ControllerError(

@@ -33,6 +33,7 @@ class Root:
             told = re.search(r"^CapEff:\s*(\w+)", tools.read("/proc/self/status") or "", re.MULTILINE)
             if told and not int(told[1], 16) >> CAP_NET_ADMIN & 1:
                 raise Unavailable("root of this container has no CAP_NET_ADMIN")
+            self._wraps = False
             return
         if not sudo:
             raise Unavailable("only root may read the rules")
@@ -177,7 +178,9 @@ def _iptables(root: Root, hidden: bool) -> list[dict[str, Any]]:
     """Every table that exists."""
     saves: list[dict[str, Any]] = []
     for family, tables in LEGACY_TABLES.items():
-        kept = os.path.exists(tables) and root.output("cat", tables).strip()
+        kept = tools.read(tables)
+        if kept is None and os.path.exists(tables):
+            kept = root.output("cat", tables).strip()
         for backend in (*(["legacy"] if kept else []), *(["nft"] if hidden else [])):
             program = _program(root, family, backend)
             if program is None and backend == "legacy":

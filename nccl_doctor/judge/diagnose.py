@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any
 
 from nccl_doctor.checks.allreduce.culprits import causes_from_output
-from nccl_doctor.checks.processes.pinned_memory_short import of_output
 from nccl_doctor.checks.view import PHASES, Derived, FailedDials, UnnamedDials, View
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.judge import summary
@@ -105,11 +104,8 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
     if not failed or not isinstance(smoke, Smoke):
         return judged
     by_name = {j.check.name: replace(j) for j in judged}
-    causes = causes_from_output(smoke)
-    if any(name == "memlock-low" for name, _ in causes) and by_name["memlock-low"].outcome is Outcome.PASS:
-        low = ("memlock-low", "pinned-memory-short")
-        causes = tuple((low[1], of_output(found)) if name == low[0] else (name, found) for name, found in causes)
-    for name, finding in causes:
+    passed = {name for name, j in by_name.items() if j.outcome is Outcome.PASS}
+    for name, finding in causes_from_output(smoke, passed):
         check, live = entry(name), by_name.get(name)
         settled = check.category in SETTLED and check.function is not None
         if live is not None and (live.findings or (settled and run_check(check, derived).outcome is Outcome.PASS)):

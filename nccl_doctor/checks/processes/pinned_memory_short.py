@@ -53,10 +53,10 @@ def _unpinnable(facts: HostFacts) -> tuple[int, int, bool] | None:
     return (*cma, shared) if up and cma is not None and cma[1] > cma[0] else None
 
 
-def of_output(found: Finding) -> Finding:
-    """A memlock-low of the all-reduce's output, on hosts whose limit is no fault."""
+def instead(found: Finding) -> tuple[str, Finding]:
+    """The name and finding in place of a memlock-low of the all-reduce's output, where no limit is low."""
     words = f"The kernel can't pin memory for RDMA on {fold(found.hosts)}, though the limit allows it."
-    return found.model_copy(update={"message": words, "fix": REMEDY})
+    return "pinned-memory-short", found.model_copy(update={"message": words, "fix": REMEDY})
 
 
 UNLIMITED = r"(?:max locked memory|ulimit -l\b|RLIMIT_MEMLOCK|memlock).{0,30}\bunlimited\b|^CmaFree: +[1-9]\d* kB"

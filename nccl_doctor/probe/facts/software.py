@@ -30,6 +30,8 @@ from nccl_doctor.probe.tools import Unavailable, fact, output, read
 MARGIN_S = 1.0  # what whoever decides may take beyond the deadline
 CHILD_MARK = b"nccl-doctor-torch "
 SCRIPT = f"""import os, sys
+if os.environ.get("PYTHONPATH"):
+    import json, random, socket, typing
 m = sys.modules.get("torch")
 finders = [getattr(finder, "find_spec", lambda *_: None) for finder in sys.meta_path]
 s = m.__spec__ if m else next(filter(None, (find("torch", None) for find in finders)), None)
@@ -38,7 +40,7 @@ told = "\\0".join(told).encode("utf-8", "surrogateescape").hex()
 os.write(1, b"\\n" + {CHILD_MARK!r} + told.encode() + b"\\n")
 exec(sys.stdin.buffer.readline())
 """
-"""As importlib.util.find_spec, which takes 8 ms to import."""
+"""As importlib.util.find_spec, which takes 8 ms to import. What PYTHONPATH shadows would end torch, too."""
 
 
 class Interpreter:

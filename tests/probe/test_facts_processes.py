@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from nccl_doctor.collect.connect.start import command
 from nccl_doctor.probe import progress
 from nccl_doctor.probe.facts import processes
 from nccl_doctor.probe.procs import Table
@@ -33,8 +34,9 @@ def test_jobs_that_run_an_orphan_and_what_another_probe_started(monkeypatch: pyt
         rank(50, 1, 0, MASTER_PORT="29511"),
         Fake(60, 50, "nvidia-smi", {**RUN, "LOCAL_RANK": "0"}),
         rank(70, 1, 0, MASTER_PORT="29512"),
-        Fake(80, 1, "python -I -u -c exec(compile(sys.stdin,'<nccl-doctor>','exec'))"),
+        Fake(80, 1, command("/opt/" + 500 * "x", "0123456789abcdef0123456789abcdef", 8).partition("exec ")[2]),
         rank(81, 80, 0, MASTER_PORT="29513"),
+        Fake(82, 80, "", state="Z", executable="python"),
     )
     assert (running.pid, running.pids, running.ranks, running.launcher) == (20, (20, 30, 31), 2, "torchrun")
     assert not running.left_behind

@@ -151,17 +151,18 @@ def _detail(start: Start) -> str:
 
 
 LOADER = (
-    "from _frozen_importlib_external import PathFinder as f;f.find_spec('signal')or __import__('site').main();"
+    "n='<nccl-doctor>';from _frozen_importlib_external import PathFinder as f;"
+    "f.find_spec('signal')or __import__('site').main();"
     "import os,signal,sys,zlib;signal.signal(14,lambda *_:sys.exit('{silent}'));signal.alarm({silence});"
     "print('{mark}'[::-1]+'{{}}',flush=True);b=bytearray();e='{damaged}';"
     "[b.extend(os.read(0,{size}-len(b))or sys.exit(e))or signal.alarm({silence})"
     "for _ in iter(lambda:len(b)<{size},False)];zlib.crc32(b)=={crc} or sys.exit(e);"
-    "d=zlib.decompressobj();exec(compile(d.decompress(b),'<nccl-doctor>','exec'))"
+    "d=zlib.decompressobj();exec(compile(d.decompress(b),n,'exec'))"
 )
 """Says that it is ready, by the nonce and an empty object, and reads the probe only then: a login that runs something
 else would take it for commands. The nonce stands backwards, so that an echo of the command line is no such word. Its
-length and digest go ahead: channels are known that lost bytes (kubernetes#112834). A virtualenv of before 2020 finds
-the standard library by its site alone."""
+length and digest go ahead: channels are known that lost bytes (kubernetes#112834). By the name
+in front other probes know it. A virtualenv of before 2020 finds the standard library by its site alone."""
 
 
 NEVER_IMPORTED = {"nccl_doctor.probe.bootstrap", "nccl_doctor.probe.smoke.worker"}

@@ -25,7 +25,7 @@ def find_jobs() -> list[dict[str, Any]]:
     """snapshot.TrainingJob of each job, by the PID of its root."""
     table = Table()
     # all probes that run here, of this run or another, what they started, and what started them
-    probes = {os.getpid(), *(pid for pid in table.procs if PROBE in table.command(pid))}
+    probes = {os.getpid(), *(pid for pid in table.procs if any(PROBE in word for word in table.argv(pid)))}
     ours = probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))
     living = [pid for pid, proc in table.procs.items() if pid not in ours and not proc.kernel and proc.state != "Z"]
     trains = [

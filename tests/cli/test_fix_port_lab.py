@@ -126,6 +126,11 @@ time.sleep(86400)
 """
 
 
+def age(node: LabHost, pid: int) -> int:
+    """Whole seconds since a process was started."""
+    return int(node.run(["ps", "-o", "etimes=", "-p", str(pid)]).stdout)
+
+
 def kill_launcher(node: LabHost, agent: int, ranks: set[int]) -> None:
     """Kills torchrun, and waits until its ranks have the host's init as their parent."""
     node.run(["kill", "-9", str(agent)])
@@ -146,6 +151,7 @@ def test_orphans_of_a_killed_torchrun_are_one_job(node: LabHost) -> None:
     assert len(ranks) == 2
     assert whole.pids == {agent, *ranks}
     assert [holder["orphan"] for holder in whole.document["holders"]] == [False]
+    node.wait_until(lambda: all(age(node, pid) > 1 for pid in ranks), "ranks that don't just start")
     refused = fix_port(node, port, *UNFORCED)
     assert (refused.code, refused.document["ended"], alive(node, ranks)) == (1, [], ranks)
     assert "torchrun" in refused.document["holders"][0]["refusal"]

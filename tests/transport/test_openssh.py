@@ -103,6 +103,7 @@ NAMES = ("n1", "n2", "N3", "10.0.0.4", "n5.example")
         ("HostName %h.example\n", "", 5),
         ("Host *\n  ProxyJump n2\n", "", 5),
         ("Host *,!n2\n  Port 1\n", "", 5),
+        ('"Host" n2\n  Port 1\n', "", 5),
         ("UserKnownHostsFile ~/%n\n", "", 5),
     ],
 )

@@ -139,7 +139,8 @@ def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
         elif key.startswith(TELL_APART):
             same = (key, value) in (("host", "*"), ("match", "all"))
         else:
-            same = key.startswith("#") or not re.search(r"%|\$\{", value)
+            # a keyword may stand in quotes
+            same = key.startswith("#") or bool(re.fullmatch("[a-z0-9]*", key) and not re.search(r"%|\$\{", value))
         if not same:
             return False
     return True

@@ -194,7 +194,18 @@ class RdmaPort(Observed):
     physical_state: str | None = None
     rate_gbps: Rate | None = None  # gigabits a second
     link_layer: str | None = None  # "InfiniBand", "Ethernet" (RoCE) or "Unspecified" (EFA)
+    gid_count: Count | None = None  # entries of the GID table, empty ones among them; None in older snapshots
     gids: tuple[RdmaGid, ...] = ()
+    pkeys: tuple[tuple[Count, str], ...] = ()  # those in use: index, and "0xffff"
+
+
+class PciLink(Observed):
+    """A PCIe link as it was trained, and the most that both its ends can; speeds in GT/s."""
+
+    speed: Rate
+    width: Count
+    max_speed: Rate | None = None
+    max_width: Count | None = None
 
 
 class RdmaDevice(Observed):
@@ -203,6 +214,16 @@ class RdmaDevice(Observed):
     name: str
     model: str | None = None
     firmware: str | None = None
+    guid: str | None = None  # sys_image_guid: one a chip
+    pci: tuple[str, ...] = ()  # addresses of the bridges that lead to it, its own last: "0000:01:00.0"
+    numa: Count | None = None
+    virtual: bool = False  # a virtual function
+    link: PciLink | None = None
+    verbs: Count | None = (
+        None  # N of /dev/infiniband/uverbsN, given in the order in which the kernel registered devices
+    )
+    # why that doesn't open, by errno's name, or "no ib_uverbs" where the kernel module is not loaded; None: it opens
+    problem: str | None = None
     ports: tuple[RdmaPort, ...] = ()
 
 

@@ -14,6 +14,8 @@ from nccl_doctor.model.finding import Severity, export
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read, parse_spec
+from nccl_doctor.nccl.rdma import list_rdma
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side
 from nccl_doctor.nccl.reach import Cause, Peers, Reachability, Reachable, is_private, reachability
 from nccl_doctor.nccl.suggest import Suggestion, suggest
 from nccl_doctor.nccl.versions import Version
@@ -52,6 +54,17 @@ class ClusterNccl:
             for name, side in self.by_host.items()
             if side.chosen is not None
         }
+
+    @cached_property
+    def rdma(self) -> ClusterRdma:
+        """The RDMA devices of hosts whose are known, as NCCL lists and joins them."""
+        told = ((host.name, host.facts.rdma) for host in self.snapshot.reached if host.facts is not None)
+        sides = {
+            name: Side(self.by_host[name], list_rdma(devices, self.by_host[name].values, self.by_host[name].version))
+            for name, devices in told
+            if name in self.by_host and not isinstance(devices, Unknown)
+        }
+        return ClusterRdma(sides, self.mesh)
 
     @cached_property
     def suggestion(self) -> Suggestion | None:

@@ -42,6 +42,11 @@ class HostNccl:
         return self.choice.bootstrap if isinstance(self.choice.bootstrap, Chosen) else None
 
     @property
+    def values(self) -> dict[str, str]:
+        """The variables' values by name."""
+        return {name: variable.value for name, variable in self.variables.items()}
+
+    @property
     def summary(self) -> NcclInterface | None:
         """The choice as reports show it."""
         if self.chosen is None:
@@ -75,10 +80,11 @@ class HostNccl:
     def route_to(self, address: str) -> Route | None:
         """The main table's route that the kernel would take, if any."""
         there = address_of(address)
-        return next((route for network, route in self._routes_by_merit if there in network), None)
+        return next((route for network, route in self.routes_by_merit if there in network), None)
 
     @cached_property
-    def _routes_by_merit(self) -> list[tuple[Network, Route]]:
+    def routes_by_merit(self) -> list[tuple[Network, Route]]:
+        """The main table, narrow networks first."""
         routes = () if isinstance(self.routes, Unknown) else self.routes
         parsed = [(network_of(route.destination), route) for route in routes]
         return sorted(parsed, key=lambda item: (-item[0].prefixlen, item[1].metric))

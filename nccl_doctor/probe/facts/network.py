@@ -203,6 +203,7 @@ RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?) *GT/s")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 NO_PKEY = re.compile("(?:0x0000)?")
+PLACE = ("numa_node", "current_link_width", "current_link_speed")
 MOST_FREE = 32
 """Empty entries in a row behind which no more are looked for: tables have hundreds, filled where the first is free."""
 
@@ -232,21 +233,19 @@ def read_rdma(folder: str = FOLDER, nodes: str = "/dev/infiniband") -> list[dict
 def _place(device: str) -> dict[str, Any]:
     """The PCI device behind an RDMA device: bridges that lead to it, NUMA node, and its link."""
     way = [part for part in device.split("/") if PCI_ADDRESS.fullmatch(part)]
+    numa, width, speed = (read(f"{device}/{name}") or "" for name in PLACE)
     sides = (device, os.path.dirname(device))  # the link's other end is a bridge
-    widths = [width for side in sides if (width := read(f"{side}/max_link_width") or "").isdigit() and width != "0"]
-    speeds = [speed for side in sides if (speed := parse_speed(read(f"{side}/max_link_speed")))]
-    width, speed, numa = (
-        read(f"{device}/{name}") or "" for name in ("current_link_width", "current_link_speed", "numa_node")
-    )
+    widths = [most for side in sides if (most := read(f"{side}/max_link_width") or "").isdecimal() and most != "0"]
+    speeds = [gts for side in sides if (gts := parse_speed(read(f"{side}/max_link_speed")))]
     link = {
         "speed": parse_speed(speed),
-        "width": int(width) if width.isdigit() else None,
+        "width": int(width) if width.isdecimal() else 0,
         "max_speed": min(speeds, default=None),
         "max_width": min(map(int, widths), default=None),
     }
     return {
         "pci": way,
-        "numa": int(numa) if numa.isdigit() else None,
+        "numa": int(numa) if numa.isdecimal() else None,
         "virtual": os.path.exists(f"{device}/physfn"),
         "link": link if link["width"] and link["speed"] else None,
     }

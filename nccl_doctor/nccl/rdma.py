@@ -1,0 +1,425 @@
+"""NCCL's list of RDMA devices as a pure function: numbers, NCCL_IB_HCA, fused devices, and the GID of each port.
+
+Rules of NCCL 2.18 to 2.30.7: src/transport/net_ib.cc, from 2.29.2 net_ib/init.cc and net_ib/connect.cc
+(``ncclIbInitDevices``, ``ncclIbGetGidIndex``), src/misc/utils.cc ``parseStringList``, and from 2.24 src/graph/topo.cc
+``ncclTopoAutoMerge``. A port is in the list where it is ACTIVE, InfiniBand or Ethernet, and NCCL_IB_HCA lets it
+through: one that is down is not there, and those behind it move up. NCCL_IB_HCA filters, and never orders.
+
+The kernel's order of devices is that in which they were registered, as the numbers of /dev/infiniband/uverbsN show it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+
+from nccl_doctor.nccl.variables import strtoll
+from nccl_doctor.nccl.versions import Version
+from nccl_doctor.snapshot.system import RdmaDevice, RdmaGid, RdmaPort
+from nccl_doctor.text.inet import Address
+
+FUSED_AT_INIT: Version = (2, 20, 0)  # ports of one card became one device
+GID_CHOSEN: Version = (2, 21, 0)
+FLID_INDEX: Version = (2, 22, 0)  # InfiniBand ports no longer follow NCCL_IB_GID_INDEX
+FUSED_BY_TOPOLOGY: Version = (2, 24, 0)
+PCI_ORDER: Version = (2, 29, 7)
+EIGHT_FUSED: Version = (2, 30, 0)
+RAILS: Version = (2, 30, 7)  # rail and plane in NCCL_IB_HCA, and routing by subnets
+NEWEST: Version = (2, 30, 7)
+"""Of what was read; it answers where no version is known."""
+
+MOST_PORTS = 32  # ``MAX_IB_DEVS``: of the list, and of the items of NCCL_IB_HCA
+LAYERS = ("InfiniBand", "Ethernet")
+INT64 = range(-(2**63), 2**63)
+Variables = Mapping[str, str]
+
+
+def integer(variables: Variables, name: str, default: int) -> int:
+    """A variable's number as ``ncclLoadParam`` reads it; the default where it is unset, empty or too large."""
+    value = variables.get(name, "")
+    number, _ = strtoll(value)
+    return number if value and number in INT64 else default
+
+
+@dataclass(frozen=True)
+class Item:
+    """An entry of NCCL_IB_HCA; port None is any."""
+
+    name: str
+    port: int | None = None
+    rail: int | None = None
+    plane: int | None = None
+
+
+@dataclass(frozen=True)
+class HcaSpec:
+    """NCCL_IB_HCA as NCCL reads it; no items match everything."""
+
+    exclude: bool
+    exact: bool
+    items: tuple[Item, ...]
+
+    def find(self, name: str, port: int) -> Item | None:
+        """The first item that fits (``matchIfList``)."""
+        fits = (i for i in self.items if (name == i.name if self.exact else name.startswith(i.name)))
+        return next((item for item in fits if item.port in (None, port)), None)
+
+    def accepts(self, name: str, port: int) -> bool:
+        """True where NCCL would take this port."""
+        return (not self.items or self.find(name, port) is not None) != self.exclude
+
+
+_ATOI = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
+
+
+def parse_hca(text: str, version: Version = NEWEST) -> HcaSpec:
+    """Reads a value: ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``; blanks count, and are trimmed nowhere."""
+    exclude = text.startswith("^")
+    rest = text[1:] if exclude else text
+    exact = rest.startswith("=")
+    found = []
+    for part in (rest[1:] if exact else rest).split(","):
+        name, colon, numbers = part.partition(":")
+        if name:
+            port, rail, plane = [*numbers.split(":"), "", "", ""][:3]
+            more = (_number(rail), _number(plane)) if version >= RAILS else (None, None)
+            number = _atoi(port) if colon and (port or version < RAILS) else -1
+            found.append(Item(name, None if number == -1 else number, *more))
+    return HcaSpec(exclude, exact, tuple(found[:MOST_PORTS]))
+
+
+def _atoi(text: str) -> int:
+    found = _ATOI.match(text)
+    return int(found[1]) if found else 0
+
+
+def _number(text: str) -> int | None:
+    return _atoi(text) if text else None
+
+
+LINK_LOCAL = 0xFE80 << 48  # the upper half of fe80::/64
+
+
+@lru_cache(4096)
+def address_of(gid: str) -> ipaddress.IPv6Address:
+    """The 16 bytes of a GID as the kernel writes it; zeros where it is none."""
+    try:
+        return ipaddress.IPv6Address(gid)
+    except ValueError:
+        return ipaddress.IPv6Address(0)
+
+
+def ip_of(gid: RdmaGid) -> Address:
+    """The address in a GID: IPv4 where one is mapped into it."""
+    whole = address_of(gid.gid)
+    return whole.ipv4_mapped or whole
+
+
+def _is_v4(number: ipaddress.IPv6Address) -> bool:
+    """``getGidAddrFamily``: a mapped address, multicast ones too."""
+    return int(number) >> 32 in (0xFFFF, 0xFF0E << 80 | 0xFFFF)
+
+
+def is_usable(gid: RdmaGid | None) -> bool:
+    """True where a GID is neither empty nor link-local."""
+    number = int(address_of(gid.gid)) if gid is not None else 0
+    return number != 0 and number >> 64 != LINK_LOCAL
+
+
+def roce_version(gid: RdmaGid | None) -> int:
+    """2 or 1; -1 where the kernel doesn't tell."""
+    kind = gid.type if gid is not None else None
+    return 2 if kind == "RoCE v2" else 1 if kind == "IB/RoCE v1" else -1
+
+
+@dataclass(frozen=True)
+class GidChoice:
+    """The GID index that NCCL uses on a port; no entry where the table is empty there."""
+
+    index: int
+    entry: RdmaGid | None
+    why: str
+    pinned: bool = False
+    unread: bool = False  # the table was not read so far
+
+
+BEYOND = 31  # entries behind the last one in use that the probe has read as well (probe/facts/network.py)
+
+
+def choose_gid(port: RdmaPort, variables: Variables, version: Version) -> GidChoice:
+    """The choice on a port (``ncclIbGetGidIndex``)."""
+    table = {gid.index: gid for gid in port.gids}
+    infiniband = port.link_layer == "InfiniBand"
+    if infiniband and version >= FLID_INDEX:
+        flid = integer(variables, "NCCL_IB_ROUTABLE_FLID_GID_INDEX", 1)
+        routable = flid in table and int(address_of(table[flid].gid)) >> 80 & 0xFFFF
+        return _at(flid if routable else 0, table, port, "InfiniBand, routable" if routable else "InfiniBand")
+    wanted = integer(variables, "NCCL_IB_GID_INDEX", -1)
+    if version < GID_CHOSEN:
+        named = variables.get("NCCL_IB_GID_INDEX", "") != "" and wanted != -1
+        why = f"NCCL_IB_GID_INDEX={wanted}" if named else "NCCL before 2.21 takes index 0"
+        return _at(wanted if named else 0, table, port, why, pinned=named)
+    if wanted >= 0:
+        return _at(wanted, table, port, f"NCCL_IB_GID_INDEX={wanted}", pinned=True)
+    return _at(_search(table, variables), table, port, "")
+
+
+def _at(index: int, table: Mapping[int, RdmaGid], port: RdmaPort, why: str, *, pinned: bool = False) -> GidChoice:
+    entry = table.get(index)
+    read_to = max(table, default=0) + BEYOND
+    unread = entry is None and read_to < index < (port.gid_count or 0)
+    if not why:
+        kind = (entry.type if entry is not None else None) or "of unknown type"
+        found = f"first {kind} of the wanted family" if is_usable(entry) else "no address of the wanted family: index 0"
+        why = found
+    return GidChoice(index, entry, why, pinned, unread)
+
+
+def _search(table: Mapping[int, RdmaGid], variables: Variables) -> int:
+    """``ncclUpdateGidIndex`` over the whole table; it stays at 0 for want of a match."""
+    v4 = variables.get("NCCL_IB_ADDR_FAMILY") != "AF_INET6"
+    version = integer(variables, "NCCL_IB_ROCE_VERSION_NUM", 2)
+    span = _range(variables.get("NCCL_IB_ADDR_RANGE", ""), v4=v4)
+    best = 0
+    for index in sorted(table.keys() - {0}):  # empty entries are of IPv6, and never usable
+        gid = table[index]
+        if _is_v4(address_of(gid.gid)) != v4 or (span is not None and ip_of(gid) not in span):
+            continue
+        current = table.get(best)
+        other_family = (current is not None and _is_v4(address_of(current.gid))) != v4
+        better = roce_version(current) != roce_version(gid) or not is_usable(current)
+        if other_family or (is_usable(gid) and better and roce_version(gid) == version):
+            best = index
+    return best
+
+
+def _range(text: str, *, v4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    """NCCL_IB_ADDR_RANGE; None, every address, where it is no range of the family."""
+    if "/" not in text:
+        return None
+    try:
+        return ipaddress.IPv4Network(text, strict=False) if v4 else ipaddress.IPv6Network(text, strict=False)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A port in NCCL's list, ``[index]`` of "NET/IB : Using"."""
+
+    index: int
+    device: RdmaDevice
+    port: RdmaPort
+    gid: GidChoice
+    item: Item | None = None
+
+    def __str__(self) -> str:
+        netdev = f" on {self.netdev}" if self.netdev else ""
+        return f"{self.label}{netdev}"
+
+    @property
+    def label(self) -> str:
+        """``mlx5_0``, or with the port where the device has several."""
+        return f"{self.device.name}:{self.port.number}" if len(self.device.ports) > 1 else self.device.name
+
+    @property
+    def netdev(self) -> str | None:
+        """The network interface behind it."""
+        gid = self.gid.entry or next(iter(self.port.gids), None)
+        return gid.interface if gid is not None else None
+
+    @property
+    def is_roce(self) -> bool:
+        """True for Ethernet."""
+        return self.port.link_layer == "Ethernet"
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A device as channels take it: a port of the list, or several that were fused."""
+
+    members: tuple[Entry, ...]
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.members))
+
+
+@dataclass(frozen=True)
+class RdmaList:
+    """What NCCL makes of a host's devices; ``off``: why it does not look at them."""
+
+    devices: tuple[RdmaDevice, ...]
+    variables: Variables = field(hash=False)
+    version: Version
+    off: str | None = None
+
+    @cached_property
+    def spec(self) -> HcaSpec:
+        """NCCL_IB_HCA."""
+        return parse_hca(self.variables.get("NCCL_IB_HCA", ""), self.version)
+
+    @cached_property
+    def present(self) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
+        """Ports that NCCL would take if NCCL_IB_HCA let them through."""
+        up = ((device, port) for device in self._in_order() if device.problem is None for port in device.ports)
+        return tuple((device, port) for device, port in up if port.state == "ACTIVE" and port.link_layer in LAYERS)
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The ports as NCCL numbers them."""
+        if self.off is not None:
+            return ()
+        kept = [(device, port) for device, port in self.present if self.spec.accepts(device.name, port.number)]
+        return tuple(
+            Entry(
+                index,
+                device,
+                port,
+                choose_gid(port, self.variables, self.version),
+                None if self.spec.exclude else self.spec.find(device.name, port.number),
+            )
+            for index, (device, port) in enumerate(kept[:MOST_PORTS])
+        )
+
+    @cached_property
+    def down(self) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
+        """Ports that NCCL_IB_HCA lets through, and that are not up."""
+        every = ((device, port) for device in self._in_order() for port in device.ports)
+        accepted = (pair for pair in every if self.off is None and self.spec.accepts(pair[0].name, pair[1].number))
+        return tuple((d, p) for d, p in accepted if p.state != "ACTIVE" and p.link_layer in (*LAYERS, None))
+
+    @cached_property
+    def closed(self) -> tuple[RdmaDevice, ...]:
+        """Devices with a port that is up which NCCL can't open, of those that NCCL_IB_HCA lets through."""
+        shut = (device for device in self._in_order() if self.off is None and device.problem is not None)
+        return tuple(
+            device
+            for device in shut
+            if any(
+                p.state == "ACTIVE" and p.link_layer in LAYERS and self.spec.accepts(device.name, p.number)
+                for p in device.ports
+            )
+        )
+
+    @cached_property
+    def nics(self) -> tuple[Nic, ...]:
+        """What channels take, fused ports as one, in the list's order."""
+        return fuse(self.entries, self.variables, self.version)
+
+    def _in_order(self) -> list[RdmaDevice]:
+        last = len(self.devices)
+        ordered = sorted(self.devices, key=lambda device: last if device.verbs is None else device.verbs)
+        if self.version < PCI_ORDER or integer(self.variables, "NCCL_IB_DEVICE_PCI_ORDER", 1) != 1:
+            return ordered
+        return sorted(ordered, key=lambda device: (not device.pci, _pci_number(device)))
+
+
+def list_rdma(devices: Sequence[RdmaDevice], variables: Variables, version: Version | None) -> RdmaList:
+    """What NCCL of a version, the newest where none is known, makes of a host's devices."""
+    return RdmaList(tuple(devices), variables, version or NEWEST, _off(variables))
+
+
+def _off(variables: Variables) -> str | None:
+    if integer(variables, "NCCL_IB_DISABLE", 0) != 0:
+        return f"NCCL_IB_DISABLE={variables['NCCL_IB_DISABLE']}"
+    net = variables.get("NCCL_NET", "")
+    return f"NCCL_NET={net}" if net and net.lower() != "ib" else None
+
+
+def _pci_number(device: RdmaDevice) -> int:
+    return int(re.sub(r"[^0-9a-fA-F]", "", device.pci[-1]) or "0", 16) if device.pci else 0
+
+
+LEVELS = ("LOC", "PORT", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
+"""NCCL_NET_MERGE_LEVEL, nearest first (src/graph/topo.cc ``nicPathKvList``)."""
+
+
+def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tuple[Nic, ...]:
+    """The ports with those of one card fused, as the version does it."""
+    alone = tuple(Nic((entry,)) for entry in entries)
+    if version < FUSED_AT_INIT or integer(variables, "NCCL_IB_MERGE_NICS", 1) == 0:
+        return alone
+    vfs = integer(variables, "NCCL_IB_MERGE_VFS", 1) != 0
+    groups = (
+        _by_card(entries, vfs=vfs) if version < FUSED_BY_TOPOLOGY else _by_path(entries, variables, version, vfs=vfs)
+    )
+    return tuple(Nic(tuple(group)) for group in sorted(groups, key=lambda group: group[0].index))
+
+
+def _card(device: RdmaDevice, *, vfs: bool) -> tuple[str, ...]:
+    """The PCI path with the function's digit as 0, and the device's where virtual functions are one with their card."""
+    *way, own = device.pci or ("",)
+    zeroed = re.sub(r"(:)..\.(.)$" if vfs else r"(\.)(.)$", r":00.0" if vfs else r".0", own)
+    return (*way, zeroed)
+
+
+def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
+    """2.20 to 2.23: at most two ports of one card, chip and link layer."""
+    groups: list[list[Entry]] = []
+
+    def same(one: Entry, other: Entry) -> bool:
+        chips = one.device.guid == other.device.guid and one.port.link_layer == other.port.link_layer
+        return bool(one.device.pci) and chips and _card(one.device, vfs=vfs) == _card(other.device, vfs=vfs)
+
+    for entry in entries:
+        home = next((group for group in groups if len(group) < 2 and same(group[0], entry)), None)
+        groups.append([entry]) if home is None else home.append(entry)
+    return groups
+
+
+def _by_path(entries: Sequence[Entry], variables: Variables, version: Version, *, vfs: bool) -> list[list[Entry]]:
+    """From 2.24: those that NCCL_NET_FORCE_MERGE names, then every port no farther from the first than the level."""
+    groups = list(_forced(entries, variables))
+    forced = {entry.index for group in groups for entry in group}
+    left = [entry for entry in entries if entry.index not in forced]
+    named = variables.get("NCCL_NET_MERGE_LEVEL", "PORT")
+    level = LEVELS.index(named) if named in LEVELS else LEVELS.index("PORT")
+    by_rail = version >= RAILS and variables.get("NCCL_NET_MERGE_POLICY") == "RAIL"
+    most = 8 if version >= EIGHT_FUSED else 4
+    apart: set[tuple[int, int]] = set()
+
+    def near(one: Entry, other: Entry) -> bool:
+        rails = not by_rail or (_rail(one) is not None and _rail(one) == _rail(other))
+        return rails and (one.index, other.index) not in apart and _distance(one, other, vfs=vfs) <= level
+
+    while left:
+        first, *others = left
+        group = [first, *(other for other in others if near(first, other))][:most]
+        if len({entry.port.link_layer for entry in group}) > 1:  # refused, and the search goes on without
+            apart |= {(first.index, other.index) for other in group}
+            continue
+        groups.append(group)
+        left = [entry for entry in others if entry not in group]
+    return groups
+
+
+def _rail(entry: Entry) -> int | None:
+    return entry.item.rail if entry.item is not None else None
+
+
+def _forced(entries: Sequence[Entry], variables: Variables) -> Iterator[list[Entry]]:
+    taken: set[int] = set()
+    for text in variables.get("NCCL_NET_FORCE_MERGE", "").split(";"):
+        spec = replace(parse_hca(text), exclude=False, exact=True)
+        group = [e for e in entries if spec.items and e.index not in taken and spec.find(e.device.name, e.port.number)]
+        if len(group) > 1 and len({entry.port.link_layer for entry in group}) == 1:
+            taken |= {entry.index for entry in group}
+            yield group
+
+
+def _distance(one: Entry, other: Entry, *, vfs: bool) -> int:
+    """The place in LEVELS of the way between two devices."""
+    here, there = one.device, other.device
+    if here.pci and there.pci and _card(here, vfs=vfs) == _card(there, vfs=vfs):
+        return LEVELS.index("PORT")
+    shared = 0
+    for left, right in zip(here.pci[:-1], there.pci[:-1], strict=False):
+        if left != right:
+            break
+        shared += 1
+    if shared:
+        return LEVELS.index("PIX" if max(len(here.pci), len(there.pci)) - shared <= 2 else "PXB")
+    return LEVELS.index("PHB" if here.numa is not None and here.numa == there.numa else "SYS")

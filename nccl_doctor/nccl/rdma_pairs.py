@@ -1,0 +1,276 @@
+"""Which RDMA devices of two hosts NCCL connects, and whether these can talk.
+
+Channel c of one host is joined to channel c of the next, so that devices meet by their place in each host's list; of
+fused ones the members, again by place. Nothing in NCCL looks whether two devices reach each other; the queue pair of
+RoCE resolves the other's address from the very network interface that carries its own. Only with
+NCCL_IB_SUBNET_AWARE_ROUTING=1 (from 2.30.7) each side takes a device in a network of the other's.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+from nccl_doctor.model.base import Unknown
+from nccl_doctor.nccl.host_nccl import HostNccl
+from nccl_doctor.nccl.rdma import RAILS, Entry, Nic, RdmaList, address_of, integer, ip_of, is_usable, roce_version
+from nccl_doctor.nccl.reach import LOST, Reachable
+from nccl_doctor.snapshot.mesh import Mesh, groups
+from nccl_doctor.snapshot.system import RdmaGid
+from nccl_doctor.text.inet import Address, Network, network_of
+
+EVERY_PAIR_UP_TO = 32  # hosts; beyond, each is compared with the first one and with its neighbours in the ring
+WHOLE = ("RoCE v2 IPv4", "RoCE v2 IPv6")  # kinds of GID that cross networks
+LISTED = 2  # members of the listening device whose GIDs the other side learns
+
+
+class Cause(Enum):
+    """Why two devices can't talk."""
+
+    LAYER = "link layer"
+    GID = "GID"  # the index is empty on one side, or of another type or family
+    NETWORK = "network"
+    PKEY = "partition key"
+    SEEN = "seen"  # a connection between the two interfaces failed
+
+
+@dataclass(frozen=True)
+class Talk:
+    """The answer for two devices, what shows it, and why not."""
+
+    answer: Reachable
+    why: str
+    cause: Cause | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """A host: its list, addresses and routes."""
+
+    nccl: HostNccl
+    rdma: RdmaList
+
+    @property
+    def host(self) -> str:
+        """Its name."""
+        return self.nccl.host
+
+    def network(self, entry: Entry) -> Network | None:
+        """The network of a port's GID, the widest where its address stands twice; None where nothing tells."""
+        gid = entry.gid.entry
+        if gid is None or not entry.is_roce or not is_usable(gid):
+            return None
+        return min(self.nccl.networks(str(ip_of(gid))), key=lambda net: net.prefixlen, default=None)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two ports that a channel joins; ``place``: of their devices in both lists."""
+
+    source: str
+    target: str
+    place: int
+    here: Entry
+    there: Entry
+    talk: Talk
+
+
+def can_talk(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None = None) -> Talk:
+    """Judges whether two ports can hold a connection, both ways."""
+    if here.port.link_layer != there.port.link_layer:
+        kinds = (f"{one} is {'RoCE' if one.is_roce else 'InfiniBand'}" for one in (here, there))
+        return Talk(Reachable.NO, " and ".join(kinds), Cause.LAYER)
+    if not here.is_roce:
+        return _by_fabric(a, here, b, there)
+    for entry, side in ((here, a), (there, b)):
+        if entry.gid.unread:
+            return Talk(Reachable.UNSURE, f"GID index {entry.gid.index} of {entry} on {side.host} was not read")
+    unlike = _unlike(here, there)
+    if unlike is not None:
+        return Talk(Reachable.NO, unlike, Cause.GID)
+    if not (is_usable(here.gid.entry) and is_usable(there.gid.entry)):
+        return Talk(Reachable.UNSURE, "both have a link-local GID, which tells no network")
+    answers = [_by_way(a, here, b, there, mesh), _by_way(b, there, a, here, mesh)]
+    order = (Reachable.NO, Reachable.UNSURE, Reachable.YES)
+    return min(answers, key=lambda talk: order.index(talk.answer))
+
+
+def _unlike(here: Entry, there: Entry) -> str | None:
+    """How two GIDs differ in what they have to share."""
+    one, other = here.gid.entry, there.gid.entry
+    if one is None or other is None:
+        return f"GID index {(here if one is None else there).gid.index} is empty"
+    kinds = [_kind(entry) for entry in (here, there)]
+    return None if kinds[0] == kinds[1] else f"{kinds[0]} and {kinds[1]}"
+
+
+def _kind(entry: Entry) -> str:
+    gid = entry.gid.entry
+    if gid is None:
+        return "nothing"
+    family = "link-local" if not is_usable(gid) else f"IPv{ip_of(gid).version}"
+    return f"{gid.type or 'unknown type'} {family}"
+
+
+def _by_fabric(a: Side, here: Entry, b: Side, there: Entry) -> Talk:
+    keys = []
+    for side, entry in ((a, here), (b, there)):
+        index = integer(side.rdma.variables, "NCCL_IB_PKEY", 0)
+        table = dict(entry.port.pkeys)
+        if table and index not in table:
+            why = f"{side.host} has no partition key at index {index} of {entry} (NCCL_IB_PKEY)"
+            return Talk(Reachable.NO, why, Cause.PKEY)
+        keys.append(int(table.get(index, "0xffff"), 16))
+    if keys[0] & 0x7FFF != keys[1] & 0x7FFF or not (keys[0] | keys[1]) & 0x8000:
+        return Talk(Reachable.NO, f"partition keys {keys[0]:#06x} and {keys[1]:#06x} don't meet", Cause.PKEY)
+    gids = [entry.gid.entry for entry in (here, there)]
+    numbers = [int(address_of(gid.gid)) for gid in gids if gid is not None]
+    if len({number >> 64 for number in numbers}) == 2 and not any(number >> 80 & 0xFFFF for number in numbers):
+        prefixes = " and ".join(str(ipaddress.IPv6Address(number >> 64 << 64)) for number in numbers)
+        return Talk(Reachable.NO, f"InfiniBand subnets {prefixes} are not one", Cause.NETWORK)
+    return Talk(Reachable.YES, "one InfiniBand subnet")
+
+
+def _by_way(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None) -> Talk:
+    """The way of packets from a's port to b's, as it was seen, else as a's routes have it."""
+    gid, target = here.gid.entry, there.gid.entry
+    assert gid is not None, "_unlike has seen to it"
+    assert target is not None, "likewise"
+    to = ip_of(target)
+    if mesh is not None and a.host in mesh.answered.get(b.host, {}).get(str(to), ()):
+        return Talk(Reachable.YES, f"connected to {to}")
+    dials = mesh.failures.get((a.host, b.host), ()) if mesh is not None else ()
+    lost = next((dial.outcome for dial in dials if dial.address == str(to) and dial.outcome in LOST), None)
+    if lost is not None:
+        return Talk(Reachable.NO, f"{a.host} to {to}: {lost}", Cause.SEEN)
+    net = a.network(here)
+    if net is None:
+        return Talk(Reachable.UNSURE, f"the network of {ip_of(gid)} is not known")
+    return Talk(Reachable.YES, f"{to} is in {net}") if _holds(net, to) else _by_route(a, gid, net, to)
+
+
+def _holds(net: Network, address: Address) -> bool:
+    return address.version == net.version and address in net
+
+
+def _by_route(a: Side, gid: RdmaGid, net: Network, to: Address) -> Talk:
+    """The same to another network, from the very interface."""
+    if roce_version(gid) == 1:
+        return Talk(Reachable.NO, f"RoCE v1 leaves no network: {to} is not in {net}", Cause.NETWORK)
+    if isinstance(a.nccl.routes, Unknown):
+        return Talk(Reachable.UNSURE, f"routes are not known: {a.nccl.routes.reason}")
+    routes = (route for n, route in a.nccl.routes_by_merit if _holds(n, to) and route.interface == gid.interface)
+    through = next(routes, None)
+    if through is None:
+        return Talk(Reachable.NO, f"no route from {gid.interface} on {a.host} to {to}", Cause.NETWORK)
+    if network_of(through.destination).prefixlen == 0:
+        return Talk(Reachable.UNSURE, f"only the gateway {through.gateway} could know {to}")
+    return Talk(Reachable.YES, f"{to} is behind {through.gateway or through.interface}")
+
+
+def joined(a: Side, b: Side) -> Iterator[tuple[int, Entry, Entry]]:
+    """The ports of two hosts that channels join, by place."""
+    for place, (one, other) in enumerate(zip(a.rdma.nics, b.rdma.nics, strict=False)):
+        here, there = _by_subnet(a, one, b, other) if _aware(a) and _aware(b) else (one, other)
+        for turn in range(max(len(here.members), len(there.members))):
+            yield place, here.members[turn % len(here.members)], there.members[turn % len(there.members)]
+
+
+def _aware(side: Side) -> bool:
+    return side.rdma.version >= RAILS and integer(side.rdma.variables, "NCCL_IB_SUBNET_AWARE_ROUTING", 0) == 1
+
+
+def _by_subnet(a: Side, one: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
+    """The connector's device by the listener's networks, then the listener's by those of the connector's."""
+    here = _sharing(a, one, other)
+    return here, _sharing(b, other, here)
+
+
+def _sharing(side: Side, own: Nic, remote: Nic) -> Nic:
+    length = integer(side.rdma.variables, "NCCL_IB_SUBNET_PREFIX_LEN", 24)
+    told = {key for entry in remote.members[:LISTED] if (key := _subnet(entry, length)) is not None}
+
+    def shares(nic: Nic) -> bool:
+        mine = [_subnet(entry, length) for entry in nic.members if entry.is_roce]
+        return bool(mine) and all(key in told for key in mine)
+
+    return own if shares(own) else next(filter(shares, side.rdma.nics), own)
+
+
+def _subnet(entry: Entry, length: int) -> tuple[int, int] | None:
+    gid = entry.gid.entry
+    if gid is None or not entry.is_roce or not is_usable(gid):
+        return None
+    address = ip_of(gid)
+    bits = length if address.version == 4 and 1 <= length <= 32 else 24 if address.version == 4 else 64
+    return address.version, int(address) >> address.max_prefixlen - bits
+
+
+@dataclass(frozen=True)
+class ClusterRdma:
+    """The lists of all hosts of which they are known, side by side."""
+
+    sides: Mapping[str, Side]
+    mesh: Mesh | None
+
+    @cached_property
+    def pairs(self) -> tuple[Pair, ...]:
+        """All that channels join, of hosts that are compared."""
+        return tuple(
+            Pair(a.host, b.host, place, here, there, can_talk(a, here, b, there, self.mesh))
+            for a, b in self._compared()
+            for place, here, there in joined(a, b)
+        )
+
+    @cached_property
+    def unreachable(self) -> tuple[Pair, ...]:
+        """Those that can't talk for another reason than their GIDs."""
+        return tuple(p for p in self.pairs if p.talk.answer is Reachable.NO and p.talk.cause is not Cause.GID)
+
+    def at_fault(self) -> dict[str, tuple[Pair, ...]]:
+        """The hosts that explain pairs which can't talk, each with its own."""
+        failed = {(pair.source, pair.target) for pair in self.unreachable}
+        hosts = {host for group in groups(failed) for host in group.minimal_cover}
+        return {
+            host: tuple(pair for pair in self.unreachable if host in (pair.source, pair.target))
+            for host in self.sides
+            if host in hosts
+        }
+
+    @cached_property
+    def gid_faults(self) -> tuple[tuple[str, Entry, str], ...]:
+        """Host, port and fault of each GID that is missing, or of another type than most at its place have."""
+        return tuple(itertools.chain.from_iterable(self._gids_at(place) for place in range(self._most)))
+
+    @property
+    def _most(self) -> int:
+        return max((len(side.rdma.entries) for side in self.sides.values()), default=0)
+
+    def _gids_at(self, place: int) -> Iterator[tuple[str, Entry, str]]:
+        there = {name: side.rdma.entries[place] for name, side in self.sides.items() if len(side.rdma.entries) > place}
+        read = {name: entry for name, entry in there.items() if entry.is_roce and not entry.gid.unread}
+        kinds = {name: _kind(entry) for name, entry in read.items() if entry.gid.entry is not None}
+        pinned = any(entry.gid.pinned for entry in read.values())
+        counts = Counter(kinds.values())
+        usual = max(counts, key=lambda kind: (kind in WHOLE and not pinned, counts[kind], kind in WHOLE), default=None)
+        for name, entry in read.items():
+            if entry.gid.entry is None:
+                yield from [(name, entry, "empty")] if entry.gid.pinned or counts else []
+            elif kinds[name] != usual:
+                yield name, entry, kinds[name]
+
+    def _compared(self) -> Iterator[tuple[Side, Side]]:
+        sides = [side for side in self.sides.values() if side.rdma.entries]
+        if len(sides) <= EVERY_PAIR_UP_TO:
+            pairs = list(itertools.combinations(sides, 2))
+        else:
+            ring = zip(sides, [*sides[1:], sides[0]], strict=True)
+            pairs = [*ring, *((sides[0], side) for side in sides[2:-1])]
+        for a, b in pairs:
+            if a.nccl.machine is None or a.nccl.machine != b.nccl.machine:
+                yield a, b

@@ -82,8 +82,10 @@ class ClusterNccl:
         return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
-        """NET/Socket's interfaces besides the bootstrap's that others can't reach."""
+        """NET/Socket's interfaces besides the bootstrap's that others can't reach; none where RDMA moves the data."""
         side = self.by_host[host]
+        if host in self.rdma.sides and self.rdma.sides[host].rdma.entries:
+            return ()
         others = (use for use in side.choice.net_socket if side.chosen is None or use.name != side.chosen.name)
         asked = ((use, self.peers.of(host, use.address)) for use in others)
         return tuple(use for use, peers in asked if reachability(side, use.address, peers, self.mesh).is_lost)

@@ -10,21 +10,34 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.rdma import RAILS, Entry, Nic, RdmaList, address_of, integer, ip_of, is_usable, roce_version
+from nccl_doctor.nccl.rdma import (
+    RAILS,
+    Entry,
+    Nic,
+    RdmaList,
+    address_of,
+    integer,
+    ip_of,
+    is_usable,
+    list_rdma,
+    roce_version,
+)
 from nccl_doctor.nccl.reach import LOST, Reachable
 from nccl_doctor.snapshot.mesh import Mesh, groups
 from nccl_doctor.snapshot.system import RdmaGid
 from nccl_doctor.text.inet import Address, Network, network_of
 
 EVERY_PAIR_UP_TO = 32  # hosts; beyond, each is compared with the first one and with its neighbours in the ring
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 WHOLE = ("RoCE v2 IPv4", "RoCE v2 IPv6")  # kinds of GID that cross networks
 LISTED = 2  # members of the listening device whose GIDs the other side learns
 
@@ -232,15 +245,56 @@ class ClusterRdma:
         """Those that can't talk for another reason than their GIDs."""
         return tuple(p for p in self.pairs if p.talk.answer is Reachable.NO and p.talk.cause is not Cause.GID)
 
-    def at_fault(self) -> dict[str, tuple[Pair, ...]]:
-        """The hosts that explain pairs which can't talk, each with its own."""
+    @cached_property
+    def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[Pair, ...]], ...]:
+        """Hosts that explain pairs which can't talk, with these; together where nobody knows whose fault it is."""
         failed = {(pair.source, pair.target) for pair in self.unreachable}
-        hosts = {host for group in groups(failed) for host in group.minimal_cover}
-        return {
-            host: tuple(pair for pair in self.unreachable if host in (pair.source, pair.target))
-            for host in self.sides
-            if host in hosts
+        found: list[tuple[tuple[str, ...], tuple[Pair, ...]]] = []
+        for group in groups(failed):
+            alone = group.minimal_cover != group.hosts
+            for some in [{host} for host in self.sides if host in group.minimal_cover] if alone else [group.hosts]:
+                pairs = tuple(pair for pair in self.unreachable if not some.isdisjoint((pair.source, pair.target)))
+                found.append((tuple(host for host in self.sides if host in some), pairs))
+        return tuple(found)
+
+    def lasting(self) -> dict[str, str] | None:
+        """NCCL_IB_HCA by host, so that devices of one network meet; None where no such lists leave any."""
+        keys = {name: [_meeting(side, entry) for entry in side.rdma.entries] for name, side in self.sides.items()}
+        if not keys or any(key is None for own in keys.values() for key in own):
+            return None
+        first, *others = keys.values()
+        common = first
+        for other in others:
+            common = _common(common, other)
+        if not common:
+            return None
+        found: dict[str, str] = {}
+        for name, side in self.sides.items():
+            kept = _picked(keys[name], common)
+            items = [side.rdma.entries[place].label for place in kept]
+            found[name] = f"={','.join(items)}"
+        return (
+            found
+            if self.with_variables({name: {"NCCL_IB_HCA": value} for name, value in found.items()}).works
+            else None
+        )
+
+    def with_variables(self, more: Mapping[str, Mapping[str, str]]) -> ClusterRdma:
+        """The same as NCCL would have it with these set, by host."""
+        sides = {
+            name: replace(
+                side,
+                rdma=list_rdma(side.rdma.devices, {**side.rdma.variables, **more.get(name, {})}, side.rdma.version),
+            )
+            for name, side in self.sides.items()
         }
+        return ClusterRdma(sides, self.mesh)
+
+    @property
+    def works(self) -> bool:
+        """True where every host has as many devices, none of them without its GID or a partner."""
+        counts = {len(side.rdma.entries) for side in self.sides.values()}
+        return len(counts) == 1 and counts != {0} and not (self.unreachable or self.gid_faults)
 
     @cached_property
     def gid_faults(self) -> tuple[tuple[str, Entry, str], ...]:
@@ -274,3 +328,32 @@ class ClusterRdma:
         for a, b in pairs:
             if a.nccl.machine is None or a.nccl.machine != b.nccl.machine:
                 yield a, b
+
+
+def _meeting(side: Side, entry: Entry) -> object:
+    """A key that ports share which meet without a gateway; None where nothing tells, or no list can name the device."""
+    if not NAME.fullmatch(entry.device.name):
+        return None
+    if entry.is_roce:
+        return side.network(entry)
+    gid = entry.gid.entry
+    return "InfiniBand", int(address_of(gid.gid)) >> 64 if gid is not None else 0
+
+
+def _common(one: Sequence[object], other: Sequence[object]) -> list[object]:
+    """The longest common subsequence."""
+    best: list[list[list[object]]] = [[[] for _ in range(len(other) + 1)] for _ in range(len(one) + 1)]
+    for i, left in enumerate(one):
+        for j, right in enumerate(other):
+            longest = max(best[i][j + 1], best[i + 1][j], key=len)
+            best[i + 1][j + 1] = [*best[i][j], left] if left == right else longest
+    return best[-1][-1]
+
+
+def _picked(keys: Sequence[object], wanted: Sequence[object]) -> list[int]:
+    """The places of a subsequence."""
+    found: list[int] = []
+    for place, key in enumerate(keys):
+        if len(found) < len(wanted) and key == wanted[len(found)]:
+            found.append(place)
+    return found

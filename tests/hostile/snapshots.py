@@ -76,7 +76,8 @@ NUMBERS = (-1, 0, 1, 65536, 2**31, 2**63, 10**400, -(10**400), 1.5, float("nan")
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"a": {"b": [1]}}, [None], {"$unknown": "a\nb"}, {"": ""})
 
 PROGRAMS = {
-    "export": r"(NCCL|GLOO)_SOCKET_IFNAME==?[^\s/]{1,60}",
+    "export": r"(NCCL|GLOO)_SOCKET_IFNAME==?[^\s/]{1,60}|NCCL_IB_HCA==[\w.:,-]+|NCCL_IB_GID_INDEX=-?\d+"
+    r"|NCCL_IB_SUBNET_AWARE_ROUTING=1",
     "eval": r"",
     "ssh-agent": r"-s",
     "ssh-add": r"[^-].*",
@@ -100,7 +101,7 @@ PROGRAMS = {
     "dkms": r"autoinstall",
     "nvidia-modprobe": r"-c 0 -u",
     "usermod": r"-aG render,video [A-Za-z0-9_][A-Za-z0-9_.-]*",
-    "modprobe": r"nvidia_peermem|nvidia|amdgpu",
+    "modprobe": r"nvidia_peermem|nvidia|amdgpu|ib_uverbs",
     "chmod": r"1777 /dev/shm|600 /\S+",
     "ssh-keygen": r"-y -f /\S+",
     "firewall-cmd": r"--reload|(--permanent )?--zone=[\w/-]+ (--add-source=[0-9a-f.:/]+|--add-rich-rule=rule (priority=\"-?\d+\" )?family=\"ipv"

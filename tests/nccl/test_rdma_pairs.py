@@ -23,10 +23,8 @@ def cluster(*sides: Side) -> ClusterRdma:
 
 def met(*sides: Side) -> list[tuple[str, str, str, Cause | None]]:
     """For each pair both devices, and what comes of it."""
-    found = []
-    for pair in cluster(*sides).pairs:
-        found.append((pair.here.label, pair.there.label, pair.talk.answer.value, pair.talk.cause))
-    return found
+    pairs = cluster(*sides).pairs
+    return [(pair.here.label, pair.there.label, pair.talk.answer.value, pair.talk.cause) for pair in pairs]
 
 
 def rails(host: int, nets: Sequence[int], **more: object) -> list[RdmaDevice]:
@@ -156,15 +154,25 @@ def test_version_1_leaves_no_network_though_a_route_leads_there() -> None:
 
 def test_the_host_that_explains_all_is_at_fault() -> None:
     nodes = [side(f"n{h}", rails(h, [2, 1] if h == 3 else [1, 2])) for h in range(1, 5)]
-    assert list(cluster(*nodes).at_fault()) == ["n3"]
-    assert list(cluster(*nodes[1:3]).at_fault()) == ["n2", "n3"], "of two nobody knows"
+    assert [hosts for hosts, _ in cluster(*nodes).at_fault] == [("n3",)]
+    assert [hosts for hosts, _ in cluster(*nodes[1:3]).at_fault] == [("n2", "n3")], "of two nobody knows"
+
+
+def test_lists_that_work_are_found_and_tried() -> None:
+    crossed = cluster(side("A", rails(1, [1, 2])), side("B", rails(2, [2, 1])))
+    assert crossed.lasting() == {"A": "=mlx5_0", "B": "=mlx5_1"}
+    devices = rails(2, range(4))
+    devices[1] = roce("mlx5_1", netdev="p1", state="DOWN")
+    shifted = cluster(side("A", rails(1, range(4))), side("B", devices), side("C", rails(3, range(4))))
+    assert shifted.lasting() == dict.fromkeys("ABC", "=mlx5_0,mlx5_2,mlx5_3")
+    assert cluster(side("A", rails(1, [1])), side("B", rails(2, [2]))).lasting() is None
 
 
 def test_many_hosts_are_compared_along_the_ring_and_with_the_first() -> None:
     nodes = [side(f"n{h}", rails(h, [2, 1] if h == 77 else [1, 2])) for h in range(1, 201)]
     found = cluster(*nodes)
     assert len(found.pairs) == 2 * (200 + 197)
-    assert list(found.at_fault()) == ["n77"]
+    assert [hosts for hosts, _ in found.at_fault] == [("n77",)]
 
 
 @st.composite

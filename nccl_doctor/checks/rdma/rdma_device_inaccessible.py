@@ -1,0 +1,86 @@
+"""An RDMA device that is up can't be opened by the job.
+
+What it means: /sys shows the device, and its node /dev/infiniband/uverbsN is missing or refuses this user. NCCL says
+"NET/IB : Unable to open device" or nothing, and does not list it: with none left it takes TCP sockets, with fewer than
+elsewhere the devices behind it meet the wrong ones.
+
+How we know: each device's node is opened as libibverbs opens it, by the user and in the container of the job. ENOENT:
+the node is not there, as in a container or a pod to which it was not given. EACCES: its mode keeps this user out.
+EPERM: the container's device rules do. Without the kernel module ib_uverbs no device has a node. A device that
+NCCL_IB_HCA leaves out, or whose ports are down, counts for nothing.
+
+Fix: docker and podman: --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; Kubernetes: ask for the RDMA
+device plugin's resource; on the host `modprobe ib_uverbs`, and mode 0666 by a udev rule (rdma-core has it).
+"""
+
+from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.checks.rdma.rdma_hca_no_match import EXPLAINS, end, gravity
+from nccl_doctor.checks.view import Findings, View, check, folded, on_each, pasted
+from nccl_doctor.model.base import Unknown
+from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.nccl.rdma_pairs import Side
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.shell import line
+
+NO_MODULE = "no ib_uverbs"
+LOAD = line("modprobe ib_uverbs")
+
+
+@check(
+    "NCD406",
+    severity=Severity.WARNING,
+    needs=("rdma", *NEEDS),
+    needs_nccl=True,
+    explains=("rdma-pair-unreachable", "rdma-mismatch", *EXPLAINS),
+)
+def rdma_device_inaccessible(view: View) -> Findings:
+    """Yields one finding a reason, folded over hosts."""
+    rdma = view.nccl.rdma
+    facts = {host.name: its for host, its in view.facts}
+    closed = {name: side for name, side in rdma.sides.items() if side.rdma.closed and name in facts}
+    reasons = ((side.rdma.closed[0].problem or "", name) for name, side in closed.items())
+    for problem, names in grouped(reasons).items():
+        without = [name for name in names if not rdma.sides[name].rdma.entries]
+        what = end(rdma, without) if without else "NCCL leaves them out"
+        devices = ((name, _told(closed[name])) for name in names)
+        yield Finding(
+            hosts=tuple(names),
+            message=f"RDMA devices of {fold(names)} are up and can't be opened ({_words(problem)}): {what}.",
+            evidence=folded(devices),
+            facts={"problem": problem},
+            severity=gravity(rdma, without) if without else None,
+            fix=_fix(problem, names, _contained(facts[names[0]])),
+        )
+
+
+def _told(side: Side) -> str:
+    paths = (f"{device.name} (/dev/infiniband/uverbs{device.verbs})" for device in side.rdma.closed)
+    names = (device.name for device in side.rdma.closed)
+    return ", ".join(names if any(device.verbs is None for device in side.rdma.closed) else paths)
+
+
+def _words(problem: str) -> str:
+    return "the kernel module ib_uverbs is not loaded" if problem == NO_MODULE else problem
+
+
+def _contained(facts: HostFacts) -> bool:
+    return not isinstance(facts.identity, Unknown) and facts.identity.container is not None
+
+
+def _fix(problem: str, names: list[str], contained: bool) -> Fix:
+    if problem == NO_MODULE and not contained:
+        return pasted("Load the module (and name it in /etc/modules-load.d):", on_each(names, LOAD), needs_root=True)
+    if contained:
+        return Fix(
+            summary="Give the container its devices: --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 "
+            "for docker and podman, the resource of the RDMA device plugin for a pod."
+        )
+    if problem == "ENOENT":
+        return Fix(
+            summary="Have udev make the nodes again (udevadm trigger); rdma-core has the rules.", needs_root=True
+        )
+    return Fix(
+        summary="Let the job's user open /dev/infiniband/uverbs*: mode 0666, as rdma-core's udev rules set it.",
+        needs_root=True,
+    )

@@ -1,0 +1,100 @@
+"""The GID that NCCL would use on a RoCE port is missing, or of another type than on the other hosts.
+
+What it means: a RoCE port has a table of GIDs: one link-local and one for each IP address of its network interface,
+each of them as RoCE v1 and v2. NCCL sends the one at its index to the other side. An empty entry ends in "Call to
+ibv_modify_qp failed" with 61 (No data available) or 22 and "local GID ::"; v1 on one side and v2 on the other lets the
+queue pair come up and drops every packet, until completions fail with status 12.
+
+The index: NCCL_IB_GID_INDEX, unread, on every port of the job, if it is set (0 where it isn't, before NCCL 2.21). From
+2.21 on, where it is not set or negative, NCCL takes the first RoCE v2 entry that holds an IPv4 address, port by port;
+NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM say which. Without any it takes index 0, which is
+link-local. Tables move: an address, a bond or a VLAN more, a reboot, and index 3 has become 5.
+
+How we know: each port's table under /sys/class/infiniband, and the index that NCCL of the host's version takes there.
+An empty index is a fault by itself; a type that is not that of most hosts at the same place, too. Where no host has an
+IPv4 address on its RoCE ports, nothing is said: link-local GIDs reach each other in one segment.
+
+Fix: leave NCCL_IB_GID_INDEX away from NCCL 2.21 on. Where no entry holds an address, give the port's network interface
+one. In containers, share the host's network: entries of other network namespaces can't be used.
+"""
+
+from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.nccl.rdma import GID_CHOSEN, Entry, ip_of, is_usable
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma
+from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.text.hostlist import fold
+
+PIN = "NCCL_IB_GID_INDEX"
+
+
+@check(
+    "NCD404",
+    severity=Severity.ERROR,
+    needs=("rdma", *NEEDS),
+    needs_nccl=True,
+    explains=("rdma-mismatch", *ALLREDUCE),
+)
+def rdma_gid_missing(view: View) -> Findings:
+    """Yields one finding for all ports whose GID can't serve."""
+    rdma = view.nccl.rdma
+    faults = rdma.gid_faults
+    if not faults:
+        return
+    hosts = tuple(dict.fromkeys(host for host, _, _ in faults))
+    _, entry, kind = faults[0]
+    names = ", ".join(dict.fromkeys(str(port) for _, port, _ in faults))
+    empty = f"is empty ({entry.gid.why})" if entry.gid.pinned else "is missing: no entry of the table is of an address"
+    how = empty if kind == "empty" else f"is {kind} at index {entry.gid.index}"
+    unlike = "" if kind == "empty" else ", and not as on the other hosts"
+    yield Finding(
+        hosts=hosts,
+        message=f"The GID that NCCL would use of {names} on {fold(hosts)} {how}{unlike}.",
+        evidence=tuple(
+            f"{host}: {port}: index {port.gid.index} ({port.gid.why}): {what}; {_table(port)}"
+            for host, port, what in faults
+        ),
+        facts={
+            "gids": [
+                {"host": host, "device": port.label, "index": port.gid.index, "is": what} for host, port, what in faults
+            ]
+        },
+        fix=_fix(rdma, faults),
+    )
+
+
+def _table(entry: Entry) -> str:
+    """The entries that hold an address."""
+    held = [f"{gid.index} {gid.type or 'of unknown type'} {ip_of(gid)}" for gid in entry.port.gids if is_usable(gid)]
+    return f"its table has {', '.join(held[:6])}" if held else "its table holds no address"
+
+
+def _fix(rdma: ClusterRdma, faults: tuple[tuple[str, Entry, str], ...]) -> Fix:
+    pinned = [name for name, side in rdma.sides.items() if any(entry.gid.pinned for entry in side.rdma.entries)]
+    free = {name: {PIN: "-1"} for name in pinned}
+    if pinned and all(side.rdma.version >= GID_CHOSEN for side in rdma.sides.values()):
+        found = rdma.with_variables(free)
+        if not found.gid_faults:
+            chosen = {
+                host: sorted({entry.gid.index for entry in side.rdma.entries if entry.is_roce})
+                for host, side in found.sides.items()
+            }
+            indexes = ", ".join(f"{', '.join(map(str, its))} on {host}" for host, its in [*chosen.items()][:4])
+            summary = (
+                f"Unset {PIN}, or set it to -1, which means the same: NCCL then finds the index itself ({indexes})."
+            )
+            return setting(summary, PIN, dict.fromkeys(pinned, "-1"))
+    common = set.intersection(
+        *(_whole(entry) for side in rdma.sides.values() for entry in side.rdma.entries if entry.is_roce)
+    )
+    for index in sorted(common):
+        values = dict.fromkeys(rdma.sides, str(index))
+        if rdma.with_variables({name: {PIN: value} for name, value in values.items()}).works:
+            return setting("Set the index that holds the same kind of GID on all ports:", PIN, values)
+    lacking = ", ".join(dict.fromkeys(f"{entry.netdev or entry} on {host}" for host, entry, _ in faults))
+    return Fix(summary=f"Give {lacking} an IPv4 address in the network of the other hosts' ports.")
+
+
+def _whole(entry: Entry) -> set[int]:
+    return {gid.index for gid in entry.port.gids if is_usable(gid) and gid.type == "RoCE v2"}

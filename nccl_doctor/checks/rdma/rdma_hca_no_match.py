@@ -1,0 +1,77 @@
+"""NCCL_IB_HCA leaves none of a host's RDMA devices.
+
+What it means: NCCL says "NET/IB : No device found." and goes on over TCP sockets, at a tenth of the speed; with
+NCCL_NET=IB it ends with "Failed to initialize any NET plugin" ("network IB not found" before 2.27). Where the other
+hosts keep their devices, the two sides do not understand each other, and the job does not start.
+
+The value is a list of names of RDMA devices (mlx5_0, rocep1s0f0), never of network interfaces (eth0). A name means
+every device that begins so; "=" in front of the whole value asks for whole names, "^" for all but these; ":1" behind a
+name is a port, counted from 1. Blanks count: "mlx5_0, mlx5_1" names a device " mlx5_1". "^" alone leaves nothing.
+
+How we know: the devices under /sys/class/infiniband whose ports are ACTIVE, and NCCL's rules for the value, from the
+hosts file, the environment and NCCL's config files.
+
+Fix: name devices that are there, or unset NCCL_IB_HCA.
+"""
+
+from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded
+from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.nccl.rdma import RdmaList
+from nccl_doctor.nccl.rdma_pairs import NAME, ClusterRdma
+from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.text.hostlist import fold, grouped, quoted
+
+EXPLAINS = ("transport-fallback", "allreduce-slow", *ALLREDUCE)
+"""What follows where NCCL finds no RDMA device on a host."""
+
+
+@check("NCD405", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=EXPLAINS)
+def rdma_hca_no_match(view: View) -> Findings:
+    """Yields one finding a value that lets no device through."""
+    rdma = view.nccl.rdma
+    lists = {name: side.rdma for name, side in rdma.sides.items()}
+    lost = {name: own for name, own in lists.items() if own.off is None and own.present and not own.entries}
+    for value, names in grouped((own.variables.get("NCCL_IB_HCA", ""), name) for name, own in lost.items()).items():
+        there = {name: ", ".join(dict.fromkeys(device.name for device, _ in lost[name].present)) for name in names}
+        yield Finding(
+            hosts=tuple(names),
+            message=f"NCCL_IB_HCA={quoted(value)} lets no RDMA device of {fold(names)} through: {end(rdma, names)}.",
+            evidence=folded((name, f"ports are up on {devices}") for name, devices in there.items()),
+            facts={"NCCL_IB_HCA": value, "devices": {name: devices.split(", ") for name, devices in there.items()}},
+            severity=gravity(rdma, names),
+            fix=_fix({name: lost[name] for name in names}),
+        )
+
+
+def gravity(rdma: ClusterRdma, names: list[str]) -> Severity | None:
+    """An error where NCCL must have RDMA, or where other hosts go on with it."""
+    bound = any(rdma.sides[name].rdma.variables.get("NCCL_NET", "").lower() == "ib" for name in names)
+    return Severity.ERROR if bound or any(side.rdma.entries for side in rdma.sides.values()) else None
+
+
+def end(rdma: ClusterRdma, names: list[str]) -> str:
+    """What NCCL does there then."""
+    if any(rdma.sides[name].rdma.variables.get("NCCL_NET", "").lower() == "ib" for name in names):
+        return "with NCCL_NET=IB it ends"
+    others = [name for name, side in rdma.sides.items() if side.rdma.entries]
+    return f"it takes TCP sockets there, and RDMA on {fold(others)}" if others else "it takes TCP sockets"
+
+
+def _fix(lists: dict[str, RdmaList]) -> Fix:
+    meant = {name: _meant(own) for name, own in lists.items()}
+    names = {name for found in meant.values() for name in found}
+    if not all(meant.values()) or not all(NAME.fullmatch(name) for name in names):
+        return Fix(summary="Name devices that are there in NCCL_IB_HCA, or unset it.")
+    values = {name: f"={','.join(found)}" for name, found in meant.items()}
+    return setting("Name devices that are there, or unset NCCL_IB_HCA:", "NCCL_IB_HCA", values)
+
+
+def _meant(own: RdmaList) -> list[str]:
+    """The devices that the value may mean: as its names without blanks, or as network interfaces; else all."""
+    items = [item.name.strip(" =\"'") for item in own.spec.items]
+    there = [(device.name, {gid.interface for gid in port.gids}) for device, port in own.present]
+    close = [
+        name for name, netdevs in there if any(item and (name.startswith(item) or item in netdevs) for item in items)
+    ]
+    return list(dict.fromkeys(close if close and not own.spec.exclude else [name for name, _ in there]))

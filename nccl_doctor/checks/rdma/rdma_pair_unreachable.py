@@ -1,0 +1,141 @@
+"""Two RDMA devices that NCCL connects share no network, or can't talk for another reason.
+
+What it means: NCCL joins the first RDMA device of each host's list with the first of the next host's, the second with
+the second, and so on. Nothing in it looks whether they reach each other: the job ends in "Call to ibv_modify_qp failed"
+with 110 (Connection timed out), 101 or 113, from NCCL 2.24 on after a minute of tries, or stands still.
+
+    node1 [0] mlx5_0  10.1.0.1  ----x----  node2 [0] mlx5_0  10.2.0.2
+    node1 [1] mlx5_1  10.2.0.1  ----x----  node2 [1] mlx5_1  10.1.0.2
+
+The list holds the ports that are ACTIVE and that NCCL_IB_HCA lets through, in the kernel's order, from NCCL 2.29.7 on
+in that of their PCI addresses. NCCL_IB_HCA only filters; the order of its entries changes nothing. A port that is down
+is not in the list, and those behind it move up: on networks that are apart all of them then meet the wrong one. The
+ports of one card count as one device (from 2.20 on), whose first port meets the other's first.
+
+How we know: each host's list as NCCL of its version makes it, the network of the address in each port's GID, and the
+routes of that very network interface, for RoCE's packets leave by no other; for InfiniBand the subnet's prefix and the
+partition key at NCCL_IB_PKEY. Where the port test reached an address of such an interface, that counts. A way that only
+a default gateway could know is not judged.
+
+Fix: cable the hosts alike, or give the addresses so that devices of one place are in one network. Else name in
+NCCL_IB_HCA, with "=" in front, devices that meet; a list a host, where hosts differ. From NCCL 2.30.7 on
+NCCL_IB_SUBNET_AWARE_ROUTING=1 on all hosts has NCCL look for a device in the other's network.
+"""
+
+from collections.abc import Iterator
+
+from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.nccl.rdma import RAILS
+from nccl_doctor.nccl.rdma_pairs import Cause, ClusterRdma, Pair
+from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.text.hostlist import fold
+
+SUBNETS = "NCCL_IB_SUBNET_AWARE_ROUTING"
+MOST_PAIRS = 8  # of which evidence tells
+ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+
+
+@check(
+    "NCD403",
+    severity=Severity.ERROR,
+    needs=("rdma", *NEEDS),
+    needs_nccl=True,
+    explains=("rdma-mismatch", *ALLREDUCE),
+)
+def rdma_pair_unreachable(view: View) -> Findings:
+    """Yields one finding for each host whose devices can't talk, or for all where nobody knows whose fault it is."""
+    rdma = view.nccl.rdma
+    for hosts, pairs in rdma.at_fault:
+        first = pairs[0]
+        yield Finding(
+            hosts=hosts,
+            message=_message(rdma, first),
+            evidence=tuple(_evidence(rdma, pairs)),
+            facts={"pairs": [_fact(pair) for pair in pairs[:MOST_PAIRS]]},
+            fix=_fix(rdma, hosts, first),
+        )
+
+
+def _message(rdma: ClusterRdma, pair: Pair) -> str:
+    here, there = f"{pair.source}'s {_place(pair.place)}", f"{pair.target}'s {_place(pair.place)}"
+    pairing = "NCCL connects RDMA devices by their place in each host's list"
+    if pair.talk.cause is Cause.NETWORK:
+        nets = rdma.sides[pair.source].network(pair.here), rdma.sides[pair.target].network(pair.there)
+        if all(nets):
+            return f"{pairing}, and {here} ({pair.here}) is in {nets[0]}, {there} ({pair.there}) in {nets[1]}."
+    return f"{pairing}, and {here} ({pair.here}) can't talk to {there} ({pair.there}): {pair.talk.why}."
+
+
+def _evidence(rdma: ClusterRdma, pairs: tuple[Pair, ...]) -> Iterator[str]:
+    for host in dict.fromkeys(name for pair in pairs for name in (pair.source, pair.target)):
+        down = [f"{device.name} port {port.number} is {port.state}" for device, port in rdma.sides[host].rdma.down]
+        if down and _moved(rdma, host):
+            yield f"{host}: {', '.join(down)}, so that those behind it move up in its list"
+    for pair in pairs[:MOST_PAIRS]:
+        yield f"[{pair.place}] {pair.source} {pair.here} and {pair.target} {pair.there}: {pair.talk.why}"
+    if len(pairs) > MOST_PAIRS:
+        yield f"{len(pairs) - MOST_PAIRS} more pairs"
+
+
+def _moved(rdma: ClusterRdma, host: str) -> bool:
+    """True where the host's list is shorter than another one's."""
+    return len(rdma.sides[host].rdma.entries) < max(len(side.rdma.entries) for side in rdma.sides.values())
+
+
+def _fix(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> Fix:
+    every = {name: {SUBNETS: "1"} for name in rdma.sides}
+    if all(side.rdma.version >= RAILS for side in rdma.sides.values()) and rdma.with_variables(every).works:
+        summary = (
+            "Set this in the job's environment on every host: NCCL then looks for a device in the other's network."
+        )
+        return setting(summary, SUBNETS, dict.fromkeys(rdma.sides, "1"))
+    summary = _cure(rdma, hosts, pair)
+    lists = rdma.lasting()
+    if lists is None:
+        return Fix(summary=summary)
+    kept = min(value.count(",") + 1 for value in lists.values())
+    most = max(len(side.rdma.entries) for side in rdma.sides.values())
+    until = f"{summary} Until then, with {kept} of {most} devices:"
+    return setting(until, "NCCL_IB_HCA", lists)
+
+
+def _cure(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> str:
+    down = {
+        host: rdma.sides[host].rdma.down for host in rdma.sides if rdma.sides[host].rdma.down and _moved(rdma, host)
+    }
+    if down:
+        names = {device.name for found in down.values() for device, _ in found}
+        return f"Bring {', '.join(sorted(names))} on {fold(down)} up (cable, ip link set … up)."
+    if pair.talk.cause is Cause.LAYER:
+        return "Name devices of one kind in NCCL_IB_HCA, InfiniBand or RoCE."
+    if pair.talk.cause is Cause.PKEY:
+        return "Give both ports the same partition key at the index of NCCL_IB_PKEY, one of them as a full member."
+    if pair.talk.cause is Cause.SEEN:
+        return (
+            f"Look at the switch and the cables between {pair.here} on {pair.source} and {pair.there} on {pair.target}."
+        )
+    if pair.here.is_roce and _crossed(rdma):
+        one = "one of them" if len(hosts) > 1 else hosts[0]
+        return (
+            f"Swap the cables or the addresses of {one}, so that devices of one place are in one network on all hosts."
+        )
+    return (
+        f"Give {pair.there.netdev or pair.there} on {pair.target} an address in the network of "
+        f"{pair.here.netdev or pair.here} on {pair.source}, or routes between both networks from these very interfaces."
+    )
+
+
+def _crossed(rdma: ClusterRdma) -> bool:
+    nets = [{side.network(entry) for entry in side.rdma.entries} for side in rdma.sides.values()]
+    return all(own == nets[0] for own in nets)
+
+
+def _place(place: int) -> str:
+    return ORDINALS[place] if place < len(ORDINALS) else f"device [{place}]"
+
+
+def _fact(pair: Pair) -> dict[str, object]:
+    ends = {"src": pair.source, "dst": pair.target, "place": pair.place}
+    return {**ends, "src_device": pair.here.label, "dst_device": pair.there.label, "why": pair.talk.why}

@@ -7,8 +7,10 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.options import HostOptions, JobOptions, ReachOptions, flattened
+from nccl_doctor.cli.options import HostOptions, JobOptions, ReachOptions, among, flattened
 from nccl_doctor.cli.output import Out, finish
+
+RDMA = {"NCD403", "NCD404", "NCD405", "NCD406"}  # what keeps RDMA devices from meeting as they should
 
 NcclVersion = Annotated[
     str | None, typer.Option("--nccl-version", metavar="X.Y.Z", help="Answer as this version of NCCL would.")
@@ -41,6 +43,8 @@ def ifname(
         from nccl_doctor.cli.run import Request, look, refuse_other_hosts
         from nccl_doctor.cli.snapshots import of_snapshot, read_snapshot
         from nccl_doctor.errors import UsageError
+        from nccl_doctor.judge.diagnose import judge
+        from nccl_doctor.model.finding import Severity
         from nccl_doctor.nccl.cluster_nccl import answers, answers_for
         from nccl_doctor.nccl.versions import parse_version
         from nccl_doctor.text.inet import numeric
@@ -57,6 +61,8 @@ def ifname(
             refuse_other_hosts(which, request.overrides)
         snapshot = look(request, {"NCD207", "NCD303"}, out) if load_from is None else read_snapshot(load_from)
         found = answers(snapshot, version) if asked is None else answers_for(snapshot, asked, version)
+        if asked is None and version is None and any(one.rdma for one in found.hosts):
+            found = found.model_copy(update={"diagnoses": judge(snapshot, "ifname", among(RDMA)).diagnoses})
         if load_from is not None:
             found = of_snapshot(found, snapshot.cluster.nodes)
         out.show(found)
@@ -64,6 +70,8 @@ def ifname(
             unserved = any(one.known and one.has is None for one in found.hosts)
         else:
             unserved = any(one.set or (one.known and one.nccl_interface is None) for one in found.hosts)
+            unserved = unserved or any(each.trouble for one in found.hosts for each in one.rdma)
+            unserved = unserved or any(each.severity is Severity.ERROR for each in found.diagnoses)
         if unserved:
             return 1
         return 0 if all(one.known for one in found.hosts) else 3

@@ -35,7 +35,8 @@ def judged_from_file(document: Judged, own: Container[str]) -> Judged:
         names = tuple(one.name for one in document.hosts)
         others = ((one, tuple(name for name in one.hosts or names if name not in own)) for one in document.exports)
         exports = (one.model_copy(update={"hosts": hosts, "place": FROM}) for one, hosts in others if hosts)
-        return document.model_copy(update={"exports": tuple(exports)})
+        found = tuple(_diagnosis(one, own) for one in document.diagnoses)
+        return document.model_copy(update={"exports": tuple(exports), "diagnoses": found})
     changed: dict[str, object] = {"diagnoses": tuple(_diagnosis(one, own) for one in document.diagnoses)}
     if isinstance(document, Report):
         changed["next_step"] = None

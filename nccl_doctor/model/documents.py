@@ -49,6 +49,22 @@ class Launch(Document):
         return self.model_copy(update={"notes": hide(self.notes), "warnings": hide(self.warnings)})
 
 
+class RdmaAnswer(FrozenModel):
+    """A port in NCCL's list of a host's RDMA devices."""
+
+    device: str
+    port: int
+    netdev: str | None  # None on InfiniBand
+    link_layer: str | None
+    rate_gbps: float | None
+    gid_index: int
+    gid: str | None  # the address in it where it holds one; None where the table is empty there
+    why: str  # of that index
+    network: str | None = None  # of that address
+    place: int = 0  # of the device that channels take, whose ports are fused where several have one
+    trouble: str | None = None  # with whom it is joined and can't talk: "no way to node1's"
+
+
 class InterfaceAnswer(FrozenModel):
     """The interface that NCCL will use on one host."""
 
@@ -60,6 +76,7 @@ class InterfaceAnswer(FrozenModel):
     set: dict[str, str] = Field(default_factory=dict)
     # the interface, and its address, that has the address asked for or lies on its net
     has: tuple[str, str] | None = None
+    rdma: tuple[RdmaAnswer, ...] = ()  # in the order in which NCCL numbers them
 
 
 class Exports(FrozenModel):
@@ -80,6 +97,7 @@ class InterfaceAnswers(Document):
     asked: str | None = None  # the address that was asked for
     hosts: tuple[InterfaceAnswer, ...]
     exports: tuple[Exports, ...] = ()
+    diagnoses: tuple[Diagnosis, ...] = ()  # of the RDMA devices
 
 
 class Change(FrozenModel):

@@ -15,7 +15,7 @@ from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read, parse_spec
 from nccl_doctor.nccl.rdma import list_rdma
-from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side, rdma_answers
 from nccl_doctor.nccl.reach import Cause, Peers, Reachability, Reachable, is_private, reachability
 from nccl_doctor.nccl.suggest import Suggestion, suggest
 from nccl_doctor.nccl.versions import Version
@@ -210,7 +210,11 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
     nccl = cluster_nccl(snapshot, version)
     trouble = any(_trouble(nccl, name) is not None for name in nccl.by_host)
     suggestion = nccl.suggestion if trouble else None
-    found = tuple(_answer(nccl, host.name, suggestion) for host in snapshot.hosts)
+    devices = rdma_answers(nccl.rdma)
+    found = tuple(
+        _answer(nccl, host.name, suggestion).model_copy(update={"rdma": devices.get(host.name, ())})
+        for host in snapshot.hosts
+    )
     return InterfaceAnswers(hosts=found, exports=_exports(found))
 
 

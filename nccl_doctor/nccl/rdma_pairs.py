@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl.host_nccl import HostNccl
@@ -34,7 +35,11 @@ from nccl_doctor.nccl.rdma import (
 from nccl_doctor.nccl.reach import LOST, Reachable
 from nccl_doctor.snapshot.mesh import Mesh, groups
 from nccl_doctor.snapshot.system import RdmaGid
+from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import Address, Network, network_of
+
+if TYPE_CHECKING:  # no check needs it
+    from nccl_doctor.model.documents import RdmaAnswer
 
 EVERY_PAIR_UP_TO = 32  # hosts; beyond, each is compared with the first one and with its neighbours in the ring
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -328,6 +333,39 @@ class ClusterRdma:
         for a, b in pairs:
             if a.nccl.machine is None or a.nccl.machine != b.nccl.machine:
                 yield a, b
+
+
+def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:
+    """By host its ports as NCCL numbers them, for ``ifname``."""
+    from nccl_doctor.model.documents import RdmaAnswer
+
+    apart: dict[tuple[str, int], list[str]] = {}
+    for pair in rdma.pairs:
+        if pair.talk.answer is Reachable.NO:
+            apart.setdefault((pair.source, pair.here.index), []).append(pair.target)
+            apart.setdefault((pair.target, pair.there.index), []).append(pair.source)
+    found: dict[str, tuple[RdmaAnswer, ...]] = {}
+    for name, side in rdma.sides.items():
+        places = {entry.index: place for place, nic in enumerate(side.rdma.nics) for entry in nic.members}
+        rows = []
+        for entry in side.rdma.entries:
+            net, lost = side.network(entry), apart.get((name, entry.index))
+            row = RdmaAnswer(
+                device=entry.device.name,
+                port=entry.port.number,
+                netdev=entry.netdev,
+                link_layer=entry.port.link_layer,
+                rate_gbps=entry.port.rate_gbps,
+                gid_index=entry.gid.index,
+                gid=None if entry.gid.entry is None else str(ip_of(entry.gid.entry)),
+                why=entry.gid.why,
+                network=None if net is None else str(net),
+                place=places[entry.index],
+                trouble=f"no way to {fold(lost)}'s" if lost else None,
+            )
+            rows.append(row)
+        found[name] = tuple(rows)
+    return found
 
 
 def _meeting(side: Side, entry: Entry) -> object:

@@ -20,8 +20,9 @@ from nccl_doctor.model.documents import (
     Topic,
     TopicList,
 )
+from nccl_doctor.report.human import diagnosis
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.text import WIDTH, apart, joined, painter, table, wrap
+from nccl_doctor.report.text import WIDTH, Screen, apart, joined, painter, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, nouns, plural
 from nccl_doctor.text.shell import clean, pasteable
 
@@ -79,6 +80,8 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
         text = table(("host", "NCCL uses", "why"), _interface_rows(answers.hosts), width)
     else:
         text = table(("host", "interface", "why"), _asked_rows(answers.hosts), width)
+    if answers.asked is None and any(one.rdma for one in answers.hosts):
+        text += ["", *table(("RDMA, by place", "device", "GID", "network"), _rdma_rows(answers.hosts), width)]
     for block in answers.exports:
         shown = [line for line in block.lines if pasteable(line)]
         if len(shown) < len(block.lines):
@@ -88,6 +91,8 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
         where += f" ({block.place})" if block.place else ""
         text += ["", *wrap(f"Set on {where}, or under env in the hosts file:", width), ""]
         text += [paint(line, "bold") for line in shown]
+    for found in answers.diagnoses:
+        text += ["", *diagnosis(found, Screen.of(options))]
     return "\n".join(text) + "\n"
 
 
@@ -103,6 +108,25 @@ def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, s
         sources = sorted({" ".join(filter(None, (_SAYS[one.source], one.nccl_version))) for one in interfaces})
         uses = f"{name}  {_shared([interface.address for interface in interfaces])}" if interfaces else name
         yield fold(one.name for one in alike), uses, reason + (f" ({', '.join(sources)})" if sources else "")
+
+
+def _rdma_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str, str]]:
+    """The devices of each place, hosts alike folded; ports that are fused stand under one place."""
+    rows = [(one.name, each) for one in answers for each in one.rdma]
+    for place in sorted({each.place for _, each in rows}):
+        alike = grouped(
+            ((each.device, each.port, each.netdev, each.gid_index, each.network, each.trouble), (name, each))
+            for name, each in rows
+            if each.place == place
+        )
+        for (device, port, netdev, index, network, trouble), its in alike.items():
+            label = f"{device}:{port}" if port > 1 else device
+            gids = [each.gid for _, each in its if each.gid is not None]
+            gid = f"{index}  {_shared(gids)}" if gids else f"{index}  empty"
+            where = network or (its[0][1].link_layer if netdev is None else None) or "not known"
+            words = (fold(name for name, _ in its), f"[{place}]")
+            ends = "  ".join(filter(None, (where, trouble)))
+            yield " ".join(words), f"{label} on {netdev}" if netdev else label, gid, ends
 
 
 def _asked_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str]]:

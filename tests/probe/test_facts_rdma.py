@@ -1,0 +1,108 @@
+"""RDMA devices as /sys and /dev show them: their place on the PCI bus, their nodes, their tables, and what that costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from nccl_doctor.probe.facts import network
+from nccl_doctor.probe.facts.network import MOST_FREE, parse_speed, read_rdma
+from nccl_doctor.snapshot.system import RdmaDevice
+
+EMPTY = ":".join(["0000"] * 8)
+GID = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for path, text in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(f"{text}\n")
+
+
+def device(root: Path, name: str, bus: str, number: int | None = None, gids: int = 16) -> None:
+    """A device below a bridge, with its first GIDs in use."""
+    port, pci = f"class/infiniband/{name}/ports/1", f"devices/pci0000:00/0000:00:01.0/{bus}"
+    write(root, {f"{port}/state": "4: ACTIVE", f"{port}/link_layer": "Ethernet", f"{port}/rate": "200 Gb/sec (4X HDR)"})
+    write(root, {f"{port}/gids/{index}": GID if index < 2 else EMPTY for index in range(gids)})
+    write(root, {f"{port}/pkeys/{index}": "0xffff" if index in (0, 3) else "0x0000" for index in range(128)})
+    write(root, {f"{pci}/{name}": text for name, text in LINK.items()} | {f"{pci}/../max_link_width": "8"})
+    (root / f"class/infiniband/{name}/device").symlink_to(root / pci)
+    if number is not None:
+        write(root, {f"class/infiniband_verbs/uverbs{number}/ibdev": name})
+
+
+LINK = {
+    "current_link_width": "4",
+    "max_link_width": "16",
+    "current_link_speed": "16.0 GT/s PCIe",
+    "max_link_speed": "32.0 GT/s PCIe",
+    "numa_node": "1",
+}
+
+
+def found(root: Path) -> list[dict[str, Any]]:
+    return read_rdma(str(root / "class/infiniband"), str(root / "dev"))
+
+
+def test_a_device_s_place_and_its_link_s_ends(tmp_path: Path) -> None:
+    device(tmp_path, "mlx5_0", "0000:81:00.1")
+    (told,) = found(tmp_path)
+    assert (told["pci"], told["numa"], told["virtual"]) == (["0000:00:01.0", "0000:81:00.1"], 1, False)
+    assert told["link"] == {"speed": 16.0, "width": 4, "max_speed": 32.0, "max_width": 8}, "the bridge has eight lanes"
+    (typed,) = TypeAdapter(tuple[RdmaDevice, ...]).validate_python([told])
+    assert typed.ports[0].pkeys == ((0, "0xffff"), (3, "0xffff"))
+
+
+def test_a_virtual_function_and_a_link_that_does_not_tell(tmp_path: Path) -> None:
+    device(tmp_path, "mlx5_0", "0000:81:00.2")
+    place = tmp_path / "devices/pci0000:00/0000:00:01.0/0000:81:00.2"
+    (place / "physfn").symlink_to("../0000:81:00.0")
+    (place.parent / "0000:81:00.0").mkdir()
+    write(place, {"current_link_speed": "Unknown", "numa_node": "-1"})
+    (told,) = found(tmp_path)
+    assert (told["virtual"], told["link"], told["numa"]) == (True, None, None)
+
+
+def test_nodes_are_opened_and_their_numbers_are_the_kernels(tmp_path: Path) -> None:
+    for number, name in ((1, "mlx5_0"), (0, "mlx5_1"), (None, "mlx5_2")):
+        device(tmp_path, name, f"0000:8{name[-1]}:00.0", number)
+    write(tmp_path, {"dev/uverbs1": ""})
+    assert [(one["name"], one["verbs"], one["problem"]) for one in found(tmp_path)] == [
+        ("mlx5_0", 1, None),
+        ("mlx5_1", 0, "ENOENT"),
+        ("mlx5_2", None, "no ib_uverbs"),
+    ]
+
+
+def test_eight_devices_cost_a_few_hundred_files_and_none_costs_a_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        device(tmp_path, f"mlx5_{number}", f"0000:8{number}:00.0", number, gids=256)
+    opened: list[str] = []
+    quick, slow = network._line, network.read
+
+    def count(look: Any) -> Any:
+        def counted(path: str) -> Any:
+            opened.append(path)
+            return look(path)
+
+        return counted
+
+    monkeypatch.setattr(network, "_line", count(quick))
+    monkeypatch.setattr(network, "read", count(slow))
+    found(tmp_path)
+    assert len(opened) < 8 * (2 * MOST_FREE + 30), "a table of 256 is not read to its end"
+    opened.clear()
+    assert found(tmp_path / "nothing") == []
+    assert opened == []
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"), [("32.0 GT/s PCIe", 32.0), ("16 GT/s", 16.0), ("Unknown", None), (None, None)]
+)
+def test_speeds(text: str | None, speed: float | None) -> None:
+    assert parse_speed(text) == speed

@@ -32,8 +32,8 @@ from nccl_doctor.nccl.rdma import (
     list_rdma,
     roce_version,
 )
-from nccl_doctor.nccl.reach import LOST, Reachable
-from nccl_doctor.snapshot.mesh import Mesh, groups
+from nccl_doctor.nccl.reach import Reachable
+from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, groups
 from nccl_doctor.snapshot.system import RdmaGid
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import Address, Network, network_of
@@ -160,16 +160,28 @@ def _by_way(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None) -> T
     assert gid is not None, "_unlike has seen to it"
     assert target is not None, "likewise"
     to = ip_of(target)
-    if mesh is not None and a.host in mesh.answered.get(b.host, {}).get(str(to), ()):
-        return Talk(Reachable.YES, f"connected to {to}")
-    dials = mesh.failures.get((a.host, b.host), ()) if mesh is not None else ()
-    lost = next((dial.outcome for dial in dials if dial.address == str(to) and dial.outcome in LOST), None)
-    if lost is not None:
-        return Talk(Reachable.NO, f"{a.host} to {to}: {lost}", Cause.SEEN)
+    dial = mesh.rdma_dials.get((a.host, b.host, gid.interface or "", str(to))) if mesh is not None else None
+    if dial is not None and dial.outcome in ("connected", "routed"):
+        return Talk(Reachable.YES, f"{to} is reached by {gid.interface}")
+    unheard = dial is not None and (dial.outcome == "unreachable" or is_unanswered(dial))
     net = a.network(here)
     if net is None:
         return Talk(Reachable.UNSURE, f"the network of {ip_of(gid)} is not known")
-    return Talk(Reachable.YES, f"{to} is in {net}") if _holds(net, to) else _by_route(a, gid, net, to)
+    talk = Talk(Reachable.YES, f"{to} is in {net}") if _holds(net, to) else _by_route(a, gid, net, to)
+    if unheard and talk.answer is not Reachable.NO:
+        return Talk(Reachable.NO, f"{to} did not answer {a.host} on {gid.interface}", Cause.SEEN)
+    return talk
+
+
+ARP_S = 2.0
+
+
+def is_unanswered(dial: RdmaDial) -> bool:
+    """True where nobody answered the kernel's search for the address, which it gives up after three seconds.
+
+    A packet filter's REJECT gives the same error at once, and stops TCP alone: RDMA's packets pass no such filter.
+    """
+    return dial.outcome == "no-route" and dial.seconds is not None and dial.seconds >= ARP_S
 
 
 def _holds(net: Network, address: Address) -> bool:
@@ -230,11 +242,37 @@ def _subnet(entry: Entry, length: int) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
+class Way:
+    """The way of packets from a port's interface to another one's address; ``apart``: no route of main leads there."""
+
+    src: str
+    dst: str
+    interface: str
+    own: str
+    to: str
+    apart: bool
+
+
+@dataclass(frozen=True)
 class ClusterRdma:
     """The lists of all hosts of which they are known, side by side."""
 
     sides: Mapping[str, Side]
     mesh: Mesh | None
+
+    @property
+    def ways(self) -> Iterator[Way]:
+        """The ways of packets between RoCE ports, both directions, of pairs whose GIDs go together."""
+        for pair in self.pairs:
+            if pair.here.is_roce and pair.talk.cause in (None, Cause.NETWORK, Cause.SEEN):
+                for src, one, dst, other in (
+                    (pair.source, pair.here, pair.target, pair.there),
+                    (pair.target, pair.there, pair.source, pair.here),
+                ):
+                    own, to = one.gid.entry, other.gid.entry
+                    if own and to and own.interface and is_usable(own) and is_usable(to):
+                        apart = pair.talk.cause is Cause.NETWORK
+                        yield Way(src, dst, own.interface, str(ip_of(own)), str(ip_of(to)), apart=apart)
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:

@@ -22,7 +22,7 @@ from nccl_doctor.model.base import (
     Unknown,
     skipped,
 )
-from nccl_doctor.model.report import FailedDial
+from nccl_doctor.model.report import DialOutcome, DialSeconds, FailedDial
 from nccl_doctor.text.hostlist import grouped
 
 
@@ -44,6 +44,18 @@ class Interception(Observed):
     dst: str
     address: HostAddress
     port: Port
+
+
+class RdmaDial(Observed):
+    """A TCP connection from the interface of one RDMA port to the address in the GID of another's, which it meets."""
+
+    src: str
+    dst: str
+    interface: InterfaceName
+    address: HostAddress
+    outcome: DialOutcome | Literal["routed"]  # to another network nobody dials: a rule of the kernel's leads there
+    error: Clipped | None = None  # an errno's name
+    seconds: DialSeconds | None = None
 
 
 class Rail(Observed):
@@ -73,7 +85,7 @@ class Sample(Observed):
 
 
 Answers = dict[str, dict[HostAddress, tuple[str, ...]]]  # by host and address, the hosts that met its listener there
-Pair = TypeVar("Pair", FailedDial, Stall, Interception)
+Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial)
 
 
 class Mesh(Observed):
@@ -96,6 +108,7 @@ class Mesh(Observed):
     sample: Sample | None = None  # which pairs were to be dialled, where not all were
     # dials to closed ports that somebody took; each host tried one other, where there was a reason to
     intercepted: tuple[Interception, ...] = ()
+    rdma: tuple[RdmaDial, ...] = ()  # between the interfaces of RDMA ports that NCCL joins
 
     @model_validator(mode="after")
     def _counted(self) -> Mesh:
@@ -134,17 +147,24 @@ class Mesh(Observed):
             elsewhere=heard(self.elsewhere),
             rails={name: rails for name, rails in self.rails.items() if name in names},
             intercepted=between(self.intercepted),
+            rdma=between(self.rdma),
         )
 
     @property
     def names(self) -> set[str]:
         """Every host that it names: in ports, dials, stalls or answers."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
-        pairs: tuple[FailedDial | Stall | Interception, ...] = (*self.failed, *stalls, *self.intercepted)
+        dials: tuple[FailedDial | Stall | Interception | RdmaDial, ...] = (*self.failed, *stalls, *self.intercepted)
+        pairs = (*dials, *self.rdma)
         ends = [(pair.src, pair.dst) for pair in pairs]
         witnesses = chain.from_iterable(met.values() for met in self.answered.values())
         hosts = self.ports.keys() | self.not_listening.keys() | self.answered.keys()
         return set(chain.from_iterable((*ends, *witnesses))) | hosts
+
+    @cached_property
+    def rdma_dials(self) -> dict[tuple[str, str, str, str], RdmaDial]:
+        """By hosts, interface and address."""
+        return {(dial.src, dial.dst, dial.interface, dial.address): dial for dial in self.rdma}
 
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[FailedDial, ...]]:

@@ -123,6 +123,32 @@ def test_each_fault_is_one_diagnosis_and_its_lines_mend_it(case: str, make_lab: 
         assert check(lab, hosts=nodes) == (0, [])
 
 
+def test_rules_that_lead_to_the_other_network_are_a_way(make_lab: MakeLab) -> None:
+    lab = laid(make_lab, crossed)
+    for number, host in enumerate(lab.hosts, 1):
+        for place, net in enumerate((1, 2) if number == 1 else (2, 1)):
+            host.run(f"ip rule add from 10.{net}.0.{number} lookup {100 + place}")
+            host.run(f"ip route add 10.0.0.0/8 via 10.{net}.0.254 dev p{place} table {100 + place}")
+    assert check(lab) == (0, [])
+
+
+def test_a_switch_that_drops_is_seen_though_both_are_in_one_network(make_lab: MakeLab) -> None:
+    """The cable of node2's first port is in another rail's switch."""
+    lab = laid(make_lab, two)
+    lab.switch(["ip", "link", "add", "rail7", "type", "bridge"])
+    lab.switch(["ip", "link", "set", "node2p0", "master", "rail7"])
+    code, found = check(lab)
+    assert (code, [(one["name"], one["hosts"]) for one in found]) == (1, [("rdma-pair-unreachable", BOTH)])
+    assert "10.1.0.2 did not answer node1 on p0" in found[0]["message"]
+
+
+def test_a_filter_of_tcp_on_an_rdma_interface_is_nobodys_fault(make_lab: MakeLab) -> None:
+    lab = laid(make_lab, two)
+    lab.host("node2").run("iptables -A INPUT -i p0 -p tcp -j REJECT --reject-with icmp-host-prohibited")
+    lab.host("node2").run("iptables -A INPUT -i p1 -p tcp -j DROP")
+    assert check(lab) == (0, [])
+
+
 def test_ifname_shows_whom_each_device_meets(make_lab: MakeLab) -> None:
     lab = laid(make_lab, crossed)
     lab.controller.write("/root/hosts.yaml", lab.hosts_file())

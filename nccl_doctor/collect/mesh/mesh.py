@@ -33,10 +33,11 @@ from nccl_doctor.collect.mesh import plan
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import FailedDial
+from nccl_doctor.nccl.rdma_pairs import Way
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.snapshot.mesh import Mesh, Sample, Stall
+from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, Sample, Stall
 from nccl_doctor.snapshot.network import PortTrial
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, grouped
 
 PARTNERS = 8  # Hosts that each one tries, the next in the list; every host is tried by as many
 DEADLINE_S = 1.5  # The kernel's first retransmission comes after 0.2 s; ten of them fit in
@@ -115,6 +116,7 @@ def run_mesh(
             missed = {name: [dst for dst in found if dst != name and not first.holds(name, dst)] for name in names}
             targets, dialled = together(names, (targets, dialled), dialling.run(missed, lambda _session: None))
         stalls = find_stalls(sessions, targets, dialled)
+        rdma = dial_rdma(sessions, facts, dialling.nodes, nonce, ports)
     silent.update(doubts(dialling.doubtful))
     failed: list[FailedDial] = []
     met: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -143,7 +145,55 @@ def run_mesh(
         answered=met,
         rails={name: {to: dialling.used[name].of(to) for to in extra} for name, extra in dialling.beside.items()},
         sample=sample,
+        rdma=rdma,
     )
+
+
+RDMA_S = 4.0  # the kernel gives up its search for an address after three
+
+
+def dial_rdma(
+    sessions: list[ProbeSession],
+    facts: dict[str, HostFacts],
+    nodes: dict[str, Node],
+    nonce: str,
+    ports: dict[str, tuple[int, ...]],
+) -> tuple[RdmaDial, ...]:
+    """The dials between the interfaces of RDMA ports that NCCL joins; none where there are no such ports.
+
+    To another network nobody dials: a host answers for all its addresses on each of its interfaces, also on one to
+    which no RDMA packet for that address may come. There the kernel is asked whether a rule leads there all the same.
+    """
+    ways = grouped((way.src, way) for way in plan.rdma_ways(nodes, facts) if ports.get(way.dst))
+    some = [session for session in sessions if session.node.name in ways]
+
+    def dial(session: ProbeSession) -> list[RdmaDial]:
+        mine = ways[session.node.name]
+        near, far = [way for way in mine if not way.apart], [way for way in mine if way.apart]
+        found = []
+        if near:
+            targets = [plan.Target(way.dst, way.to, ports[way.dst][-1:], way.interface) for way in near]
+            failed = {row.target: row for row in dial_targets(session, targets, nonce, RDMA_S).failed}
+            for place, way in enumerate(near):
+                row = failed.get(place)
+                if row is None:
+                    found.append(_rdma_dial(way, "connected"))
+                elif row.outcome != "failed":  # by a kernel that lets nobody choose the interface
+                    found.append(_rdma_dial(way, row.outcome, error=row.error, seconds=row.seconds))
+        if far:
+            packets = [{"to": way.to, "source": way.own, "iif": None} for way in far]
+            told = session.ask(answers.WAYS, "ways", time.monotonic() + LISTEN_ANSWER_S, packets=packets)
+            routes = zip(far, told, strict=False)
+            found += [_rdma_dial(way, "routed") for way, route in routes if route.dev == way.interface]
+        return found
+
+    seen = ask_all(dial, some, window=Window())  # of what was not seen, routes tell
+    return tuple(one for found in seen if not isinstance(found, Exception) for one in found)
+
+
+def _rdma_dial(way: Way, outcome: str, **more: object) -> RdmaDial:
+    ends = {"src": way.src, "dst": way.dst, "interface": way.interface, "address": way.to}
+    return RdmaDial.model_validate({**ends, "outcome": outcome, **more})
 
 
 def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -347,7 +397,10 @@ def dial_targets(
     session: ProbeSession, targets: list[plan.Target], nonce: str, timeout_s: float, latest: float = math.inf
 ) -> Dialled:
     """Has a host dial listeners of this nonce; its answer comes before ``latest``, on the monotonic clock."""
-    wanted = [[target.address, list(target.ports), plan.own_nonce(nonce, target.dst)] for target in targets]
+    wanted = [
+        [target.address, list(target.ports), plan.own_nonce(nonce, target.dst), *filter(None, [target.interface])]
+        for target in targets
+    ]
     # A resolver has its time, and dials beyond the number made at once wait for their turn, at worst a time-out each.
     rounds = 2 + sum(len(target.ports) for target in targets) // AT_ONCE
     deadline = min(time.monotonic() + rounds * timeout_s + LISTEN_ANSWER_S, latest)

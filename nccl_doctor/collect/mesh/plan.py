@@ -26,6 +26,8 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.nccl.gloo import gloo_devices, is_initiator
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
 from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read
+from nccl_doctor.nccl.rdma import list_rdma
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side, Way
 from nccl_doctor.snapshot.hosts import Host, HostFacts, nproc
 from nccl_doctor.snapshot.mesh import Rail, Sample, groups
 from nccl_doctor.snapshot.network import Interfaces, Names, PortRange, Resolution
@@ -52,6 +54,7 @@ class Target:
     dst: str
     address: str
     ports: tuple[int, ...]
+    interface: str | None = None  # by which the dial has to leave; None for any
 
 
 def own_nonce(nonce: str, name: str) -> str:
@@ -250,6 +253,20 @@ def rail_targets(
             for address in between(facts[name], used[name], used[dst]):
                 if (dst, address) not in dialled:
                     yield Target(dst, address, ports[dst][-1:])
+
+
+def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
+    """The ways between RDMA ports that NCCL joins, where the dialling host knows the address."""
+    if not any(isinstance(own.rdma, tuple) and own.rdma for own in facts.values()):
+        return []
+    seen = {name: host_nccl(Host(node=nodes[name], facts=own)) for name, own in facts.items()}
+    sides = {
+        name: Side(side, list_rdma(devices, side.values, side.version))
+        for name, side in seen.items()
+        if isinstance(side, HostNccl) and not isinstance(devices := facts[name].rdma, Unknown)
+    }
+    found = dict.fromkeys(ClusterRdma(sides, None).ways)
+    return [way for way in found if confirmed(way.to, nodes[way.dst], facts[way.src])]
 
 
 def own_targets(

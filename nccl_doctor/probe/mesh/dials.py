@@ -47,8 +47,8 @@ def end_with_reset(sock: socket.socket) -> None:
 class Dial:
     """A connection to be made: to a name's first address that takes it, as torch's TCPStore does."""
 
-    def __init__(self, places: list[Place], nonce: bytes) -> None:
-        self._places, self._nonce = list(places), nonce
+    def __init__(self, places: list[Place], nonce: bytes, interface: str = "") -> None:
+        self._places, self._nonce, self._interface = list(places), nonce, interface
         self._spoken = False
         self.began = 0.0
         self.sock: socket.socket | None = None
@@ -68,6 +68,8 @@ class Dial:
         try:
             self.sock.setblocking(False)
             end_with_reset(self.sock)
+            if self._interface:  # anybody may since Linux 5.7
+                self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, os.fsencode(self._interface))
             number = self.sock.connect_ex(place)
         except OSError as error:
             return self._failed(error)
@@ -117,20 +119,23 @@ class Dial:
 
 
 def dial_all(targets: list[list[Any]], timeout_s: float) -> list[list[Any]]:
-    """Dials ``[address, ports, nonce]`` each: ``[index, port, outcome, error, seconds]``, None for an unknown name."""
-    places = resolved({address for address, _, _ in targets}, timeout_s)
+    """Dials ``[address, ports, nonce]`` each: ``[index, port, outcome, error, seconds]``, None for an unknown name.
+
+    A fourth member is the interface by which it has to leave.
+    """
+    places = resolved({target[0] for target in targets}, timeout_s)
     results: dict[Key, Ended] = {}
     waiting: list[tuple[Key, Dial]] = []
-    for index, (address, ports, nonce) in enumerate(targets):
+    for index, (address, ports, nonce, *interface) in enumerate(targets):
         found = places[address]
         for port in ports:
             if isinstance(found, tuple):
                 results[index, port] = (*found, None)
             else:
                 at_port = [(family, (place[0], port, *place[2:])) for family, place in found]
-                waiting.append(((index, port), Dial(at_port, nonce.encode())))
+                waiting.append(((index, port), Dial(at_port, nonce.encode(), *interface)))
     results.update(Round(timeout_s).run(waiting))
-    return [[index, port, *results[index, port]] for index, (_, ports, _) in enumerate(targets) for port in ports]
+    return [[index, port, *results[index, port]] for index, target in enumerate(targets) for port in target[1]]
 
 
 class Round:

@@ -217,7 +217,6 @@ class RdmaDevice(Observed):
     guid: str | None = None  # sys_image_guid: one a chip
     pci: tuple[str, ...] = ()  # addresses of the bridges that lead to it, its own last: "0000:01:00.0"
     numa: Count | None = None
-    virtual: bool = False  # a virtual function
     link: PciLink | None = None
     verbs: Count | None = (
         None  # N of /dev/infiniband/uverbsN, given in the order in which the kernel registered devices

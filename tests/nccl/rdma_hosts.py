@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.interfaces import Choice, Chosen
@@ -65,8 +65,7 @@ def side(
     *,
     version: Version = NEW,
     routes: Sequence[tuple[str, str]] = (),
-    bits: int = 24,
-    **variables: str,
+    variables: Mapping[str, str] | None = None,
 ) -> Side:
     """A host whose interfaces have the devices' addresses; ``routes``: destination and interface, by a gateway."""
     addresses = [
@@ -75,10 +74,10 @@ def side(
         for port in device.ports
         for entry in port.gids
         if (mapped := ipaddress.IPv6Address(entry.gid).ipv4_mapped) is not None
-        for net in [ipaddress.ip_network(f"{mapped}/{bits}", strict=False)]
+        for net in [ipaddress.ip_network(f"{mapped}/24", strict=False)]
     ]
     interfaces = Interfaces.model_validate({"links": [], "addresses": addresses})
-    own = [(str(ipaddress.ip_network(f"{a['address']}/{bits}", strict=False)), a["interface"], None) for a in addresses]
+    own = [(str(ipaddress.ip_network(f"{a['address']}/24", strict=False)), a["interface"], None) for a in addresses]
     via = [(destination, interface, "10.255.0.1") for destination, interface in routes]
     rows = tuple(
         Route.model_validate(
@@ -97,4 +96,4 @@ def side(
         choice=Choice(Chosen("eth0", "192.0.2.1", ""), ()),
         source="model",
     )
-    return Side(nccl, list_rdma(devices, variables, version))
+    return Side(nccl, list_rdma(devices, variables or {}, version))

@@ -38,12 +38,15 @@ def test_1_one_infiniband_device_each() -> None:
 
 
 def test_4_none_that_fits_is_joined_to_nobody() -> None:
-    assert met(side("A", [infiniband("mlx5_0")], NCCL_IB_HCA="mlx5_9"), side("B", [infiniband("mlx5_0")])) == []
+    assert (
+        met(side("A", [infiniband("mlx5_0")], variables={"NCCL_IB_HCA": "mlx5_9"}), side("B", [infiniband("mlx5_0")]))
+        == []
+    )
 
 
 def test_6_crossed_cables_do_not_reach_each_other_and_the_order_of_the_list_is_no_cure() -> None:
     for variables in ({}, {"NCCL_IB_HCA": "=mlx5_1,mlx5_0"}):
-        sides = side("A", rails(1, [1, 2]), **variables), side("B", rails(2, [2, 1]), **variables)
+        sides = side("A", rails(1, [1, 2]), variables=variables), side("B", rails(2, [2, 1]), variables=variables)
         assert met(*sides) == [
             ("mlx5_0", "mlx5_0", "no", Cause.NETWORK),
             ("mlx5_1", "mlx5_1", "no", Cause.NETWORK),
@@ -51,13 +54,13 @@ def test_6_crossed_cables_do_not_reach_each_other_and_the_order_of_the_list_is_n
 
 
 def test_6_routing_by_subnets_is_a_cure_since_2_30_7_where_both_have_it() -> None:
-    def both(version: tuple[int, int, int], **b: str) -> list[str]:
-        a = side("A", rails(1, [1, 2]), version=version, **AWARE)
-        return [answer for _, _, answer, _ in met(a, side("B", rails(2, [2, 1]), version=version, **b))]
+    def both(version: tuple[int, int, int], b: dict[str, str] = AWARE) -> list[str]:
+        a = side("A", rails(1, [1, 2]), version=version, variables=AWARE)
+        return [answer for _, _, answer, _ in met(a, side("B", rails(2, [2, 1]), version=version, variables=b))]
 
-    assert both(RAILS, **AWARE) == ["yes", "yes"]
-    assert both(RAILS) == ["no", "no"]
-    assert both((2, 30, 4), **AWARE) == ["no", "no"]
+    assert both(RAILS) == ["yes", "yes"]
+    assert both(RAILS, {}) == ["no", "no"]
+    assert both((2, 30, 4)) == ["no", "no"]
 
 
 def test_7_routed_networks_work() -> None:
@@ -88,8 +91,10 @@ def test_8_a_port_that_is_down_shifts_those_behind_it() -> None:
 
 
 def test_9_a_pinned_index_that_is_a_hole_on_one_host() -> None:
-    a = side("A", [usual("mlx5_0", "10.1.0.1")], NCCL_IB_GID_INDEX="3")
-    b = side("B", [roce("mlx5_0", "L1", "L2", "Z", "Z", "10.1.0.2v1", "10.1.0.2v2")], NCCL_IB_GID_INDEX="3")
+    a = side("A", [usual("mlx5_0", "10.1.0.1")], variables={"NCCL_IB_GID_INDEX": "3"})
+    b = side(
+        "B", [roce("mlx5_0", "L1", "L2", "Z", "Z", "10.1.0.2v1", "10.1.0.2v2")], variables={"NCCL_IB_GID_INDEX": "3"}
+    )
     assert met(a, b) == [("mlx5_0", "mlx5_0", "no", Cause.GID)]
     assert [(host, entry.gid.index, kind) for host, entry, kind in cluster(a, b).gid_faults] == [("B", 3, "empty")]
     free = [side(one.host, one.rdma.devices) for one in (a, b)]
@@ -135,7 +140,7 @@ def test_partition_keys_have_to_meet_one_of_them_as_a_full_member() -> None:
         return met(*sides)[0][2]
 
     assert [keys("0xffff", "0x7fff"), keys("0x7fff", "0x7fff"), keys("0x8001", "0xffff")] == ["yes", "no", "no"]
-    beyond = side("A", [infiniband("mlx5_0")], NCCL_IB_PKEY="5")
+    beyond = side("A", [infiniband("mlx5_0")], variables={"NCCL_IB_PKEY": "5"})
     assert met(beyond, side("B", [infiniband("mlx5_0")]))[0][3] is Cause.PKEY
 
 
@@ -146,7 +151,7 @@ def test_infiniband_subnets_are_told_apart_by_their_prefix() -> None:
 
 def test_version_1_leaves_no_network_though_a_route_leads_there() -> None:
     sides = [
-        side(n, rails(h, [net]), NCCL_IB_GID_INDEX="2", routes=[(f"10.{there}.0.0/24", "p0")])
+        side(n, rails(h, [net]), variables={"NCCL_IB_GID_INDEX": "2"}, routes=[(f"10.{there}.0.0/24", "p0")])
         for n, h, net, there in (("A", 1, 1, 2), ("B", 2, 2, 1))
     ]
     assert met(*sides)[0][2:] == ("no", Cause.NETWORK)
@@ -207,7 +212,7 @@ def layouts(draw: st.DrawFn) -> tuple[Side, Side]:
                           netdev=f"p{place}", state=state, pci=pci)
             )  # fmt: skip
         routes = [(f"10.{n}.0.0/24", f"p{p}") for n in (1, 2, 3) for p in range(3) if draw(st.integers(0, 9)) == 0]
-        return side(f"n{number}", devices, version=version, routes=routes, **variables)
+        return side(f"n{number}", devices, version=version, routes=routes, variables=variables)
 
     return host(1), host(2)
 

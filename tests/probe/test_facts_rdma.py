@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from nccl_doctor.probe import tools
 from nccl_doctor.probe.facts import network
 from nccl_doctor.probe.facts.network import MOST_FREE, parse_speed, read_rdma
 from nccl_doctor.snapshot.system import RdmaDevice
@@ -50,20 +51,18 @@ def found(root: Path) -> list[dict[str, Any]]:
 def test_a_device_s_place_and_its_link_s_ends(tmp_path: Path) -> None:
     device(tmp_path, "mlx5_0", "0000:81:00.1")
     (told,) = found(tmp_path)
-    assert (told["pci"], told["numa"], told["virtual"]) == (["0000:00:01.0", "0000:81:00.1"], 1, False)
+    assert (told["pci"], told["numa"]) == (["0000:00:01.0", "0000:81:00.1"], 1)
     assert told["link"] == {"speed": 16.0, "width": 4, "max_speed": 32.0, "max_width": 8}, "the bridge has eight lanes"
     (typed,) = TypeAdapter(tuple[RdmaDevice, ...]).validate_python([told])
     assert typed.ports[0].pkeys == ((0, "0xffff"), (3, "0xffff"))
 
 
-def test_a_virtual_function_and_a_link_that_does_not_tell(tmp_path: Path) -> None:
+def test_a_link_that_does_not_tell(tmp_path: Path) -> None:
     device(tmp_path, "mlx5_0", "0000:81:00.2")
     place = tmp_path / "devices/pci0000:00/0000:00:01.0/0000:81:00.2"
-    (place / "physfn").symlink_to("../0000:81:00.0")
-    (place.parent / "0000:81:00.0").mkdir()
     write(place, {"current_link_speed": "Unknown", "numa_node": "-1"})
     (told,) = found(tmp_path)
-    assert (told["virtual"], told["link"], told["numa"]) == (True, None, None)
+    assert (told["link"], told["numa"]) == (None, None)
 
 
 def test_nodes_are_opened_and_their_numbers_are_the_kernels(tmp_path: Path) -> None:
@@ -83,7 +82,7 @@ def test_eight_devices_cost_a_few_hundred_files_and_none_costs_a_look(
     for number in range(8):
         device(tmp_path, f"mlx5_{number}", f"0000:8{number}:00.0", number, gids=256)
     opened: list[str] = []
-    quick, slow = network._line, network.read
+    quick, slow = network._line, tools.read
 
     def count(look: Any) -> Any:
         def counted(path: str) -> Any:
@@ -93,7 +92,7 @@ def test_eight_devices_cost_a_few_hundred_files_and_none_costs_a_look(
         return counted
 
     monkeypatch.setattr(network, "_line", count(quick))
-    monkeypatch.setattr(network, "read", count(slow))
+    monkeypatch.setattr("nccl_doctor.probe.facts.network.read", count(slow))
     found(tmp_path)
     assert len(opened) < 8 * (2 * MOST_FREE + 30), "a table of 256 is not read to its end"
     opened.clear()

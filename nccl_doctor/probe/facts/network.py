@@ -246,7 +246,6 @@ def _place(device: str) -> dict[str, Any]:
     return {
         "pci": way,
         "numa": int(numa) if numa.isdecimal() else None,
-        "virtual": os.path.exists(f"{device}/physfn"),
         "link": link if link["width"] and link["speed"] else None,
     }
 

@@ -249,7 +249,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class RdmaList:
-    """What NCCL makes of a host's devices; ``off``: why it does not look at them."""
+    """A host's devices as NCCL lists them; ``off``: why it does not look at them."""
 
     devices: tuple[RdmaDevice, ...]
     variables: Variables = field(hash=False)
@@ -306,7 +306,7 @@ class RdmaList:
 
     @cached_property
     def nics(self) -> tuple[Nic, ...]:
-        """What channels take, fused ports as one, in the list's order."""
+        """The devices that channels take, fused ports as one, in the list's order."""
         return fuse(self.entries, self.variables, self.version)
 
     def _in_order(self) -> list[RdmaDevice]:
@@ -318,7 +318,7 @@ class RdmaList:
 
 
 def list_rdma(devices: Sequence[RdmaDevice], variables: Variables, version: Version | None) -> RdmaList:
-    """What NCCL of a version, the newest where none is known, makes of a host's devices."""
+    """A host's devices as NCCL of a version lists them, the newest where none is known."""
     return RdmaList(tuple(devices), variables, version or NEWEST, _off(variables))
 
 
@@ -360,9 +360,9 @@ def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
     """2.20 to 2.23: at most two ports of one card, chip and link layer."""
     groups: list[list[Entry]] = []
 
-    def same(one: Entry, other: Entry) -> bool:
-        chips = one.device.guid == other.device.guid and one.port.link_layer == other.port.link_layer
-        return bool(one.device.pci) and chips and _card(one.device, vfs=vfs) == _card(other.device, vfs=vfs)
+    def same(first: Entry, other: Entry) -> bool:
+        chips = first.device.guid == other.device.guid and first.port.link_layer == other.port.link_layer
+        return bool(first.device.pci) and chips and _card(first.device, vfs=vfs) == _card(other.device, vfs=vfs)
 
     for entry in entries:
         home = next((group for group in groups if len(group) < 2 and same(group[0], entry)), None)
@@ -381,9 +381,9 @@ def _by_path(entries: Sequence[Entry], variables: Variables, version: Version, *
     most = 8 if version >= EIGHT_FUSED else 4
     apart: set[tuple[int, int]] = set()
 
-    def near(one: Entry, other: Entry) -> bool:
-        rails = not by_rail or (_rail(one) is not None and _rail(one) == _rail(other))
-        return rails and (one.index, other.index) not in apart and _distance(one, other, vfs=vfs) <= level
+    def near(first: Entry, other: Entry) -> bool:
+        rails = not by_rail or (_rail(first) is not None and _rail(first) == _rail(other))
+        return rails and (first.index, other.index) not in apart and _distance(first, other, vfs=vfs) <= level
 
     while left:
         first, *others = left
@@ -410,9 +410,9 @@ def _forced(entries: Sequence[Entry], variables: Variables) -> Iterator[list[Ent
             yield group
 
 
-def _distance(one: Entry, other: Entry, *, vfs: bool) -> int:
+def _distance(first: Entry, other: Entry, *, vfs: bool) -> int:
     """The place in LEVELS of the way between two devices."""
-    here, there = one.device, other.device
+    here, there = first.device, other.device
     if here.pci and there.pci and _card(here, vfs=vfs) == _card(there, vfs=vfs):
         return LEVELS.index("PORT")
     shared = 0

@@ -1,4 +1,4 @@
-"""Which RDMA devices of two hosts NCCL connects, and whether these can talk.
+"""The RDMA devices of two hosts that NCCL connects, and whether these can talk.
 
 Channel c of one host is joined to channel c of the next, so that devices meet by their place in each host's list; of
 fused ones the members, again by place. Nothing in NCCL looks whether two devices reach each other; the queue pair of
@@ -54,7 +54,7 @@ class Cause(Enum):
     GID = "GID"  # the index is empty on one side, or of another type or family
     NETWORK = "network"
     PKEY = "partition key"
-    SEEN = "seen"  # a connection between the two interfaces failed
+    SILENT = "silent"  # nobody answered between the two interfaces
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _by_way(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None) -> T
         return Talk(Reachable.UNSURE, f"the network of {ip_of(gid)} is not known")
     talk = Talk(Reachable.YES, f"{to} is in {net}") if _holds(net, to) else _by_route(a, gid, net, to)
     if unheard and talk.answer is not Reachable.NO:
-        return Talk(Reachable.NO, f"{to} did not answer {a.host} on {gid.interface}", Cause.SEEN)
+        return Talk(Reachable.NO, f"{to} did not answer {a.host} on {gid.interface}", Cause.SILENT)
     return talk
 
 
@@ -215,9 +215,9 @@ def _aware(side: Side) -> bool:
     return side.rdma.version >= RAILS and integer(side.rdma.variables, "NCCL_IB_SUBNET_AWARE_ROUTING", 0) == 1
 
 
-def _by_subnet(a: Side, one: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
+def _by_subnet(a: Side, own: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
     """The connector's device by the listener's networks, then the listener's by those of the connector's."""
-    here = _sharing(a, one, other)
+    here = _sharing(a, own, other)
     return here, _sharing(b, other, here)
 
 
@@ -264,7 +264,7 @@ class ClusterRdma:
     def ways(self) -> Iterator[Way]:
         """The ways of packets between RoCE ports, both directions, of pairs whose GIDs go together."""
         for pair in self.pairs:
-            if pair.here.is_roce and pair.talk.cause in (None, Cause.NETWORK, Cause.SEEN):
+            if pair.here.is_roce and pair.talk.cause in (None, Cause.NETWORK, Cause.SILENT):
                 for src, one, dst, other in (
                     (pair.source, pair.here, pair.target, pair.there),
                     (pair.target, pair.there, pair.source, pair.here),
@@ -416,10 +416,10 @@ def _meeting(side: Side, entry: Entry) -> object:
     return "InfiniBand", int(address_of(gid.gid)) >> 64 if gid is not None else 0
 
 
-def _common(one: Sequence[object], other: Sequence[object]) -> list[object]:
+def _common(first: Sequence[object], other: Sequence[object]) -> list[object]:
     """The longest common subsequence."""
-    best: list[list[list[object]]] = [[[] for _ in range(len(other) + 1)] for _ in range(len(one) + 1)]
-    for i, left in enumerate(one):
+    best: list[list[list[object]]] = [[[] for _ in range(len(other) + 1)] for _ in range(len(first) + 1)]
+    for i, left in enumerate(first):
         for j, right in enumerate(other):
             longest = max(best[i][j + 1], best[i + 1][j], key=len)
             best[i + 1][j + 1] = [*best[i][j], left] if left == right else longest

@@ -43,7 +43,7 @@ def rdma_device_inaccessible(view: View) -> Findings:
     for problem, names in grouped(reasons).items():
         without = [name for name in names if not rdma.sides[name].rdma.entries]
         what = end(rdma, without) if without else "NCCL leaves them out"
-        devices = ((name, _told(closed[name])) for name in names)
+        devices = ((name, _nodes(closed[name])) for name in names)
         yield Finding(
             hosts=tuple(names),
             message=f"RDMA devices of {fold(names)} are up and can't be opened ({_words(problem)}): {what}.",
@@ -54,7 +54,7 @@ def rdma_device_inaccessible(view: View) -> Findings:
         )
 
 
-def _told(side: Side) -> str:
+def _nodes(side: Side) -> str:
     paths = (f"{device.name} (/dev/infiniband/uverbs{device.verbs})" for device in side.rdma.closed)
     names = (device.name for device in side.rdma.closed)
     return ", ".join(names if any(device.verbs is None for device in side.rdma.closed) else paths)

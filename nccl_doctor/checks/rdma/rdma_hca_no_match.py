@@ -51,7 +51,7 @@ def gravity(rdma: ClusterRdma, names: list[str]) -> Severity | None:
 
 
 def end(rdma: ClusterRdma, names: list[str]) -> str:
-    """What NCCL does there then."""
+    """Words for how NCCL goes on there."""
     if any(rdma.sides[name].rdma.variables.get("NCCL_NET", "").lower() == "ib" for name in names):
         return "with NCCL_NET=IB it ends"
     others = [name for name, side in rdma.sides.items() if side.rdma.entries]

@@ -112,7 +112,7 @@ def _cure(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> str:
         return "Name devices of one kind in NCCL_IB_HCA, InfiniBand or RoCE."
     if pair.talk.cause is Cause.PKEY:
         return "Give both ports the same partition key at the index of NCCL_IB_PKEY, one of them as a full member."
-    if pair.talk.cause is Cause.SEEN:
+    if pair.talk.cause is Cause.SILENT:
         return (
             f"Look at the switch and the cables between {pair.here} on {pair.source} and {pair.there} on {pair.target}."
         )

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,6 +31,9 @@ Summary = Annotated[
     bool,
     typer.Option("--summary", help="Show what NCCL chose as well: interface, devices, plugin, channels, versions."),
 ]
+With = Annotated[
+    Path | None, typer.Option("--with", metavar="SNAPSHOT", help="Name the RDMA ports of this snapshot (check --save).")
+]
 Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as the fatal line comes.")]
 
 
@@ -40,6 +44,7 @@ def logs(
     tee: Tee = False,
     follow: Follow = False,
     summary: Summary = False,
+    seen: With = None,
     output: options.Output = "human",
     shown: DiagnosisOptions,
     chosen: SelectOptions,
@@ -51,6 +56,12 @@ def logs(
         from nccl_doctor.logs.run import LogsRun, passage
 
         began = time.monotonic()
+        snapshot = None
+        if seen is not None:
+            from nccl_doctor.cli.snapshots import read_snapshot
+            from nccl_doctor.judge.from_file import beside
+
+            snapshot = read_snapshot(seen)
         wanted = among(chosen.codes())
         to_stderr = out.form != "human" and out.file is None
         session = LogsRun(tuple(files), passage(to_stderr=to_stderr) if tee else None, follow=follow)
@@ -60,7 +71,8 @@ def logs(
 
         with _bar(files, quiet=shown.quiet) as session.progress:
             verdict = session.read()
-        code = out.report(report(verdict, time.monotonic() - began, wanted, whole=summary))
+        made = report(verdict, time.monotonic() - began, wanted, whole=summary)
+        code = out.report(made if snapshot is None else beside(made, snapshot))
         session.drain()
         return code
 

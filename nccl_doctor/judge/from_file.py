@@ -7,13 +7,17 @@ certificate authority to be trusted, a system's file to be opened, a policy of t
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Container, Iterator
 from typing import Any, TypeVar
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangReport, InterfaceAnswers
+from nccl_doctor.model.finding import LogLine
 from nccl_doctor.model.report import Diagnosis, Report
+from nccl_doctor.nccl.cluster_nccl import cluster_nccl
+from nccl_doctor.nccl.rdma_pairs import describe_gids
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.network import Names
 
@@ -52,6 +56,28 @@ def _diagnosis(found: Diagnosis, own: Container[str]) -> Diagnosis:
     kept = tuple(one.model_copy(update={"place": f"{one.place}, {FROM}" if one.place else FROM}) for one in others)
     change = {"commands": kept} if kept else {"summary": f"{fix.summary} {LEFT_OUT}", "risk": "manual", "commands": ()}
     return found.model_copy(update={"fix": fix.model_copy(update=change)})
+
+
+_GID = re.compile(r"::ffff:[0-9]{1,3}(?:[.][0-9]{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7}")
+
+
+def beside(report: Report, snapshot: Snapshot) -> Report:
+    """A log's report in which RDMA's faults name the ports of a snapshot of the same hosts."""
+    rdma = cluster_nccl(snapshot).rdma
+
+    def named(found: Diagnosis) -> Diagnosis:
+        texts = [line.text if isinstance(line, LogLine) else line for line in found.evidence]
+        gids = [
+            gid for text in texts if "GID" in text or "Gid" in text for gid in _GID.findall(text) if gid.count(":") > 1
+        ]
+        words = describe_gids(rdma, list(dict.fromkeys(gids))) if found.name == "ib-fault" else None
+        return (
+            found
+            if words is None
+            else found.model_copy(update={"message": f"{found.message} In the snapshot, {words}."})
+        )
+
+    return report.model_copy(update={"diagnoses": tuple(map(named, report.diagnoses))})
 
 
 FLEETING = frozenset(  # names of fields that are never the same twice

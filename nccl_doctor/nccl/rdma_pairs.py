@@ -36,7 +36,7 @@ from nccl_doctor.nccl.reach import Reachable
 from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, groups
 from nccl_doctor.snapshot.system import RdmaGid
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.inet import Address, Network, network_of
+from nccl_doctor.text.inet import Address, Network, network_of, numeric
 
 if TYPE_CHECKING:  # no check needs it
     from nccl_doctor.model.documents import RdmaAnswer
@@ -371,6 +371,25 @@ class ClusterRdma:
         for a, b in pairs:
             if a.nccl.machine is None or a.nccl.machine != b.nccl.machine:
                 yield a, b
+
+
+def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
+    """The ports that these GIDs are of, and whether they can talk; None where no host has them."""
+    wanted = {(address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
+              for gid in gids if (address := numeric(gid)) is not None}  # fmt: skip
+    for pair in rdma.pairs:
+        held = [entry.gid.entry for entry in (pair.here, pair.there)]
+        if len(wanted) == 2 and {ip_of(gid) for gid in held if gid is not None} == wanted:
+            ends = f"{pair.source}'s {pair.here} and {pair.target}'s {pair.there}"
+            return f"{ends} are at place {pair.place} of both lists: {pair.talk.why}"
+    owners = [
+        f"{ip_of(gid)} is of {name}'s {entry}"
+        for name, side in rdma.sides.items()
+        for entry in side.rdma.entries
+        for gid in entry.port.gids
+        if ip_of(gid) in wanted and is_usable(gid) and gid.type != "IB/RoCE v1"
+    ]
+    return ", ".join(owners) or None
 
 
 def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.logs import run
+from tests.checks.snapshots import load
 from tests.cli.program import run_on
 from tests.lab.warm import tool
 from tests.patience import LONG_S
@@ -176,3 +177,52 @@ def test_a_log_is_judged_without_what_snapshots_need() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LONG_S)
     assert done.stdout == "False\n"
+
+
+MODIFY = (
+    "node1:11:40 [0] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with {error}, on dev mlx5_0:1, "
+    "curr state INIT, next state RTR, local GID index 3, local GID {own}, remote GID {other}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("110 Connection timed out", "nobody answers at the other's GID"),
+        ("113 No route to host", "nobody answers at the other's GID"),
+        ("101 Network is unreachable", "no route leads from this device's interface"),
+        ("61 No data available", "the GID at that index is empty"),
+        ("22 Invalid argument", "the GID index names no GID of this port"),
+    ],
+)
+def test_an_rdma_error_says_which_device_and_index_and_what_it_means(error: str, words: str) -> None:
+    text = MODIFY.format(error=error, own="::ffff:10.1.0.1", other="::ffff:10.2.0.2")
+    (found,) = json.loads(doctor("-", "-o", "json", stdin=text).stdout)["diagnoses"]
+    assert found["name"] == "ib-fault"
+    assert found["message"].startswith("RDMA over mlx5_0 port 1 (GID index 3, 10.1.0.1 to 10.2.0.2) failed on node1: ")
+    assert words in found["message"]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "words"),
+    [
+        ("::ffff:10.1.0.1", "::ffff:10.2.0.2", "node1's mlx5_0 on p0 and node2's mlx5_0 on p0 are at place 0 of both"),
+        ("::ffff:10.1.0.1", "::ffff:10.1.0.2", "10.1.0.1 is of node1's mlx5_0 on p0, 10.1.0.2 is of node2's mlx5_1"),
+        ("::ffff:10.8.0.1", "fe80::1", None),
+    ],
+)
+def test_a_snapshot_of_the_hosts_names_the_ports(own: str, other: str, words: str | None, tmp_path: Path) -> None:
+    crossed = load(Path(__file__).parents[1] / "checks/rdma/rdma_pair_unreachable/fires.json")
+    (tmp_path / "seen.json").write_text(crossed.model_dump_json(by_alias=True))
+    text = MODIFY.format(error="110 Connection timed out", own=own, other=other)
+    done = doctor("-", "--with", str(tmp_path / "seen.json"), "-o", "json", stdin=text)
+    (found,) = json.loads(done.stdout)["diagnoses"]
+    assert ("In the snapshot" in found["message"]) == (words is not None)
+    assert words is None or words in found["message"]
+
+
+def test_a_snapshot_that_is_none_gets_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "seen.json").write_text("{}")
+    done = doctor("-", "--with", str(tmp_path / "seen.json"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is no snapshot" in done.stderr

@@ -14,8 +14,9 @@ ports of one card count as one device (from 2.20 on), whose first port meets the
 
 How we know: each host's list as NCCL of its version makes it, the network of the address in each port's GID, and the
 routes of that very network interface, for RoCE's packets leave by no other; for InfiniBand the subnet's prefix and the
-partition key at NCCL_IB_PKEY. Where the port test reached an address of such an interface, that counts. A way that only
-a default gateway could know is not judged.
+partition key at NCCL_IB_PKEY. The port test connects the interfaces that meet, each bound to its own: where nobody
+answers in one network, the switch drops. To another network a rule of the kernel's counts as a way (`ip rule`). A way
+that only a default gateway could know is not judged, and packet filters are none: they don't see RDMA's packets.
 
 Fix: cable the hosts alike, or give the addresses so that devices of one place are in one network. Else name in
 NCCL_IB_HCA, with "=" in front, devices that meet; a list a host, where hosts differ. From NCCL 2.30.7 on

@@ -5,8 +5,10 @@ control, or the other side had ended.
 
 How we know: "NET/IB: Got completion from peer … with status=12 … vendor err 129". Status 12: no acknowledgement; 4:
 local memory that the adapter may not read; 10: the other side's memory is gone; 5 only follows from an earlier error.
-"Call to ibv_modify_qp failed" with 22 is the GID index, with 110 a peer that is not reached; asynchronous events tell
-of links that went down.
+"Call to ibv_modify_qp failed" with 22 or 61 is the GID index, with 110, 113 or 101 a device that is not reached, mostly
+one of another network (rdma-pair-unreachable); from 2.24 on the line names the device, the GID index and both GIDs.
+Asynchronous events tell of links that went down. With a snapshot of the same hosts beside it (`logs --with FILE`, which
+`check --save` writes) the two ports are named, and whether they can talk.
 
 Fix: ib_write_bw between the two hosts, ibstat or ethtool for the link. RoCE: unset NCCL_IB_GID_INDEX from NCCL 2.21
 on, set it before. Restrict NCCL_IB_HCA to adapters of one kind.
@@ -35,20 +37,55 @@ _STATUSES = {
     13: "status 13: the other side was never ready to receive",
 }
 """Of ibv_wc_status, infiniband/verbs.h."""
+_NOBODY = "nobody answers at the other's GID: NCCL joined two devices that share no network, or a switch drops"
+_ERRORS = {
+    110: f"{_NOBODY} (110)",
+    113: f"{_NOBODY} (113)",
+    101: "no route leads from this device's interface to the other one's GID (101)",
+    61: "the GID at that index is empty on one side (61)",
+    22: "the GID index names no GID of this port, or one of another type than the other side's (22)",
+    19: "the device or its interface is gone (19)",
+}
+"""Of ibv_modify_qp, by errno; NCCL before 2.19 writes the words alone."""
+_ERRNO = re.compile(r"ibv_modify_qp failed with (?:error .*errno )?(\d+)")
+_WORDS = {"Connection timed out": 110, "No route to host": 113, "Network is unreachable": 101, "No data available": 61}
+_WORDS |= {"Invalid argument": 22, "No such device": 19}
+_GID_INDEX = re.compile(r"local GID index (\d{1,3})")
+_GIDS = re.compile(r"(?i:(local|remote) ?gids?) ?=?(?:::ffff:(?=[0-9]+[.]))?([0-9a-fA-F.:]{2,45})")
 
 
 def _advice(case: Case) -> Advice:
     statuses = [number(digits) for event in case.cause.events for digits in _STATUS.findall(event.text)]
     told = next((_STATUSES[status] for status in statuses if status is not None and status in _STATUSES), None)
-    place = (f" over {case.device}" if case.device else "") + (f" to {case.target}" if case.address.ip else "")
+    texts = [event.text for event in case.cause.events]
+    qp = next((text for text in texts if "ibv_modify_qp" in text), None)
+    if qp is not None:
+        number_of = _ERRNO.search(qp)
+        error = number(number_of[1]) if number_of else next((n for words, n in _WORDS.items() if words in qp), None)
+        told = _ERRORS.get(error or 0, told)
+    own = _ends(texts)
+    device = f"{case.device} ({own})" if case.device and own else case.device
+    place = (f" over {device}" if device else "") + (f" to {case.target}" if case.address.ip else "")
     if any(_EMPTY_GID.search(event.text) for event in case.cause.events):
         told = "the GID of one side is empty, so its index (NCCL_IB_GID_INDEX) names no address of that port"
     return advise(
         f"RDMA{place} failed on {case.who}" + (f": {told}." if told else "."),
-        "Test the pair with ib_write_bw and look at the link (ibstat, ethtool). On RoCE unset NCCL_IB_GID_INDEX "
-        "from NCCL 2.21 on, and set it before. NCCL_IB_DISABLE=1 shows whether all else works.",
+        "nccl-doctor ifname shows which devices NCCL joins. Test the pair with ib_write_bw and look at the link "
+        "(ibstat, ethtool). On RoCE unset NCCL_IB_GID_INDEX from NCCL 2.21 on, and set it before. NCCL_IB_DISABLE=1 "
+        "shows whether all else works.",
         case.check(),
     )
+
+
+def _ends(texts: list[str]) -> str:
+    """The GID index and both GIDs, as far as the lines name them."""
+    index = next((found[1] for text in texts if (found := _GID_INDEX.search(text))), None)
+    gids: dict[str, str] = {}
+    for side, gid in (pair for text in texts for pair in _GIDS.findall(text)):
+        gids.setdefault(side, gid.rstrip(".:") or gid)
+    parts = [f"GID index {index}"] if index else []
+    parts += [gids["local"]] if "local" in gids else []
+    return ", ".join(parts) + (f" to {gids['remote']}" if "remote" in gids else "")
 
 
 RULES = (

@@ -70,7 +70,15 @@ class Sides:
 _RUN = ("docker", "podman", "nerdctl")
 
 
-LACKS = ("shm-small", "memlock-low", "nofile-low", "gpu-count-low", "transport-fallback", "allreduce-slow")
+LACKS = (
+    "shm-small",
+    "memlock-low",
+    "nofile-low",
+    "gpu-count-low",
+    "rdma-device-inaccessible",
+    "transport-fallback",
+    "allreduce-slow",
+)
 
 
 @check(
@@ -225,7 +233,8 @@ def _rdma(sides: Sides) -> Iterator[Aspect]:
     phrase = _lacking(sides, RDMA, "RDMA device") if up else ""
     if phrase:
         options = ("--device=/dev/infiniband", "--cap-add=IPC_LOCK")
-        yield Aspect("rdma", phrase, options, ("transport-fallback", "allreduce-slow", *ALLREDUCE))
+        follows = ("rdma-device-inaccessible", "transport-fallback", "allreduce-slow", *ALLREDUCE)
+        yield Aspect("rdma", phrase, options, follows)
 
 
 def _lacking(sides: Sides, prefix: str, what: str) -> str:

@@ -44,7 +44,7 @@ def logs(
     tee: Tee = False,
     follow: Follow = False,
     summary: Summary = False,
-    seen: With = None,
+    snapshot: With = None,
     output: options.Output = "human",
     shown: DiagnosisOptions,
     chosen: SelectOptions,
@@ -56,12 +56,12 @@ def logs(
         from nccl_doctor.logs.run import LogsRun, passage
 
         began = time.monotonic()
-        snapshot = None
-        if seen is not None:
+        known = None
+        if snapshot is not None:
             from nccl_doctor.cli.snapshots import read_snapshot
             from nccl_doctor.judge.from_file import beside
 
-            snapshot = read_snapshot(seen)
+            known = read_snapshot(snapshot)
         wanted = among(chosen.codes())
         to_stderr = out.form != "human" and out.file is None
         session = LogsRun(tuple(files), passage(to_stderr=to_stderr) if tee else None, follow=follow)
@@ -72,7 +72,7 @@ def logs(
         with _bar(files, quiet=shown.quiet) as session.progress:
             verdict = session.read()
         made = report(verdict, time.monotonic() - began, wanted, whole=summary)
-        code = out.report(made if snapshot is None else beside(made, snapshot))
+        code = out.report(made if known is None else beside(made, known))
         session.drain()
         return code
 

@@ -41,7 +41,7 @@ from nccl_doctor.text.inet import Address, Network, network_of, numeric
 if TYPE_CHECKING:  # no check needs it
     from nccl_doctor.model.documents import RdmaAnswer
 
-EVERY_PAIR_UP_TO = 32  # hosts; beyond, each is compared with the first one and with its neighbours in the ring
+EVERY_PAIR_UP_TO = 16  # hosts; beyond, each is compared with the first one and with its neighbours in the ring
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 WHOLE = ("RoCE v2 IPv4", "RoCE v2 IPv6")  # kinds of GID that cross networks
 LISTED = 2  # members of the listening device whose GIDs the other side learns

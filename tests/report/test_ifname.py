@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
+from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers, RdmaAnswer
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.report.render import RenderOptions, render
 
@@ -94,4 +94,27 @@ def test_asked_by_address_the_interfaces_that_have_it_are_shown() -> None:
         "host  interface       why",
         "a     eno2  10.9.0.1  has 10.9.0.1",
         "b     none            no interface has 10.9.0.1",
+    ]
+
+
+def port(device: str, address: str | None, *, place: int = 0, trouble: str | None = None) -> RdmaAnswer:
+    netdev, net = (f"net-{device}", f"{address.rpartition('.')[0]}.0/24") if address else (None, None)
+    layer = "Ethernet" if address else "InfiniBand"
+    more = {"netdev": netdev, "network": net, "gid": address or "fe80::1", "trouble": trouble, "place": place}
+    answer = {"device": device, "port": 1, "link_layer": layer, "rate_gbps": 200.0, "gid_index": 3, "why": ""}
+    return RdmaAnswer.model_validate({**answer, **more})
+
+
+def test_rdma_devices_stand_by_their_place_hosts_alike_folded() -> None:
+    hosts = [line(f"node{n}", "eno1", f"10.0.0.{n}") for n in (1, 2, 3)]
+    rdma = [
+        (port("a", f"10.1.0.{n}"), port("b", None, place=1, trouble="no way to node3's" if n < 3 else None))
+        for n in (1, 2, 3)
+    ]
+    screen = shown([one.model_copy(update={"rdma": rows}) for one, rows in zip(hosts, rdma, strict=True)], width=100)
+    assert screen.partition("\n\n")[2].splitlines() == [
+        "RDMA, by place  device      GID          network",
+        "node[1-3] [0]   a on net-a  3  10.1.0.x  10.1.0.0/24",
+        "node[1-2] [1]   b           3  fe80::1   InfiniBand  no way to node3's",
+        "node3 [1]       b           3  fe80::1   InfiniBand",
     ]

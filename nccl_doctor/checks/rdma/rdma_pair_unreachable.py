@@ -71,18 +71,20 @@ def _message(rdma: ClusterRdma, pair: Pair) -> str:
 
 def _evidence(rdma: ClusterRdma, pairs: tuple[Pair, ...]) -> Iterator[str]:
     for host in dict.fromkeys(name for pair in pairs for name in (pair.source, pair.target)):
-        down = [f"{device.name} port {port.number} is {port.state}" for device, port in rdma.sides[host].rdma.down]
-        if down and _moved(rdma, host):
-            yield f"{host}: {', '.join(down)}, so that those behind it move up in its list"
+        if down := _fallen(rdma, host):
+            yield f"{host}: {', '.join(down)} is down, so that those behind it move up in its list"
     for pair in pairs[:MOST_PAIRS]:
         yield f"[{pair.place}] {pair.source} {pair.here} and {pair.target} {pair.there}: {pair.talk.why}"
     if len(pairs) > MOST_PAIRS:
         yield f"{len(pairs) - MOST_PAIRS} more pairs"
 
 
-def _moved(rdma: ClusterRdma, host: str) -> bool:
-    """True where the host's list is shorter than another one's."""
-    return len(rdma.sides[host].rdma.entries) < max(len(side.rdma.entries) for side in rdma.sides.values())
+def _fallen(rdma: ClusterRdma, host: str) -> list[str]:
+    """Devices that are down, of a host whose list is the shorter for it: others have them up."""
+    others = [side.rdma.entries for name, side in rdma.sides.items() if name != host]
+    up = {entry.device.name for entries in others for entry in entries}
+    shorter = len(rdma.sides[host].rdma.entries) < max(map(len, others), default=0)
+    return [device.name for device, _ in rdma.sides[host].rdma.down if shorter and device.name in up]
 
 
 def _fix(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> Fix:
@@ -103,12 +105,10 @@ def _fix(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> Fix:
 
 
 def _cure(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> str:
-    down = {
-        host: rdma.sides[host].rdma.down for host in rdma.sides if rdma.sides[host].rdma.down and _moved(rdma, host)
-    }
+    down = {host: fallen for host in rdma.sides if (fallen := _fallen(rdma, host))}
     if down:
-        names = {device.name for found in down.values() for device, _ in found}
-        return f"Bring {', '.join(sorted(names))} on {fold(down)} up (cable, ip link set … up)."
+        names = dict.fromkeys(name for fallen in down.values() for name in fallen)
+        return f"Bring {', '.join(names)} on {fold(down)} up (cable, ip link set … up)."
     if pair.talk.cause is Cause.LAYER:
         return "Name devices of one kind in NCCL_IB_HCA, InfiniBand or RoCE."
     if pair.talk.cause is Cause.PKEY:
@@ -122,9 +122,11 @@ def _cure(rdma: ClusterRdma, hosts: tuple[str, ...], pair: Pair) -> str:
         return (
             f"Swap the cables or the addresses of {one}, so that devices of one place are in one network on all hosts."
         )
+    ends = [(pair.target, pair.there.netdev or pair.there), (pair.source, pair.here.netdev or pair.here)]
+    (stray, its), (other, port) = ends if pair.target in hosts else ends[::-1]
     return (
-        f"Give {pair.there.netdev or pair.there} on {pair.target} an address in the network of "
-        f"{pair.here.netdev or pair.here} on {pair.source}, or routes between both networks from these very interfaces."
+        f"Give {its} on {stray} an address in the network of {port} on {other}, or routes between both networks from "
+        "these very interfaces."
     )
 
 

@@ -105,6 +105,7 @@ class HostFacts(Observed):
     clock: Fact[system.Clock]
     master_port: Phased[network.PortTrial]
     libnccl: Fact[system.LibncclAnswer | None] = None  # None where it was not asked
+    engines: Fact[network.Engines | None] = None  # None where it was not asked
     # rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds by full name:
     # "net.ipv4.conf.all.rp_filter"
     sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")

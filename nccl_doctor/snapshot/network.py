@@ -27,6 +27,7 @@ from nccl_doctor.model.base import (
     Port,
     Seconds,
     SocketPort,
+    Version,
     ip_address,
 )
 from nccl_doctor.model.ports import TcpSocket
@@ -253,6 +254,22 @@ def deviations(hosts: Mapping[str, Names]) -> dict[str, dict[str, Resolution]]:
         for name, told in names.own.items():
             found.setdefault(name, {})[host] = told
     return found
+
+
+class Engines(Observed):
+    """By what an engine (vLLM, SGLang, Ray, …) tells which address is the host's (probe/facts/engines.py)."""
+
+    # the kernel's source address for 8.8.8.8 and 2001:4860:4860::8888; None where there is no way
+    route: IpAddress | None
+    route6: IpAddress | None
+    # of the host's own name its addresses of families that the host has, its IPv4 address, its canonical form and the
+    # IPv4 address of that; None where it has none, or it did not come in time
+    configured: tuple[IpAddress, ...]
+    by_inet: IpAddress | None
+    by_fqdn: IpAddress | None
+    fqdn: str | None
+    packages: Fact[dict[str, Version]]  # "vllm", "sglang", "ray", "deepspeed", … as far as they are installed
+    ray_nodes: tuple[IpAddress, ...] = ()  # by which Ray's nodes that run there are known
 
 
 class Process(Observed):

@@ -66,6 +66,8 @@ def _host(rank: int) -> dict[str, Any]:
             "port_range": {"low": 32768, "high": 60999, "reserved": ""},
             "env": {},
             "config_files": [],
+            "engines": {"route": address, "route6": None, "configured": [address], "by_inet": address,
+                        "by_fqdn": address, "fqdn": name, "packages": {}},
             "sysctls": {"net.ipv4.neigh.default.gc_thresh3": "1024", "net.ipv4.conf.all.rp_filter": "2"},
             "rdma": [],
             "pci": {},

@@ -53,6 +53,8 @@ class Interpreter:
         self._version = ""
         self._decided = threading.Event()
         self._failure: str | None = None
+        self._told: tuple[str | None, list[str], str] | None = None
+        self._asking = threading.Lock()
         self._heard = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
         self._reading, writing = os.pipe()
@@ -66,6 +68,12 @@ class Interpreter:
 
     def torch(self) -> tuple[str | None, list[str], str]:
         """Path of torch's __init__.py, None where there is no torch; sys.path and sys.prefix."""
+        with self._asking:
+            if self._told is None:
+                self._told = self._ask()
+        return self._told
+
+    def _ask(self) -> tuple[str | None, list[str], str]:
         try:
             while b"\n" not in self._output.partition(CHILD_MARK)[2]:
                 if not self._read():
@@ -237,6 +245,10 @@ PREFIXES = (
 )
 NAMES = frozenset(
     {
+        *("VLLM_HOST_IP", "VLLM_PORT", "VLLM_LOOPBACK_IP", "VLLM_DP_MASTER_IP", "VLLM_DP_MASTER_PORT"),
+        *("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT"),
+        *("SGLANG_HOST_IP", "HOST_IP", "SGLANG_LOCAL_IP_NIC", "SGLANG_PORT", "SGLANG_TCP_STORE_PORT"),
+        *("MOONCAKE_LOCAL_HOSTNAME", "LOCAL_HOSTNAME", "MC_TCP_BIND_ADDRESS", "RAY_ADDRESS"),
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"),
         *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS"),
         *("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),

@@ -1,0 +1,251 @@
+"""The address that each program tells its peers, step by step as it looks for one.
+
+Read and run: vLLM 0.11 to 0.33 (vllm/utils/network_utils.py ``get_ip``), SGLang 0.4.6, 0.5.5 and 0.5.23
+(srt/utils/network.py ``get_local_ip_auto``), Ray 2.44 (ray/_private/services.py) and 2.60
+(src/ray/util/network_util.cc), DeepSpeed 0.19 (launcher/runner.py), torch 2.13 (elastic/agent/server/api.py,
+ProcessGroupGloo.cpp), NIXL in vLLM 0.33, Mooncake 0.3. Between two of them, the newer one's steps are taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from nccl_doctor.model.base import Unknown, known, unknown
+from nccl_doctor.nccl.gloo import gloo_devices
+from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.snapshot.hosts import Host, Snapshot
+from nccl_doctor.snapshot.network import Engines, Interfaces, Names, Resolution
+from nccl_doctor.text.inet import is_loopback, numeric
+
+WILDCARD = "0.0.0.0"  # noqa: S104 - what vLLM tells
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class Advertised:
+    """What a program tells its peers; ``address`` None where it ends without one.
+
+    Attributes:
+        address: an address, or a name that the peers resolve.
+        why: the step that gave it, in a phrase.
+        by: the variable or option that says so; None for the program's own choice.
+    """
+
+    address: str | None
+    why: str
+    by: str | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """A host as its programs see it; ``towards`` is its address on the way to the master."""
+
+    hostname: str
+    engines: Engines
+    interfaces: Interfaces
+    variables: Mapping[str, str]
+    own: Resolution | None
+    is_first: bool
+    towards: str | None
+
+    def version(self, package: str) -> tuple[int, ...] | None:
+        """The numbers of an installed package's version."""
+        known = {} if isinstance(self.engines.packages, Unknown) else self.engines.packages
+        return tuple(map(int, re.findall(r"\d+", known[package])[:3])) if package in known else None
+
+    def interface(self, address: str) -> str:
+        """The interface that has an address, as words behind "at"."""
+        return next((e.interface for e in self.interfaces.addresses if e.address == address), "no interface of its own")
+
+
+Step = Callable[[Side], Advertised | None]
+
+
+def _variable(name: str) -> Step:
+    def said(side: Side) -> Advertised | None:
+        value = side.variables.get(name)
+        return Advertised(value, f"{name} says so", name) if value else None
+
+    return said
+
+
+def _nic(side: Side) -> Advertised | None:
+    """SGLANG_LOCAL_IP_NIC, which needs netifaces; a wrong name is passed over."""
+    name = side.variables.get("SGLANG_LOCAL_IP_NIC")
+    if not name:
+        return None
+    if side.version("sglang") and not side.version("netifaces"):
+        return Advertised(None, "SGLANG_LOCAL_IP_NIC needs the package netifaces, which is not installed")
+    own = sorted((e for e in side.interfaces.addresses if e.interface == name), key=lambda entry: entry.family)
+    unusable = (LOOPBACK, WILDCARD, "::1")
+    found = (e.address for e in own if e.address not in unusable and not e.address.startswith("fe80::"))
+    address = next(found, None)
+    why, by = f"SGLANG_LOCAL_IP_NIC names {name}", "SGLANG_LOCAL_IP_NIC"
+    return Advertised(address, why, by) if address is not None else None
+
+
+def _route(side: Side) -> Advertised | None:
+    return _by_way(side, side.engines.route, "8.8.8.8")
+
+
+def _route6(side: Side) -> Advertised | None:
+    return _by_way(side, side.engines.route6, "2001:4860:4860::8888")
+
+
+def _by_way(side: Side, address: str | None, there: str) -> Advertised | None:
+    return None if address is None else Advertised(address, f"its way to {there} begins at {side.interface(address)}")
+
+
+def _towards(side: Side) -> Advertised | None:
+    """Ray's: of a worker, the address on its way to the head."""
+    if side.is_first:
+        return _route(side)
+    return None if side.towards is None else Advertised(side.towards, "its way to the master's address begins there")
+
+
+def _head6(side: Side) -> Advertised | None:
+    return _route6(side) if side.is_first else None
+
+
+def _running(side: Side) -> Advertised | None:
+    found = side.engines.ray_nodes
+    return Advertised(found[0], "the Ray node that runs there is known by it", "--node-ip-address") if found else None
+
+
+def _named(pick: Callable[[Side], str | None], refused: tuple[str, ...] = ()) -> Step:
+    def by_name(side: Side) -> Advertised | None:
+        address = pick(side)
+        usable = address is not None and address not in refused
+        return Advertised(address, f"its own name, {side.hostname}, resolves to it") if usable else None
+
+    return by_name
+
+
+def _configured(side: Side) -> str | None:
+    return next(iter(side.engines.configured), None)
+
+
+def _inet_first(side: Side) -> str | None:
+    return next((one for one in side.engines.configured if ":" not in one), _configured(side))
+
+
+def _first(side: Side) -> Advertised | None:
+    """The first word of ``hostname -I``, which leaves out loopback and link-local ones."""
+    there = (e.address for e in side.interfaces.addresses if not is_loopback(e.address))
+    address = next((one for one in there if not one.startswith("fe80:")), None)
+    return None if address is None else Advertised(address, "hostname -I gives it first")
+
+
+def _gloo(side: Side) -> Advertised | None:
+    devices = gloo_devices(side.interfaces, side.variables, side.own)
+    if devices is None:
+        return None
+    if isinstance(devices, Failure):
+        return Advertised(None, devices.reason)
+    by = "GLOO_SOCKET_IFNAME" if len(side.variables.get("GLOO_SOCKET_IFNAME", "")) > 1 else None
+    return Advertised(devices[0].address, devices[0].reason, by)
+
+
+def _full_name(side: Side) -> Advertised | None:
+    return Advertised(side.engines.fqdn, "its own full name, which the others resolve") if side.engines.fqdn else None
+
+
+def _else(address: str | None, why: str) -> Step:
+    return lambda _side: Advertised(address, why)
+
+
+_NOTHING: Step = _else(LOOPBACK, "neither a way out nor its own name tells another")
+_NO_WAY = f"{WILDCARD}, for it has no way to 8.8.8.8"
+_OWN = (LOOPBACK, WILDCARD, "::1")
+_ANYWHERE = (_variable("SGLANG_HOST_IP"), _variable("HOST_IP"), _nic, _route)
+STEPS: dict[str, tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...]] = {
+    "vllm": (((0,), (_variable("VLLM_HOST_IP"), _route, _route6, _else(WILDCARD, f"it says {_NO_WAY}"))),),
+    "sglang": (
+        ((0,), (*_ANYWHERE[:2], _route, _route6, _else(WILDCARD, f"it says {_NO_WAY}"))),
+        ((0, 5), (*_ANYWHERE, _named(lambda side: side.engines.by_inet, _OWN), _route6)),
+        ((0, 5, 6), (*_ANYWHERE, _route6, _named(_configured, _OWN))),
+    ),
+    "ray": (
+        (
+            (0,),
+            (_running, _towards, _named(lambda side: side.engines.by_fqdn), _NOTHING),
+        ),
+        ((2, 50), (_running, _towards, _head6, _named(_inet_first), _NOTHING)),
+    ),
+    "gloo": (((0,), (_gloo,)),),
+    "torchrun": (((0,), (_variable("PET_LOCAL_ADDR"), _full_name)),),
+    "deepspeed": (((0,), (_first,)),),
+    "nixl": (((0,), (_variable("VLLM_NIXL_SIDE_CHANNEL_HOST"), _else("localhost", "vLLM's default for NIXL"))),),
+    "mooncake": (
+        ((0,), (*map(_variable, ("MOONCAKE_LOCAL_HOSTNAME", "LOCAL_HOSTNAME")), _else("localhost", "its default"))),
+    ),
+}
+"""By program, its steps from a version on, oldest first."""
+
+TITLES = {
+    "vllm": "vLLM", "sglang": "SGLang", "ray": "Ray", "deepspeed": "DeepSpeed", "accelerate": "Accelerate",
+    "torchrun": "torchrun", "gloo": "gloo", "nixl": "vLLM's NIXL connector", "mooncake": "Mooncake's store",
+}  # fmt: skip
+ALWAYS = ("vllm", "sglang", "ray", "gloo", "torchrun")
+"""Those of which every host is asked, installed or not."""
+PACKAGES = {"mooncake": "mooncake_transfer_engine"}
+VARIABLES = {
+    "vllm": ("VLLM_HOST_IP",),
+    "sglang": ("SGLANG_HOST_IP", "SGLANG_LOCAL_IP_NIC"),
+    "nixl": ("VLLM_NIXL_SIDE_CHANNEL_HOST",),
+    "mooncake": ("MOONCAKE_LOCAL_HOSTNAME",),
+}
+"""Those that mean the program, where it is not known to be installed."""
+
+
+def side_of(snapshot: Snapshot, host: Host) -> Side | Unknown:
+    """A reached host as its programs see it."""
+    facts = host.facts
+    if facts is None:
+        return unknown(f"{host.name} was not reached")
+    if facts.engines is None:
+        return unknown("ways out and own names were not asked for")
+    for fact in (facts.engines, facts.interfaces, facts.env, facts.identity):
+        if isinstance(fact, Unknown):
+            return fact
+    hostname = known(facts.identity).hostname
+    names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
+    way = names.get(snapshot.cluster.master_addr)
+    return Side(
+        hostname=hostname,
+        engines=known(facts.engines),
+        interfaces=known(facts.interfaces),
+        variables={**known(facts.env), **host.node.env},
+        own=names.get(hostname),
+        is_first=host.node.node_rank == 0,
+        towards=way.source if way is not None else None,
+    )
+
+
+def advertised(program: str, side: Side) -> Advertised:
+    """What a program of the version that is installed, else the newest, tells its peers."""
+    version = side.version(PACKAGES.get(program, program))
+    fitting = [steps for since, steps in STEPS[program] if version is None or since <= version]
+    found = (step(side) for step in fitting[-1])
+    return next((one for one in found if one is not None), Advertised(None, "it finds none, and ends"))
+
+
+def programs(side: Side) -> Iterator[str]:
+    """Yields the programs that are installed there, or whose variables are set."""
+    for program in STEPS:
+        meant = any(side.variables.get(name) for name in VARIABLES.get(program, ()))
+        if meant or side.version(PACKAGES.get(program, program)) is not None:
+            yield program
+
+
+def resolved(side: Side, names: Names | None, given: Advertised) -> Advertised:
+    """The same with an address in place of a name that the host itself resolves."""
+    if given.address is None or numeric(given.address) is not None:
+        return given
+    told = names.get(given.address) if names is not None else None
+    own = side.own if given.address == side.hostname else told
+    if given.address == "localhost":
+        return replace(given, address=LOOPBACK)
+    return replace(given, address=own.addresses[0]) if own is not None and own.addresses else given

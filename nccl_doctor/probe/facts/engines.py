@@ -1,0 +1,91 @@
+"""By what vLLM, SGLang, Ray and the like tell their own address: ways out, the host's own names, and their versions.
+
+Nothing is sent: connect(2) on a UDP socket has the kernel choose a route and its source address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from typing import TYPE_CHECKING, Any, Callable
+
+from nccl_doctor.probe.facts.network import source_to
+from nccl_doctor.probe.tools import Unavailable, fact, read, side_by_side
+
+if TYPE_CHECKING:
+    from nccl_doctor.probe.facts.software import Interpreter
+
+PACKAGES = re.compile(
+    r"(?:(vllm|sglang|ray|deepspeed|accelerate)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
+    re.ASCII,
+)
+"""By the names of their metadata folders (PEP 376); SGLang reads interfaces by netifaces, or its heirs of that name."""
+OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "2001:4860:4860::8888")}
+"""Where engines ask for the way to; by field of snapshot.Engines."""
+
+
+@fact("engines")
+def read_engines(interpreter: Interpreter, deadline: float) -> dict[str, Any]:
+    """snapshot.Engines."""
+    own = socket.gethostname()
+    by_name = side_by_side(lambda how: LOOK_UPS[how](own), list(LOOK_UPS), deadline)
+    try:
+        packages: Any = installed(interpreter.torch()[1])
+    except Unavailable as error:
+        packages = {"$unknown": str(error)}
+    return {
+        **{field: source_to(family, (address, 80))[0] for field, (family, address) in OUTSIDE.items()},
+        **dict.fromkeys(LOOK_UPS),
+        "configured": [],
+        **by_name,
+        "packages": packages,
+        "ray_nodes": raylets() if "ray" in packages else [],
+    }
+
+
+def installed(folders: list[str]) -> dict[str, str]:
+    """The packages' versions in the folders of sys.path, of which the first counts."""
+    found: dict[str, str] = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):  # sys.path may name what is not there, or a zip file
+            for match in filter(None, map(PACKAGES.fullmatch, os.listdir(folder))):
+                found.setdefault(match[1] or match[2], match[3])
+    return found
+
+
+def raylets() -> list[str]:
+    """Addresses by which this user's Ray nodes, that run here and in this network, are known."""
+    found = set[str]()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            if read(f"/proc/{pid}/comm") == "raylet" and os.stat(f"/proc/{pid}").st_uid == os.geteuid():
+                near = os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+                words = (read(f"/proc/{pid}/cmdline") or "").split("\0") if near else ()
+                found.update(word.partition("=")[2] for word in words if word.startswith("--node_ip_address="))
+    return sorted(found)
+
+
+def _configured(name: str) -> list[str]:
+    try:
+        found = socket.getaddrinfo(name, None, 0, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(answer[4][0]) for answer in found))
+
+
+def _inet(name: str) -> str | None:
+    try:
+        return socket.gethostbyname(name)
+    except (OSError, UnicodeError):
+        return None
+
+
+LOOK_UPS: dict[str, Callable[[str], object]] = {
+    "configured": _configured,
+    "by_inet": _inet,
+    "by_fqdn": lambda name: _inet(socket.getfqdn(name)),
+    "fqdn": socket.getfqdn,
+}
+"""By field of snapshot.Engines, what is made of the host's own name."""

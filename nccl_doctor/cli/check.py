@@ -24,7 +24,7 @@ def check(
     chosen: options.SelectOptions,
     timeout: options.TimeoutWithSmoke = None,
     reached: options.ReachOptions,
-    job: options.JobOptions,
+    job: options.EngineOptions,
     mesh: Annotated[
         Literal["auto", "full", "none"],
         options.of_run("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),

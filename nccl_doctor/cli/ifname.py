@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from nccl_doctor.cli import options
-from nccl_doctor.cli.options import HostOptions, JobOptions, ReachOptions, among, flattened
+from nccl_doctor.cli.options import EngineOptions, HostOptions, ReachOptions, among, flattened
 from nccl_doctor.cli.output import Out, finish
 
 RDMA = {"NCD403", "NCD404", "NCD405", "NCD406"}  # what keeps RDMA devices from meeting as they should
@@ -34,7 +34,7 @@ def ifname(
     show_secrets: options.ShowSecrets = False,
     timeout: options.Timeout = 60.0,
     reached: ReachOptions,
-    job: JobOptions,
+    job: EngineOptions,
     load_from: options.From = None,
 ) -> None:
     """Which interface NCCL will use on each host, why, and what to set."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from nccl_doctor.cli.options import JobOptions, NameOptions, flattened
+from nccl_doctor.cli.options import EngineOptions, NameOptions, flattened
 from nccl_doctor.cli.output import Out, finish
 from nccl_doctor.report.render import FORMS
 
@@ -32,7 +32,7 @@ def launch(
     ] = None,
     rdzv: Annotated[bool, typer.Option("--rdzv", help="As --launcher c10d.")] = False,
     use_env: Annotated[bool, typer.Option("--use-env", help="With launch: no --local_rank argument.")] = False,
-    job: JobOptions,
+    job: EngineOptions,
     batch_size: Annotated[
         int | None, typer.Option("--batch-size", min=1, help="Check that this divides by the number of ranks.")
     ] = None,

@@ -18,6 +18,7 @@ import typer
 
 from nccl_doctor.cli.output import Color, FailOn, Out
 from nccl_doctor.errors import UsageError
+from nccl_doctor.model.cluster import ENGINES
 from nccl_doctor.model.engine import engines, kinds
 from nccl_doctor.report.render import FORMS
 
@@ -229,6 +230,16 @@ class JobOptions(LoginOptions):
     ] = None
     env: Annotated[
         list[str] | None, of_job("--env", metavar="NAME=VALUE", help="A variable as the job will have it.")
+    ] = None
+
+
+@dataclass(frozen=True)
+class EngineOptions(JobOptions):
+    """The same, with what the hosts are for."""
+
+    engine: Annotated[
+        str | None,
+        of_job("--engine", metavar="|".join(ENGINES), help="What the hosts are for: its addresses, its lines."),
     ] = None
 
 

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from nccl_doctor.model.base import Unknown, known, unknown
+from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.nccl.gloo import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.snapshot.hosts import Host, Snapshot
+from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.network import Engines, Interfaces, Names, Resolution
 from nccl_doctor.text.inet import is_loopback, numeric
 
@@ -200,7 +201,7 @@ VARIABLES = {
 """Those that mean the program, where it is not known to be installed."""
 
 
-def side_of(snapshot: Snapshot, host: Host) -> Side | Unknown:
+def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
     """A reached host as its programs see it."""
     facts = host.facts
     if facts is None:
@@ -212,7 +213,7 @@ def side_of(snapshot: Snapshot, host: Host) -> Side | Unknown:
             return fact
     hostname = known(facts.identity).hostname
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
-    way = names.get(snapshot.cluster.master_addr)
+    way = names.get(cluster.master_addr)
     return Side(
         hostname=hostname,
         engines=known(facts.engines),

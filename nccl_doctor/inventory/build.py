@@ -57,6 +57,8 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
     address, port = parsed.master_addr, parsed.master_port
     origins["master_addr"] = str(address.place) if address else "default: the first host's address"
     origins["master_port"] = str(port.place) if port else "default"
+    if parsed.engine:
+        origins["engine"] = str(parsed.engine.place)
     if parsed.same:
         origins["same"] = str(parsed.same[0].place)
     return Cluster(
@@ -64,6 +66,7 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
         master_addr=address.value if address else nodes[0].address,
         master_port=port.value if port else DEFAULT_MASTER_PORT,
         same=tuple(dict.fromkeys(path.value for path in parsed.same)),
+        engine=parsed.engine.value if parsed.engine else None,
         source=parsed.place.source,
         access=access(*parsed.access),
         origins=origins,
@@ -179,6 +182,7 @@ class Overrides:
     port: int | None = None
     env: tuple[str, ...] = ()
     inside: str | None = None
+    engine: str | None = None
 
     def applied(self, cluster: Cluster) -> Cluster:
         """The cluster with them, each named as the origin of its value."""
@@ -200,6 +204,8 @@ class Overrides:
             whole["master_port"] = values.port(str(self.master_port), _place("--master-port"))
         if self.master_addr is not None:
             whole["master_addr"] = values.host(self.master_addr, _place("--master-addr"))
+        if self.engine is not None:
+            whole["engine"] = values.engine(self.engine, _place("--engine"))
         origins |= {name: f"--{name.replace('_', '-')}" for name in whole}
         nodes = []
         for node in cluster.nodes:

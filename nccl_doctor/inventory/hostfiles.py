@@ -95,7 +95,7 @@ T = TypeVar("T")
 Keys = dict[str, tuple[SourceLocation, Tree]]
 
 _FOR_ALL = ("python", "ssh", "inside", "env", "nproc_per_node")
-TOP_KEYS = ("master_addr", "master_port", *_FOR_ALL, "same", "hosts")
+TOP_KEYS = ("master_addr", "master_port", *_FOR_ALL, "same", "engine", "hosts")
 HOST_KEYS = ("name", "address", *_FOR_ALL, "cuda_visible_devices")
 MAX_SAME = 100
 SSH_KEYS = ("user", "port", "identity_file")
@@ -119,7 +119,8 @@ def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
         raise keys["same"][1].place.error(f'"same" names {len(same)} paths; {most}')
     paths = tuple(Sourced(values.path(as_text(path, "a path"), path.place), path.place) for path in same)
     address, port = _value(keys, "master_addr", values.host, ""), _value(keys, "master_port", values.port, "")
-    return ParsedInventory(place, entries, address, port, paths)
+    engine = _value(keys, "engine", values.engine, "")
+    return ParsedInventory(place, entries, address, port, paths, engine)
 
 
 def _host(tree: Tree, shared: Settings, limit: int) -> list[Entry]:

@@ -102,6 +102,7 @@ class ParsedInventory:
     master_addr: Sourced[str] | None = None
     master_port: Sourced[int] | None = None
     same: tuple[Sourced[str], ...] = ()
+    engine: Sourced[str] | None = None
     access: tuple[NodeOptions, ...] = ()
 
 

@@ -7,6 +7,7 @@ import shlex
 
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.model.base import CONTAINER_NAME
+from nccl_doctor.model.cluster import ENGINES
 from nccl_doctor.model.ports import LAST_PORT, as_port
 from nccl_doctor.text.hostlist import has_control, quoted
 from nccl_doctor.text.inet import numeric
@@ -131,6 +132,13 @@ def variable_value(text: str, place: SourceLocation) -> str:
     """The value of an environment variable: any text in one line."""
     if has_control(text.replace("\t", " ")):
         raise place.error(f"{quoted(text)} can't be a variable's value: control characters and line breaks are refused")
+    return text
+
+
+def engine(text: str, place: SourceLocation) -> str:
+    """The name of an engine that the hosts are for."""
+    if text not in ENGINES:
+        raise place.error(f"{quoted(text)} is no engine that is known; allowed are {', '.join(ENGINES)}")
     return text
 
 

@@ -49,6 +49,8 @@ def _settings(cluster: Cluster) -> Iterator[tuple[str, str, str, str]]:
     """A row per setting and origin; the value where the hosts of the row share it."""
     for name, value in (("master_addr", cluster.master_addr), ("master_port", str(cluster.master_port))):
         yield name, value, "", cluster.origins.get(name, "")
+    if cluster.engine:
+        yield "engine", cluster.engine, "", cluster.origins.get("engine", "")
     if cluster.same:
         yield "same", ", ".join(cluster.same), "", cluster.origins.get("same", "")
     given = [(name, value, node.name) for node in cluster.nodes for name, value in _values(node)]

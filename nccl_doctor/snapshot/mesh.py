@@ -105,6 +105,8 @@ class Mesh(Observed):
     rails: dict[str, dict[HostAddress, Rail]] = Field(default_factory=dict)
     # by host that others could not reach, its addresses in another net, and who met its listener there
     elsewhere: Answers = Field(default_factory=dict)
+    # by host and address that its engine tells its peers, who dialled that in vain, and what came of it
+    unmet: dict[str, dict[HostAddress, dict[str, DialOutcome]]] = Field(default_factory=dict)
     sample: Sample | None = None  # which pairs were to be dialled, where not all were
     # dials to closed ports that somebody took; each host tried one other, where there was a reason to
     intercepted: tuple[Interception, ...] = ()
@@ -146,6 +148,13 @@ class Mesh(Observed):
             answered=heard(self.answered),
             elsewhere=heard(self.elsewhere),
             rails={name: rails for name, rails in self.rails.items() if name in names},
+            unmet={
+                name: {
+                    address: {src: it for src, it in lost.items() if src in names} for address, lost in found.items()
+                }
+                for name, found in self.unmet.items()
+                if name in names
+            },
             intercepted=between(self.intercepted),
             rdma=between(self.rdma),
         )
@@ -158,7 +167,7 @@ class Mesh(Observed):
         pairs = (*dials, *self.rdma)
         ends = [(pair.src, pair.dst) for pair in pairs]
         witnesses = chain.from_iterable(met.values() for met in self.answered.values())
-        hosts = self.ports.keys() | self.not_listening.keys() | self.answered.keys()
+        hosts = self.ports.keys() | self.not_listening.keys() | self.answered.keys() | self.unmet.keys()
         return set(chain.from_iterable((*ends, *witnesses))) | hosts
 
     @cached_property

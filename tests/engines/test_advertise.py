@@ -25,7 +25,7 @@ def side(facts: dict[str, Any], variables: Any = (), rank: int = 0, packages: di
     document["hosts"][rank]["facts"]["identity"]["hostname"] = "nodea"
     document["cluster"]["master_addr"] = witness.GCS
     snapshot = Snapshot.model_validate(document)
-    found = side_of(snapshot, snapshot.hosts[rank])
+    found = side_of(snapshot.cluster, snapshot.hosts[rank])
     assert isinstance(found, Side)
     return found
 

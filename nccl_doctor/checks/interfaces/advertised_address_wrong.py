@@ -4,28 +4,243 @@ What it means: Ray, vLLM, SGLang and the like tell each other an address of ever
 default route leaves by. Where that is another net's, another host's or one address for several hosts, workers are
 placed on no node at all, sockets can't be bound, and peers dial where nobody listens.
 
-How we know: vLLM's "Every node should have a unique IP address. Got 2 nodes … and 1 unique IP addresses"; a placement
+How we know: on hosts, each engine's own steps, by its version, over what the host says: its variables, the kernel's
+way to 8.8.8.8 (nothing is sent), its own name. With --engine, or engine: in the hosts file, the others dial that
+address, and it is an error; else it is said of engines that are installed or whose variables are set. In logs, vLLM's
+"Every node should have a unique IP address. Got 2 nodes … and 1 unique IP addresses"; a placement
 group of Ray's that waits for "node:ADDRESS" in a cluster in which no node has it; ZMQ's "Cannot assign requested
 address (addr='tcp://…')", which is no address of the host that binds it.
 
 Fix: Give every host its own address on the job's network: VLLM_HOST_IP for vLLM, other on each host, set before `ray
-start` and in the engine's environment; `ray start --node-ip-address`; VLLM_NIXL_SIDE_CHANNEL_HOST for NIXL;
-`--dist-init-addr` for SGLang. One value for all, as a shared env file gives, is wrong. `nccl-doctor ifname` shows the
-addresses by which the hosts reach each other.
+start` and in the engine's environment; SGLANG_HOST_IP for SGLang; `ray start --node-ip-address`;
+VLLM_NIXL_SIDE_CHANNEL_HOST for NIXL; `deepspeed --master_addr`. One value for all, as a shared env file gives, is
+wrong. `nccl-doctor ifname --engine NAME` shows what each host tells, and the addresses by which the hosts reach each
+other.
 
-References: vllm/v1/executor/ray_utils.py and ray_executor.py; vllm/utils/network_utils.py (get_ip); zmq_bind(3).
+References: vllm/v1/executor/ray_utils.py and ray_executor.py; vllm/utils/network_utils.py (get_ip);
+sglang/srt/utils/network.py (get_local_ip_auto); ray/src/ray/util/network_util.cc; zmq_bind(3).
 """
 
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
+from nccl_doctor.checks.nccl_choice import good_interfaces
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.engines.advertise import STEPS, TITLES, Advertised, Side, advertised, programs, side_of
 from nccl_doctor.logs.log import Event, Log
 from nccl_doctor.logs.rule import Grade, clue, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, advise, ifname_command
-from nccl_doctor.model.register import from_logs
-from nccl_doctor.text.hostlist import plural
-from nccl_doctor.text.inet import Address, numeric
+from nccl_doctor.model.base import Unknown, unknown
+from nccl_doctor.model.finding import Command, Finding, Fix, Severity, export, on
+from nccl_doctor.model.register import Absent, Unjudged
+from nccl_doctor.nccl.host_nccl import HostNccl
+from nccl_doctor.nccl.reach import Cause, Reachable, reachability
+from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.network import Names
+from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.text.inet import Address, address_of, endpoint, numeric
+from nccl_doctor.text.shell import line
 
-from_logs(__name__, "NCD222", explains=("rendezvous-timeout", "script-failed"))
+_JUDGED_ELSEWHERE = ("gloo", "torchrun")
+"""By hostname-loopback and its like."""
+_EXPORTS = {
+    "vllm": "VLLM_HOST_IP",
+    "sglang": "SGLANG_HOST_IP",
+    "nixl": "VLLM_NIXL_SIDE_CHANNEL_HOST",
+    "mooncake": "MOONCAKE_LOCAL_HOSTNAME",
+}
+
+
+@dataclass(frozen=True)
+class Misled:
+    """A host on which a program tells its peers a wrong address.
+
+    Attributes:
+        said: what follows "vLLM on node1 ", alike for all hosts with this fault.
+        better: the address by which the others reach the host, where one is known.
+    """
+
+    host: str
+    given: Advertised
+    said: str
+    evidence: str
+    better: str | None
+
+
+@check("NCD222", severity=Severity.ERROR, explains=("rendezvous-timeout", "script-failed"))
+def advertised_address_wrong(view: View) -> Findings:
+    """Yields one finding a fault, of hosts and programs that share it."""
+    cluster = view.snapshot.cluster
+    if len(cluster.nodes) < 2:
+        yield Absent("one host has no peers that it tells an address")
+        return
+    if cluster.engine is not None and cluster.engine not in STEPS:
+        yield Absent(f"{TITLES[cluster.engine]} tells its peers the address that it is given")
+        return
+    seen = dict(_sides(view))
+    sides = {name: side for name, side in seen.items() if isinstance(side, Side)}
+    for name, why in seen.items():
+        if isinstance(why, Unknown) and cluster.engine is not None:
+            yield Unjudged((name,), why.reason)
+    meant = {name: {*programs(side), cluster.engine} for name, side in sides.items()}
+    wanted = [one for one in STEPS if one not in _JUDGED_ELSEWHERE and any(one in there for there in meant.values())]
+    if cluster.engine is None and not wanted:
+        yield Absent("no engine is named (--engine) or installed")
+        return
+    for (severity, those), which in grouped(_faults(view, wanted, meant, sides)).items():
+        yield _finding(view, severity, those, which)
+
+
+def _sides(view: View) -> Iterator[tuple[str, Side | Unknown]]:
+    """Yields each host as its programs see it, or why that is not known."""
+    for host, _ in view.facts:
+        side = side_of(view.snapshot.cluster, host)
+        lacks = host.name not in view.nccl.by_host
+        yield host.name, unknown(view.nccl.unknown.get(host.name, "not looked at")) if lacks else side
+
+
+def _faults(
+    view: View, wanted: list[str], meant: Mapping[str, set[str | None]], sides: Mapping[str, Side]
+) -> Iterator[tuple[tuple[Severity, tuple[Misled, ...]], str]]:
+    """Yields each program with hosts on which it has one fault, and how grave that is."""
+    engine = view.snapshot.cluster.engine
+    for program in wanted:
+        hosts = {name: side for name, side in sides.items() if program in meant[name]}
+        if program == "deepspeed":  # its launcher runs on the first host, and tells that one's address
+            hosts = {name: side for name, side in hosts.items() if side.is_first}
+        misled = [one for name, side in hosts.items() if (one := _judge(view, program, name, side)) is not None]
+        for alike in grouped((one.said, one) for one in misled).values():
+            beside = program in _SIDE_CHANNELS.get(engine or "", ()) and alike[0].given.by is not None
+            yield (Severity.ERROR if program == engine or beside else Severity.INFO, tuple(alike)), program
+
+
+_SIDE_CHANNELS = {"vllm": ("nixl", "mooncake"), "sglang": ("mooncake",)}
+"""By engine, the side channels of its that are an error, too, where somebody set them wrongly."""
+
+
+def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
+    given, own = advertised(program, side), view.nccl.by_host[name]
+    better, listed = _right_address(view, name, own)
+    address = _numeric(view, name, side, given)
+    said = _fault(view, own, given, address, {better, *listed})
+    known = side.engines.ray_nodes
+    if said is None and program == "vllm" and known and given.address not in known:
+        said = "will tell the others another address than Ray, which knows the host by its own"
+        better = known[0]
+    if said is None:
+        return None
+    at = f" ({side.interface(address)})" if address is not None and own.owns(address) else ""
+    right = f"; {better} is the one that the others reach" if better is not None else ""
+    told = "no address" if given.address is None else f"{given.address}{at}"
+    return Misled(name, given, said, f"{name}: {told}, for {given.why}{right}", better)
+
+
+def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, right: set[str | None]) -> str | None:
+    """The fault behind the program's name; None where the peers find the host by the address."""
+    if given.address is None:
+        return "finds no address to tell the others, and ends"
+    parsed = numeric(address or "")
+    if address is None or parsed is None:
+        return f"will tell the others {given.address}, which gives no address there"
+    if parsed.is_unspecified:
+        return f"will tell the others {given.address}, which is no address: it has no way to 8.8.8.8"
+    if parsed.is_loopback:
+        return "will tell the others a loopback address, by which each of them finds itself"
+    return _of_peers(view, own, given, address, right)
+
+
+def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right: set[str | None]) -> str | None:
+    entry = next((entry for entry in own.interfaces.addresses if entry.address == address), None)
+    if entry is None:
+        return "is to tell the others an address that is not its own, on which it can't listen"
+    standing = reachability(own, address, view.nccl.peers.of(own.host, address), view.nccl.mesh)
+    mesh = view.snapshot.mesh
+    unmet = mesh.unmet.get(own.host, {}).get(address, {}) if isinstance(mesh, Mesh) else {}
+    met = {verdict.source for verdict in standing.verdicts if verdict.answer is Reachable.YES}
+    said = None
+    nets = [net for one in right if one is not None for net in own.networks(one)]
+    if Cause.OWN_ADDRESS in standing.causes:
+        said = "will tell the others an address that other hosts have as well: they would find themselves"
+    elif (unmet and not met - unmet.keys()) or standing.is_lost:
+        said = f"will tell the others an address of {entry.interface}, at which they don't reach it"
+    elif given.by is None and address not in right and not any(address_of(address) in net for net in nets):
+        used = next((e.interface for e in own.interfaces.addresses if e.address in right), None)
+        way = ", where its way to the internet begins" if "begins at" in given.why else ""
+        said = f"will tell the others an address of {entry.interface}{way}; the cluster is on {used or 'another net'}"
+    return said
+
+
+def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None:
+    """The address that is given, or that the host makes of the name that is."""
+    if given.address is None or numeric(given.address) is not None:
+        return given.address
+    if given.address == "localhost":
+        return "127.0.0.1"
+    facts = next(host.facts for host in view.snapshot.hosts if host.name == name)
+    names = facts.resolution if facts is not None and isinstance(facts.resolution, Names) else None
+    found = side.own if given.address == side.hostname else names.get(given.address) if names is not None else None
+    return found.addresses[0] if found is not None and found.addresses else None
+
+
+def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, list[str]]:
+    """The host's address on the interface that serves NCCL, and those by which it is listed."""
+    host = next(host for host in view.snapshot.hosts if host.name == name)
+    names = host.facts.resolution if host.facts is not None and isinstance(host.facts.resolution, Names) else None
+    told = names.get(host.node.address) if names is not None else None
+    listed = [one for one in (host.node.address, *(told.addresses if told is not None else ())) if own.owns(one)]
+    listed = [one for one in listed if not one.startswith("127.") and one != "::1"]
+    interface = good_interfaces(view.nccl).get(name)
+    there = [e.address for e in own.interfaces.addresses if e.interface.partition(":")[0] == interface]
+    return next((one for one in (*listed, *there) if one in there), next(iter(listed), None)), listed
+
+
+def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: list[str]) -> Finding:
+    hosts = tuple(one.host for one in those)
+    who = " and ".join(TITLES[program] for program in which)
+    said = those[0].said if len(which) == 1 else those[0].said.replace("will tell", "will each tell", 1)
+    better = {one.host: one.better for one in those if one.better is not None}
+    commands = tuple(command for program in which for command in _commands(view, program, better))
+    summary = "Start it with the cluster's address."
+    if "deepspeed" in which:
+        summary = f"Give it the cluster's address: deepspeed --master_addr {better.get(hosts[0], 'ADDRESS')}."
+    elif not commands:
+        summary = "Give it on each host that host's own address on the cluster's network."
+    variables = {
+        host: {_EXPORTS[program]: address for program in which if program in _EXPORTS}
+        for host, address in better.items()
+    }
+    return Finding(
+        hosts=hosts,
+        message=f"{who} on {fold(hosts)} {said}.",
+        evidence=tuple(one.evidence for one in those),
+        facts={
+            "engines": which,
+            "addresses": {one.host: one.given.address for one in those},
+            "reached_by": better,
+        },
+        fix=Fix(
+            summary=summary,
+            risk="safe" if commands else "manual",
+            commands=commands,
+            variables={host: own for host, own in variables.items() if own},
+        ),
+        severity=severity,
+    )
+
+
+def _commands(view: View, program: str, better: Mapping[str, str]) -> Iterator[Command]:
+    """The lines that give each host's program its address."""
+    cluster = view.snapshot.cluster
+    for host, address in better.items():
+        if program in _EXPORTS:
+            yield from on(host, export(_EXPORTS[program], address))
+        elif program == "ray" and host == cluster.nodes[0].name:
+            yield from on(host, line("ray start --head --node-ip-address={address} --port=6379", address=address))
+        elif program == "ray":
+            holes = {"head": endpoint(cluster.master_addr, 6379), "address": address}
+            yield from on(host, line("ray start --address={head} --node-ip-address={address}", **holes))
+
 
 _COUNTED = re.compile(r"Got (\d{1,6}) nodes? .{0,2000}?and (\d{1,6}) unique IP addresses")
 _NODE = r"'node:(?P<ip>[0-9a-fA-F.:]+)'"

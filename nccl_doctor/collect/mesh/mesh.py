@@ -32,7 +32,7 @@ from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.report import FailedDial
+from nccl_doctor.model.report import DialOutcome, FailedDial
 from nccl_doctor.nccl.rdma_pairs import Way
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, Sample, Stall
@@ -117,9 +117,13 @@ def run_mesh(
             targets, dialled = together(names, (targets, dialled), dialling.run(missed, lambda _session: None))
         stalls = find_stalls(sessions, targets, dialled)
         rdma = dial_rdma(sessions, facts, dialling.nodes, nonce, ports)
+        if cluster.engine is not None:
+            more = dialling.engines(plan.partners(dict.fromkeys(names), sample), targets)
+            targets, dialled = together(names, (targets, dialled), more)
     silent.update(doubts(dialling.doubtful))
     failed: list[FailedDial] = []
     met: dict[str, dict[str, tuple[str, ...]]] = {}
+    unmet: dict[str, dict[str, dict[str, DialOutcome]]] = {}
     tested = 0
     for name, answer in zip(names, dialled, strict=True):
         if isinstance(answer, Exception):
@@ -128,6 +132,9 @@ def run_mesh(
         tested += len({target.dst for target in targets[name]} - {name})
         for seen in (row._asdict() for row in answer.failed):
             to = targets[name][seen.pop("target")]
+            if dialling.is_engines_alone(to):
+                unmet.setdefault(to.dst, {}).setdefault(to.address, {})[name] = seen["outcome"]
+                continue
             failed.append(FailedDial(src=name, dst=to.dst, address=to.address, **seen))
         lost = Counter(row.target for row in answer.failed)
         for place, to in enumerate(targets[name]):
@@ -144,6 +151,7 @@ def run_mesh(
         stalls=stalls,
         answered=met,
         rails={name: {to: dialling.used[name].of(to) for to in extra} for name, extra in dialling.beside.items()},
+        unmet=unmet,
         sample=sample,
         rdma=rdma,
     )
@@ -333,6 +341,28 @@ class Dialling:
                 own = self.facts[name], self.addresses[name], self.cluster, self.ports.get(name, ())
                 targets[name] += plan.own_targets(self.nodes[name], *own)
 
+        return self._dial(targets, on_done)
+
+    @cached_property
+    def told(self) -> dict[str, str]:
+        """By host, the address that the cluster's engine tells its peers."""
+        found = {name: plan.advertised_by(self.cluster, self.nodes[name], self.facts[name]) for name in self.ports}
+        return {name: address for name, address in found.items() if address is not None}
+
+    def is_engines_alone(self, to: plan.Target) -> bool:
+        """True for an address that is dialled only since an engine tells it."""
+        others = {self.addresses[to.dst], self.cluster.master_addr, *self.beside.get(to.dst, ())}
+        return self.told.get(to.dst) == to.address and to.address not in others
+
+    def engines(self, partners: dict[str, list[str]], done: dict[str, list[plan.Target]]) -> Dials:
+        """Every host dials the addresses that its partners' engines tell, where none of ``done`` is there."""
+        targets = {
+            name: list(plan.engine_targets(done[name], others, self.told, self.nodes, self.facts[name], self.ports))
+            for name, others in partners.items()
+        }
+        return self._dial(targets, lambda _session: None)
+
+    def _dial(self, targets: dict[str, list[plan.Target]], on_done: Callable[[ProbeSession], None]) -> Dials:
         def first(session: ProbeSession) -> Dialled:
             return dial_targets(session, targets[session.node.name], self.nonce, self.dial_s)
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import random
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from nccl_doctor.engines.advertise import STEPS, advertised, side_of
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.nccl.gloo import gloo_devices, is_initiator
@@ -206,7 +207,7 @@ def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
 
 def on_link(source: HostFacts, address: str) -> bool:
     """True where an address lies in a network that the host is in, and is not its own."""
-    if not isinstance(source.interfaces, Interfaces) or any(e.address == address for e in source.interfaces.addresses):
+    if not isinstance(source.interfaces, Interfaces) or on_own(source, address):
         return False
     there = inet.address_of(address)
     if there.is_loopback or there.is_link_local or there in METADATA:
@@ -267,6 +268,39 @@ def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
     }
     found = dict.fromkeys(ClusterRdma(sides, None).ways)
     return [way for way in found if confirmed(way.to, nodes[way.dst], facts[way.src])]
+
+
+def advertised_by(cluster: Cluster, node: Node, facts: HostFacts) -> str | None:
+    """The address that the cluster's engine tells its peers on a host; None where it is none."""
+    if cluster.engine not in STEPS:
+        return None
+    side = side_of(cluster, Host(node=node, facts=facts))
+    address = None if isinstance(side, Unknown) else advertised(cluster.engine, side).address
+    return None if address is None or inet.numeric(address) is None else address
+
+
+def engine_targets(
+    mine: list[Target],
+    partners_of: list[str],
+    given: Mapping[str, str],
+    nodes: Mapping[str, Node],
+    source: HostFacts,
+    ports: Mapping[str, tuple[int, ...]],
+) -> Iterator[Target]:
+    """The partners' addresses that their engines tell, where nothing dials them yet, each with one port."""
+    dialled = {(target.dst, target.address) for target in mine}
+    for dst in partners_of:
+        address = given.get(dst)
+        if address is None or (dst, address) in dialled or not ports.get(dst) or on_own(source, address):
+            continue
+        if confirmed(address, nodes[dst], source):
+            yield Target(dst, address, ports[dst][-1:])
+
+
+def on_own(source: HostFacts, address: str) -> bool:
+    """True where an address is the dialling host's own."""
+    own = source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ()
+    return any(entry.address == address for entry in own)
 
 
 def own_targets(

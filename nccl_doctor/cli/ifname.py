@@ -31,6 +31,9 @@ def ifname(
     output_file: options.OutputFile = None,
     color: options.ColorWhen = "auto",
     quiet: options.Quiet = False,
+    verbose: Annotated[
+        bool, options.of_report("-v", "--verbose", help="With what vLLM, SGLang, Ray and the like tell their peers.")
+    ] = False,
     show_secrets: options.ShowSecrets = False,
     timeout: options.Timeout = 60.0,
     reached: ReachOptions,
@@ -42,6 +45,7 @@ def ifname(
     def work() -> int:
         from nccl_doctor.cli.run import Request, look, refuse_other_hosts
         from nccl_doctor.cli.snapshots import of_snapshot, read_snapshot
+        from nccl_doctor.engines.advertise import tell
         from nccl_doctor.errors import UsageError
         from nccl_doctor.judge.diagnose import judge
         from nccl_doctor.model.finding import Severity
@@ -63,6 +67,7 @@ def ifname(
         found = answers(snapshot, version) if asked is None else answers_for(snapshot, asked, version)
         if asked is None and version is None and any(one.rdma for one in found.hosts):
             found = found.model_copy(update={"diagnoses": judge(snapshot, "ifname", among(RDMA)).diagnoses})
+        found = tell(snapshot, found)
         if load_from is not None:
             found = of_snapshot(found, snapshot.cluster.nodes)
         out.show(found)
@@ -76,5 +81,5 @@ def ifname(
             return 1
         return 0 if all(one.known for one in found.hosts) else 3
 
-    out = Out("ifname", output, output_file, color, quiet, show_secrets=show_secrets)
+    out = Out("ifname", output, output_file, color, quiet, verbose, show_secrets=show_secrets)
     finish(out, work)

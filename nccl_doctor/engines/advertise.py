@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nccl_doctor.model.base import Unknown, known, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.nccl.gloo import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.snapshot.hosts import Host
+from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.network import Engines, Interfaces, Names, Resolution
-from nccl_doctor.text.inet import is_loopback, numeric
+from nccl_doctor.text.inet import is_loopback
+
+if TYPE_CHECKING:
+    from nccl_doctor.model.documents import InterfaceAnswers
 
 WILDCARD = "0.0.0.0"  # noqa: S104 - what vLLM tells
 LOOPBACK = "127.0.0.1"
@@ -103,7 +107,8 @@ def _towards(side: Side) -> Advertised | None:
     """Ray's: of a worker, the address on its way to the head."""
     if side.is_first:
         return _route(side)
-    return None if side.towards is None else Advertised(side.towards, "its way to the master's address begins there")
+    way = f"its way to the master begins at {side.interface(side.towards)}" if side.towards is not None else ""
+    return Advertised(side.towards, way) if side.towards is not None else None
 
 
 def _head6(side: Side) -> Advertised | None:
@@ -158,13 +163,13 @@ def _else(address: str | None, why: str) -> Step:
 
 
 _NOTHING: Step = _else(LOOPBACK, "neither a way out nor its own name tells another")
-_NO_WAY = f"{WILDCARD}, for it has no way to 8.8.8.8"
+_NO_WAY = "it has no way to 8.8.8.8"
 _OWN = (LOOPBACK, WILDCARD, "::1")
 _ANYWHERE = (_variable("SGLANG_HOST_IP"), _variable("HOST_IP"), _nic, _route)
 STEPS: dict[str, tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...]] = {
-    "vllm": (((0,), (_variable("VLLM_HOST_IP"), _route, _route6, _else(WILDCARD, f"it says {_NO_WAY}"))),),
+    "vllm": (((0,), (_variable("VLLM_HOST_IP"), _route, _route6, _else(WILDCARD, _NO_WAY))),),
     "sglang": (
-        ((0,), (*_ANYWHERE[:2], _route, _route6, _else(WILDCARD, f"it says {_NO_WAY}"))),
+        ((0,), (*_ANYWHERE[:2], _route, _route6, _else(WILDCARD, _NO_WAY))),
         ((0, 5), (*_ANYWHERE, _named(lambda side: side.engines.by_inet, _OWN), _route6)),
         ((0, 5, 6), (*_ANYWHERE, _route6, _named(_configured, _OWN))),
     ),
@@ -241,12 +246,18 @@ def programs(side: Side) -> Iterator[str]:
             yield program
 
 
-def resolved(side: Side, names: Names | None, given: Advertised) -> Advertised:
-    """The same with an address in place of a name that the host itself resolves."""
-    if given.address is None or numeric(given.address) is not None:
-        return given
-    told = names.get(given.address) if names is not None else None
-    own = side.own if given.address == side.hostname else told
-    if given.address == "localhost":
-        return replace(given, address=LOOPBACK)
-    return replace(given, address=own.addresses[0]) if own is not None and own.addresses else given
+def tell(snapshot: Snapshot, answers: InterfaceAnswers) -> InterfaceAnswers:
+    """The answers of ``ifname`` with what each program would tell its peers."""
+    from nccl_doctor.model.documents import AdvertisedAddress
+
+    def of_host(host: Host) -> dict[str, AdvertisedAddress]:
+        side = side_of(snapshot.cluster, host)
+        if isinstance(side, Unknown):
+            return {}
+        named = (snapshot.cluster.engine,) if snapshot.cluster.engine in STEPS else ()
+        found = {name: advertised(name, side) for name in dict.fromkeys((*ALWAYS, *named, *programs(side)))}
+        return {name: AdvertisedAddress(address=one.address, why=one.why) for name, one in found.items()}
+
+    told = {host.name: of_host(host) for host in snapshot.hosts}
+    hosts = tuple(one.model_copy(update={"advertises": told[one.name]}) for one in answers.hosts)
+    return answers.model_copy(update={"hosts": hosts, "engine": snapshot.cluster.engine})

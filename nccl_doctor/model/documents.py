@@ -65,6 +65,13 @@ class RdmaAnswer(FrozenModel):
     trouble: str | None = None  # with whom it is joined and can't talk: "no way to node1's"
 
 
+class AdvertisedAddress(FrozenModel):
+    """The address, or name, that a program tells its peers; None where it ends without one."""
+
+    address: str | None
+    why: str
+
+
 class InterfaceAnswer(FrozenModel):
     """The interface that NCCL will use on one host."""
 
@@ -77,6 +84,8 @@ class InterfaceAnswer(FrozenModel):
     # the interface, and its address, that has the address asked for or lies on its net
     has: tuple[str, str] | None = None
     rdma: tuple[RdmaAnswer, ...] = ()  # in the order in which NCCL numbers them
+    # by engine or library, the address that it would tell its peers there; empty where that is not known
+    advertises: dict[str, AdvertisedAddress] = Field(default_factory=dict)
 
 
 class Exports(FrozenModel):
@@ -95,6 +104,7 @@ class InterfaceAnswers(Document):
 
     command: Literal["ifname"] = "ifname"
     asked: str | None = None  # the address that was asked for
+    engine: str | None = None  # what the hosts are for
     hosts: tuple[InterfaceAnswer, ...]
     exports: tuple[Exports, ...] = ()
     diagnoses: tuple[Diagnosis, ...] = ()  # of the RDMA devices

@@ -24,6 +24,7 @@ from nccl_doctor.report.human import diagnosis
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import WIDTH, Screen, apart, joined, painter, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, nouns, plural
+from nccl_doctor.text.inet import numeric
 from nccl_doctor.text.shell import clean, pasteable
 
 
@@ -84,6 +85,8 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
         text = table(("host", "interface", "why"), _asked_rows(answers.hosts), width)
     if answers.asked is None and any(one.rdma for one in answers.hosts):
         text += ["", *table(("RDMA, by place", "device", "GID", "network"), _rdma_rows(answers.hosts), width)]
+    rows = list(_advertised_rows(answers, verbose=options.verbose))
+    text += ["", *table(("tells its peers", "host", "address", "why"), rows, width)] if rows else []
     for block in answers.exports:
         shown = [line for line in block.lines if pasteable(line)]
         if len(shown) < len(block.lines):
@@ -96,6 +99,15 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
     for found in answers.diagnoses:
         text += ["", *diagnosis(found, Screen.of(options))]
     return "\n".join(text) + "\n"
+
+
+def _advertised_rows(answers: InterfaceAnswers, *, verbose: bool) -> Iterator[tuple[str, str, str, str]]:
+    """The rows of what programs tell their peers: of the engine, or of all; hosts alike folded."""
+    given = [(name, it, one.name) for one in answers.hosts for name, it in one.advertises.items()]
+    for name, its in grouped((name, (it, host)) for name, it, host in given).items():
+        if verbose or name == answers.engine:
+            for why, alike in grouped((it.why, (it.address or "none", host)) for it, host in its).items():
+                yield name, fold(host for _, host in alike), _shared([address for address, _ in alike]), why
 
 
 _SAYS = {"libnccl": "asked libnccl", "model": "by our model of NCCL"}
@@ -142,6 +154,8 @@ def _shared(addresses: Sequence[str]) -> str:
     """A single address, or the part that several share: ``10.0.0.x``, ``2001:db8::/64``."""
     if len(set(addresses)) == 1:
         return addresses[0]
+    if any(numeric(text) is None for text in addresses):
+        return "each its own"
     parsed = {ipaddress.ip_address(text.partition("%")[0]) for text in addresses}
     if all(address.version == 4 for address in parsed):
         parts = [str(address).split(".") for address in parsed]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import healthy
 from tests.engines import witness
 
-CACHE = Path.home() / ".cache" / "nccl-doctor"
 ASKED = [("vllm", "vllm", 0), ("sglang", "sglang", 0), ("ray", "ray", 0), ("ray", "ray worker", 1)]
 """Program, its witness, and whose place it has: a node rank."""
 
@@ -35,7 +33,7 @@ def test_a_hundred_random_hosts_answer_as_the_model_does() -> None:
     source = random.Random(31)
     layouts = [witness.layout(source) for _ in range(100)]
     wrong, seen = [], set()
-    for layout, told in zip(layouts, witness.observe(witness.fetch(CACHE), layouts), strict=True):
+    for layout, told in zip(layouts, witness.observe(witness.ray(), layouts), strict=True):
         for program, by, rank in ASKED:
             model = advertised(program, side(told["facts"], layout.variables, rank))
             really = told["answers"][by]["address"]

@@ -78,8 +78,9 @@ def layout(source: random.Random) -> Layout:
     return Layout("\n".join(lines) + "\n", hosts, said)
 
 
-def fetch(cache: Path) -> Path:
-    """The folder with Ray and what it needs, out of the package index, kept in ``cache``."""
+def ray() -> Path:
+    """The folder with Ray and what it needs, out of the package index, kept where a lab's hosts see it."""
+    cache = Path(sys.prefix) / "witnesses"
     target = cache / f"ray-{RAY}-{sys.version_info[0]}.{sys.version_info[1]}"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)

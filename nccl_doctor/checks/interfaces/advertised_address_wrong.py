@@ -133,7 +133,8 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
     at = f" ({side.interface(address)})" if address is not None and own.owns(address) else ""
     right = f"; {better} is the one that the others reach" if better is not None else ""
     told = "no address" if given.address is None else f"{given.address}{at}"
-    return Misled(name, given, said, f"{name}: {told}, for {given.why}{right}", better)
+    why = "" if "where its way" in said else f", for {given.why}"
+    return Misled(name, given, said, f"{name}: {told}{why}{right}", better)
 
 
 def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, right: set[str | None]) -> str | None:

@@ -55,10 +55,13 @@ def launch(
         from nccl_doctor.launch.launched import Wishes, launched, split
         from nccl_doctor.text.shell import clean
 
-        hosts, script = split(list(words or ()), sys.argv, named=named.where is not None)
+        overrides = job.overrides()
+        hosts, script = split(
+            list(words or ()), sys.argv, named=named.where is not None, engine=overrides.engine is not None
+        )
         if rdzv and launcher not in (None, "c10d"):
             raise UsageError("--rdzv is --launcher c10d; give one of them")
-        cluster = named.cluster(job.overrides(), hosts)
+        cluster = named.cluster(overrides, hosts)
         chosen = "c10d" if rdzv else launcher
         wishes = Wishes(chosen, form, use_env=use_env, diagnosable=diagnosable, batch_size=batch_size)
         result = launched(cluster, hosts, script, wishes, os.environ, time.time())

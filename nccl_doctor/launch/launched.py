@@ -19,20 +19,23 @@ from pydantic import ValidationError
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch import slurm_job
+from nccl_doctor.launch.engine_lines import engine_commands, engine_notes, own_addresses
 from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh, tcp_script
 from nccl_doctor.launch.line import batch_notes, divides
-from nccl_doctor.launch.plan import CheckedHost, plan
+from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
 from nccl_doctor.model.base import FrozenModel, Unknown, Version
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource, place_of, placed
-from nccl_doctor.model.finding import Severity, on
+from nccl_doctor.model.finding import Command, Severity, on
 from nccl_doctor.model.report import Diagnosis, Report
+from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.nccl.versions import diagnosable as recorded
 from nccl_doctor.nccl.versions import release
 from nccl_doctor.snapshot.hosts import Snapshot, rank_counts
 from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.text.machine import write_atomically
 
 if TYPE_CHECKING:
@@ -97,8 +100,9 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
     for host in snapshot.reached:
         gpus = host.facts.gpus if host.facts is not None else ()
         count = None if isinstance(gpus, Unknown) else len(gpus)
-        own = variables.get(host.name, {})
-        checked[host.name] = CheckedHost(nproc=ranks[host.name], gpus=count, variables=own)
+        own, used = variables.get(host.name, {}), nccl_interface(host)
+        address = used.address if used is not None and not is_loopback(used.address) else None
+        checked[host.name] = CheckedHost(nproc=ranks[host.name], gpus=count, address=address, variables=own)
     torch = [h.facts.torch.version for h in snapshot.hosts if h.facts and isinstance(h.facts.torch, TorchInfo)]
     errors = tuple(f"{d.name} ({', '.join(d.hosts)})" for d in report.diagnoses if d.severity is Severity.ERROR)
     oldest, path = min(torch, key=release, default=None), _path(hosts, environ)
@@ -176,12 +180,14 @@ class Wishes(NamedTuple):
     batch_size: int | None = None
 
 
-def split(words: list[str], argv: list[str], *, named: bool) -> tuple[str | None, list[str]]:
-    """The hosts file, and the script with its arguments behind the "--"."""
+def split(words: list[str], argv: list[str], *, named: bool, engine: bool = False) -> tuple[str | None, list[str]]:
+    """The hosts file, and the script with its arguments behind the "--"; ``engine`` says that it may be a model."""
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else len(words) - (not named)
     before, script = words[: len(words) - behind], words[len(words) - behind :]
     if len(before) > 1:
         raise UsageError(f"one hosts file stands before --, and the script behind it; {before[1]} is too much")
+    if engine:
+        return (before[0] if before else None), script
     if not script:
         raise UsageError("which script is to be started? nccl-doctor launch hosts.yaml -- train.py --epochs 3")
     if _STARTER.fullmatch(PurePath(script[0]).name):
@@ -196,8 +202,6 @@ def launched(
     cluster: Cluster, hosts: str | None, script: Sequence[str], wishes: Wishes, environ: Mapping[str, str], now: float
 ) -> Launch:
     """The job of a cluster, with what its last check saw; ``now`` in seconds since the epoch."""
-    from nccl_doctor.model.documents import Launch
-
     these = Hosts.named(hosts, cluster)
     last = recall(these, environ)
     job = plan(cluster, last.hosts if last else {}, tuple(script), last.torch if last else None)
@@ -214,6 +218,8 @@ def launched(
         raise UsageError(f"--format {wishes.form} {why}; {hint}")
     if wishes.form == "slurm" and wishes.launcher not in (None, "torchrun", "c10d"):
         raise UsageError(f"--format slurm starts torchrun; --launcher {wishes.launcher} has no batch script here")
+    if cluster.engine is not None and wishes.launcher is None and wishes.form != "slurm":
+        return _of_engine(job, cluster.engine, these, last, wishes, now)
     launcher = "slurm" if wishes.form == "slurm" else wishes.launcher or default_launcher(job.torch)
     warnings += tcp_script(job)[1] if launcher == "tcp" else ()
     if launcher == "slurm":
@@ -223,6 +229,26 @@ def launched(
     if wishes.form == "ssh":
         lines = on(None, start_over_ssh(cluster, lines))
         notes.append("starts in each host's home directory; Ctrl-C ends it on all of them")
+    return _launch(job, launcher, lines, notes, [*warnings, *doubts(last, these, now)])
+
+
+def _of_engine(
+    job: LaunchPlan, engine: str, hosts: Hosts, last: LastCheck | None, wishes: Wishes, now: float
+) -> Launch:
+    if wishes.form != "shell":
+        raise UsageError(f"--format {wishes.form} starts no engine; each host has a line of its own, in its own shell")
+    seen = last.hosts.items() if last else ()
+    own = own_addresses(job, {name: one.address for name, one in seen if one.address is not None})
+    notes, warnings = engine_notes(job, engine, own)
+    return _launch(job, engine, engine_commands(job, engine, own), notes, [*warnings, *doubts(last, hosts, now)])
+
+
+def _launch(
+    job: LaunchPlan, launcher: str, lines: tuple[Command, ...], notes: list[str], warnings: list[str]
+) -> Launch:
+    from nccl_doctor.model.documents import Launch
+
+    cluster = job.cluster
     return Launch(
         launcher=launcher,
         master_addr=cluster.master_addr,
@@ -231,5 +257,5 @@ def launched(
         ranks=job.ranks,
         commands=placed(lines, cluster, inside=True),
         notes=tuple(notes),
-        warnings=(*warnings, *doubts(last, these, now)),
+        warnings=tuple(warnings),
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import Field
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.model.base import FrozenModel
+from nccl_doctor.model.base import FrozenModel, IpAddress
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.snapshot.hosts import named_devices
@@ -48,6 +48,7 @@ class CheckedHost(FrozenModel):
 
     nproc: int
     gpus: int | None = None
+    address: IpAddress | None = None  # by which the others reach it
     variables: dict[str, str] = Field(default_factory=dict)
 
 

@@ -34,7 +34,7 @@ class Launch(Document):
     """``launch``: every rank's place, and for each host the line to paste there."""
 
     command: Literal["launch"] = "launch"
-    launcher: str  # the form of the lines: torchrun, c10d, launch, env, tcp or slurm
+    launcher: str  # the form of the lines: torchrun, c10d, launch, env, tcp, slurm, or an engine
     master_addr: str
     master_port: int
     world_size: int

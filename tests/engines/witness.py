@@ -79,15 +79,20 @@ def layout(source: random.Random) -> Layout:
 
 
 def ray() -> Path:
-    """The folder with Ray and what it needs, out of the package index, kept where a lab's hosts see it."""
+    """The folder with Ray and what it needs."""
+    return packages(f"ray=={RAY}")
+
+
+def packages(first: str, *more: str, options: tuple[str, ...] = ("--only-binary", ":all:")) -> Path:
+    """The folder with these, out of the package index, kept where a lab's hosts see it."""
     cache = Path(sys.prefix) / "witnesses"
-    target = cache / f"ray-{RAY}-{sys.version_info[0]}.{sys.version_info[1]}"
+    target = cache / f"{first.replace('==', '-')}-{sys.version_info[0]}.{sys.version_info[1]}"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:", "--target"]
-            subprocess.run([*command, f"{folder}/ray", f"ray=={RAY}"], check=True)
-            Path(folder, "ray").rename(target)
+            command = [sys.executable, "-m", "pip", "install", "--quiet", *options, "--target", f"{folder}/found"]
+            subprocess.run([*command, first, *more], check=True)
+            Path(folder, "found").rename(target)
     return target
 
 

@@ -1,0 +1,154 @@
+"""The lines that start an engine on each host: vLLM, SGLang, Ray, DeepSpeed, Accelerate.
+
+In the syntax of vLLM 0.33 (``--nnodes`` is not in 0.11), SGLang 0.5, Ray 2.60, DeepSpeed 0.19 (``--no_ssh``) and
+Accelerate 1.15. Each host gets its own address besides, by the variable or option that its engine reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.launch.plan import LaunchPlan, Start
+from nccl_doctor.model.finding import Command, on
+from nccl_doctor.text import shell
+from nccl_doctor.text.inet import endpoint, is_loopback, numeric
+from nccl_doctor.text.shell import Line
+
+GCS_PORT = 6379
+HOSTFILE = "deepspeed-hosts"
+SYNTAX = {
+    "vllm": "vLLM 0.22 and later (0.11 has no --nnodes)",
+    "sglang": "SGLang 0.4.6 and later",
+    "ray": "Ray 2.44 and later",
+    "deepspeed": "DeepSpeed 0.15 and later (--no_ssh)",
+    "accelerate": "Accelerate 1.x",
+}
+"""The versions for which the lines hold."""
+_SIZES = {"vllm": ("-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size", "-dp", "--data-parallel-size"),
+          "sglang": ("--tp", "--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size")}  # fmt: skip
+Addresses = Mapping[str, str]  # by host, its own on the cluster's network, where that is known
+
+
+def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Command, ...]:
+    """The line of each node; UsageError where this engine can't be started so."""
+    forms: dict[str, Callable[[LaunchPlan, Start, str | None], Line]] = {
+        "vllm": _vllm,
+        "sglang": _sglang,
+        "ray": _ray,
+        "deepspeed": _deepspeed,
+        "accelerate": _accelerate,
+    }
+    if not job.script and engine != "ray":
+        what = "model" if engine in _SIZES else "script"
+        raise UsageError(f"which {what}? nccl-doctor launch hosts.yaml --engine {engine} -- {what.upper()} OPTIONS")
+    made = [on(one.node.name, forms[engine](job, one, own.get(one.node.name))) for one in job.starts]
+    if engine == "ray" and job.script:
+        made.append(on(job.starts[0].node.name, _line(job.starts[0], {}, (), job.script)))
+    return tuple(one for line in made for one in line)
+
+
+def engine_notes(job: LaunchPlan, engine: str, own: Addresses) -> tuple[list[str], list[str]]:
+    """Notes on these lines, and warnings."""
+    notes = [f"these lines are for {SYNTAX[engine]}"]
+    if engine in _SIZES and not _asked(job.script, engine):
+        sizes = f"{job.starts[0].nproc} GPUs a host" if engine == "vllm" else f"all {job.world_size} GPUs"
+        over = ", and the hosts in turn (pipeline)" if engine == "vllm" and len(job.starts) > 1 else ""
+        notes.append(f"the model is split over {sizes}{over}; sizes of your own behind -- win")
+    if engine == "deepspeed":
+        notes.append(f"each line writes {HOSTFILE}, which DeepSpeed reads, in the folder that it is started in")
+    if engine == "ray" and job.script:
+        notes.append("the last line is for when all nodes have joined: ray status")
+    lost = [start.node.name for start in job.starts if start.node.name not in own]
+    if lost and engine in ("vllm", "sglang", "ray"):
+        words = "nccl-doctor check with this hosts file finds them"
+        return notes, [f"the addresses of {', '.join(lost[:6])} are not known, so they are left out; {words}"]
+    return notes, []
+
+
+def _asked(script: Sequence[str], engine: str) -> bool:
+    return any(word.partition("=")[0] in _SIZES[engine] for word in script)
+
+
+def _line(start: Start, own: Mapping[str, str], program: Sequence[str], rest: Sequence[str]) -> Line:
+    front = shell.assignments({**start.variables, **own})
+    python = [] if program else [shell.program(start.node.python)]
+    words = [*map(shell.argument, program), *shell.words(rest, {})]
+    return shell.script("{line}", line=[*front, *python, *words])
+
+
+def _placed(job: LaunchPlan, start: Start) -> list[str]:
+    return [f"--nnodes={len(job.starts)}", f"--node-rank={start.node.node_rank}"] if len(job.starts) > 1 else []
+
+
+def _vllm(job: LaunchPlan, start: Start, own: str | None) -> Line:
+    sizes = []
+    if not _asked(job.script, "vllm"):
+        sizes = [f"--tensor-parallel-size={job.even('vLLM', 'its tensor parallel size is that of each node')}"]
+        sizes += [f"--pipeline-parallel-size={len(job.starts)}"] if len(job.starts) > 1 else []
+    placed = _placed(job, start)
+    if placed:
+        placed += [f"--master-addr={job.cluster.master_addr}", f"--master-port={job.cluster.master_port}"]
+        placed += ["--headless"] if start.node.node_rank else []
+    model, *rest = job.script
+    return _line(start, _variable("VLLM_HOST_IP", own), ("vllm", "serve"), [model, *sizes, *placed, *rest])
+
+
+def _sglang(job: LaunchPlan, start: Start, own: str | None) -> Line:
+    sizes = [] if _asked(job.script, "sglang") else [f"--tp-size={job.world_size}"]
+    placed = _placed(job, start)
+    placed += [f"--dist-init-addr={endpoint(job.cluster.master_addr, job.cluster.master_port)}"] if placed else []
+    model, *rest = job.script
+    named = [model] if model.startswith("-") else ["--model-path", model]
+    words = ["-m", "sglang.launch_server", *named, *sizes, *placed, *rest]
+    return _line(start, _variable("SGLANG_HOST_IP", own), (), words)
+
+
+def _ray(job: LaunchPlan, start: Start, own: str | None) -> Line:
+    where = (
+        [f"--address={endpoint(job.cluster.master_addr, GCS_PORT)}"]
+        if start.node.node_rank
+        else ["--head", f"--port={GCS_PORT}"]
+    )
+    where += [f"--node-ip-address={own}"] if own is not None else []
+    return _line(start, {}, ("ray", "start"), [*where, *([f"--num-gpus={len(start.gpus)}"] if start.gpus else [])])
+
+
+def _deepspeed(job: LaunchPlan, start: Start, own: str | None) -> Line:
+    del own  # only the master's is told
+    if len(job.starts) == 1:
+        return _line(start, {}, ("deepspeed", f"--num_gpus={start.nproc}"), job.script)
+    if len({one.node.address for one in job.starts}) < len(job.starts):
+        raise UsageError("DeepSpeed's hostfile names each machine once; make the nodes of one machine one node")
+    slots = [shell.argument(f"{one.node.address} slots={one.nproc}") for one in job.starts]
+    place = [f"--hostfile={HOSTFILE}", "--no_ssh", f"--node_rank={start.node.node_rank}"]
+    master = [f"--master_addr={job.cluster.master_addr}", f"--master_port={job.cluster.master_port}"]
+    line = _line(start, {}, ("deepspeed", *place, *master), job.script)
+    return shell.script(
+        "printf '%s\\n' {slots} > {file} && {line}", slots=slots, file=shell.argument(HOSTFILE), line=line
+    )
+
+
+def _accelerate(job: LaunchPlan, start: Start, own: str | None) -> Line:
+    del own
+    job.even("accelerate", "it divides all processes by the machines")
+    options = [*(["--cpu"] if start.gpus == () else ["--multi_gpu"]), f"--num_processes={job.world_size}"]
+    if len(job.starts) > 1:
+        options += [f"--num_machines={len(job.starts)}", f"--machine_rank={start.node.node_rank}", "--same_network"]
+        options += [f"--main_process_ip={job.cluster.master_addr}", f"--main_process_port={job.cluster.master_port}"]
+    return _line(start, {}, ("accelerate", "launch", *options), job.script)
+
+
+def _variable(name: str, own: str | None) -> dict[str, str]:
+    return {} if own is None else {name: own}
+
+
+def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
+    """By host, its own address: as listed, else as the last check saw it."""
+    found = {}
+    for start in job.starts:
+        listed = start.node.address if numeric(start.node.address) is not None else None
+        own = None if listed is not None and is_loopback(listed) else listed
+        if address := own or checked.get(start.node.name):
+            found[start.node.name] = address
+    return found

@@ -1,0 +1,134 @@
+"""Engines' lines, read by the engines' own parsers where they can be installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nccl_doctor.errors import UsageError
+from nccl_doctor.launch.engine_lines import engine_commands, engine_notes, own_addresses
+from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
+from nccl_doctor.model.cluster import Cluster, Node
+from tests.cli.program import assert_one_sentence, run
+from tests.engines import witness
+
+PARSE = {
+    "ray": """
+from ray.scripts.scripts import start
+parse = lambda words: start.make_context("ray start", words[2:]).params
+""",
+    "deepspeed": """
+from deepspeed.launcher.runner import parse_args
+parse = lambda words: vars(parse_args(words[1:]))
+""",
+    "accelerate": """
+from accelerate.commands.launch import launch_command_parser
+parse = lambda words: vars(launch_command_parser().parse_args(words[2:]))
+""",
+}
+PACKAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "ray": ((f"ray=={witness.RAY}",), ("--only-binary", ":all:")),
+    "accelerate": (("accelerate==1.15.0", "safetensors", "huggingface_hub", "pyyaml", "numpy"), ("--no-deps",)),
+    "deepspeed": (
+        ("deepspeed==0.19.8", "tqdm", "hjson", "py-cpuinfo", "einops", "msgpack", "ninja", "numpy"),
+        ("--no-deps", "--no-build-isolation"),
+    ),
+}
+
+
+def job(*script: str, gpus: int = 2, names: tuple[str, ...] = ("10.0.0.1", "10.0.0.2")) -> LaunchPlan:
+    nodes = tuple(Node(name=name, address=name, node_rank=rank) for rank, name in enumerate(names))
+    cluster = Cluster(nodes=nodes, master_addr=names[0], master_port=29500)
+    return plan(cluster, dict.fromkeys(names, CheckedHost(nproc=gpus or 1, gpus=gpus)), script)
+
+
+def lines(of: LaunchPlan, engine: str, **checked: str) -> list[str]:
+    return [one.command for one in engine_commands(of, engine, own_addresses(of, checked))]
+
+
+def parsed(engine: str, made: list[str]) -> list[dict[str, Any]]:
+    """What the engine's own parser makes of lines, without the variables in front."""
+    wanted, options = PACKAGES[engine]
+    folder = witness.packages(*wanted, options=options)
+    asked = [[word for word in shlex.split(line.rpartition("&& ")[2]) if not word.isupper()] for line in made]
+    program = f"import json, sys\n{PARSE[engine]}\nfor words in json.load(sys.stdin):\n    found = parse(words)\n"
+    program += "    print('\\n' + json.dumps(found, default=str))"
+    environ = {**os.environ, "PYTHONPATH": os.fspath(folder)}
+    command = [sys.executable, "-c", program]
+    told = json.dumps(asked)
+    done = subprocess.run(command, input=told, env=environ, text=True, capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def test_rays_own_parser_reads_its_lines() -> None:
+    head, worker = parsed("ray", lines(job(), "ray"))
+    assert (head["head"], head["node_ip_address"], head["port"], head["num_gpus"]) == (True, "10.0.0.1", 6379, 2)
+    assert (worker["head"], worker["address"], worker["node_ip_address"]) == (False, "10.0.0.1:6379", "10.0.0.2")
+    *_, script = lines(job("train.py", "--x"), "ray")
+    assert script == "python3 train.py --x"
+
+
+def test_accelerates_own_parser_reads_its_lines() -> None:
+    for rank, one in enumerate(parsed("accelerate", lines(job("train.py", "--x", "1"), "accelerate"))):
+        assert (one["num_machines"], one["machine_rank"], one["num_processes"]) == (2, rank, 4)
+        assert (one["main_process_ip"], one["main_process_port"], one["same_network"]) == ("10.0.0.1", 29500, True)
+        assert (one["multi_gpu"], one["cpu"]) == (True, False)
+        assert (one["training_script"], one["training_script_args"]) == ("train.py", ["--x", "1"])
+    (alone, _) = parsed("accelerate", lines(job("train.py", gpus=0), "accelerate"))
+    assert (alone["cpu"], alone["multi_gpu"], alone["num_processes"]) == (True, False, 2)
+
+
+def test_deepspeeds_own_parser_reads_its_lines_and_its_hostfile(tmp_path: Path) -> None:
+    made = lines(job("train.py", "--deepspeed", "c.json"), "deepspeed")
+    for rank, one in enumerate(parsed("deepspeed", made)):
+        assert (one["hostfile"], one["no_ssh"], one["node_rank"]) == ("deepspeed-hosts", True, rank)
+        assert (one["master_addr"], one["master_port"]) == ("10.0.0.1", 29500)
+        assert (one["user_script"], one["user_args"]) == ("train.py", ["--deepspeed", "c.json"])
+    subprocess.run(made[0].partition(" && ")[0], shell=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "deepspeed-hosts").read_text() == "10.0.0.1 slots=2\n10.0.0.2 slots=2\n"
+
+
+def test_vllms_and_sglangs_lines() -> None:
+    first, second = lines(job("org/model", "--port", "8000"), "vllm")
+    assert second == (
+        "VLLM_HOST_IP=10.0.0.2 vllm serve org/model --tensor-parallel-size=2 --pipeline-parallel-size=2 --nnodes=2 "
+        "--node-rank=1 --master-addr=10.0.0.1 --master-port=29500 --headless --port 8000"
+    )
+    assert "--headless" not in first
+    assert lines(job("org/model", "-tp", "4"), "vllm")[0].count("-tp") == 1
+    assert "parallel" not in lines(job("org/model", "-tp", "4"), "vllm")[0]
+    assert lines(job("org/model"), "sglang") == [
+        f"SGLANG_HOST_IP=10.0.0.{rank + 1} python3 -m sglang.launch_server --model-path org/model --tp-size=4 "
+        f"--nnodes=2 --node-rank={rank} --dist-init-addr=10.0.0.1:29500"
+        for rank in range(2)
+    ]
+    assert lines(job("org/model", names=("a",)), "vllm") == ["vllm serve org/model --tensor-parallel-size=2"]
+
+
+def test_an_address_that_nobody_knows_is_left_out_and_said() -> None:
+    named = job("m", names=("node1", "node2"))
+    assert lines(named, "vllm", node2="10.0.0.2")[1].startswith("VLLM_HOST_IP=10.0.0.2 vllm")
+    assert lines(named, "vllm", node2="10.0.0.2")[0].startswith("vllm serve")
+    (warning,) = engine_notes(named, "vllm", own_addresses(named, {"node2": "10.0.0.2"}))[1]
+    assert "node1" in warning
+    assert engine_notes(named, "accelerate", {})[1] == []
+
+
+def test_what_an_engine_can_not_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="which model"):
+        lines(job(), "vllm")
+    (tmp_path / "hosts.yaml").write_text("engine: vllm\nnproc_per_node: 1\nhosts: [10.0.0.1]\n")
+    done = run("launch", "hosts.yaml", "--format", "ssh", "--", "m", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path))
+    assert_one_sentence(done, "--format ssh starts no engine")
+    done = run("launch", "hosts.yaml", "--engine", "vllama", "--", "m", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path))
+    assert_one_sentence(done, "allowed are vllm, sglang, ray, deepspeed, accelerate")
+    done = run("launch", "hosts.yaml", "--", "org/model", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path))
+    assert "\nVLLM_HOST_IP=10.0.0.1 vllm serve org/model --tensor-parallel-size=1" in done.stdout

@@ -75,8 +75,16 @@ class Request:
             found = self.which.cluster(self.overrides, transport=self.reached.transport, variables=master)
             by = {name: "the line" if text in master else text for name, text in found.variables.items()}
             found = found.model_copy(update={"variables": by})
-        script = [word for word in line.script[:1] if word.startswith("/")]
-        return found.model_copy(update={"line": joined(self.line), "same": (*found.same, *script)})
+        script = [self._where(word, found) for word in line.script[:1] if word.endswith(".py") or word.startswith("/")]
+        engine = found.engine or (line.launcher if line.launcher in ("vllm", "sglang", "ray") else None)
+        update = {"line": joined(self.line), "same": (*found.same, *script), "engine": engine}
+        return found.model_copy(update=update)
+
+    @staticmethod
+    def _where(script: str, cluster: Cluster) -> str:
+        """The script's path on the hosts: in this folder where this machine is one, else in their homes."""
+        here = Path.cwd() / script
+        return str(here) if any(node.local for node in cluster.nodes) and here.is_file() else script
 
 
 def check_cluster(request: Request, out: Out) -> int:

@@ -1,8 +1,6 @@
 """A line that starts a job, as somebody is about to paste it: read, never run, and written again with what must change.
 
-Each launcher's options are a table of their own: name, whether a value follows, and which notion of torchrun's it says
-(torch/distributed/run.py and launch.py of PyTorch 2.13; accelerate/commands/launch.py 1.x; deepspeed/launcher/runner.py
-0.16; mpirun(1), srun(1)). argparse takes any unambiguous beginning of an option, "-" for "_", and "=" before a value.
+Each launcher's options are a table (launch/options.py). argparse takes "-" for "_", and "=" before a value.
 """
 
 from __future__ import annotations
@@ -10,10 +8,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from nccl_doctor.errors import UsageError
+from nccl_doctor.launch.options import LAUNCHERS, MODULES, PROGRAMS, Launcher
 from nccl_doctor.launch.plan import nearest
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.text import shell
@@ -21,43 +20,6 @@ from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.inet import endpoint
 from nccl_doctor.text.shell import Line
 
-_TORCHRUN = {
-    **dict.fromkeys(
-        (
-            *("nnodes", "nproc_per_node", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts"),
-            *("monitor_interval", "start_method", "event_log_handler", "role", "log_dir", "r", "redirects", "t", "tee"),
-            *("local_ranks_filter", "node_rank", "master_addr", "master_port", "local_addr", "logs_specs"),
-            *("duplicate_stdout_filters", "duplicate_stderr_filters", "numa_binding", "signals_to_handle"),
-            "shutdown_timeout",
-        ),
-        True,
-    ),
-    **dict.fromkeys(("standalone", "m", "module", "no_python", "run_path", "virtual_local_rank", "h", "help"), False),
-}
-_LAUNCH = {**_TORCHRUN, "use_env": False}
-_DEEPSPEED = dict.fromkeys(
-    ("hostfile", "H", "i", "include", "e", "exclude", "num_nodes", "num_gpus", "node_rank", "master_addr",
-     "master_port", "launcher", "launcher_args", "ssh_port", "autotuning", "venv_script", "bind_core_list"), True,
-) | dict.fromkeys(("module", "no_python", "no_local_rank", "no_ssh", "force_multi", "save_pid", "bind_cores_to_rank",
-                   "enable_each_rank_log"), False)  # fmt: skip
-_ACCELERATE = ("num_machines", "machine_rank", "main_process_ip", "main_process_port")
-_ACCELERATE_FLAGS = (
-    *("multi_gpu", "cpu", "tpu", "use_deepspeed", "use_fsdp", "module", "m", "no_python", "debug", "quiet", "q"),
-    *("same_network", "use_xpu", "use_megatron_lm"),
-)
-_SAME = {
-    "num_machines": "nnodes", "num_nodes": "nnodes", "N": "nnodes", "nodes": "nnodes",
-    "machine_rank": "node_rank", "main_process_ip": "master_addr", "main_process_port": "master_port",
-    "num_gpus": "nproc_per_node", "ntasks_per_node": "nproc_per_node", "npernode": "nproc_per_node",
-    "num_processes": "world_size", "np": "world_size", "n": "world_size", "ntasks": "world_size",
-}  # fmt: skip
-"""Other launchers' names for torchrun's notions."""
-_PROGRAMS = {
-    "torchrun": ("torchrun", 1), "deepspeed": ("deepspeed", 1), "accelerate": ("accelerate", 2),
-    "mpirun": ("mpirun", 1), "mpiexec": ("mpirun", 1), "srun": ("srun", 1),
-}  # fmt: skip
-"""By program, the launcher, and how many words start it."""
-_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "launch"}
 _PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
@@ -67,8 +29,7 @@ class LaunchLine:
     """A launch line.
 
     Attributes:
-        launcher: "torchrun", "launch" (torch.distributed.launch), "accelerate", "deepspeed", "mpirun", "srun", or
-            "script" for a script that starts its own ranks.
+        launcher: by name, of launch/options.py; "script" for a script that starts its own ranks.
         variables: set in front of it.
         start: the words that start the launcher, or the script's interpreter.
         options: the launcher's, by torchrun's names where it has one; "" for a flag.
@@ -120,14 +81,11 @@ class LaunchLine:
                 kept += (
                     [written] if new is None else [f"{written}={new}"] if written.startswith("--") else [written, new]
                 )
-        names = (
-            {notion: name for name, notion in _SAME.items() if name in _ACCELERATE}
-            if self.launcher == "accelerate"
-            else {}
-        )
-        added = [f"--{names.get(name, name)}={value}" for name, value in left.items()] if self.is_placed else []
+        more = [(self.table.written(name), value) for name, value in left.items()] if self.is_placed else []
+        added = [f"{name}={value}" if value else name for name, value in more]
         front = shell.assignments({**self.variables, **variables})
-        return shell.script("{line}", line=[*front, *map(shell.argument, (*self.start, *added, *kept, *script))])
+        words = (*script, *added, *kept) if self.table.engine else (*added, *kept, *script)
+        return shell.script("{line}", line=[*front, *map(shell.argument, (*self.start, *words))])
 
     def spans(self, count: int) -> bool:
         """True where the line's number of nodes, "2" or for c10d "1:4", is this one."""
@@ -138,12 +96,22 @@ class LaunchLine:
     @property
     def is_placed(self) -> bool:
         """True where each host gets a line of its own, with its place in the job."""
-        return self.launcher in ("torchrun", "launch", "accelerate")
+        return self.table.placed
+
+    @property
+    def table(self) -> Launcher:
+        """The launcher's options."""
+        return LAUNCHERS[self.launcher]
 
     @property
     def is_static(self) -> bool:
-        """True where the line itself numbers the nodes, and names the master's address and port."""
-        return self.is_placed and self.options.get("rdzv_backend", "static") == "static"
+        """True where the line numbers the nodes, and names the master's address and port apart."""
+        return self.is_placed and self.options.get("rdzv_backend", "static") == "static" and self.launcher != "sglang"
+
+    @property
+    def is_ranked(self) -> bool:
+        """True where the line itself numbers the nodes."""
+        return self.is_static or self.launcher == "sglang"
 
 
 def is_number(text: str) -> bool:
@@ -188,53 +156,56 @@ def read_line(words: Sequence[str]) -> LaunchLine:
     if PurePath(rest[0]).suffix in {".sh", ".bash", ".sbatch", ".slurm"}:
         raise UsageError(f"{shell.word(rest[0])} is a shell script; give the line in it that starts the job")
     program, flags = PurePath(rest[0]).name, 1
-    if program in _PROGRAMS:
-        launcher, count = _PROGRAMS[program]
-        if program != "accelerate" or rest[1:2] == ["launch"]:
-            return _read(launcher, rest[:count], rest[count:], variables)
+    if program in PROGRAMS:
+        launcher, more = PROGRAMS[program]
+        if tuple(rest[1 : 1 + len(more)]) == more:
+            return _read(LAUNCHERS[launcher], rest[: 1 + len(more)], rest[1 + len(more) :], variables)
     if not _PYTHON.fullmatch(program):
         return LaunchLine("script", variables, (), script=tuple(rest))
     while rest[flags : flags + 1] and rest[flags] in ("-u", "-O", "-B", "-s"):
         flags += 1
-    launcher = _MODULES.get("".join(rest[flags + 1 : flags + 2]), "") if rest[flags : flags + 1] == ["-m"] else ""
+    launcher = MODULES.get("".join(rest[flags + 1 : flags + 2]), "") if rest[flags : flags + 1] == ["-m"] else ""
     if launcher:
-        return _read(launcher, rest[: flags + 2], rest[flags + 2 :], variables)
+        return _read(LAUNCHERS[launcher], rest[: flags + 2], rest[flags + 2 :], variables)
     return LaunchLine("script", variables, tuple(rest[:flags]), script=tuple(rest[flags:]))
 
 
-def _read(launcher: str, start: list[str], words: list[str], variables: dict[str, str]) -> LaunchLine:
-    tables = {"torchrun": _TORCHRUN, "launch": _LAUNCH, "deepspeed": _DEEPSPEED}
-    table, options, own, unknown = tables.get(launcher), {}, [], []
-    while words and words[0].startswith("-") and words[0] != "--":
+def _read(launcher: Launcher, start: list[str], words: list[str], variables: dict[str, str]) -> LaunchLine:
+    table, options, own, unknown, places = launcher.options, {}, [], [], []
+    while words and words[0] != "--" and (words[0].startswith("-") or launcher.engine):
+        if not words[0].startswith("-"):  # an engine's model
+            places.append(words.pop(0))
+            continue
         written, sign, value = words.pop(0).partition("=")
         asked = written.lstrip("-").replace("-", "_")
-        name = _named(asked, table) if table is not None else asked
-        if table is not None and name is None:
+        name = _named(asked, launcher)
+        if launcher.closed and name is None:
             unknown.append(written)
             name = next(iter(difflib.get_close_matches(asked, table, 1)), None)
             written = f"--{name}" if name is not None else written
-        takes = table[name] if table is not None and name is not None else asked not in _ACCELERATE_FLAGS
-        if not sign and takes and words and (name is not None or not words[0].startswith("-")):
+        takes = table.get(name, True) if name is not None else True
+        certain = name is not None and not launcher.engine
+        if not sign and takes and words and (certain or not words[0].startswith("-")):
             value, sign = words.pop(0), "="
-        notion = _SAME.get(name or asked, name or asked)
+        notion = launcher.same.get(name or asked, name or asked)
         options[notion] = value
-        if table is None or name is not None:
+        if not launcher.closed or name is not None:
             own.append((notion, written, value if sign else None))
-    script = tuple(words[1:] if words[:1] == ["--"] else words)
-    return LaunchLine(launcher, variables, tuple(start), options, tuple(own), tuple(unknown), script)
+    script = (*places, *(words[1:] if words[:1] == ["--"] else words))
+    return LaunchLine(launcher.name, variables, tuple(start), options, tuple(own), tuple(unknown), script)
 
 
-def _named(asked: str, table: Mapping[str, bool]) -> str | None:
-    """The option that is meant, by any unambiguous beginning."""
-    if asked in table:
+def _named(asked: str, launcher: Launcher) -> str | None:
+    """The option that is meant, by any unambiguous beginning where it takes that."""
+    if asked in launcher.options or not launcher.closed:
         return asked
-    near = [name for name in table if len(asked) > 1 and name.startswith(asked)]
-    return near[0] if len(near) == 1 else None
+    near = [name for name in launcher.options if len(asked) > 1 and name.startswith(asked)]
+    return near[0] if len(near) == 1 and launcher.abbreviates else None
 
 
 def known_options(launcher: str) -> tuple[str, ...]:
     """The names of a launcher's options; none where they are not all known."""
-    return tuple({"torchrun": _TORCHRUN, "launch": _LAUNCH, "deepspeed": _DEEPSPEED}.get(launcher, ()))
+    return tuple(LAUNCHERS[launcher].options) if LAUNCHERS[launcher].closed else ()
 
 
 _WHOLE = re.compile(r"-{0,2}(?:(?:total|global)[-_])?(?:train[-_])?batch(?:[-_]size)?")
@@ -287,35 +258,64 @@ def _remainder(batch: int, world: int) -> str:
     return f"{batch} does not divide by {world} ranks; the nearest that {does}: {' and '.join(map(str, near))}"
 
 
+def model_size(line: LaunchLine) -> int:
+    """The GPUs that an engine's line asks for: its parallel sizes, multiplied."""
+    size = 1
+    for notion in ("tensor", "pipeline", "data"):
+        told = line.options.get(notion, "")
+        size *= int(told) if is_number(told) and int(told) else 1
+    return size
+
+
+def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
+    """True where an engine's line asks for more GPUs than any host alone has."""
+    return line.table.engine and model_size(line) > max(counts.values(), default=1)
+
+
 def own_lines(
     line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int]
 ) -> dict[str, Line]:
     """By host, the line as it has to stand there; ``counts`` has the planned ranks of each, ``gpus`` its GPUs."""
-    told, static, master = (
-        line.options.get("nproc_per_node", ""),
-        line.is_static,
-        (cluster.master_addr, cluster.master_port),
-    )
-    options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
-    if static:
-        options |= {"master_addr": master[0], "master_port": str(master[1])}
-    elif line.is_placed:
-        options |= {"rdzv_endpoint": endpoint(*master)}
-    script = list(line.script)
-    world = max(1, int(told) * len(cluster.nodes) if is_number(told) else sum(counts.values()))
-    better = {at: f"tcp://{endpoint(*master)}" for _, value, at in line.arguments if value.startswith("tcp://")}
-    for at, option, size in _batches(script):
-        if _remainder(size, world) and not _EACH.fullmatch(option):
-            better[at] = str(nearest(size, world)[0])
-    for at, value in better.items():
-        name, sign, _ = script[at].partition("=")
-        script[at] = f"{name}={value}" if sign else value
+    told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
+    ranked = line.is_ranked and not (line.table.engine and not options)
+    if line.launcher == "vllm":
+        line = replace(line, own=tuple(one for one in line.own if one[0] != "headless"))
+    script = _better_script(line, cluster, sum(counts.values()))
     found = {}
     for node in cluster.nodes:
-        own = options | ({"node_rank": str(node.node_rank)} if static else {})
+        own = options | ({"node_rank": str(node.node_rank)} if ranked else {})
+        if line.launcher == "vllm" and ranked and node.node_rank:
+            own["headless"] = ""
         most = node.nproc_per_node or gpus.get(node.name)
         if is_number(told) and most is not None and (node.nproc_per_node or int(told) > most):
             own["nproc_per_node"] = str(most)
         devices = {} if node.cuda_visible_devices is None else {"CUDA_VISIBLE_DEVICES": node.cuda_visible_devices}
         found[node.name] = line.written(own, script, devices)
     return found
+
+
+def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> dict[str, str]:
+    """The options that each host's line has to have; none for an engine that each host may start alone."""
+    if line.table.engine and not (line.is_placed and ("nnodes" in line.options or needs_all(line, counts))):
+        return {}
+    options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
+    if line.is_static:
+        options |= {"master_addr": cluster.master_addr, "master_port": str(cluster.master_port)}
+    elif line.is_placed:
+        options |= {"rdzv_endpoint": endpoint(cluster.master_addr, cluster.master_port)}
+    return options
+
+
+def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:
+    """The script's words with the cluster's address, and batches that all ranks share."""
+    told, script = line.options.get("nproc_per_node", ""), list(line.script)
+    world = max(1, int(told) * len(cluster.nodes) if is_number(told) else ranks)
+    url = f"tcp://{endpoint(cluster.master_addr, cluster.master_port)}"
+    better = {at: url for _, value, at in line.arguments if value.startswith("tcp://")}
+    for at, option, size in _batches(script):
+        if _remainder(size, world) and not _EACH.fullmatch(option):
+            better[at] = str(nearest(size, world)[0])
+    for at, value in better.items():
+        name, sign, _ = script[at].partition("=")
+        script[at] = f"{name}={value}" if sign else value
+    return script

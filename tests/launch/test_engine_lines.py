@@ -14,6 +14,7 @@ import pytest
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.engine_lines import engine_commands, engine_notes, own_addresses
+from nccl_doctor.launch.options import LAUNCHERS
 from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
 from nccl_doctor.model.cluster import Cluster, Node
 from tests.cli.program import assert_one_sentence, run
@@ -132,3 +133,25 @@ def test_what_an_engine_can_not_do_is_refused(tmp_path: Path) -> None:
     assert_one_sentence(done, "allowed are vllm, sglang, ray, deepspeed, accelerate")
     done = run("launch", "hosts.yaml", "--", "org/model", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path))
     assert "\nVLLM_HOST_IP=10.0.0.1 vllm serve org/model --tensor-parallel-size=1" in done.stdout
+
+
+@pytest.mark.parametrize("engine", ["accelerate", "deepspeed"])
+def test_the_tables_are_those_of_the_programs_themselves(engine: str) -> None:
+    wanted, options = PACKAGES[engine]
+    keep = """
+import argparse
+made = []
+first = argparse.ArgumentParser.parse_args
+argparse.ArgumentParser.parse_args = lambda self, *a, **k: made.append(self) or first(self, *a, **k)
+parse(["program", "launch", "t.py"])
+parser = made[-1]
+found = {name.lstrip("-").replace("-", "_"): one.nargs != 0 for one in parser._actions for name in one.option_strings}
+print("\\n" + json.dumps(found))
+"""
+    program = f"import json\n{PARSE[engine]}\n{keep}"
+    environ = {**os.environ, "PYTHONPATH": os.fspath(witness.packages(*wanted, options=options))}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    theirs = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert theirs == LAUNCHERS[engine].options

@@ -11,6 +11,7 @@ from torch.distributed.run import get_args_parser
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.line import behind_dashes, known_options, own_lines, read_line
+from nccl_doctor.launch.options import LAUNCHERS
 from nccl_doctor.model.cluster import Cluster, Node
 
 NODES = tuple(Node(name=f"n{rank}", address=f"10.0.0.{rank + 1}", node_rank=rank) for rank in range(2))
@@ -33,9 +34,7 @@ def test_torchruns_options_are_those_of_torch() -> None:
         for action in get_args_parser()._actions
         for option in action.option_strings
     }
-    from nccl_doctor.launch.line import _TORCHRUN
-
-    assert theirs == _TORCHRUN
+    assert theirs == LAUNCHERS["torchrun"].options
     assert set(known_options("torchrun")) == set(theirs)
 
 

@@ -16,13 +16,13 @@ References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, t
 
 import difflib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import LaunchLine, batch_notes, is_number, known_options, own_lines, read_line
+from nccl_doctor.launch.line import LaunchLine, batch_notes, is_number, known_options, model_size, own_lines, read_line
 from nccl_doctor.launch.plan import PlannedNode
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Command, Finding, Severity, on
@@ -71,8 +71,11 @@ def launch_line_wrong(view: View) -> Findings:
         yield Unjudged((), f"the launch line can't be read: {error}")
         return
     judged = Judged(view, line, dict(planned_nodes(view.snapshot)))
-    meeting, devices = [*_meeting(judged), *_url(judged)], [*_devices(judged)]
-    faults = [*_unknown_options(judged), *_nodes(judged), *_ranks(judged), *meeting, *devices]
+    meeting, gaps = _apart((*_meeting(judged), *_url(judged)))
+    devices, of_devices = _apart(_devices(judged))
+    ranks, of_ranks = _apart((*_ranks(judged), *_sizes(judged)))
+    faults = [*_unknown_options(judged), *_nodes(judged), *ranks, *meeting, *devices]
+    yield from (*gaps, *of_devices, *of_ranks)
     batch = batch_notes(line.script, judged.world)[1]
     if faults or batch:
         first, *others = *faults, *batch
@@ -86,6 +89,15 @@ def launch_line_wrong(view: View) -> Findings:
             severity=Severity.ERROR if faults else Severity.WARNING,
             fix=pasted(how if commands else "Ask for GPUs that every host has, or for the processor.", commands),
         )
+
+
+Fault = str | Unjudged
+
+
+def _apart(found: Iterable[Fault]) -> tuple[list[str], list[Unjudged]]:
+    """Faults, and what could not be judged."""
+    both = list(found)
+    return [one for one in both if isinstance(one, str)], [one for one in both if isinstance(one, Unjudged)]
 
 
 def _commands(judged: Judged) -> tuple[Command, ...]:
@@ -114,9 +126,9 @@ def _nodes(judged: Judged) -> Iterator[str]:
     if told is not None and not line.spans(count):
         static = ", and a range needs --rdzv_backend=c10d" if ":" in told and line.is_static else ""
         yield f"the line says {told} nodes, and the hosts are {count}{static}"
-    elif told is None and count > 1 and line.is_placed:
+    elif told is None and count > 1 and line.is_placed and not line.table.engine:
         yield f"without --nnodes each of the {count} hosts starts a job of its own"
-    if line.is_static and count > 1:
+    if line.is_ranked and count > 1 and (told is not None or not line.table.engine):
         if rank is None:
             yield "without a node rank every host takes itself for node 0"
         elif not is_number(rank) or int(rank) >= count:
@@ -126,7 +138,32 @@ def _nodes(judged: Judged) -> Iterator[str]:
         yield f"--rank {rank} of --world-size {told}: ranks are counted from 0"
 
 
-def _ranks(judged: Judged) -> Iterator[str]:
+def _sizes(judged: Judged) -> Iterator[Fault]:
+    """Faults in an engine's parallel sizes, against the GPUs that there are."""
+    line = judged.line
+    if line.launcher not in ("vllm", "sglang"):
+        return
+    wanted = model_size(line)
+    counts: dict[str, int] = {}
+    for host, facts in judged.view.facts:
+        if isinstance(facts.gpus, Unknown):
+            yield Unjudged((host.name,), f"how many GPUs there are is not known: {facts.gpus.reason}")
+            return
+        counts[host.name] = len(visible_gpus(host.node, facts.gpus))
+    if not any(counts.values()):
+        return  # it may be meant for processors
+    if "nnodes" in line.options and judged.count > 1:
+        if wanted > sum(counts.values()):
+            yield f"the parallel sizes need {plural(wanted, 'GPU')}, and the hosts have {sum(counts.values())}"
+        elif wanted % judged.count:
+            yield f"the parallel sizes, {wanted} GPUs together, don't divide by {judged.count} hosts"
+    elif wanted > max(counts.values()) and line.options.get("distributed_executor_backend") != "ray":
+        most = max(counts, key=lambda name: counts[name])
+        each = "" if judged.count == 1 else "; without --nnodes each host serves alone"
+        yield f"the parallel sizes need {plural(wanted, 'GPU')}, and {most} has {counts[most]}{each}"
+
+
+def _ranks(judged: Judged) -> Iterator[Fault]:
     """Faults in the number of ranks a node, against the GPUs that there are."""
     told = judged.line.options.get("nproc_per_node")
     devices = judged.line.variables.get("CUDA_VISIBLE_DEVICES")
@@ -134,6 +171,8 @@ def _ranks(judged: Judged) -> Iterator[str]:
         return
     few: dict[int, list[str]] = {}
     for host, facts in judged.view.facts:
+        if isinstance(facts.gpus, Unknown) and (is_number(told) or told == "gpu") and told != "0":
+            yield Unjudged((host.name,), f"{told} ranks a node, and how many GPUs there are is not known")
         if isinstance(facts.gpus, tuple) and (facts.gpus or told == "gpu"):
             there = len(visible_gpus(host.node, facts.gpus)) if devices is None else len(devices.split(","))
             if (is_number(told) and int(told) > there) or (told == "gpu" and not there):
@@ -147,10 +186,12 @@ def _ranks(judged: Judged) -> Iterator[str]:
         yield f"{told} ranks a node, and the hosts file says {', '.join(map(str, sorted(filter(None, planned))))}"
 
 
-def _meeting(judged: Judged) -> Iterator[str]:
+def _meeting(judged: Judged) -> Iterator[Fault]:
     """Faults in the address and the port at which ranks meet."""
     line, options = judged.line, judged.line.options
     if not line.is_placed or judged.count == 1 or "standalone" in options:
+        return
+    if line.table.engine and "nnodes" not in options:
         return
     if line.is_static:
         addr, port, what = options.get("master_addr"), options.get("master_port"), "master address"
@@ -162,7 +203,7 @@ def _meeting(judged: Judged) -> Iterator[str]:
         yield from _wrong_place(judged, f"{what} {addr}", addr, port)
 
 
-def _url(judged: Judged) -> Iterator[str]:
+def _url(judged: Judged) -> Iterator[Fault]:
     url = judged.line.url
     if url is not None and judged.count > 1:
         addr, port = _split(url.removeprefix("tcp://"))
@@ -170,21 +211,25 @@ def _url(judged: Judged) -> Iterator[str]:
         yield from _wrong_place(judged, f"{option} {url}", addr or "", port)
 
 
-def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Iterator[str]:
+def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Iterator[Fault]:
     planned = str(judged.view.snapshot.cluster.master_port)
     if addr == "localhost" or is_loopback(addr):
         yield f"{words} is each host's own address: with {judged.count} hosts the ranks would never meet"
-    elif addr not in next(iter(judged.places.values())).masters and not _is_own(judged, addr):
-        yield f"{words} is not the first host's, which is {judged.master}"
+    elif addr not in next(iter(judged.places.values())).masters and (own := _is_own(judged, addr)) is not True:
+        first = judged.view.snapshot.hosts[0].name
+        known = f"whether {addr} is an address of {first} is not known"
+        yield (
+            f"{words} is not the first host's, which is {judged.master}" if own is False else Unjudged((first,), known)
+        )
     elif port and port != planned:
         yield f"{words} goes with port {port}, and {planned} is what was tried"
 
 
-def _is_own(judged: Judged, addr: str) -> bool:
-    """True for any address of the first host's."""
+def _is_own(judged: Judged, addr: str) -> bool | None:
+    """True for any address of the first host's; None where those are not known."""
     facts = judged.view.snapshot.hosts[0].facts
     if facts is None or isinstance(facts.interfaces, Unknown):
-        return True  # nobody can tell
+        return None
     return addr in {entry.address for entry in facts.interfaces.addresses}
 
 
@@ -193,13 +238,15 @@ def _split(place: str | None) -> tuple[str | None, str | None]:
     return ((host if sign else port).strip("[]") or None), (port if sign else None)
 
 
-def _devices(judged: Judged) -> Iterator[str]:
+def _devices(judged: Judged) -> Iterator[Fault]:
     """Faults in a script's own --device: numbers that a host has no GPU for."""
     value = next((value for name, value, _ in judged.line.arguments if name in ("--device", "--devices", "device")), "")
     asked = [part for part in value.removeprefix("cuda:").split(",") if is_number(part)]
     if not asked and value != "cuda":
         return
     for host, facts in judged.view.facts:
+        if isinstance(facts.gpus, Unknown):
+            yield Unjudged((host.name,), f"--device {value}, and which GPUs there are is not known")
         if isinstance(facts.gpus, tuple):
             there = {str(number) for number in range(len(visible_gpus(host.node, facts.gpus)))}
             missing = [part for part in asked or ["0"] if part not in there]

@@ -22,12 +22,16 @@ sglang/srt/utils/network.py (get_local_ip_auto); ray/src/ray/util/network_util.c
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.engines.advertise import STEPS, TITLES, Advertised, Side, advertised, programs, side_of
+from nccl_doctor.errors import UsageError
+from nccl_doctor.launch.line import read_line
 from nccl_doctor.logs.log import Event, Log
 from nccl_doctor.logs.rule import Grade, clue, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, advise, ifname_command
@@ -44,6 +48,7 @@ from nccl_doctor.text.shell import line
 
 _JUDGED_ELSEWHERE = ("gloo", "torchrun")
 """By hostname-loopback and its like."""
+_OPTIONS = {"ray": "node_ip_address", "deepspeed": "master_addr"}
 _EXPORTS = {
     "vllm": "VLLM_HOST_IP",
     "sglang": "SGLANG_HOST_IP",
@@ -120,7 +125,7 @@ _SIDE_CHANNELS = {"vllm": ("nixl", "mooncake"), "sglang": ("mooncake",)}
 
 
 def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
-    given, own = advertised(program, side), view.nccl.by_host[name]
+    given, own = _by_line(view, program) or advertised(program, side), view.nccl.by_host[name]
     better, listed = _right_address(view, name, own)
     address = _numeric(view, name, side, given)
     said = _fault(view, own, given, address, {better, *listed})
@@ -135,6 +140,16 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
     told = "no address" if given.address is None else f"{given.address}{at}"
     why = "" if "where its way" in said else f", for {given.why}"
     return Misled(name, given, said, f"{name}: {told}{why}{right}", better)
+
+
+def _by_line(view: View, program: str) -> Advertised | None:
+    """The address that the line to be judged gives the program, as it stands there for every host."""
+    with suppress(ValueError, UsageError):
+        line = read_line(shlex.split(view.snapshot.cluster.line or ""))
+        option = _OPTIONS.get(program)
+        address = line.options.get(option) if option is not None and line.launcher == program else None
+        return Advertised(address, f"--{option} says so", option) if address else None
+    return None
 
 
 def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, right: set[str | None]) -> str | None:

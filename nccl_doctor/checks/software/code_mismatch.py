@@ -37,6 +37,8 @@ def code_mismatch(view: View) -> Findings:
         differs = difference(path, {name: _summary(entry) for name, entry in found.items()})
         if differs is not None:
             yield _different(differs, found)
+        elif _is_of_line(view, path):
+            continue  # nobody can tell in which folder the line will be started
         elif found and all(entry.kind == "missing" for entry in found.values()):
             yield Finding(
                 hosts=tuple(found),
@@ -47,6 +49,11 @@ def code_mismatch(view: View) -> Findings:
                 fix='Correct the path under "same" in the hosts file: a relative one starts from the home directory of '
                 "the user who logs in.",
             )
+
+
+def _is_of_line(view: View, path: str) -> bool:
+    """True for a relative path that stands in the line that is judged."""
+    return not path.startswith(("/", "~")) and path in (view.snapshot.cluster.line or "").split()
 
 
 def _summary(entry: SameEntry) -> str:

@@ -1,0 +1,112 @@
+"""The guides' launch lines, as they print them and as people get them wrong, judged against hosts as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.model.report import Outcome, Report
+from nccl_doctor.snapshot.hosts import Snapshot
+from tests.checks.snapshots import healthy
+
+
+def gpu(index: int, host: int) -> dict[str, Any]:
+    uuid = f"GPU-0000000{index}-aaaa-0000-0000-00000000000{host}"
+    sizes = {"memory_total_mib": 23034, "memory_used_mib": 0}
+    return {"index": index, "name": "NVIDIA L4", "uuid": uuid, **sizes, "driver": "570.86.15"}
+
+
+def judged(line: str, *, hosts: int, gpus: int = 2, port: int = 29500, more: dict[str, Any] | None = None) -> Report:
+    """The report on a line for so many hosts with so many GPUs each."""
+    document = healthy()
+    document["hosts"] = document["hosts"][:hosts]
+    for place, host in enumerate(document["hosts"]):
+        host["facts"] |= {"gpus": [gpu(index, place) for index in range(gpus)], **(more or {})}
+    document["cluster"] |= {"line": line, "master_port": port, "nodes": document["cluster"]["nodes"][:hosts]}
+    document["hosts"][0]["facts"]["master_port"]["port"] = port
+    document["mesh"] = document["smoke"] = {"$skipped": "not asked for"}
+    snapshot = Snapshot.model_validate(document)
+    return judge(snapshot, "check", lambda check: check.name == "launch-line-wrong")
+
+
+LAUNCH = "python -m torch.distributed.launch --nproc_per_node {g} --nnodes {n} --node_rank {r} --master_addr {a} "
+YOLO = LAUNCH + "--master_port 1234 train.py --batch {b} --data coco.yaml"
+RUN = "python -m torch.distributed.run --nproc_per_node {g} train.py --batch {b} --data coco.yaml --device {d}"
+URL = "python main.py --dist-url tcp://{a} --world-size {n} --rank {r}"
+HRNET = "python tools/dist_train.py --cfg w32.yaml --dist-url tcp://{a}"
+ELASTIC = "torchrun --nnodes={n} --nproc_per_node={g} --rdzv_backend={k} --rdzv_endpoint={a} train.py"
+VLLM = "vllm serve org/model -tp {tp} -pp {pp} --nnodes {n} --node-rank {r} --master-addr {a} --master-port 29500"
+SGLANG = (
+    "python -m sglang.launch_server --model-path org/model --tp {tp} --nnodes {n} --node-rank {r} --dist-init-addr {a}"
+)
+MASTER = "10.0.0.1"
+TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]] = [
+    # guide, hosts as they are, what it prints, what people make of it, what is said, a part of the corrected line
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"n": 1}, "says 1 nodes", "--nnodes=2"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 1, "a": MASTER, "b": 64}, {"r": 2}, "none of 0 to 1", "_rank=1"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "192.168.1.2"}, "is not the first host's", "--master_addr=10.0.0.1"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "127.0.0.1"}, "would never meet", "--master_addr=10.0.0.1"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"g": 4}, "4 ranks a node need as many GPUs", "--nproc_per_node=2"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"b": 65}, "does not divide by 4 ranks", "--batch 64"),
+    (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"b": 63}, "does not divide by 2 ranks", "--batch 62"),
+    (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"d": "0,1,2,3"}, "asks for GPU 2,3", ""),
+    (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"g": "2 --master-prt 1"}, "knows no option --master-prt", "--master_port"),
+    ("yolo detect train data=coco.yaml device={d} batch={b}", {"hosts": 1}, {"d": "0,1", "b": 64}, {"d": "0,7"}, "asks for GPU 7", ""),
+    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": "127.0.0.1:29500"}, "would never meet", "tcp://10.0.0.1:29500"),
+    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 1}, {"r": 2}, "ranks are counted from 0", ""),
+    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": "172.16.1.186:2222"}, "is not the first host's", "tcp://10.0.0.1:29500"),
+    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": f"{MASTER}:2222"}, "29500 is what was tried", "tcp://10.0.0.1:29500"),
+    (HRNET, {"hosts": 2}, {"a": f"{MASTER}:29500"}, {"a": "127.0.0.1:23456"}, "would never meet", "tcp://10.0.0.1:29500"),
+    (HRNET, {"hosts": 2}, {"a": f"{MASTER}:29500"}, {"a": "127.1.1.20:12345"}, "would never meet", "tcp://10.0.0.1:29500"),
+    ("torchrun --standalone --nproc_per_node={g} train.py{x}", {"hosts": 1}, {"g": 2, "x": ""}, {"g": 8}, "8 ranks a node", "=2"),
+    (ELASTIC, {"hosts": 3}, {"n": "1:4", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"k": "static"}, "a range needs", ""),
+    (ELASTIC, {"hosts": 3}, {"n": "3", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never meet", "endpoint=10.0.0.1:29500"),
+    ("torchrun --nproc_per_node={g} --nnodes={n} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py", {"hosts": 2, "gpus": 1}, {"g": "gpu", "n": 2}, {"n": 4}, "the line says 4 nodes", "--nnodes=2"),
+    ("accelerate launch --multi_gpu --num_machines {n} --num_processes 4 --machine_rank 0 --main_process_ip {a} --main_process_port 29500 train.py", {"hosts": 2}, {"n": 2, "a": MASTER}, {"a": "127.0.0.1"}, "would never meet", "--main_process_ip=10.0.0.1"),
+    ("accelerate launch --num_machines {n} --machine_rank 0 --main_process_ip 10.0.0.1 --main_process_port 29500{x} train.py", {"hosts": 2}, {"n": 2, "x": ""}, {"x": " --mixed_precison bf16"}, "--mixed_precision is near", "--mixed_precision"),
+    ("deepspeed --num_nodes {n} --num_gpus 2 --master_addr 10.0.0.1 train.py", {"hosts": 2}, {"n": 2}, {"n": 3}, "the line says 3 nodes", ""),
+    ("srun -N {n} --ntasks-per-node=2 python train.py", {"hosts": 2}, {"n": 2}, {"n": 4}, "the line says 4 nodes", ""),
+    (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"a": "127.0.0.1"}, "would never meet", "--master-addr=10.0.0.1"),
+    (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"tp": 8}, "need 16 GPUs, and the hosts have 4", ""),
+    (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"r": 2}, "node rank 2 is none of 0 to 1", "--node-rank=1"),
+    (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never meet", "--dist-init-addr=10.0.0.1:29500"),
+    ("vllm serve org/model --tensor-parallel-size {tp}", {"hosts": 2}, {"tp": 2}, {"tp": 4}, "without --nnodes each host serves alone", "--headless"),
+]  # fmt: skip
+ROWS = [pytest.param(*row, id=f"{place:02} {row[4]}") for place, row in enumerate(TABLE)]
+
+
+@pytest.mark.parametrize(("line", "hosts", "right", "wrong", "said", "better"), ROWS)
+def test_as_the_guide_prints_it_and_as_people_get_it_wrong(
+    line: str, hosts: dict[str, Any], right: dict[str, Any], wrong: dict[str, Any], said: str, better: str
+) -> None:
+    plain = judged(line.format(**right), **hosts)
+    assert plain.diagnoses == ()
+    assert next(one for one in plain.checks if one.name == "launch-line-wrong").outcome is Outcome.PASS
+    (found,) = judged(line.format(**{**right, **wrong}), **hosts).diagnoses
+    assert said.lower() in " ".join((found.message, *map(str, found.evidence))).lower()
+    assert better in " ".join(one.command for one in found.fix.commands)
+
+
+HUNG = {"$unknown": "nvidia-smi gave no answer"}
+PLACED = "torchrun --nnodes=2 --node_rank=0 --nproc_per_node=2 --master_addr={a} --master_port=29500 train.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "facts"),
+    [
+        (PLACED.format(a=MASTER), {"gpus": HUNG}),
+        ("python train.py --device 0", {"gpus": HUNG}),
+        ("vllm serve org/model -tp 4", {"gpus": HUNG}),
+        (PLACED.format(a="10.9.9.9"), {"interfaces": {"$unknown": "netlink gives no answer"}}),
+        (HRNET.format(a="10.9.9.9:29500"), {"interfaces": {"$unknown": "netlink gives no answer"}}),
+    ],
+)
+def test_what_hangs_on_a_fact_that_nobody_has_is_not_judged(line: str, facts: dict[str, Any]) -> None:
+    report = judged(line, hosts=2, more=facts)
+    assert report.diagnoses == ()
+    (found,) = (one for one in report.checks if one.name == "launch-line-wrong")
+    assert found.outcome is Outcome.UNKNOWN
+    assert "not known" in (found.reason or "")
+    assert not report.complete

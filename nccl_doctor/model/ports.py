@@ -173,6 +173,8 @@ class PortReport(Document):
     root: Annotated[bool, Field(exclude=True)] = False  # we are root there
     # ip_local_reserved_ports as it is, for the cure of "outbound"
     reserved: Annotated[str | None, Field(exclude=True)] = None
+    # free, and of those that the kernel gives to whoever asks for any: who binds one later may have lost it
+    drawn: Annotated[bool, Field(exclude=True)] = False
     # how the command was called, as words that name the port and the host
     arguments: Annotated[tuple[str, ...], Field(exclude=True)] = ()
     # what said which port it is, where that was not an argument

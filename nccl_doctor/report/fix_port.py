@@ -133,6 +133,8 @@ def _pids(pids: list[int] | tuple[int, ...]) -> str:
 
 def _remedies(report: PortReport) -> Iterator[list[str]]:
     """A block for each: end what holds it, look, wait, keep it, move."""
+    if report.free and report.drawn and not report.ended:
+        yield from _lost_draw(report)
     if report.free or (report.port is None and report.ended):
         return
     call = words(["nccl-doctor", "fix-port", *report.arguments], {})
@@ -160,6 +162,18 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
         yield wrap("So that no outgoing connection takes it again, reserve it (as root, and in /etc/sysctl.d to last):")
         yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
     yield from _move_away(report)
+
+
+def _lost_draw(report: PortReport) -> Iterator[list[str]]:
+    """How somebody may have lost a port that nobody has now, and what keeps it."""
+    yield wrap(
+        "Nobody has it now, and the kernel gives it to whoever asks for any port: an engine that draws a free one and "
+        "binds it later (vLLM, SGLang, verl, accelerate with port 0) may have lost it to another one, or to an "
+        "outgoing connection. Give each engine a port of its own below that range (vLLM: VLLM_PORT, --master-port; "
+        "SGLang: --nccl-port, --dist-init-addr). To keep this one, reserve it (as root, and in /etc/sysctl.d to last):"
+    )
+    kept = ",".join(filter(None, (report.reserved, str(report.port))))
+    yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
 
 
 def _list_sockets(port: int | None) -> Line | None:

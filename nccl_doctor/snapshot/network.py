@@ -340,6 +340,10 @@ class PortRange(Observed):
         """Each of the reserved ports."""
         return frozenset(chain.from_iterable(range(low, high + 1) for low, high in self.reserved))
 
+    def gives(self, port: int) -> bool:
+        """True for a port that the kernel may give to whoever asks for any."""
+        return self.low <= port <= self.high and port not in self.reserved_ports
+
     @property
     def reserved_text(self) -> str:
         """The reserved ports as the kernel takes them; "" where there are none."""

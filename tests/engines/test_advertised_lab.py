@@ -134,3 +134,15 @@ def test_without_a_way_out_vllm_tells_the_wildcard_and_sglang_a_loopback_name(fr
     assert "loopback" in found["message"]
     mended = printed(found, everywhere())
     assert "advertised-address-wrong" not in check(fresh_lab, mended, engine="sglang").names
+
+
+def test_a_port_that_was_drawn_and_lost_is_kept_by_what_fix_port_prints(fresh_lab: Lab) -> None:
+    host = fresh_lab.hosts[0]
+    fresh_lab.controller.write("/root/hosts.yaml", fresh_lab.hosts_file())
+    call = "nccl-doctor fix-port 40123 --hosts hosts.yaml --host node1"
+    shown = fresh_lab.controller.run(call).stdout
+    assert "binds it later" in " ".join(shown.split())
+    (command,) = (line for line in shown.splitlines() if line.startswith("sysctl"))
+    host.run(command)
+    assert "sysctl" not in fresh_lab.controller.run(call).stdout
+    assert "sysctl" not in fresh_lab.controller.run(call.replace("40123", "29500")).stdout

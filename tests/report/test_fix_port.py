@@ -118,6 +118,14 @@ def test_a_free_port_is_one_line() -> None:
     assert screen(PortReport(host="node1", here=False, port=29500, free=True)) == "port 29500 on node1 is free\n"
 
 
+def test_a_free_port_that_an_engine_may_have_lost_is_told_to_be_kept() -> None:
+    free = PortReport(host="node1", here=False, port=40123, free=True, drawn=True, reserved="8080,9000-9005")
+    shown = screen(free)
+    assert "binds it later" in " ".join(shown.split())
+    assert shown.endswith("\n\nsysctl -w net.ipv4.ip_local_reserved_ports=8080,9000-9005,40123\n")
+    assert screen(free.model_copy(update={"ended": (7,)})).count("sysctl") == 0
+
+
 @pytest.mark.parametrize(("final", "offer"), [(False, True), (True, False)])
 def test_a_refusal_is_named_and_force_offered_where_it_helps(final: bool, offer: bool) -> None:
     report = REPORT.model_copy(

@@ -141,8 +141,8 @@ def _advice(case: Case) -> Advice:
             "(ip_local_port_range): an engine or a launcher that had drawn it as free lost it to another process or to "
             "an outgoing connection.",
             "Start again: the next draw is another one. Where it comes back, give each engine of a host a port of its "
-            "own below that range (vLLM: VLLM_PORT, --master-port; SGLang: --dist-init-addr, --nccl-port), or start "
-            "them one after the other. Who has it now:",
+            "own below that range (vLLM: VLLM_PORT, --master-port; SGLang: --dist-init-addr, --nccl-port), reserve "
+            "theirs (net.ipv4.ip_local_reserved_ports), or start them one after the other. Who has it now:",
             on(None, line("nccl-doctor fix-port {port}", port=port)),
         )
     return advise(

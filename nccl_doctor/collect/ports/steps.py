@@ -81,6 +81,7 @@ def look(machine: Machine, port: int | None, process: Identity | None, grace_s: 
         elsewhere=answer.elsewhere,
         root=answer.uid == 0,
         reserved=answer.range.reserved_text if answer.range else None,
+        drawn=port is not None and trial.free and answer.range is not None and answer.range.gives(port),
     )
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from nccl_doctor.cli.output import Color, FailOn, Out
+from nccl_doctor.engines import ENGINES
 from nccl_doctor.errors import UsageError
-from nccl_doctor.model.cluster import ENGINES
 from nccl_doctor.model.engine import engines, kinds
 from nccl_doctor.report.render import FORMS
 

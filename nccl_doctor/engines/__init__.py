@@ -1,1 +1,4 @@
-"""Which address vLLM, SGLang, Ray and the like tell their peers on a host, and whether those find it there. Pure."""
+"""The addresses that vLLM, SGLang, Ray and the like tell their peers on a host. Pure."""
+
+ENGINES = ("vllm", "sglang", "ray", "deepspeed", "accelerate")
+"""Programs that hosts may be for (``--engine``)."""

@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Advertised:
-    """What a program tells its peers; ``address`` None where it ends without one.
+    """The address that a program tells its peers; None where it ends without one.
 
     Attributes:
         address: an address, or a name that the peers resolve.
@@ -69,11 +69,11 @@ Step = Callable[[Side], Advertised | None]
 
 
 def _variable(name: str) -> Step:
-    def said(side: Side) -> Advertised | None:
+    def read(side: Side) -> Advertised | None:
         value = side.variables.get(name)
         return Advertised(value, f"{name} says so", name) if value else None
 
-    return said
+    return read
 
 
 def _nic(side: Side) -> Advertised | None:
@@ -231,7 +231,7 @@ def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
 
 
 def advertised(program: str, side: Side) -> Advertised:
-    """What a program of the version that is installed, else the newest, tells its peers."""
+    """The address that the installed version of a program, else the newest, tells its peers."""
     version = side.version(PACKAGES.get(program, program))
     fitting = [steps for since, steps in STEPS[program] if version is None or since <= version]
     found = (step(side) for step in fitting[-1])

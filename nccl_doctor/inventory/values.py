@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 
+from nccl_doctor.engines import ENGINES
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.model.base import CONTAINER_NAME
-from nccl_doctor.model.cluster import ENGINES
 from nccl_doctor.model.ports import LAST_PORT, as_port
 from nccl_doctor.text.hostlist import has_control, quoted
 from nccl_doctor.text.inet import numeric

@@ -9,8 +9,6 @@ from pydantic import Field, JsonValue, TypeAdapter
 
 from nccl_doctor.model.base import FrozenModel
 
-ENGINES = ("vllm", "sglang", "ray", "deepspeed", "accelerate")
-"""Programs that a cluster may be for, whose peers' addresses and lines are known (``--engine``)."""
 DEFAULT_MASTER_PORT = 29500  # torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)
 
 
@@ -66,7 +64,7 @@ class Cluster(FrozenModel):
     master_port: int = DEFAULT_MASTER_PORT
     # files and folders that have to be the same on all hosts; relative ones start from the home directory
     same: tuple[str, ...] = ()
-    engine: str | None = None  # of :data:`ENGINES`, what the hosts are for
+    engine: str | None = None  # what the hosts are for, of nccl_doctor.engines.ENGINES
     source: str = "this machine"  # where this came from: a path, ``-w``, ``SLURM_JOB_NODELIST``, or "this machine"
     # for ``nccl-doctor hosts``: "master_addr", "node1.address", … to "hosts.yaml:7" or "default"
     origins: dict[str, str] = Field(default_factory=dict)

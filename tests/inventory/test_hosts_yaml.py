@@ -114,7 +114,7 @@ NOT_A_HOST = (
         (
             "a: 1\n\nmaster_prot: 1",
             (
-                ':1: unknown key "a"; allowed are master_addr, master_port, python, ssh, inside, env, nproc_per_node, same, hosts'
+                ':1: unknown key "a"; allowed are master_addr, master_port, python, ssh, inside, env, nproc_per_node, same, engine, hosts'
             ),
         ),
         (
@@ -159,7 +159,7 @@ NOT_A_HOST = (
         (
             H + '"\\e[31m": 1',
             (
-                ':2: unknown key "?[31m"; allowed are master_addr, master_port, python, ssh, inside, env, nproc_per_node, same, hosts'
+                ':2: unknown key "?[31m"; allowed are master_addr, master_port, python, ssh, inside, env, nproc_per_node, same, engine, hosts'
             ),
         ),
         # types

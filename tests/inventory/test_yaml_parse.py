@@ -37,7 +37,7 @@ BOMB = "a: &a [x,x]\n" + "".join(f"{b}: &{b} [*{a},*{a}]\n" for a, b in zip("abc
         ("hosts: &x [*x]", ':1: aliases ("*name") are not read; write the value out'),
         (
             BOMB,
-            ':1: unknown key "a"; allowed are master_addr, master_port, python, ssh, inside, env, nproc_per_node, same, hosts',
+            ':1: unknown key "a"; allowed are master_addr, master_port, python, ssh, inside, env, nproc_per_node, same, engine, hosts',
         ),
         (
             "hosts: !!python/object/apply:os.system [x]",

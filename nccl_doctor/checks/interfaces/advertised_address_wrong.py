@@ -62,13 +62,13 @@ class Misled:
     """A host on which a program tells its peers a wrong address.
 
     Attributes:
-        said: what follows "vLLM on node1 ", alike for all hosts with this fault.
+        fault: what follows "vLLM on node1 ", alike for all hosts with this fault.
         better: the address by which the others reach the host, where one is known.
     """
 
     host: str
     given: Advertised
-    said: str
+    fault: str
     evidence: str
     better: str | None
 
@@ -115,7 +115,7 @@ def _faults(
         if program == "deepspeed":  # its launcher runs on the first host, and tells that one's address
             hosts = {name: side for name, side in hosts.items() if side.is_first}
         misled = [one for name, side in hosts.items() if (one := _judge(view, program, name, side)) is not None]
-        for alike in grouped((one.said, one) for one in misled).values():
+        for alike in grouped((one.fault, one) for one in misled).values():
             beside = program in _SIDE_CHANNELS.get(engine or "", ()) and alike[0].given.by is not None
             yield (Severity.ERROR if program == engine or beside else Severity.INFO, tuple(alike)), program
 
@@ -214,7 +214,7 @@ def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, li
 def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: list[str]) -> Finding:
     hosts = tuple(one.host for one in those)
     who = " and ".join(TITLES[program] for program in which)
-    said = those[0].said if len(which) == 1 else those[0].said.replace("will tell", "will each tell", 1)
+    said = those[0].fault if len(which) == 1 else those[0].fault.replace("will tell", "will each tell", 1)
     better = {one.host: one.better for one in those if one.better is not None}
     commands = tuple(command for program in which for command in _commands(view, program, better))
     summary = "Start it with the cluster's address."

@@ -344,7 +344,7 @@ class Dialling:
         return self._dial(targets, on_done)
 
     @cached_property
-    def told(self) -> dict[str, str]:
+    def engine_addresses(self) -> dict[str, str]:
         """By host, the address that the cluster's engine tells its peers."""
         found = {name: plan.advertised_by(self.cluster, self.nodes[name], self.facts[name]) for name in self.ports}
         return {name: address for name, address in found.items() if address is not None}
@@ -352,12 +352,14 @@ class Dialling:
     def is_engines_alone(self, to: plan.Target) -> bool:
         """True for an address that is dialled only since an engine tells it."""
         others = {self.addresses[to.dst], self.cluster.master_addr, *self.beside.get(to.dst, ())}
-        return self.told.get(to.dst) == to.address and to.address not in others
+        return self.engine_addresses.get(to.dst) == to.address and to.address not in others
 
     def engines(self, partners: dict[str, list[str]], done: dict[str, list[plan.Target]]) -> Dials:
         """Every host dials the addresses that its partners' engines tell, where none of ``done`` is there."""
         targets = {
-            name: list(plan.engine_targets(done[name], others, self.told, self.nodes, self.facts[name], self.ports))
+            name: list(
+                plan.engine_targets(done[name], others, self.engine_addresses, self.nodes, self.facts[name], self.ports)
+            )
             for name, others in partners.items()
         }
         return self._dial(targets, lambda _session: None)

@@ -53,7 +53,7 @@ class Interpreter:
         self._version = ""
         self._decided = threading.Event()
         self._failure: str | None = None
-        self._told: tuple[str | None, list[str], str] | None = None
+        self._places: tuple[str | None, list[str], str] | None = None
         self._asking = threading.Lock()
         self._heard = threading.Event()
         self._child: subprocess.Popen[bytes] | None = None
@@ -69,9 +69,9 @@ class Interpreter:
     def torch(self) -> tuple[str | None, list[str], str]:
         """Path of torch's __init__.py, None where there is no torch; sys.path and sys.prefix."""
         with self._asking:
-            if self._told is None:
-                self._told = self._ask()
-        return self._told
+            if self._places is None:
+                self._places = self._ask()
+        return self._places
 
     def _ask(self) -> tuple[str | None, list[str], str]:
         try:

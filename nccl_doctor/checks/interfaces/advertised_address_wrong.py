@@ -73,7 +73,7 @@ class Misled:
     better: str | None
 
 
-@check("NCD222", severity=Severity.ERROR, explains=("rendezvous-timeout", "script-failed"))
+@check("NCD222", severity=Severity.ERROR, in_logs=("rendezvous-timeout", "script-failed"), job_wide=True)
 def advertised_address_wrong(view: View) -> Findings:
     """Yields one finding a fault, of hosts and programs that share it."""
     cluster = view.snapshot.cluster

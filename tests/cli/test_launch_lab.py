@@ -101,6 +101,8 @@ def test_a_line_of_a_guide_is_judged_on_the_hosts_and_written_as_it_must_be(lab:
         return done.returncode, json.loads(done.stdout)
 
     count, first = len(lab.hosts), lab.hosts[0].name
+    for host in lab.hosts:
+        host.run("rm -f /root/train.py")
     code, said = judged("python train.py --dist-url tcp://127.0.0.1:23456 --batch 65")
     [found] = said["diagnoses"]
     assert (code, found["name"]) == (1, "launch-line-wrong")
@@ -116,3 +118,9 @@ def test_a_line_of_a_guide_is_judged_on_the_hosts_and_written_as_it_must_be(lab:
     assert [f"--node_rank={rank} " in line for rank, line in enumerate(lines)] == [True] * count
     assert judged(lines[-1])[0] == 0
     assert said["mesh"]["ports"][first][0] == 29502, "the line's port is the one that is tried"
+    for host in lab.hosts[:-1]:
+        host.write("/root/train.py", "print(1)\n")
+    [found] = judged(command["command"])[1]["diagnoses"]
+    assert (found["name"], found["hosts"]) == ("code-mismatch", [lab.hosts[-1].name])
+    for host in lab.hosts[:-1]:
+        host.run("rm /root/train.py")

@@ -9,6 +9,7 @@ of sightings.
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import importlib
 import json
@@ -87,9 +88,10 @@ def packages(first: str, *more: str, options: tuple[str, ...] = ("--only-binary"
     """The folder with these, out of the package index, kept where a lab's hosts see it."""
     cache = Path(sys.prefix) / "witnesses"
     target = cache / f"{first.replace('==', '-')}-{sys.version_info[0]}.{sys.version_info[1]}"
-    if not target.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
+    cache.mkdir(parents=True, exist_ok=True)
+    with Path(cache, "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may want it at once
+        if not target.exists():
             command = [sys.executable, "-m", "pip", "install", "--quiet", *options, "--target", f"{folder}/found"]
             subprocess.run([*command, first, *more], check=True)
             Path(folder, "found").rename(target)

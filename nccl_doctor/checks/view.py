@@ -28,6 +28,7 @@ from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot, nproc
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Process
+from nccl_doctor.snapshot.rate import Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.snapshot.system import TrainingJob
@@ -153,6 +154,11 @@ class View:
         return known(self.snapshot.smoke)
 
     @property
+    def rates(self) -> Rates:
+        """The rates of pairs, for checks that need them."""
+        return known(self.snapshot.rates)
+
+    @property
     def facts(self) -> Iterator[tuple[Host, HostFacts]]:
         """Each host of this view with its facts, by node rank."""
         for host in self.hosts:
@@ -169,7 +175,7 @@ class View:
         return {value: tuple(names) for value, names in groups.items()}
 
 
-Phase = Literal["mesh", "smoke"]
+Phase = Literal["mesh", "smoke", "rates"]
 """The fields of :class:`~nccl_doctor.snapshot.Snapshot` without which some check can't judge at all."""
 
 PHASES: tuple[Phase, ...] = get_args(Phase)

@@ -29,6 +29,7 @@ def check(
         Literal["auto", "full", "none"],
         options.of_run("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),
     ] = "auto",
+    rate: options.Rate = False,
     sudo: Annotated[
         bool,
         options.of_hosts("--sudo", help="Try sudo -n on the hosts to read firewall rules; never asks for a password."),
@@ -65,6 +66,7 @@ def check(
             reached=reached,
             overrides=job.overrides(),
             mesh=mesh,
+            rate=rate,
             sudo=sudo,
             smoke=not no_smoke,
             # It proves that the job will start; `smoke` takes its time to measure.

@@ -54,6 +54,7 @@ class Request:
     overrides: Overrides = field(default_factory=Overrides)
     mesh: MeshSize = "auto"
     sudo: bool = False
+    rate: bool = False
     smoke: bool = True
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
     isolate: bool = False
@@ -136,10 +137,11 @@ def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
     """The phases that this run, or the snapshot, is without, and why."""
     if kept is None:
         options = {"smoke": not request.smoke and "--no-smoke", "mesh": request.mesh == "none" and "--mesh none"}
-        return {phase: f"which {option} leaves out" for phase, option in options.items() if option}
+        left_out = {phase: f"which {option} leaves out" for phase, option in options.items() if option}
+        return left_out if request.rate else left_out | {"rates": "which --rate alone measures"}
     return {
         phase: f"which the snapshot lacks: {value.reason}"
-        for phase, value in (("smoke", kept.smoke), ("mesh", kept.mesh))
+        for phase, value in (("smoke", kept.smoke), ("mesh", kept.mesh), ("rates", kept.rates))
         if isinstance(value, Skipped) and not value.hindered
     }
 
@@ -165,7 +167,7 @@ def _look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapsh
 @contextmanager
 def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     cluster = request.cluster()
-    needs = {"mesh", "smoke"}
+    needs = {"mesh", "smoke", "rates"}
     if selected is not None:
         needs = {need for check in all_checks() if check.code in selected for need in check.needs}
     bounds = RunOptions(
@@ -173,6 +175,7 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         total_s=total_s(request.timeout_s, request.smoke_limits),
         facts_limits=host_facts.FactLimits(sudo=request.sudo),
         mesh_limits=MeshLimits(size=request.mesh if "mesh" in needs else "none"),
+        rate=request.rate and "rates" in needs,
         smoke=request.smoke and "smoke" in needs,
         smoke_limits=request.smoke_limits,
     )
@@ -209,6 +212,6 @@ def _refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str]) -> No
         raise UsageError("--only and --skip leave no check of hosts; what only logs show is for nccl-doctor logs")
     if all(left_out.keys() & check.needs for check in some):
         needed = {need for check in some for need in check.needs}
-        words = {"smoke": "the all-reduce", "mesh": "the dials"}
+        words = {"smoke": "the all-reduce", "mesh": "the dials", "rates": "the rates"}
         missing = (f"{words[phase]}, {why}" for phase, why in left_out.items() if phase in needed)
         raise UsageError(f"all that --only selects needs {', or '.join(missing)}")

@@ -40,6 +40,7 @@ def smoke(
             "--max-bytes", metavar="BYTES", help="Largest message; 1 GiB with NCCL, 64 MiB with gloo.", min=8
         ),
     ] = None,
+    rate: options.Rate = False,
     isolate: Annotated[
         bool, options.of_run("--isolate", help="Where nothing explains a failure, repeat it over groups of hosts.")
     ] = False,
@@ -60,7 +61,7 @@ def smoke(
 
         request = Request(
             which=which,
-            chosen=options.SelectOptions(only=["access", "software", "port-in-use", "allreduce"]),
+            chosen=options.SelectOptions(only=["access", "software", "port-in-use", "link-slow", "allreduce"]),
             timeout_s=timeout,
             reached=reached,
             overrides=job.overrides(),
@@ -72,6 +73,7 @@ def smoke(
             ),
             save_logs=save_logs,
             isolate=isolate,
+            rate=rate,
             kept=options.KeepOptions(save),
         )
         return check_cluster(request, out)

@@ -18,6 +18,7 @@ from nccl_doctor.model import base
 from nccl_doctor.model.report import DialOutcome, DialSeconds, MachineLoad, Reported, SizeReport
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.network import FirewallFacts, Way
+from nccl_doctor.snapshot.rate import Figures, RateLink
 from nccl_doctor.text.machine import out_of_threads
 from nccl_doctor.transport.base import AccessError
 
@@ -135,6 +136,12 @@ class PathMtuResult(base.Observed):
     error: base.Clipped | None
 
 
+class NoRate(base.Observed):
+    """Why streams came to nothing: an errno's name."""
+
+    error: base.Clipped
+
+
 class RankEvent(base.Observed):
     """A report of a rank, or of the probe on it; see probe/smoke/worker.py and allreduce.py."""
 
@@ -184,6 +191,8 @@ HELLO = TypeAdapter(Hello)
 LISTENING = TypeAdapter(Listening)
 DIALLED = TypeAdapter(Dialled)
 PATH_MTU = TypeAdapter(tuple[PathMtuResult, ...])
+RATE: TypeAdapter[Figures | NoRate] = TypeAdapter(Figures | NoRate)
+LINKS = TypeAdapter(tuple[RateLink, ...])
 RANK_EVENT = TypeAdapter(RankEvent)
 SMOKE_END = TypeAdapter(SmokeEnd)
 TRIAL_END = TypeAdapter(TrialEnd)

@@ -40,6 +40,7 @@ class RunOptions:
     facts_limits: FactLimits = field(default_factory=FactLimits)
     total_s: float = 300.0
     smoke: bool = True
+    rate: bool = False  # streams at full speed, which load the network
     mesh_limits: MeshLimits = field(default_factory=MeshLimits)
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
     silence_s: float = SILENCE_S
@@ -62,6 +63,10 @@ class Clock:
     def within(self, seconds: float) -> float:
         """So many seconds, or what is left where that is less; never nothing."""
         return min(seconds, max(self.until - time.monotonic(), 0.1))
+
+    def left(self) -> float:
+        """Seconds until the run's end."""
+        return self.until - time.monotonic()
 
     def lacks(self, seconds: float, what: str) -> str | None:
         """Why there is no time for something that may take so many seconds; None where there is."""

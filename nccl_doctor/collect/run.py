@@ -20,6 +20,7 @@ from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, fire
 from nccl_doctor.collect.mesh import failed_dials
 from nccl_doctor.collect.mesh.mesh import run_mesh
 from nccl_doctor.collect.options import Clock, Progress, RunOptions
+from nccl_doctor.collect.rate import rate
 from nccl_doctor.collect.smoke import allreduce, trials
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.base import NOT_ASKED, PENDING, IpAddress, Phased, skipped, unknown
@@ -29,6 +30,7 @@ from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import FirewallFacts, Names, ResolverAnswer
+from nccl_doctor.snapshot.rate import NO_RATES, Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.transport.base import Transport
@@ -78,6 +80,7 @@ class Run:
         self._awaited, self._answered = {node.name for node in cluster.nodes}, set[str]()
         self._sessions: list[ProbeSession] = []
         self._mesh: Phased[Mesh] = skipped(PENDING)
+        self._rates: Phased[Rates] = skipped(PENDING) if options.rate else NO_RATES
         self._smoke: Phased[Smoke] = skipped(PENDING)
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
 
@@ -87,6 +90,8 @@ class Run:
         self._go_on()
         self.mesh()
         self.names()
+        self._go_on()
+        self.rate()
         self._go_on()
         self.smoke()
         self._still_there()
@@ -204,6 +209,28 @@ class Run:
             names = (self._cluster.master_addr, *(node.address for node in self._cluster.nodes))
             self._resolved = look_up(names, self._clock.within(NAMES_S))
 
+    def rate(self) -> None:
+        """Has the hosts send to each other at full speed, where that was asked for."""
+        if not self._options.rate:
+            return
+        if len(self._sessions) < 2:
+            alone = len(self._cluster.nodes) == 1
+            few = "fewer than two hosts were reached"
+            self._rates = skipped("one host has nobody to send to") if alone else unknown(few)
+            return
+        if late := self._clock.lacks(rate.ROUND_S, "the rates"):
+            self._rates = unknown(late)
+            return
+
+        def begin(rounds: int, seconds: float) -> None:
+            self._start(f"rates: {rounds} rounds of TCP at full speed, which load the network", seconds)
+
+        with self._clock.timed("rate"):
+            found = rate.run_rates(self._sessions, self._facts, self._cluster, self._clock.left, begin)
+        self._leave_lost("rates were measured")
+        names = {session.node.name for session in self._sessions}
+        self._rates = found.among(names) if isinstance(found, Rates) else found
+
     def smoke(self) -> None:
         """Runs the all-reduce, where it can succeed."""
         limits = self._options.smoke_limits
@@ -271,6 +298,7 @@ class Run:
             cluster=self._cluster,
             hosts=hosts,
             mesh=self._mesh,
+            rates=self._rates,
             smoke=self._smoke,
             resolved=self._resolved,
             names=self._names,

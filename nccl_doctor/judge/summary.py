@@ -14,6 +14,7 @@ from typing import Literal
 
 from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
+from nccl_doctor.checks.rates import link_gbps
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.launch.line import own_lines, read_line
 from nccl_doctor.model.base import PENDING, Unknown
@@ -29,14 +30,17 @@ from nccl_doctor.model.report import (
     LinkShare,
     MeshReport,
     Outcome,
+    RateReport,
     Report,
     SampleReport,
+    gbps_span,
 )
 from nccl_doctor.model.report import Phase as Row
 from nccl_doctor.model.report import PhaseOutcome as RowOutcome
 from nccl_doctor.snapshot.hosts import Snapshot, gpu_counts, rank_counts
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import FirewallFacts, PortTrial
+from nccl_doctor.snapshot.rate import NO_RATES, Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.system import PythonInfo, TorchInfo
 from nccl_doctor.text import shell
@@ -64,6 +68,7 @@ def report(
         checks=checks,
         phases=tuple(rows(snapshot, diagnoses, checks, hosts)),
         mesh=_mesh(snapshot),
+        rates=_rates(snapshot),
         smoke=_smoke(snapshot),
         load=snapshot.load,
         timings=snapshot.timings,
@@ -134,6 +139,24 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
     return MeshReport(**same, sample=sample)
 
 
+def _rates(snapshot: Snapshot) -> tuple[RateReport, ...] | None:
+    """By sender and receiver, in the order of ranks; the measure that counts of each."""
+    rates = snapshot.rates
+    if not isinstance(rates, Rates):
+        return None
+    place = {name: rank for rank, name in enumerate(rates.hosts)}
+    found = sorted(rates.final.values(), key=lambda one: (one.rail, place[one.src], place[one.dst]))
+    same = ("src", "dst", "interface", "rtt_us", "retransmits", "streams", "limited", "alone")
+    return tuple(
+        RateReport(
+            **{name: getattr(one, name) for name in same},
+            gbps=round(one.gbps, 6),
+            of_link=None if (speed := link_gbps(rates, one)) is None else round(one.gbps / speed, 3),
+        )
+        for one in found
+    )
+
+
 def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
     if not isinstance(snapshot.smoke, Smoke):
         return None
@@ -158,6 +181,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "interfaces": ("interfaces", "environment"),
     "ports": ("ports",),
     "firewall": (),
+    "rate": (),
     "processes": ("processes",),
     "limits": (),
     "all-reduce": ("allreduce",),
@@ -189,7 +213,7 @@ def rows(
     for row in ROWS:
         of_it = by_row.get(row, ())
         mine = [check for check in of_it if check.reason != NOT_SELECTED]
-        if not mine:
+        if not mine or (row == "rate" and snapshot.rates == NO_RATES):
             continue
         found = [check for check in mine if check.outcome is Outcome.FOUND]
         gaps = [check for check in mine if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]
@@ -297,6 +321,19 @@ class _Texts:
         what = f"{'master port and ' if port in master else ''}{most} ephemeral ports each"
         held = "" if port in master else f"; master port {port} was not dialled"
         return f"{mesh.tested} of {mesh.pairs} pairs{share}, {what}{held}"
+
+    def _rate(self) -> str:
+        rates = self._snapshot.rates
+        if not isinstance(rates, Rates):
+            return ""
+        figures = list(rates.final.values())
+        share = "" if rates.whole else f" of {plural(len(rates.hosts), 'host')}, a sample,"
+        held = sum(one.limited is not None for one in figures)
+        limit = f"; the hosts' own processors were the limit of {held}" if held else ""
+        rails = len({one.rail for one in figures})
+        by = f" by {plural(rails, 'rail')}" if rails > 1 else ""
+        pairs = len({(one.src, one.dst) for one in figures})
+        return f"{plural(pairs, 'pair')}{share}{by} at {gbps_span(one.gbps for one in figures)}{limit}"
 
     def _firewall(self) -> str:
         found = [(host.facts.firewall, host.name) for host in self._snapshot.hosts if host.facts]

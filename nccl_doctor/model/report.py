@@ -6,6 +6,7 @@ Everything here is frozen data that turns into JSON and back. The JSON of :class
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import Annotated, Any, Literal, get_args
 
@@ -239,6 +240,46 @@ class MeshReport(FrozenModel):
     sample: SampleReport | None = None
 
 
+class RateReport(FrozenModel):
+    """TCP's rate from ``src`` by its ``interface`` to ``dst``.
+
+    Attributes:
+        gbps: 10⁹ bits a second that the other kernel acknowledged.
+        rtt_us: of packets under this load.
+        of_link: the part of the slower link's own speed, where drivers tell it.
+        streams: TCP connections at once.
+        limited: the machine's part that was the limit, in words; None where it was the network.
+        alone: it looked slow beside the others, and this was measured with nobody else sending.
+    """
+
+    src: str
+    dst: str
+    interface: str
+    gbps: float
+    rtt_us: int
+    retransmits: int
+    of_link: float | None = None
+    streams: int = 1
+    limited: str | None = None
+    alone: bool = False
+
+
+def gbps_words(gbps: float) -> str:
+    """In Gb/s, or in Mb/s or kb/s where that is too small."""
+    for unit, scale in (("Gb/s", 1.0), ("Mb/s", 1e3)):
+        if gbps * scale >= 1:
+            return f"{gbps * scale:.1f} {unit}" if gbps * scale < 100 else f"{gbps * scale:.0f} {unit}"
+    return f"{gbps * 1e6:.0f} kb/s"
+
+
+def gbps_span(values: Iterable[float]) -> str:
+    """``9.3 to 9.4 Gb/s``, or one figure where they are alike."""
+    rates = sorted(values)
+    low, high = gbps_words(rates[0]), gbps_words(rates[-1])
+    number, _, unit = low.partition(" ")
+    return low if low == high else f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
+
+
 Reported = Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"]
 """What a rank of the all-reduce reports, in the order in which it gets there (probe/smoke/worker.py)."""
 Stage = Literal["none", Reported]  # the last that a rank reported; "none" before the first
@@ -356,6 +397,7 @@ class Report(Document):
     phases: tuple[Phase, ...] = ()
     summary: tuple[Phase, ...] = ()
     mesh: MeshReport | None = None
+    rates: tuple[RateReport, ...] | None = None
     smoke: AllReduceReport | None = None
     load: Load | None = None
     events: tuple[LogEvent, ...] = ()

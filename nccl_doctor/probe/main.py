@@ -66,6 +66,8 @@ class Server:
             "ways": self._ways,
             "smoke": self._smoke,
             "path_mtu": self._path_mtu,
+            "rate": self._rate,
+            "links": self._links,
             "port": self._fix_port,
             "signal": self._fix_port,
             "free": self._fix_port,
@@ -198,6 +200,16 @@ class Server:
 
         targets = [(address, port) for address, port in request["targets"]]
         return try_all(targets, request["deadline_s"])
+
+    def _rate(self, request: dict[str, Any]) -> dict[str, Any]:
+        from nccl_doctor.probe.rate.rate import send
+
+        return send(request)
+
+    def _links(self, request: dict[str, Any]) -> list[dict[str, Any]]:
+        from nccl_doctor.probe.rate.rate import links
+
+        return links(request["interfaces"])
 
     def _ways(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         from nccl_doctor.probe.mesh.mesh import look_up

@@ -38,6 +38,7 @@ from nccl_doctor.model.report import Load
 from nccl_doctor.snapshot import network, system
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.rate import NO_RATES, Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import Outside, StepLimits, Surroundings
 from nccl_doctor.text.inet import Address, numeric
@@ -168,6 +169,7 @@ class Snapshot(Observed):
     hosts: tuple[Host, ...]
     mesh: Phased[Mesh]
     smoke: Phased[Smoke]
+    rates: Phased[Rates] = NO_RATES
     timings: dict[str, Seconds] = Field(default_factory=dict)
     # addresses by name of the hosts file, as the machine resolves them that nccl-doctor ran on; asked only where a dial
     # failed or a host lacks a name, for what is to be done about that
@@ -191,7 +193,8 @@ class Snapshot(Observed):
         mesh = self.mesh.names if isinstance(self.mesh, Mesh) else set()
         smoke = self.smoke.names if isinstance(self.smoke, Smoke) else set()
         load = {*self.load.hosts, *self.load.second_try} if self.load else set()
-        if not mesh | smoke | load | self.spent.keys() <= set(names):
+        rates = {*self.rates.hosts} if isinstance(self.rates, Rates) else set()
+        if not mesh | smoke | rates | load | self.spent.keys() <= set(names):
             raise ValueError("the mesh, the all-reduce, the load or the times name hosts that are not there")
         return self
 

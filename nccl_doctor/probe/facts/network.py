@@ -110,7 +110,7 @@ def kind(driver: str, bus: str) -> str:
 def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
     """Driver and bus address of an interface (struct ethtool_drvinfo); both empty where the kernel has none."""
     try:
-        answer = _ask_driver(asking, name, ETHTOOL_GDRVINFO, DRIVER_INFO_SIZE)
+        answer = ask_driver(asking, name, ETHTOOL_GDRVINFO, DRIVER_INFO_SIZE)
     except OSError as error:
         if error.errno in (errno.EOPNOTSUPP, errno.ENODEV, errno.EPERM):
             return "", ""
@@ -121,7 +121,7 @@ def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
 def speed(asking: socket.socket, name: str) -> int | None:
     """Megabits a second of an interface (struct ethtool_cmd); None where its driver does not tell."""
     try:
-        answer = _ask_driver(asking, name, ETHTOOL_GSET, SETTINGS_SIZE)
+        answer = ask_driver(asking, name, ETHTOOL_GSET, SETTINGS_SIZE)
     except OSError:
         return None
     (low,), (high,) = struct.unpack_from("=H", answer, 12), struct.unpack_from("=H", answer, 28)
@@ -129,7 +129,8 @@ def speed(asking: socket.socket, name: str) -> int | None:
     return None if told in SPEED_UNKNOWN else told
 
 
-def _ask_driver(asking: socket.socket, name: str, command: int, size: int) -> bytes:
+def ask_driver(asking: socket.socket, name: str, command: int, size: int) -> bytes:
+    """The answer of an interface's driver to an ethtool command, as many bytes; or OSError."""
     buffer = array.array("B", struct.pack("=I", command) + bytes(size - 4))
     fcntl.ioctl(asking, SIOCETHTOOL, struct.pack("16sP16x", os.fsencode(name), buffer.buffer_info()[0]))
     return buffer.tobytes()

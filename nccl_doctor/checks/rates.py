@@ -1,0 +1,241 @@
+"""Slow hosts, pairs and rails among measured rates: each against the others, in the fewest words that explain all.
+
+A rate is bad that is under half of the usual one, or loses packets where the others do not; and only where it was so
+again with nobody else sending, and no machine was the limit. Bad rates of nearly a whole row of the matrix are one
+host's that sends badly, of a column one's that receives badly; what is left are pairs. The usual rate is the median of
+hosts' best: a host that is slow both ways spoils all its pairs, of three hosts four of six, but two of six bests.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median, median_high
+from typing import Literal
+
+from nccl_doctor.snapshot.rate import PairRate, Rates
+
+SLOW = 0.5  # of the usual rate
+GRAVE = 0.1
+SPREADS = 4.0  # a slow rate is so many spreads of hosts' bests away from the usual one, besides
+LOSS = 0.02  # share of segments sent again that is no matter of a full queue
+TIMES = 10.0  # as many times that of the others
+LEAST_LOST = 20  # segments
+WHOLE = 0.8  # of a row that is bad, where the row is
+TRIALS = 3  # rates of a row or column that are measured again
+MAD = 1.4826  # standard deviations in a median absolute deviation
+
+Direction = Literal["send", "receive"]
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """A diagnosis: a host with the directions in which it is bad, a pair with its ends, or a rail of all hosts."""
+
+    hosts: tuple[str, ...]  # one, the two of a pair with the sender first, or all of a rail
+    rails: tuple[int, ...]
+    rates: tuple[PairRate, ...]  # the bad ones
+    usual: float
+    directions: tuple[Direction, ...] = ()  # of a host
+    whole_rail: bool = False
+
+    @property
+    def gbps(self) -> float:
+        """The usual one of its rates."""
+        return median(rate.gbps for rate in self.rates)
+
+    @property
+    def share(self) -> float:
+        """Its rate as a part of the usual one."""
+        return self.gbps / self.usual if self.usual else 1.0
+
+    @property
+    def is_lossy(self) -> bool:
+        """True where it is no slower than others, and loses packets."""
+        return self.share >= SLOW
+
+
+@dataclass(frozen=True)
+class Rail:
+    """The rates of one rail."""
+
+    number: int
+    rates: dict[tuple[str, str], PairRate]  # by sender and receiver, the measure that counts
+
+    @cached_property
+    def bests(self) -> list[float]:
+        """Each host's best rate as a sender, and as a receiver."""
+        found: dict[tuple[Direction, str], float] = {}
+        for rate in self.rates.values():
+            ends: tuple[tuple[Direction, str], ...] = ("send", rate.src), ("receive", rate.dst)
+            for end in ends:
+                found[end] = max(found.get(end, 0.0), rate.gbps)
+        return list(found.values())
+
+    @cached_property
+    def usual(self) -> float:
+        """What a host can send or receive here, as most do."""
+        return median_high(self.bests)
+
+    @cached_property
+    def usual_loss(self) -> float:
+        """The loss of most pairs."""
+        return median(rate.loss for rate in self.rates.values())
+
+    @cached_property
+    def _slow_below(self) -> float:
+        spread = MAD * median(abs(best - self.usual) for best in self.bests)
+        return min(SLOW * self.usual, self.usual - SPREADS * spread)
+
+    def is_bad(self, rate: PairRate) -> bool:
+        """True where it is slow or loses packets, beside the others."""
+        lossy = rate.retransmits >= LEAST_LOST and rate.loss >= max(LOSS, TIMES * self.usual_loss)
+        return lossy or rate.gbps < self._slow_below
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        """All that send or receive here."""
+        return tuple(dict.fromkeys(name for pair in self.rates for name in pair))
+
+
+@dataclass
+class Judgement:
+    """All that the rates show; ``limited``: by host, why the machine itself was the limit of what looked slow there."""
+
+    slow: list[SlowLink] = field(default_factory=list)
+    limited: dict[str, str] = field(default_factory=dict)
+
+
+def rails(rates: Rates) -> list[Rail]:
+    """The rails that were measured."""
+    found: dict[int, dict[tuple[str, str], PairRate]] = {}
+    for (src, dst, number), rate in rates.final.items():
+        found.setdefault(number, {})[src, dst] = rate
+    return [Rail(number, found[number]) for number in sorted(found)]
+
+
+def suspects(rates: Rates) -> list[PairRate]:
+    """The rates to be measured again: of what looks bad some of each row, column and rail."""
+    found: list[PairRate] = []
+    measured = rails(rates)
+    for rail in measured:
+        sent, received = Counter[str](), Counter[str]()
+        bad = [rate for rate in rail.rates.values() if rail.is_bad(rate)]
+        if _slower_rail(rail, measured, rates):
+            bad += [rate for rate in rail.rates.values() if rate not in bad][:TRIALS]
+        for rate in bad:
+            if not rate.alone and sent[rate.src] < TRIALS and received[rate.dst] < TRIALS:
+                sent[rate.src] += 1
+                received[rate.dst] += 1
+                found.append(rate)
+    return found
+
+
+def judge_rates(rates: Rates) -> Judgement:
+    """Hosts, then pairs, then rails that are slow or lose packets; a host's rails together."""
+    judgement = Judgement()
+    hosts: dict[str, list[tuple[Rail, Direction, list[PairRate]]]] = {}
+    measured = rails(rates)
+    for rail in measured:
+        if len(rail.rates) < 2:  # nothing to compare it with
+            continue
+        lines, pairs = _explained(rail, judgement)
+        for host, direction, its in lines:
+            hosts.setdefault(host, []).append((rail, direction, its))
+        judgement.slow += _pairs(rail, pairs)
+    of_hosts = [_of_host(name, lines) for name, lines in hosts.items()]
+    judgement.slow = [*of_hosts, *judgement.slow, *_of_rails(measured, rates, judgement)]
+    return judgement
+
+
+Line = tuple[str, Direction, list[PairRate]]
+
+
+def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairRate]]:
+    """Rows and columns that are bad as a whole, and the bad rates that none of them explains."""
+    bad: dict[tuple[str, str], PairRate] = {}
+    known = set(rail.rates)
+    for pair, rate in rail.rates.items():
+        if not rail.is_bad(rate):
+            continue
+        if rate.limited is not None:
+            end = rate.dst if rate.reader_is_late else rate.src
+            judgement.limited.setdefault(end, rate.limited)
+        if rate.limited is not None or not rate.alone:
+            known.discard(pair)  # with others beside it it was bad, and nobody tried it alone
+        else:
+            bad[pair] = rate
+    lines: list[Line] = []
+    while True:
+        best = max(_lines(bad, known), key=lambda line: len(line[2]), default=None)
+        if best is None:
+            break
+        lines.append(best)
+        for rate in best[2]:
+            del bad[rate.src, rate.dst]
+            known.discard((rate.src, rate.dst))
+    both = Counter(host for host, _, _ in lines)
+    if 2 * len(both) > len(rail.hosts) or (2 * len(both) == len(rail.hosts) and max(both.values()) > 1):
+        return [], []  # two kinds of links: neither is the usual one
+    return lines, list(bad.values())
+
+
+def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> Iterator[Line]:
+    """Rows and columns nearly all of which is bad, two rates at least."""
+    for place, direction in ((0, "send"), (1, "receive")):
+        all_of = Counter(pair[place] for pair in known)
+        bad_of: dict[str, list[PairRate]] = {}
+        for pair, rate in bad.items():
+            bad_of.setdefault(pair[place], []).append(rate)
+        for host, its in bad_of.items():
+            if len(its) >= 2 and len(its) >= WHOLE * all_of[host]:
+                yield host, ("send" if direction == "send" else "receive"), its
+
+
+def _pairs(rail: Rail, left: Iterable[PairRate]) -> Iterator[SlowLink]:
+    """The pairs, both ways together where both are bad."""
+    found: dict[frozenset[str], list[PairRate]] = {}
+    for rate in left:
+        found.setdefault(frozenset((rate.src, rate.dst)), []).append(rate)
+    for its in found.values():
+        yield SlowLink((its[0].src, its[0].dst), (rail.number,), tuple(its), rail.usual)
+
+
+def _of_host(name: str, lines: list[tuple[Rail, Direction, list[PairRate]]]) -> SlowLink:
+    numbers = tuple(dict.fromkeys(rail.number for rail, _, _ in lines))
+    order: tuple[Direction, ...] = ("send", "receive")
+    directions = tuple(one for one in order if any(direction == one for _, direction, _ in lines))
+    rates = tuple(rate for _, _, its in lines for rate in its)
+    return SlowLink((name,), numbers, rates, median(rail.usual for rail, _, _ in lines), directions)
+
+
+def _of_rails(measured: list[Rail], rates: Rates, judgement: Judgement) -> Iterator[SlowLink]:
+    for rail in measured:
+        usual = _slower_rail(rail, measured, rates)
+        again = tuple(rate for rate in rail.rates.values() if rate.alone)
+        if usual is None or not again:
+            continue
+        held = [rate for rate in again if rate.limited is not None]
+        for rate in held:
+            judgement.limited.setdefault(rate.src, rate.limited or "")
+        if not held and median(rate.gbps for rate in again) < SLOW * usual:
+            yield SlowLink(rail.hosts, (rail.number,), again, usual, whole_rail=True)
+
+
+def _slower_rail(rail: Rail, measured: list[Rail], rates: Rates) -> float | None:
+    """The rate that a whole rail falls short of: its links' own speed, where that is known, or the other rails'."""
+    speeds = [speed for rate in rail.rates.values() if (speed := link_gbps(rates, rate)) is not None]
+    if len(speeds) == len(rail.rates):
+        usual = median(speeds)
+    else:
+        usual = max((other.usual for other in measured if other is not rail), default=0.0)
+    return usual if rail.usual < SLOW * usual else None
+
+
+def link_gbps(rates: Rates, rate: PairRate) -> float | None:
+    """The speed of the slower one of the two links under a rate; None where a driver does not tell."""
+    there = {link.interface: link for link in rates.links.get(rate.dst, ())}
+    own = rates.link(rate.src, rate.interface)
+    other = there.get(rate.peer_interface)
+    speeds = [link.speed_mbps for link in (own, other) if link is not None and link.speed_mbps]
+    return min(speeds) / 1000 if len(speeds) == 2 else None

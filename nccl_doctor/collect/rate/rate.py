@@ -1,0 +1,203 @@
+"""Rounds of streams between all hosts: in each of them, every host sends to one and receives from one.
+
+Up to some hosts every pair is measured, beyond it the neighbours by rank, which a ring uses, and others at random. Each
+rail is measured by itself, the source bound to its address. What looks slow is measured again with nobody else sending:
+a host whose way out is full of its own data is late with its acknowledgements, too, and a busy machine is no slow link.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from nccl_doctor.checks.allreduce.link import REAL
+from nccl_doctor.checks.rates import suspects
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.answers import MalformedError, NoRate
+from nccl_doctor.collect.connect.reach import Window, ask_all
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.mesh import plan
+from nccl_doctor.collect.mesh.mesh import listening
+from nccl_doctor.model.base import Unknown, unknown
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.nccl.host_nccl import nccl_interface
+from nccl_doctor.snapshot.hosts import Host, HostFacts
+from nccl_doctor.snapshot.network import Interfaces
+from nccl_doctor.snapshot.rate import Figures, LostRate, PairRate, RateLink, Rates
+from nccl_doctor.text import inet
+
+ALL_PAIRS_UP_TO = 16  # hosts up to which every pair is measured
+RANDOM_PEERS = 6  # beyond it, each host sends to so many besides its two neighbours in the ring of ranks
+WINDOW_S = 0.5
+MOST_BYTES = 64 << 30  # of one stream; 800 Gb/s for as long as it may send
+ROUND_S = 8.0  # for an answer: handshakes, slow start, and the same with more streams
+USUAL_ROUND_S = 0.9
+LINKS_S = 5.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A rail from one host to another."""
+
+    src: str
+    dst: str
+    rail: int
+    interface: str
+    peer_interface: str
+    source: str
+    address: str
+
+
+Ends = tuple[tuple[str, str], ...]
+"""The interfaces that a host's NCCL moves data over, each with its address."""
+
+
+def ends_of(node: Node, facts: HostFacts) -> Ends:
+    """NCCL's interfaces of a host, else gloo's, else the bootstrap's alone."""
+    used = plan.of_host(node, facts)
+    found = tuple((one.name, one.address) for one in (used.nccl or used.gloo))
+    chosen = nccl_interface(Host(node=node, facts=facts))
+    return found or (((chosen.name, chosen.address),) if chosen is not None else ())
+
+
+def distances(count: int) -> list[int]:
+    """How far behind it in the circle of ranks stands the host that each one sends to, round by round."""
+    if count <= ALL_PAIRS_UP_TO:
+        return [*range(1, count)]
+    draw = random.Random(count)  # noqa: S311 - no secret
+    return [1, count - 1, *draw.sample(range(2, count - 1), RANDOM_PEERS)]
+
+
+def rounds(names: Sequence[str], ends: dict[str, Ends], reaches: Callable[[str, str, str], bool]) -> list[list[Wanted]]:
+    """All rounds, of all rails; ``reaches``: a host may send to another one's address."""
+    count = len(names)
+    found: list[list[Wanted]] = []
+    for behind in distances(count):
+        for rail in range(max(map(len, ends.values()), default=0)):
+            pairs = ((src, names[(place + behind) % count]) for place, src in enumerate(names))
+            wanted = (_wanted(src, dst, rail, ends) for src, dst in pairs)
+            found.append([one for one in wanted if one is not None and reaches(one.src, one.dst, one.address)])
+    return [one for one in found if one]
+
+
+def _wanted(src: str, dst: str, rail: int, ends: dict[str, Ends]) -> Wanted | None:
+    """A rail's two ends, by their places; None where one host has fewer."""
+    if rail >= min(len(ends[src]), len(ends[dst])):
+        return None
+    (interface, source), (peer_interface, address) = ends[src][rail], ends[dst][rail]
+    same = inet.address_of(source).version == inet.address_of(address).version
+    return Wanted(src, dst, rail, interface, peer_interface, source, address) if same else None
+
+
+def run_rates(
+    sessions: list[ProbeSession],
+    facts: dict[str, HostFacts],
+    cluster: Cluster,
+    left_s: Callable[[], float],
+    begin: Callable[[int, float], None],
+) -> Rates | Unknown:
+    """Measures as long as there is time; ``begin`` hears beforehand of so many rounds, which take so many seconds."""
+    names = [session.node.name for session in sessions]
+    nodes = {node.name: node for node in cluster.nodes}
+    ends = {name: ends_of(nodes[name], facts[name]) for name in names}
+    told = {name: interfaces for name in names if isinstance(interfaces := facts[name].interfaces, Interfaces)}
+
+    def reaches(src: str, dst: str, address: str) -> bool:
+        rail = address in (end for _, end in ends[dst]) and plan.on_link(facts[src], address)
+        return rail or plan.confirmed(address, nodes[dst], facts[src])
+
+    planned = rounds(names, ends, reaches)
+    if not planned:
+        return unknown("no host knows an interface of its own and another's by which NCCL would send")
+    begin(len(planned), len(planned) * USUAL_ROUND_S)
+    links = ask_all(lambda session: _links(session, ends[session.node.name], told), sessions)
+    nonce = secrets.token_hex(16)
+    measuring = _Measuring({session.node.name: session for session in sessions}, nonce)
+    with listening(sessions, nonce, lambda _session: [plan.listener()], Window()) as opened:
+        for name, answer in opened.items():
+            if not isinstance(answer, Exception) and answer.ports[0] is not None:
+                measuring.ports[name] = answer.ports[0]
+        done = 0
+        for wanted in planned:
+            if left_s() < ROUND_S:
+                break
+            measuring.round(wanted)
+            done += 1
+        by_pair = {(one.src, one.dst, one.rail): one for wanted in planned for one in wanted}
+        found = Rates(
+            hosts=tuple(names),
+            rounds=done,
+            whole=len(names) <= ALL_PAIRS_UP_TO and done == len(planned),
+            rates=tuple(measuring.rates),
+            lost=tuple(measuring.lost),
+            links={name: told for name, told in zip(names, links, strict=True) if not isinstance(told, Exception)},
+        )
+        for rate in suspects(found):
+            if left_s() < ROUND_S:
+                break
+            measuring.round([by_pair[rate.src, rate.dst, rate.rail]], alone=True)
+    if not measuring.rates:
+        why = measuring.lost[0].error if measuring.lost else "no time was left"
+        return unknown(f"no pair could be measured: {why}")
+    return found.model_copy(update={"rates": tuple(measuring.rates)})
+
+
+def _links(session: ProbeSession, ends: Ends, told: dict[str, Interfaces]) -> tuple[RateLink, ...]:
+    """The links under a host's rails; speeds of hardware alone, for veth says the same of every link."""
+    wanted = [interface.partition(":")[0] for interface, _ in ends]
+    found = session.ask(answers.LINKS, "links", time.monotonic() + LINKS_S, interfaces=wanted)
+    if [link.interface for link in found] != wanted:
+        raise session.gone(MalformedError("links that it was not asked for"))
+    own = told.get(session.node.name)
+    real = {link.name for link in own.links if link.kind in REAL} if own is not None else set[str]()
+    named = zip(found, (interface for interface, _ in ends), strict=True)
+    return tuple(
+        link.model_copy(
+            update={"interface": interface, **({} if link.interface in real else {"speed_mbps": None, "duplex": None})}
+        )
+        for link, interface in named
+    )
+
+
+@dataclass
+class _Measuring:
+    """The hosts' listeners, and what was measured up to now."""
+
+    sessions: dict[str, ProbeSession]
+    nonce: str
+    ports: dict[str, int] = field(default_factory=dict)
+    rates: list[PairRate] = field(default_factory=list)
+    lost: list[LostRate] = field(default_factory=list)
+    _streams: dict[tuple[str, int], int] = field(default_factory=dict)  # by sender and rail, what its last one took
+
+    def round(self, wanted: Iterable[Wanted], *, alone: bool = False) -> None:
+        """Streams of each sender at once."""
+        by_src = {one.src: one for one in wanted if one.dst in self.ports and self.sessions[one.src].lost is None}
+        asked = [self.sessions[name] for name in by_src]
+        for one, told in zip(by_src.values(), ask_all(lambda s: self._ask(s, by_src[s.node.name]), asked), strict=True):
+            ends = {"src": one.src, "dst": one.dst, "rail": one.rail}
+            if isinstance(told, Exception):
+                self.lost.append(LostRate(**ends, error=str(told)))
+            elif isinstance(told, NoRate):
+                self.lost.append(LostRate(**ends, error=told.error))
+            else:
+                self._streams[one.src, one.rail] = told.streams
+                place = {"interface": one.interface, "peer_interface": one.peer_interface, "address": one.address}
+                self.rates.append(PairRate(**told.model_dump(), **ends, **place, alone=alone))
+
+    def _ask(self, session: ProbeSession, one: Wanted) -> Figures | NoRate:
+        return session.ask(
+            answers.RATE,
+            "rate",
+            time.monotonic() + ROUND_S,
+            address=one.address,
+            port=self.ports[one.dst],
+            nonce=plan.own_nonce(self.nonce, one.dst),
+            source=one.source,
+            streams=self._streams.get((one.src, one.rail), 1),
+            window_s=WINDOW_S,
+            most_bytes=MOST_BYTES,
+        )

@@ -1,0 +1,251 @@
+"""Streams to one other host: its listener is the mesh's, and swallows what comes.
+
+A stream first hears that listener's nonce, so that nothing large goes to a stranger. What the other kernel has
+acknowledged is counted (tcp_info of linux/tcp.h), from where slow start has ended. All has an end: seconds, bytes, and
+the connection to the controller, for a socket that is closed or whose process dies drops what it has not sent.
+
+Where this machine, not the network, was the limit, four things tell: the sending thread ran or waited for a CPU most of
+the time, the reader's window stood at zero, a CPU did nothing but interrupts, or the hypervisor gave none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import socket
+import struct
+import threading
+import time
+from typing import Any, NamedTuple
+
+from nccl_doctor.probe.facts import network
+from nccl_doctor.probe.mesh.dials import end_with_reset, endpoints
+from nccl_doctor.probe.tools import read
+
+CHUNK = bytes(256 * 1024)  # handed to the kernel at once; small enough for a CPU's cache
+CONNECT_S = 2.0  # for each stream's handshake and nonce
+LEAST_SLOW_START_S, MOST_SLOW_START_S = 0.15, 1.0
+ROUND_TRIPS = 12  # of slow start: 10 segments, doubled in each, are 60 MB
+WAKE_S = 0.05
+MORE_STREAMS = 4
+BUSY = 0.8  # share of the time that one stream's thread wants a CPU, from which on more streams are tried
+
+# state to options, two bytes of flags; then by their places what linux/tcp.h has
+_TCP_INFO = 11
+_PLACES = {
+    "rtt": ("=I", 68),
+    "total_retrans": ("=I", 100),
+    "bytes_acked": ("=Q", 120),
+    "segments": ("=I", 156),
+    "rwnd_limited": ("=Q", 176),
+}
+
+
+class Mark(NamedTuple):
+    """The kernel's counts at one moment: of all streams, their threads and this machine's CPUs."""
+
+    at: float
+    acked: int
+    retransmits: int
+    segments: int
+    rwnd_us: int
+    wanted_ns: tuple[int, ...]  # by thread, the time that it ran or waited for a CPU
+    cpus: tuple[tuple[int, int, int], ...]  # by CPU, ticks of interrupts, stolen, and all
+
+
+def tcp_info(sock: socket.socket) -> dict[str, int]:
+    """Fields of the kernel's struct tcp_info; 0 for those that an older kernel lacks."""
+    told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
+    return {
+        name: struct.unpack_from(form, told, place)[0] if place + struct.calcsize(form) <= len(told) else 0
+        for name, (form, place) in _PLACES.items()
+    }
+
+
+class Stream:
+    """A connection to the other host's listener, and the thread that fills it."""
+
+    def __init__(self, request: dict[str, Any]) -> None:
+        ((family, place),) = endpoints(request["address"], request["port"])
+        self.sock = socket.socket(family, socket.SOCK_STREAM)
+        self.tid, self._stop = 0, threading.Event()
+        self._left = int(request["most_bytes"])
+        try:
+            end_with_reset(self.sock)
+            self.sock.settimeout(CONNECT_S)
+            if request["source"]:
+                self.sock.bind((request["source"], 0))
+            self.sock.connect(place)
+            self._hear(request["nonce"].encode(), time.monotonic() + CONNECT_S)
+            self.sock.setblocking(False)
+        except BaseException:
+            self.sock.close()
+            raise
+        self._thread = threading.Thread(target=self._fill, daemon=True)
+
+    def start(self) -> None:
+        """Begins to send."""
+        self._thread.start()
+
+    def end(self) -> None:
+        """Drops what was not sent."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self.sock.close()
+
+    def _hear(self, nonce: bytes, deadline: float) -> None:
+        heard = b""
+        while len(heard) < len(nonce) and time.monotonic() < deadline:
+            more = self.sock.recv(len(nonce) - len(heard))
+            if not more:
+                break
+            heard += more
+        if heard != nonce:
+            raise ConnectionError(errno.EPROTO, "somebody else answers there")
+
+    def _fill(self) -> None:
+        self.tid = threading.get_native_id()
+        waiting = select.poll()
+        waiting.register(self.sock, select.POLLOUT)
+        while self._left > 0 and not self._stop.is_set():
+            try:
+                self._left -= self.sock.send(CHUNK)
+            except BlockingIOError:
+                waiting.poll(WAKE_S * 1000)
+            except OSError:  # it hung up: the counts show how far it came
+                return
+
+
+def send(request: dict[str, Any]) -> dict[str, Any]:
+    """Sends to ``address``, ``port`` for ``window_s``: snapshot.Rate's figures, or why there are none.
+
+    Where one stream's CPU is the limit, more are tried, and the better result counts.
+    """
+    try:
+        found = _send(request, request["streams"])
+        if request["streams"] < MORE_STREAMS and found["sender_busy"] >= BUSY:
+            more = _send(request, MORE_STREAMS)
+            found = more if more["gbps"] >= found["gbps"] else found
+    except OSError as error:
+        return {"error": errno.errorcode.get(error.errno or 0, str(error))}
+    return found
+
+
+def _send(request: dict[str, Any], count: int) -> dict[str, Any]:
+    streams: list[Stream] = []
+    try:
+        for _ in range(count):
+            streams.append(Stream(request))  # noqa: PERF401 - those that were opened are closed in any case
+        round_trip = max(tcp_info(stream.sock)["rtt"] for stream in streams) / 1e6
+        for stream in streams:
+            stream.start()
+        time.sleep(min(max(LEAST_SLOW_START_S, ROUND_TRIPS * round_trip), MOST_SLOW_START_S))
+        first = _mark(streams)
+        time.sleep(request["window_s"])
+        last = _mark(streams)
+        round_trip_us = max(tcp_info(stream.sock)["rtt"] for stream in streams)
+    finally:
+        for stream in streams:
+            stream.end()
+    took = last.at - first.at
+    wanted = [(after - before) / 1e9 / took for before, after in zip(first.wanted_ns, last.wanted_ns)]
+    interrupts, stolen = _shares(first.cpus, last.cpus)
+    return {
+        "gbps": (last.acked - first.acked) * 8 / took / 1e9,
+        "seconds": took,
+        "streams": count,
+        "rtt_us": round_trip_us,
+        "retransmits": last.retransmits - first.retransmits,
+        "segments": last.segments - first.segments,
+        "sender_busy": min(max(wanted), 1.0),
+        "reader_late": min((last.rwnd_us - first.rwnd_us) / 1e6 / took / count, 1.0),
+        "interrupts": interrupts,
+        "stolen": stolen,
+    }
+
+
+def _mark(streams: list[Stream]) -> Mark:
+    told = [tcp_info(stream.sock) for stream in streams]
+    return Mark(
+        at=time.monotonic(),
+        acked=sum(one["bytes_acked"] for one in told),
+        retransmits=sum(one["total_retrans"] for one in told),
+        segments=sum(one["segments"] for one in told),
+        rwnd_us=sum(one["rwnd_limited"] for one in told),
+        wanted_ns=tuple(_wanted_ns(stream.tid) for stream in streams),
+        cpus=tuple(_cpus(read("/proc/stat") or "")),
+    )
+
+
+def _wanted_ns(tid: int) -> int:
+    """What a thread ran, and waited for a CPU (/proc/PID/task/TID/schedstat); else what all threads ran."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as told:
+        ran, waited, _ = told.read().split()
+        return int(ran) + int(waited)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return int((used.ru_utime + used.ru_stime) * 1e9)
+
+
+def _cpus(stat: str) -> list[tuple[int, int, int]]:
+    """By CPU of /proc/stat: ticks of interrupts, hard and soft; stolen by the hypervisor; and all."""
+    found = []
+    for line in stat.splitlines():
+        name, *ticks = line.split() or [""]
+        if name.startswith("cpu") and name != "cpu" and len(ticks) >= 8:
+            counts = [int(one) for one in ticks[:8]]
+            found.append((counts[5] + counts[6], counts[7], sum(counts)))
+    return found
+
+
+def _shares(first: tuple[tuple[int, int, int], ...], last: tuple[tuple[int, int, int], ...]) -> tuple[float, float]:
+    """The part of its time that the busiest CPU spent on interrupts, and that the most robbed one lost."""
+    interrupts, stolen = [0.0], [0.0]
+    for before, after in zip(first, last):
+        ticks = after[2] - before[2]
+        if ticks > 0:
+            interrupts.append((after[0] - before[0]) / ticks)
+            stolen.append((after[1] - before[1]) / ticks)
+    return min(max(interrupts), 1.0), min(max(stolen), 1.0)
+
+
+ETHTOOL_GTSO, ETHTOOL_GGSO, ETHTOOL_GGRO = 0x1E, 0x23, 0x2B
+OFFLOADS = {"tso": ETHTOOL_GTSO, "gso": ETHTOOL_GGSO, "gro": ETHTOOL_GGRO}
+DUPLEX = {0: "half", 1: "full"}
+
+
+def links(interfaces: list[str]) -> list[dict[str, Any]]:
+    """snapshot.RateLink of each interface, as its driver and PCI tell."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        return [_link(asking, name) for name in interfaces]
+
+
+def _link(asking: socket.socket, name: str) -> dict[str, Any]:
+    offloads = {}
+    for word, command in OFFLOADS.items():
+        with contextlib.suppress(OSError):  # its driver does not tell
+            offloads[word] = bool(struct.unpack_from("=I", network.ask_driver(asking, name, command, 8), 4)[0])
+    duplex = None
+    with contextlib.suppress(OSError):
+        settings = network.ask_driver(asking, name, network.ETHTOOL_GSET, network.SETTINGS_SIZE)
+        duplex = DUPLEX.get(settings[14])
+    # by its bus address: /sys/class/net may be another namespace's
+    device = os.path.join("/sys/bus/pci/devices", network.driver_info(asking, name)[1] or "none")
+    lanes = {key: _number(os.path.join(device, file)) for key, file in _LANES.items()}
+    told = {"speed_mbps": network.speed(asking, name), "duplex": duplex, "offloads": offloads}
+    return {"interface": name, **told, **lanes}
+
+
+_LANES = {"lanes": "current_link_width", "most_lanes": "max_link_width"}
+
+
+def _number(path: str) -> int | None:
+    """The number in a file; None where there is no such file, as for an interface that is no PCI device's."""
+    try:
+        with open(path) as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None

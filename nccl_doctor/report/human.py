@@ -23,6 +23,7 @@ from nccl_doctor.model.report import (
     PhaseOutcome,
     Report,
 )
+from nccl_doctor.report.rate import rates
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.smoke import smoke
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, cut, joined, table, wrap
@@ -51,6 +52,7 @@ def render(report: Report, options: RenderOptions) -> str:
             opening += details(report, screen)
         elif report.mesh and report.mesh.failed:
             opening += matrix(report.mesh, report.hosts, screen)
+        opening += rates(report.rates or (), screen)
         if report.smoke and (screen.verbose or report.command == "smoke"):
             opening += smoke(report.smoke, screen)
         chosen = report.summary if screen.verbose and not set(report.summary) <= set(report.phases) else ()

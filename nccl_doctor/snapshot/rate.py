@@ -14,7 +14,7 @@ Gbps = Annotated[float, Field(ge=0, le=1e6)]
 
 NO_RATES = skipped(f"{NOT_ASKED} (--rate)")
 
-BUSY = 0.6  # of the time; a sender that the network holds up sleeps
+BUSY = 0.5  # of the time; a sender that the network holds up sleeps
 WINDOW = 0.3
 INTERRUPTS = 0.8
 STOLEN = 0.3

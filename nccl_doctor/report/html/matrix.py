@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ MOST_PAIRS = 600  # failed pairs that are told one by one
 _ROOM = 780
 _LARGEST, _SMALLEST = 34, 11
 _LETTER = 6.6  # CSS pixels of a letter in the names beside the picture
-_LONGEST = 18
+LONGEST = 18
 _PORTS = 6
 _RULE = 160
 
@@ -45,7 +45,7 @@ _LEGEND = {
 }
 
 
-class _Group(NamedTuple):
+class Group(NamedTuple):
     """Hosts that share a row."""
 
     hosts: Sequence[HostSummary]
@@ -90,14 +90,9 @@ def matrix(report: Report) -> View | None:
         return None
     dials = _Mesh(mesh, hosts, report)
     blamed = {name for found in report.of_category("ports") for name in found.hosts}
-    each = -(-len(hosts) // MOST_ROWS)
-    groups = []
-    for its in (hosts[start : start + each] for start in range(0, len(hosts), each)):
-        names = [host.name for host in its]
-        groups.append(_Group(its, short(fold(names), 60), not blamed.isdisjoint(names)))
+    groups = groups_of(report, blamed)
     size = min(max(_ROOM / len(groups), _SMALLEST), _LARGEST)
-    longest = min(max(len(group.name) for group in groups), _LONGEST)
-    left = top = max(14 + longest * _LETTER, 66)
+    left = top = margin(groups)
     pairs = Counter(dials.kind(src, dst) for src, dst in product(hosts, hosts) if src is not dst)
     cells = [[_cell(src, dst, dials, round(size * x, 2)) for x, dst in enumerate(groups)] for src in groups]
     rows = [View(y=top + size * y, cells=cells[y], **_axis(group, cells[y])) for y, group in enumerate(groups)]
@@ -109,10 +104,12 @@ def matrix(report: Report) -> View | None:
     legend = [View(kind=kind, mark=mark, words=words, pairs=pairs[kind]) for kind, mark, words in shown]
     extent = size * len(groups)
     share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %, a sample)"
+    each = len(groups[0].hosts)
     folded = f"; {each} hosts share a row" if each > 1 else ""
     return View(
         caption=f"{mesh.tested:,} of {mesh.pairs:,} pairs dialled{share}{folded}. Rows dial columns, by rank.",
         cell=size,
+        letter=0.66,
         left=left,
         top=top,
         width=left + extent + 1,
@@ -125,13 +122,29 @@ def matrix(report: Report) -> View | None:
     )
 
 
-def _axis(group: _Group, cells: Sequence[View]) -> dict[str, Any]:
+def groups_of(report: Report, blamed: Collection[str] = ()) -> list[Group]:
+    """The hosts by rank, each by itself up to some rows."""
+    hosts = sorted(report.hosts, key=lambda host: host.node_rank)
+    each = -(-len(hosts) // MOST_ROWS)
+    groups = []
+    for its in (hosts[start : start + each] for start in range(0, len(hosts), each)):
+        names = [host.name for host in its]
+        groups.append(Group(its, short(fold(names), 60), not set(blamed).isdisjoint(names)))
+    return groups
+
+
+def margin(groups: Sequence[Group]) -> float:
+    """Room for the names beside a picture."""
+    return max(14 + min(max(len(group.name) for group in groups), LONGEST) * _LETTER, 66)
+
+
+def _axis(group: Group, cells: Sequence[View]) -> dict[str, Any]:
     """The name beside a row or column, marked where its hosts are at fault."""
     blamed = group.blamed and any(cell.mark for cell in cells)
-    return {"name": group.name, "label": short(group.name, _LONGEST), "blamed": blamed}
+    return {"name": group.name, "label": short(group.name, LONGEST), "blamed": blamed}
 
 
-def _cell(src: _Group, dst: _Group, dials: _Mesh, x: float) -> View:
+def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
     """A pair of hosts or groups: its place, colour, letter and words."""
     pairs = [(a, b) for a, b in product(src.hosts, dst.hosts) if a is not b]
     between = f"{src.name} to {dst.name}"

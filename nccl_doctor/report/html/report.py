@@ -9,6 +9,7 @@ from nccl_doctor.model.report import AllReduceReport, LogEvent, Outcome, Report
 from nccl_doctor.report.html.document import Table, View, document, gravest_first, head, pages, short
 from nccl_doctor.report.html.figures import charts, host_table, nets, ring, size_table, waterfall
 from nccl_doctor.report.html.matrix import matrix
+from nccl_doctor.report.html.rates import rate_matrices
 from nccl_doctor.report.human import verdict
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.smoke import backend, gradient, link_words, ring_words, transports, uses
@@ -33,6 +34,7 @@ def render(report: Report, options: RenderOptions) -> str:
         pages=pages(report.diagnoses, options),
         unjudged=grouped((f"{crashed[gap.outcome]}{gap.reason or 'no reason given'}", gap.name) for gap in gaps),
         matrix=matrix(report),
+        rates=rate_matrices(report),
         nets=nets(report) if went else (),
         ring=ring(report) if went else None,
         smoke=smoke and _smoke_words(smoke),

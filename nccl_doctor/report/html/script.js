@@ -34,10 +34,9 @@
   for (const button of all("button[data-copies]"))
     button.addEventListener("click", () => copy(button, all(`code[data-group="${button.dataset.copies}"]`)));
 
-  // The mesh: one stop of the Tab key, arrows inside.
-  const mesh = document.querySelector(".mesh");
-  if (mesh) {
-    const readout = document.getElementById("readout");
+  // The mesh, and each rail's rates: one stop of the Tab key, arrows inside.
+  for (const mesh of all(".mesh")) {
+    const readout = mesh.closest("section").querySelector(".readout");
     const rows = all('[role="row"]', mesh).map((row) => all('[role="gridcell"]', row)).filter((row) => row.length);
     const tell = (event) => {
       const says = event.target.getAttribute("aria-label");

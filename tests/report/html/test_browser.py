@@ -137,7 +137,7 @@ def test_keys_alone_reach_everything(open_page: Open) -> None:
     page.keyboard.press("ArrowDown")
     label = page.evaluate("document.activeElement.ariaLabel")
     assert label.startswith("node2 to node1, ports 29500,")
-    assert page.locator("#readout").inner_text() == label
+    assert page.locator("#mesh .readout").inner_text() == label
     page.keyboard.press("Control+End")
     assert page.evaluate("document.activeElement.ariaLabel") == "node3 itself"
     page.locator("button[data-copy]").first.focus()

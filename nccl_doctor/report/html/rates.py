@@ -1,0 +1,116 @@
+"""The rates as pictures, one a rail: rows send to columns; above 64 hosts neighbours by rank share a row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from nccl_doctor.model.report import RateReport, Report, gbps_words
+from nccl_doctor.report.html.document import View, short
+from nccl_doctor.report.html.matrix import LONGEST, Group, groups_of, margin
+from nccl_doctor.report.smoke import time_words
+from nccl_doctor.text.hostlist import grouped, plural
+
+_ROOM, _LARGEST, _SMALLEST = 780, 44, 11
+_WITH_NUMBERS = 30  # CSS pixels of a square that has room for three digits
+_BANDS = (  # colour, letter and words, from which share of the median on
+    (0.9, "full", "", "as fast as most"),
+    (0.7, "near", "", "70 to 90 %"),
+    (0.5, "half", "", "50 to 70 %"),
+    (0.1, "slow", "S", "10 to 50 %"),
+    (0.0, "tenth", "X", "under a tenth"),
+)
+
+_LEGEND = [*((kind, mark, words) for _, kind, mark, words in _BANDS), ("untried", "", "not measured")]
+
+
+def rate_matrices(report: Report) -> list[View]:
+    """A picture of each rail; none where nothing was measured."""
+    rails = grouped((_rail(one, report), one) for one in report.rates or ())
+    return [_picture(name, its, report) for name, its in rails.items()]
+
+
+def _rail(rate: RateReport, report: Report) -> str:
+    """The interface by which it was sent, where that is no host's only one."""
+    own = {one.interface for one in report.rates or () if one.src == rate.src}
+    return rate.interface if len(own) > 1 else ""
+
+
+class _Scale(NamedTuple):
+    """What all squares of a picture share."""
+
+    rates: dict[tuple[str, str], RateReport]
+    usual: float
+    factor: float  # from Gb/s to the unit of the numbers
+    size: float
+    kinds: Counter[str]  # how many pairs have which colour
+
+
+def _picture(name: str, rates: Sequence[RateReport], report: Report) -> View:
+    groups = groups_of(report)
+    usual = median(one.gbps for one in rates)
+    factor, unit = (1.0, "Gb/s") if usual >= 1 else (1e3, "Mb/s")
+    size = min(max(_ROOM / len(groups), _SMALLEST), _LARGEST)
+    left = top = margin(groups)
+    scale = _Scale({(one.src, one.dst): one for one in rates}, usual, factor, size, Counter())
+    rows, columns = [], []
+    for place, group in enumerate(groups):
+        cells = [_cell(group, dst, scale, round(size * x, 2)) for x, dst in enumerate(groups)]
+        axis = {"name": group.name, "label": short(group.name, LONGEST)}
+        rows.append(View(y=top + size * place, cells=cells, blamed=_is_blamed(group, "send", report), **axis))
+        columns.append(View(x=left + size * place, blamed=_is_blamed(group, "receive", report), **axis))
+    by = f" by {name}" if name else ""
+    numbers = f", in {unit}" if size >= _WITH_NUMBERS else ""
+    legend = [View(kind=kind, mark=mark, words=words, pairs=scale.kinds[kind]) for kind, mark, words in _LEGEND]
+    return View(
+        caption=f"{plural(len(rates), 'pair')} measured{by}, the median {gbps_words(usual)}. "
+        f"Rows send to columns, by rank{numbers}; colours tell the share of that median.",
+        cell=size,
+        letter=0.3 if size >= _WITH_NUMBERS else 0.66,
+        left=left,
+        top=top,
+        width=left + size * len(groups) + 1,
+        height=top + size * len(groups) + 1,
+        rows=rows,
+        columns=columns,
+        legend=[one for one in legend if one.pairs],
+    )
+
+
+def _is_blamed(group: Group, direction: str, report: Report) -> bool:
+    """True where one of these hosts is said to send, or to receive, badly."""
+    found = (one for one in report.diagnoses if direction in str(one.facts.get("direction")))
+    names = {host for one in found if one.name == "link-slow" for host in one.hosts}
+    return any(host.name in names for host in group.hosts)
+
+
+def _cell(src: Group, dst: Group, scale: _Scale, x: float) -> View:
+    """A pair, or the slowest one of two groups."""
+    pairs = [(a.name, b.name) for a in src.hosts for b in dst.hosts if a is not b]
+    found = [scale.rates[pair] for pair in pairs if pair in scale.rates]
+    if not found:
+        kind, words = ("untried", "not measured") if pairs else ("self", "itself")
+        scale.kinds[kind] += len(pairs)
+        return View(x=x, kind=kind, mark="", says=f"{src.name} to {dst.name}: {words}")
+    scale.kinds.update(_band(one, scale.usual)[0] for one in found)
+    slowest = min(found, key=lambda one: one.gbps)
+    kind, letter = _band(slowest, scale.usual)
+    mark = f"{slowest.gbps * scale.factor:.3g}" if scale.size >= _WITH_NUMBERS else letter
+    return View(x=x, kind=kind, mark=mark, says=_words(slowest, len(found)))
+
+
+def _band(rate: RateReport, usual: float) -> tuple[str, str]:
+    """The colour and letter of a rate beside the median."""
+    share = rate.gbps / usual if usual else 1.0
+    return next((kind, letter) for least, kind, letter, _ in _BANDS if share >= least)
+
+
+def _words(rate: RateReport, of: int) -> str:
+    """A pair in a sentence."""
+    slowest = f", the slowest of {of}" if of > 1 else ""
+    link = "" if rate.of_link is None else f", {100 * rate.of_link:.0f} % of its link"
+    held = f"; {rate.limited}" if rate.limited else ""
+    trip = f"round trip {time_words(rate.rtt_us / 1e6)}, {plural(rate.retransmits, 'retransmit')}"
+    return f"{rate.src} to {rate.dst}{slowest}: {gbps_words(rate.gbps)}{link}, {trip}{held}"

@@ -360,6 +360,7 @@ class LinkShare(FrozenModel):
     Attributes:
         name: its interfaces or RDMA devices on ``host``, "eno1".
         gb_per_s: 10⁹ bytes a second that it could give, each way.
+        links: what that is the sum of, "one 100 Gb/s link".
         share: the part of that which was reached, 0 to 1.
     """
 
@@ -367,6 +368,7 @@ class LinkShare(FrozenModel):
     name: str
     gb_per_s: float
     share: float
+    links: str = ""
 
 
 class AllReduceReport(FrozenModel):

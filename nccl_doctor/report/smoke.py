@@ -37,7 +37,7 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
         shown = result.sizes if screen.verbose else _spread(result.sizes)
         header, *rows = size_rows(shown, result.link)
         yield table(header, rows, screen.prose)
-        yield wrap(gradient(result.sizes), screen.prose)
+        yield [*wrap(ring_formula(result), screen.prose), *wrap(gradient(result.sizes), screen.prose)]
 
 
 def backend(result: AllReduceReport) -> str:
@@ -104,7 +104,9 @@ def link_words(link: LinkShare | None) -> str:
     """The slowest link's rate, and the part reached; "" where nobody knows it."""
     if link is None:
         return ""
-    return f"{link.name} on {link.host} could give {link.gb_per_s:.3g} GB/s, {100 * link.share:.0f} % reached"
+    links = f" ({link.links})" if link.links else ""
+    reached = f"{100 * link.share:.0f} % reached, {rate_words(link.share * link.gb_per_s)}"
+    return f"{link.name} on {link.host} could give {link.gb_per_s:.3g} GB/s{links}, {reached}"
 
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
@@ -141,6 +143,15 @@ def size_rows(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple
         figures = (time_words(size.seconds), rate_words(size.algbw), rate_words(size.busbw), ideal)
         rows.append((size_words(size.bytes), size.dtype if typed else "", *figures))
     return [tuple(cell for cell, title in zip(row, rows[0], strict=True) if title) for row in rows]
+
+
+def ring_formula(result: AllReduceReport) -> str:
+    """The sentence behind the table's last column; "" where it has none."""
+    ranks = result.world_size
+    rate = result.link.gb_per_s if result.link else max(size.busbw for size in result.sizes)
+    if ranks < 2 or not rate:
+        return ""
+    return f"A ring's best is 2 (n - 1) / n · size / rate, here with n = {ranks} and {rate_words(rate)}."
 
 
 def rate_words(gb_per_s: float) -> str:

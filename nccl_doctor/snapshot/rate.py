@@ -81,6 +81,14 @@ class RateLink(Observed):
     offloads: Annotated[dict[str, bool], Field(max_length=8)] = Field(default_factory=dict)
     lanes: Count | None = None
     most_lanes: Count | None = None
+    lane_gts: Annotated[float, Field(ge=0, le=1000)] | None = None  # 10⁹ transfers a second of one lane
+
+    @property
+    def pcie_gbps(self) -> float | None:
+        """10⁹ bits a second that its PCIe slot gives, without the coding's: 8 of 10 up to 5 GT/s, then 128 of 130."""
+        if not (self.lanes and self.lane_gts):
+            return None
+        return self.lanes * self.lane_gts * (0.8 if self.lane_gts <= 5 else 128 / 130)
 
 
 class LostRate(Observed):

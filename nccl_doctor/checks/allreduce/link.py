@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from statistics import median
 
-from nccl_doctor.model.base import Unknown
+from nccl_doctor.checks.rates import rails
+from nccl_doctor.model.base import Phased, Unknown
 from nccl_doctor.model.report import RankReport
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
+from nccl_doctor.snapshot.rate import Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.system import Identity
 
@@ -21,6 +23,7 @@ class LinkSpeed:
     host: str
     name: str
     gb_per_s: float
+    links: str = ""  # "one 100 Gb/s link"
 
 
 def link(snapshot: Snapshot) -> LinkSpeed | None:
@@ -30,7 +33,27 @@ def link(snapshot: Snapshot) -> LinkSpeed | None:
         return None
     speeds = [_of_host(host, smoke, snapshot) for host in snapshot.hosts]
     known = [speed for speed in speeds if speed is not None]
-    return min(known, key=lambda speed: speed.gb_per_s) if known and len(known) == len(speeds) else None
+    if known and len(known) == len(speeds):
+        return min(known, key=lambda speed: speed.gb_per_s)
+    return _measured(snapshot, smoke)
+
+
+def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
+    """The usual rate of all rails as ``--rate`` measured them, for sockets whose drivers tell no speed."""
+    if not isinstance(snapshot.rates, Rates) or any(rank.network == "IB" for rank in smoke.ranks):
+        return None
+    if any(rate.limited is not None for rate in snapshot.rates.rates):
+        return None  # it was the machines' own rate
+    usual = [rail.usual for rail in rails(snapshot.rates)]
+    return LinkSpeed(smoke.ranks[0].host, "what --rate measured", sum(usual) / 8, links_words(usual)) if usual else None
+
+
+def links_words(gbps: list[float]) -> str:
+    """``one 100 Gb/s link``, ``8 links of 400 Gb/s``, ``links of 10 and 25 Gb/s``."""
+    figures = list(dict.fromkeys(f"{one:.3g}" for one in gbps))
+    if len(figures) > 1:
+        return f"links of {' and '.join(figures)} Gb/s"
+    return f"one {figures[0]} Gb/s link" if len(gbps) == 1 else f"{len(gbps)} links of {figures[0]} Gb/s"
 
 
 def best(smoke: Smoke) -> float:
@@ -68,7 +91,7 @@ def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
     if not names and smoke.backend == "nccl":
         chosen = nccl_interface(host)
         names = {chosen.name} if chosen is not None else set()
-    return _ethernet(host.name, host.facts, names)
+    return _ethernet(host.name, host.facts, names, snapshot.rates)
 
 
 def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
@@ -79,18 +102,23 @@ def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
     rates = [rate for rate in active.values() if rate]
     if not rates or len(rates) < len(active):
         return None
-    return LinkSpeed(host.name, ",".join(active), sum(rates) / 8)
+    return LinkSpeed(host.name, ",".join(active), sum(rates) / 8, links_words(rates))
 
 
-def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
-    """The named interfaces together."""
+def _ethernet(host: str, facts: HostFacts, names: set[str], rates: Phased[Rates]) -> LinkSpeed | None:
+    """The named interfaces together, each as fast as its PCIe slot where that is known and less."""
     if isinstance(facts.interfaces, Unknown) or not names:
         return None
     links = [one for one in facts.interfaces.links if one.name in names]
     speeds = [one.speed_mbps for one in links if one.kind in REAL and one.speed_mbps]
     if not speeds or len(speeds) < len(names):
         return None
-    return LinkSpeed(host, ",".join(sorted(names)), sum(speeds) / 8000)
+    told = rates.links.get(host, ()) if isinstance(rates, Rates) else ()
+    slots = {one.interface: one.pcie_gbps for one in told if one.pcie_gbps is not None}
+    speeds_gbps = [one.speed_mbps / 1000 for one in links if one.kind in REAL and one.speed_mbps]
+    least = [min(speed, slots.get(one.name, speed)) for one, speed in zip(links, speeds_gbps, strict=True)]
+    slower = ", less by PCIe" if least != speeds_gbps else ""
+    return LinkSpeed(host, ",".join(sorted(names)), sum(least) / 8, links_words(speeds_gbps) + slower)
 
 
 def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:

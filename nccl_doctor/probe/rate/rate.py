@@ -235,6 +235,7 @@ def _link(asking: socket.socket, name: str) -> dict[str, Any]:
     # by its bus address: /sys/class/net may be another namespace's
     device = os.path.join("/sys/bus/pci/devices", network.driver_info(asking, name)[1] or "none")
     lanes = {key: _number(os.path.join(device, file)) for key, file in _LANES.items()}
+    lanes["lane_gts"] = _number(os.path.join(device, "current_link_speed"))
     told = {"speed_mbps": network.speed(asking, name), "duplex": duplex, "offloads": offloads}
     return {"interface": name, **told, **lanes}
 
@@ -242,10 +243,9 @@ def _link(asking: socket.socket, name: str) -> dict[str, Any]:
 _LANES = {"lanes": "current_link_width", "most_lanes": "max_link_width"}
 
 
-def _number(path: str) -> int | None:
-    """The number in a file; None where there is no such file, as for an interface that is no PCI device's."""
+def _number(path: str) -> float | None:
+    """The first number in a file ("16.0 GT/s PCIe"); None where there is none, as for what is no PCI device."""
     try:
-        with open(path) as file:
-            return int(file.read())
-    except (OSError, ValueError):
+        return float((read(path) or "").split()[0])
+    except (IndexError, ValueError):
         return None

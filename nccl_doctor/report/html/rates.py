@@ -63,12 +63,16 @@ def _picture(name: str, rates: Sequence[RateReport], report: Report) -> View:
         columns.append(View(x=left + size * place, blamed=_is_blamed(group, "receive", report), **axis))
     by = f" by {name}" if name else ""
     numbers = f", in {unit}" if size >= _WITH_NUMBERS else ""
-    legend = [View(kind=kind, mark=mark, words=words, pairs=scale.kinds[kind]) for kind, mark, words in _LEGEND]
+    letters = size < _WITH_NUMBERS
+    legend = [
+        View(kind=kind, mark=mark if letters else "", words=words, pairs=scale.kinds[kind])
+        for kind, mark, words in _LEGEND
+    ]
     return View(
         caption=f"{plural(len(rates), 'pair')} measured{by}, the median {gbps_words(usual)}. "
         f"Rows send to columns, by rank{numbers}; colours tell the share of that median.",
         cell=size,
-        letter=0.3 if size >= _WITH_NUMBERS else 0.66,
+        letter=0.66 if letters else 0.3,
         left=left,
         top=top,
         width=left + size * len(groups) + 1,
@@ -97,7 +101,8 @@ def _cell(src: Group, dst: Group, scale: _Scale, x: float) -> View:
     scale.kinds.update(_band(one, scale.usual)[0] for one in found)
     slowest = min(found, key=lambda one: one.gbps)
     kind, letter = _band(slowest, scale.usual)
-    mark = f"{slowest.gbps * scale.factor:.3g}" if scale.size >= _WITH_NUMBERS else letter
+    figure = slowest.gbps * scale.factor
+    mark = f"{figure:.{2 if figure < 10 else 1 if figure < 100 else 0}f}" if scale.size >= _WITH_NUMBERS else letter
     return View(x=x, kind=kind, mark=mark, says=_words(slowest, len(found)))
 
 

@@ -7,7 +7,7 @@ hosts' best: a host that is slow both ways spoils all its pairs, of three hosts 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median, median_high
@@ -135,16 +135,19 @@ def judge_rates(rates: Rates) -> Judgement:
     """Hosts, then pairs, then rails that are slow or lose packets; a host's rails together."""
     judgement = Judgement()
     hosts: dict[str, list[tuple[Rail, Direction, list[PairRate]]]] = {}
+    pairs: dict[frozenset[str], list[tuple[Rail, PairRate]]] = {}
     measured = rails(rates)
     for rail in measured:
         if len(rail.rates) < 2:  # nothing to compare it with
             continue
-        lines, pairs = _explained(rail, judgement)
+        lines, left = _explained(rail, judgement)
         for host, direction, its in lines:
             hosts.setdefault(host, []).append((rail, direction, its))
-        judgement.slow += _pairs(rail, pairs)
-    of_hosts = [_of_host(name, lines) for name, lines in hosts.items()]
-    judgement.slow = [*of_hosts, *judgement.slow, *_of_rails(measured, rates, judgement)]
+        for rate in left:
+            pairs.setdefault(frozenset((rate.src, rate.dst)), []).append((rail, rate))
+    judgement.slow += (_of_host(name, its) for name, its in hosts.items())
+    judgement.slow += map(_of_pair, pairs.values())
+    judgement.slow += _of_rails(measured, rates, judgement)
     return judgement
 
 
@@ -192,13 +195,11 @@ def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
                 yield host, ("send" if direction == "send" else "receive"), its
 
 
-def _pairs(rail: Rail, left: Iterable[PairRate]) -> Iterator[SlowLink]:
-    """The pairs, both ways together where both are bad."""
-    found: dict[frozenset[str], list[PairRate]] = {}
-    for rate in left:
-        found.setdefault(frozenset((rate.src, rate.dst)), []).append(rate)
-    for its in found.values():
-        yield SlowLink((its[0].src, its[0].dst), (rail.number,), tuple(its), rail.usual)
+def _of_pair(bad: list[tuple[Rail, PairRate]]) -> SlowLink:
+    """A pair, with both ways and all rails that are bad."""
+    rates = tuple(rate for _, rate in bad)
+    numbers = tuple(dict.fromkeys(rail.number for rail, _ in bad))
+    return SlowLink((rates[0].src, rates[0].dst), numbers, rates, median(rail.usual for rail, _ in bad))
 
 
 def _of_host(name: str, lines: list[tuple[Rail, Direction, list[PairRate]]]) -> SlowLink:

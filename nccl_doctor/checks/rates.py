@@ -17,7 +17,8 @@ from nccl_doctor.snapshot.rate import PairRate, Rates
 
 SLOW = 0.5  # of the usual rate
 GRAVE = 0.1
-SPREADS = 4.0  # a slow rate is so many spreads of hosts' bests away from the usual one, besides
+SPREADS = 3.0  # a slow rate is so many spreads of hosts' bests away from the usual one, besides
+CLEAR = 1 / 3  # of the usual rate; few hosts make no spread to speak of, and what is below is slow in any case
 LOSS = 0.02  # share of segments sent again that is no matter of a full queue
 TIMES = 10.0  # as many times that of the others
 LEAST_LOST = 20  # segments
@@ -85,7 +86,7 @@ class Rail:
     @cached_property
     def _slow_below(self) -> float:
         spread = MAD * median(abs(best - self.usual) for best in self.bests)
-        return min(SLOW * self.usual, self.usual - SPREADS * spread)
+        return max(min(SLOW * self.usual, self.usual - SPREADS * spread), CLEAR * self.usual)
 
     def is_bad(self, rate: PairRate) -> bool:
         """True where it is slow or loses packets, beside the others."""
@@ -156,30 +157,28 @@ Line = tuple[str, Direction, list[PairRate]]
 
 def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairRate]]:
     """Rows and columns that are bad as a whole, and the bad rates that none of them explains."""
-    bad: dict[tuple[str, str], PairRate] = {}
-    known = set(rail.rates)
-    for pair, rate in rail.rates.items():
-        if not rail.is_bad(rate):
-            continue
+    looked_bad = {pair: rate for pair, rate in rail.rates.items() if rail.is_bad(rate)}
+    lines, _ = _cover(looked_bad, set(rail.rates))
+    both = Counter(host for host, _, _ in lines)
+    if 2 * len(both) > len(rail.hosts) or (2 * len(both) == len(rail.hosts) and max(both.values()) > 1):
+        return [], []  # two kinds of links: neither is the usual one
+    for rate in looked_bad.values():
         if rate.limited is not None:
-            end = rate.dst if rate.reader_is_late else rate.src
-            judgement.limited.setdefault(end, rate.limited)
-        if rate.limited is not None or not rate.alone:
-            known.discard(pair)  # with others beside it it was bad, and nobody tried it alone
-        else:
-            bad[pair] = rate
+            judgement.limited.setdefault(rate.dst if rate.reader_is_late else rate.src, rate.limited)
+    # one that was bad with others beside it, and that nobody tried alone, says nothing
+    bad = {pair: rate for pair, rate in looked_bad.items() if rate.limited is None and rate.alone}
+    return _cover(bad, rail.rates.keys() - looked_bad.keys() | bad.keys())
+
+
+def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> tuple[list[Line], list[PairRate]]:
+    """Lines that are bad as a whole, the one with most bad rates first, and the bad rates beside them."""
+    bad, known = dict(bad), set(known)
     lines: list[Line] = []
-    while True:
-        best = max(_lines(bad, known), key=lambda line: len(line[2]), default=None)
-        if best is None:
-            break
+    while (best := max(_lines(bad, known), key=lambda line: len(line[2]), default=None)) is not None:
         lines.append(best)
         for rate in best[2]:
             del bad[rate.src, rate.dst]
             known.discard((rate.src, rate.dst))
-    both = Counter(host for host, _, _ in lines)
-    if 2 * len(both) > len(rail.hosts) or (2 * len(both) == len(rail.hosts) and max(both.values()) > 1):
-        return [], []  # two kinds of links: neither is the usual one
     return lines, list(bad.values())
 
 

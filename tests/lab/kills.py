@@ -27,6 +27,7 @@ QUICK: tuple[str, ...] = ("check", "hosts.yaml", "--no-smoke")
 COMMANDS: tuple[tuple[str, ...], ...] = (
     QUICK,
     ("check", "hosts.yaml"),
+    ("check", "hosts.yaml", "--rate", "--no-smoke"),
     ("check", "hosts.yaml", "--transport", "openssh"),
     ("smoke", "hosts.yaml"),
     ("smoke", "hosts.yaml", "--transport", "openssh"),
@@ -45,8 +46,11 @@ class Kill:
     left: tuple[str, ...]
 
 
-def kills(runs: int, seed: int, within_s: float | None = None) -> Iterator[Kill]:
-    """Each in turn, in a lab of two hosts, within these seconds, or as many as its command takes where nobody ends it."""
+def kills(runs: int, seed: int, within_s: float | None = None, word: str = "") -> Iterator[Kill]:
+    """Each in turn, of commands with this word, in a lab of two hosts.
+
+    Within these seconds, or as many as its command takes where nobody ends it.
+    """
     draw = random.Random(seed)
     with Lab.up(2) as lab:
         lab.controller.write("/root/hosts.yaml", lab.hosts_file())
@@ -54,7 +58,7 @@ def kills(runs: int, seed: int, within_s: float | None = None) -> Iterator[Kill]
         whole = {QUICK: _takes(lab.controller, QUICK)}
         before = {host.name: files(host) for host in _all(lab)}
         for _ in range(runs):
-            command = draw.choice(COMMANDS)
+            command = draw.choice([one for one in COMMANDS if not word or word in one])
             if command not in whole and within_s is None:
                 whole[command] = _takes(lab.controller, command)
             after_s = draw.uniform(0.0, within_s or whole[command])
@@ -105,9 +109,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.lab.kills", description=__doc__)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--word", default="", help="only commands with this word, as --rate")
     given = parser.parse_args()
     ran = bad = 0
-    for number, kill in enumerate(kills(given.runs, given.seed)):
+    for number, kill in enumerate(kills(given.runs, given.seed, word=given.word)):
         ran += kill.ran
         bad += bool(kill.left)
         if kill.left:

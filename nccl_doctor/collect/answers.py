@@ -119,11 +119,20 @@ class DialRow(NamedTuple):
     seconds: DialSeconds | None
 
 
+class TripRow(NamedTuple):
+    """A target that was reached: the shortest round trip in µs, and how many packets were sent again."""
+
+    target: base.Count
+    rtt_us: base.Count
+    again: base.Count
+
+
 class Dialled(base.Observed):
     """The outcome of all dials of a host."""
 
     connected: base.Count
     failed: tuple[DialRow, ...]
+    trips: tuple[TripRow, ...] = ()
 
 
 class PathMtuResult(base.Observed):

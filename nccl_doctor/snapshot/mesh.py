@@ -65,6 +65,15 @@ class Rail(Observed):
     users: tuple[Literal["NCCL", "gloo"], ...]
 
 
+class Trips(Observed):
+    """The round trips of the dials from and to a host, as its kernel and its peers' measured them."""
+
+    pairs: Count
+    shortest_us: Count
+    usual_us: Count  # the median
+    again: Count  # pairs of which a packet had to be sent again
+
+
 class Sample(Observed):
     """The pairs that are dialled: the master with everybody, ring neighbours, random ones."""
 
@@ -111,6 +120,7 @@ class Mesh(Observed):
     # dials to closed ports that somebody took; each host tried one other, where there was a reason to
     intercepted: tuple[Interception, ...] = ()
     rdma: tuple[RdmaDial, ...] = ()  # between the interfaces of RDMA ports that NCCL joins
+    trips: dict[str, Trips] = Field(default_factory=dict)  # by host
 
     @model_validator(mode="after")
     def _counted(self) -> Mesh:
@@ -157,6 +167,7 @@ class Mesh(Observed):
             },
             intercepted=between(self.intercepted),
             rdma=between(self.rdma),
+            trips={name: trips for name, trips in self.trips.items() if name in names},
         )
 
     @property
@@ -167,7 +178,9 @@ class Mesh(Observed):
         pairs = (*dials, *self.rdma)
         ends = [(pair.src, pair.dst) for pair in pairs]
         witnesses = chain.from_iterable(met.values() for met in self.answered.values())
-        hosts = self.ports.keys() | self.not_listening.keys() | self.answered.keys() | self.unmet.keys()
+        hosts = (
+            self.ports.keys() | self.not_listening.keys() | self.answered.keys() | self.unmet.keys() | self.trips.keys()
+        )
         return set(chain.from_iterable((*ends, *witnesses))) | hosts
 
     @cached_property

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import median
 from typing import Any
 
 from nccl_doctor.collect import answers
@@ -35,7 +36,7 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import DialOutcome, FailedDial
 from nccl_doctor.nccl.rdma_pairs import Way
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, Sample, Stall
+from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, Sample, Stall, Trips
 from nccl_doctor.snapshot.network import PortTrial
 from nccl_doctor.text.hostlist import fold, grouped
 
@@ -154,6 +155,7 @@ def run_mesh(
         unmet=unmet,
         sample=sample,
         rdma=rdma,
+        trips=_trips(names, targets, dialled),
     )
 
 
@@ -202,6 +204,27 @@ def dial_rdma(
 def _rdma_dial(way: Way, outcome: str, **more: object) -> RdmaDial:
     ends = {"src": way.src, "dst": way.dst, "interface": way.interface, "address": way.to}
     return RdmaDial.model_validate({**ends, "outcome": outcome, **more})
+
+
+def _trips(
+    names: list[str], targets: dict[str, list[plan.Target]], dialled: list[Dialled | Exception]
+) -> dict[str, Trips]:
+    """By host, the round trips from it and to it."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name, answer in zip(names, dialled, strict=True):
+        for row in () if isinstance(answer, Exception) else answer.trips:
+            to = targets[name][row.target].dst
+            for end in () if to == name else (name, to):
+                found.setdefault(end, []).append((row.rtt_us, row.again))
+    return {
+        name: Trips(
+            pairs=len(trips),
+            shortest_us=min(rtt for rtt, _ in trips),
+            usual_us=round(median(rtt for rtt, _ in trips)),
+            again=sum(again > 0 for _, again in trips),
+        )
+        for name, trips in found.items()
+    }
 
 
 def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -271,7 +294,7 @@ def _again(
         gone = {row for at, row in enumerate(rows) if at not in second or row in anew}
         seen = [row._replace(target=rows[at].target) for at, row in second.items() if rows[at] in anew]
         left = (*(row for row in first.failed if row not in gone), *seen)
-        return Dialled(connected=first.connected + len(first.failed) - len(left), failed=left)
+        return Dialled(connected=first.connected + len(first.failed) - len(left), failed=left, trips=first.trips)
 
     redone = fan_out(again, range(len(sessions)), window=Window())
     return [first if isinstance(now, Exception) else now for first, now in zip(answers, redone, strict=True)]
@@ -420,8 +443,16 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
         if isinstance(one, Exception) or isinstance(more, Exception):
             both.append(more if isinstance(more, Exception) else one)
             continue
-        rows = (row._replace(target=row.target + len(first[0][name])) for row in more.failed)
-        both.append(Dialled(connected=one.connected + more.connected, failed=(*one.failed, *rows)))
+        before = len(first[0][name])
+        rows = (row._replace(target=row.target + before) for row in more.failed)
+        trips = (row._replace(target=row.target + before) for row in more.trips)
+        both.append(
+            Dialled(
+                connected=one.connected + more.connected,
+                failed=(*one.failed, *rows),
+                trips=(*one.trips, *trips),
+            )
+        )
     return targets, both
 
 
@@ -439,6 +470,9 @@ def dial_targets(
     told = session.ask(answers.DIALLED, "dial", deadline, targets=wanted, timeout_s=timeout_s)
     asked = {(place, port) for place, target in enumerate(targets) for port in target.ports}
     failed = {(row.target, row.port) for row in told.failed}
+    reached = {row.target for row in told.trips}
+    if not reached <= {place for place, _ in asked} or len(reached) != len(told.trips):
+        raise session.gone(MalformedError("round trips that it was not asked for"))
     if not failed <= asked or len(failed) != len(told.failed) or told.connected + len(failed) != len(asked):
         raise session.gone(MalformedError("dials that it was not asked for"))
     return told

@@ -137,10 +137,12 @@ def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
 
 
 def dial(targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
-    """Dials as :func:`dial_all`: ``{"connected": count, "failed": its rows that did not}``."""
-    results = dial_all(targets, timeout_s)
+    """Dials as :func:`dial_all`: ``{"connected": count, "failed": its rows that did not, "trips": of the others}``."""
+    trips: dict[int, tuple[int, int]] = {}
+    results = dial_all(targets, timeout_s, trips)
     failed = [row for row in results if row[2] != "connected"]
-    return {"connected": len(results) - len(failed), "failed": failed}
+    told = [[index, *trip] for index, trip in trips.items()]
+    return {"connected": len(results) - len(failed), "failed": failed, "trips": told}
 
 
 def _bound_near(wanted: dict[str, Any]) -> socket.socket:

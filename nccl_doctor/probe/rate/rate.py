@@ -22,7 +22,7 @@ import time
 from typing import Any, NamedTuple
 
 from nccl_doctor.probe.facts import network
-from nccl_doctor.probe.mesh.dials import end_with_reset, endpoints
+from nccl_doctor.probe.mesh.dials import end_with_reset, endpoints, tcp_info
 from nccl_doctor.probe.tools import read
 
 CHUNK = bytes(256 * 1024)  # handed to the kernel at once; small enough for a CPU's cache
@@ -32,16 +32,6 @@ ROUND_TRIPS = 12  # of slow start: 10 segments, doubled in each, are 60 MB
 WAKE_S = 0.05
 MORE_STREAMS = 4
 BUSY = 0.8  # share of the time that one stream's thread wants a CPU, from which on more streams are tried
-
-# state to options, two bytes of flags; then by their places what linux/tcp.h has
-_TCP_INFO = 11
-_PLACES = {
-    "rtt": ("=I", 68),
-    "total_retrans": ("=I", 100),
-    "bytes_acked": ("=Q", 120),
-    "segments": ("=I", 156),
-    "rwnd_limited": ("=Q", 176),
-}
 
 
 class Mark(NamedTuple):
@@ -54,15 +44,6 @@ class Mark(NamedTuple):
     rwnd_us: int
     wanted_ns: tuple[int, ...]  # by thread, the time that it ran or waited for a CPU
     cpus: tuple[tuple[int, int, int], ...]  # by CPU, ticks of interrupts, stolen, and all
-
-
-def tcp_info(sock: socket.socket) -> dict[str, int]:
-    """Fields of the kernel's struct tcp_info; 0 for those that an older kernel lacks."""
-    told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
-    return {
-        name: struct.unpack_from(form, told, place)[0] if place + struct.calcsize(form) <= len(told) else 0
-        for name, (form, place) in _PLACES.items()
-    }
 
 
 class Stream:

@@ -1,0 +1,63 @@
+"""Packets to and from a host take far longer than between the others, or have to be sent again.
+
+What it means: the job runs; small messages, of which there are many, wait for that host. A way over another site or a
+VPN, a loaded switch, a duplex mismatch or a lossy port look so.
+
+How we know: the kernel's own measure of each connection of the port test (TCP_INFO), which costs nothing. A host is
+named where even its shortest round trip, to and from all others, is ten times theirs and 5 ms longer, or where
+packets of half of its dials had to be sent again while hardly any others' were. A host that was busy is passed over.
+
+Fix: `tracepath` to the others shows the way, `ethtool -S` the errors; `nccl-doctor check --rate` measures each pair.
+"""
+
+from statistics import median
+
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.register import Absent
+from nccl_doctor.snapshot.mesh import Trips
+
+TIMES = 10
+LEAST_US = 5000  # beyond theirs
+LEAST_PAIRS = 4
+OTHERS = 0.1  # of their dials that may have had packets sent again
+
+
+@check("NCD321", severity=Severity.INFO, needs=("mesh",))
+def round_trip_long(view: View) -> Findings:
+    """Yields one finding a host, of those that others can be compared with."""
+    trips = view.mesh.trips
+    if not trips:
+        yield Absent("no round trips were kept")
+    load = view.snapshot.load
+    busy = {name for name, one in load.hosts.items() if one.busy} if load is not None else set[str]()
+    for host, own in trips.items():
+        others = [one for name, one in trips.items() if name != host]
+        if len(others) < 2 or own.pairs < LEAST_PAIRS or host in busy:
+            continue
+        usual = median(one.shortest_us for one in others)
+        if own.shortest_us >= max(TIMES * usual, usual + LEAST_US):
+            words = f"take {own.shortest_us / 1e3:.0f} ms at least, between the others {usual / 1e3:.2f} ms"
+        elif _resends(own, others):
+            words = f"had to be sent again for {own.again} of {own.pairs} dials"
+        else:
+            continue
+        yield Finding(
+            hosts=(host,),
+            message=f"Packets to and from {host} {words}.",
+            evidence=tuple(f"{name}: {_words(one)}" for name, one in trips.items()),
+            facts={"rtt_us": own.shortest_us, "usual_us": usual, "again": own.again, "pairs": own.pairs},
+            fix="Look at the way to it (tracepath) and its port's errors (ethtool -S); --rate measures each pair.",
+        )
+
+
+def _resends(own: Trips, others: list[Trips]) -> bool:
+    """True where half of its dials had packets sent again, and hardly any between the others."""
+    elsewhere = sum(one.again for one in others) - own.again  # each of its dials is one of another host's, too
+    dials = sum(one.pairs for one in others) - own.pairs
+    return 2 * own.again >= own.pairs and elsewhere <= OTHERS * dials
+
+
+def _words(trips: Trips) -> str:
+    again = f", packets sent again for {trips.again}" if trips.again else ""
+    return f"{trips.shortest_us / 1e3:.2f} ms, usually {trips.usual_us / 1e3:.2f} ms, of {trips.pairs} dials{again}"

@@ -75,7 +75,7 @@ class Rail:
 
     @cached_property
     def usual(self) -> float:
-        """What a host can send or receive here, as most do."""
+        """The rate at which most hosts can send or receive here."""
         return median_high(self.bests)
 
     @cached_property

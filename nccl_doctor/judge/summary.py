@@ -34,6 +34,7 @@ from nccl_doctor.model.report import (
     Report,
     SampleReport,
     gbps_span,
+    gbps_words,
 )
 from nccl_doctor.model.report import Phase as Row
 from nccl_doctor.model.report import PhaseOutcome as RowOutcome
@@ -245,10 +246,21 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
     """The faults of a row; "" where its phrase tells them or none is grave."""
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
+    if row == "rate":
+        return "; ".join(_rate_words(one) for one in found)
     grave = [one for one in found if one.severity is not Severity.INFO and not entry(one.name).row_suffices]
     hosts = grouped((one.name.replace("-", " "), one.hosts) for one in grave)
     faults = (f"{name}{f' on {fold(chain(*names))}' if any(names) else ''}" for name, names in hosts.items())
     return "; ".join(filter(None, (text if row == "processes" else "", *faults)))
+
+
+def _rate_words(found: Diagnosis) -> str:
+    """``node3 sends at 0.9 Gb/s, the others at 9.4 Gb/s``."""
+    does = {"send": "sends", "receive": "receives", "send and receive": "sends and receives"}
+    who = f"{fold(found.hosts)} {does.get(found.facts['direction'], 'reach each other')}"
+    if found.facts["gbps"] >= found.facts["usual"] / 2:
+        return f"{who} with {plural(found.facts['retransmits'], 'retransmit')}"
+    return f"{who} at {gbps_words(found.facts['gbps'])}, the others at {gbps_words(found.facts['usual'])}"
 
 
 class _Texts:

@@ -145,20 +145,20 @@ def run_rates(
     return found.model_copy(update={"rates": tuple(measuring.rates)})
 
 
-def _links(session: ProbeSession, ends: Ends, told: dict[str, Interfaces]) -> tuple[RateLink, ...]:
+def _links(session: ProbeSession, ends: Ends, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
     """The links under a host's rails; speeds of hardware alone, for veth says the same of every link."""
-    wanted = [interface.partition(":")[0] for interface, _ in ends]
+    wanted = [name.partition(":")[0] for name, _ in ends]
     found = session.ask(answers.LINKS, "links", time.monotonic() + LINKS_S, interfaces=wanted)
     if [link.interface for link in found] != wanted:
         raise session.gone(MalformedError("links that it was not asked for"))
-    own = told.get(session.node.name)
+    own = interfaces.get(session.node.name)
     real = {link.name for link in own.links if link.kind in REAL} if own is not None else set[str]()
-    named = zip(found, (interface for interface, _ in ends), strict=True)
+    named = zip(found, (name for name, _ in ends), strict=True)
     return tuple(
         link.model_copy(
-            update={"interface": interface, **({} if link.interface in real else {"speed_mbps": None, "duplex": None})}
+            update={"interface": name, **({} if link.interface in real else {"speed_mbps": None, "duplex": None})}
         )
-        for link, interface in named
+        for link, name in named
     )
 
 
@@ -188,16 +188,16 @@ class _Measuring:
                 place = {"interface": one.interface, "peer_interface": one.peer_interface, "address": one.address}
                 self.rates.append(PairRate(**told.model_dump(), **ends, **place, alone=alone))
 
-    def _ask(self, session: ProbeSession, one: Wanted) -> Figures | NoRate:
+    def _ask(self, session: ProbeSession, wanted: Wanted) -> Figures | NoRate:
         return session.ask(
             answers.RATE,
             "rate",
             time.monotonic() + ROUND_S,
-            address=one.address,
-            port=self.ports[one.dst],
-            nonce=plan.own_nonce(self.nonce, one.dst),
-            source=one.source,
-            streams=self._streams.get((one.src, one.rail), 1),
+            address=wanted.address,
+            port=self.ports[wanted.dst],
+            nonce=plan.own_nonce(self.nonce, wanted.dst),
+            source=wanted.source,
+            streams=self._streams.get((wanted.src, wanted.rail), 1),
             window_s=WINDOW_S,
             most_bytes=MOST_BYTES,
         )

@@ -163,7 +163,7 @@ def _mark(streams: list[Stream]) -> Mark:
 
 
 def _wanted_ns(tid: int) -> int:
-    """What a thread ran, and waited for a CPU (/proc/PID/task/TID/schedstat); else what all threads ran."""
+    """Nanoseconds that a thread ran or waited for a CPU (/proc/PID/task/TID/schedstat); else those of all threads."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as told:
         ran, waited, _ = told.read().split()
         return int(ran) + int(waited)

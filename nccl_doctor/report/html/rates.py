@@ -39,7 +39,7 @@ def _rail(rate: RateReport, report: Report) -> str:
 
 
 class _Scale(NamedTuple):
-    """What all squares of a picture share."""
+    """Values that all squares of a picture share."""
 
     rates: dict[tuple[str, str], RateReport]
     usual: float

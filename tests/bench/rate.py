@@ -12,7 +12,7 @@ import sys
 from tests.cli.doctor import doctor
 from tests.lab.cluster import Lab
 
-HOSTS, MBIT, TIMES = 8, 200, 3
+HOSTS, MBIT, TIMES = 8, 100, 5
 LIMIT_S = 10.0
 NEAR = 0.1
 """How far the two may be apart."""

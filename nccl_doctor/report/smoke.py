@@ -37,7 +37,8 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
         shown = result.sizes if screen.verbose else _spread(result.sizes)
         header, *rows = size_rows(shown, result.link)
         yield table(header, rows, screen.prose)
-        yield [*wrap(ring_formula(result), screen.prose), *wrap(gradient(result.sizes), screen.prose)]
+        said = filter(None, (ring_formula(result), gradient(result.sizes)))
+        yield [line for text in said for line in wrap(text, screen.prose)]
 
 
 def backend(result: AllReduceReport) -> str:

@@ -9,9 +9,9 @@
    Facts follow at once, host by host: probe/facts/ looks, and collect/facts/host_facts.py types each answer as
    ``HostFacts`` (snapshot/hosts.py).
 5. mesh: collect/mesh/mesh.py has every host listen, and dial the others (probe/mesh/mesh.py). Dials that a busy
-   machine may have lost are made again (collect/mesh/mesh.py), hosts that this machine can't reach are looked at from
+   machine may have lost are made again (collect/mesh/dials.py), hosts that this machine can't reach are looked at from
    their peers (collect/mesh/failed_dials.py), and checks/view.py ``FailedDials`` tells why the others failed.
-   With ``--rate``, collect/rate/rate.py then has them send to each other at full speed (probe/rate/rate.py).
+   With ``--rate``, collect/mesh/rate.py then has them send to each other at full speed (probe/mesh/rate.py).
 6. smoke: collect/smoke/allreduce.py has an all-reduce run (probe/smoke/allreduce.py) and notes how far each rank came.
 7. judge/diagnose.py ``judge`` runs the checks of model/register.py (checks/CATEGORY/NAME.py) over the ``Snapshot``
    (``run_check``); each gets a ``View`` (checks/view.py), with what nccl/ and firewall/ make of the facts;

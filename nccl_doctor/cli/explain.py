@@ -1,4 +1,4 @@
-"""``nccl-doctor explain``."""
+"""``nccl-doctor explain`` and ``nccl-doctor codes``."""
 
 from __future__ import annotations
 
@@ -35,4 +35,18 @@ def explain(
         return 0
 
     out = Out("explain", output)
+    finish(out, work)
+
+
+def codes(output: Annotated[str, options.output("codes")] = "human") -> None:
+    """All diagnoses, a line each."""
+
+    def work() -> int:
+        from nccl_doctor.model.documents import CodeEntry, Codes
+        from nccl_doctor.model.register import all_checks
+
+        out.show(Codes(codes=tuple(CodeEntry(**each.heading) for each in all_checks())))
+        return 0
+
+    out = Out("codes", output)
     finish(out, work)

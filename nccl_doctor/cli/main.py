@@ -112,7 +112,7 @@ COMMANDS = {  # by name, in the order of ``--help``: the module and the function
     "hang": "hang:hang",
     "diff": "diff:diff",
     "explain": "explain:explain",
-    "codes": "codes:codes",
+    "codes": "explain:codes",
 }
 
 EXAMPLES = {  # by command, what stands first in its help

@@ -17,10 +17,9 @@ from nccl_doctor.collect.connect.reach import CONNECT_S, Reach, failure_of, fan_
 from nccl_doctor.collect.connect.session import PATIENT_S, ProbeSession
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, firewalls_again, look_up
-from nccl_doctor.collect.mesh import failed_dials
+from nccl_doctor.collect.mesh import failed_dials, rate
 from nccl_doctor.collect.mesh.mesh import run_mesh
 from nccl_doctor.collect.options import Clock, Progress, RunOptions
-from nccl_doctor.collect.rate import rate
 from nccl_doctor.collect.smoke import allreduce, trials
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.base import NOT_ASKED, PENDING, IpAddress, Phased, skipped, unknown

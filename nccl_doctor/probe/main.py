@@ -202,12 +202,12 @@ class Server:
         return try_all(targets, request["deadline_s"])
 
     def _rate(self, request: dict[str, Any]) -> dict[str, Any]:
-        from nccl_doctor.probe.rate.rate import send
+        from nccl_doctor.probe.mesh.rate import send
 
         return send(request)
 
     def _links(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        from nccl_doctor.probe.rate.rate import links
+        from nccl_doctor.probe.mesh.rate import links
 
         return links(request["interfaces"])
 

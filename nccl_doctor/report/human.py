@@ -23,9 +23,8 @@ from nccl_doctor.model.report import (
     PhaseOutcome,
     Report,
 )
-from nccl_doctor.report.rate import rates
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.smoke import smoke
+from nccl_doctor.report.smoke import rates, smoke
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, cut, joined, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 from nccl_doctor.text.shell import clean, pasteable

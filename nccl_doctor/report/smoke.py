@@ -1,4 +1,4 @@
-"""The all-reduce on the screen: over what it went, its ring over the hosts, and what each size reached."""
+"""The all-reduce on the screen, what each size reached, and the rates of pairs: the worst, and the median."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from statistics import median
 
-from nccl_doctor.model.report import AllReduceReport, LinkShare, RankReport, SizeReport
+from nccl_doctor.model.report import AllReduceReport, LinkShare, RankReport, RateReport, SizeReport, gbps_words
 from nccl_doctor.report.text import Screen, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
@@ -18,6 +19,8 @@ _ROWS = 6
 _LEVELS = "▁▂▃▄▅▆▇█"
 _FEWEST = 3  # sizes that make a line
 _GRADIENT = 100e6  # bytes: 25 million parameters in float32, as a ResNet-50 has them
+_WORST = 5  # rates that are shown
+_MOST = 100  # with -v
 
 
 def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
@@ -177,3 +180,20 @@ def time_words(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def rates(measured: Sequence[RateReport], screen: Screen) -> Iterator[list[str]]:
+    """A table of the slowest, and a line on all."""
+    worst = sorted(measured, key=lambda one: one.gbps)[: _MOST if screen.verbose else _WORST]
+    if not worst:
+        return
+    links = any(one.of_link is not None for one in worst)
+    header = ("slowest", "by", "rate", *(("of its link",) if links else ()), "round trip", "sent again", "")
+    rows = []
+    for one in worst:
+        share = ("" if one.of_link is None else f"{100 * one.of_link:.0f} %",) if links else ()
+        figures = (gbps_words(one.gbps), *share, time_words(one.rtt_us / 1e6), str(one.retransmits))
+        rows.append((f"{one.src} -> {one.dst}", one.interface, *figures, one.limited or ""))
+    yield table(header, rows, screen.prose)
+    usual = gbps_words(median(one.gbps for one in measured))
+    yield wrap(f"The median of {plural(len(measured), 'measure')} is {usual}.", screen.prose)

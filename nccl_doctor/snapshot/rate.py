@@ -21,7 +21,7 @@ STOLEN = 0.3
 
 
 class Figures(Observed):
-    """The streams of one host to another, over a window after slow start (probe/rate/rate.py)."""
+    """The streams of one host to another, over a window after slow start (probe/mesh/rate.py)."""
 
     gbps: Gbps  # 10⁹ bits a second that the other kernel acknowledged
     seconds: Seconds

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nccl_doctor.checks.rates import TRIALS, judge_rates, suspects
-from nccl_doctor.collect.rate.rate import ALL_PAIRS_UP_TO, RANDOM_PEERS, distances, rounds
+from nccl_doctor.collect.mesh.rate import ALL_PAIRS_UP_TO, RANDOM_PEERS, distances, rounds
 from nccl_doctor.snapshot.rate import PairRate, Rates
 
 USUAL = 10.0

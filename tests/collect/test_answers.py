@@ -18,7 +18,7 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import ConnectionLostError, MalformedError, NoAnswerError, ProbeError
 from nccl_doctor.collect.connect.session import MAX_REQUEST
 from nccl_doctor.collect.facts.host_facts import typed
-from nccl_doctor.collect.mesh.mesh import dial_targets, open_listeners
+from nccl_doctor.collect.mesh.dials import dial_targets, open_listeners
 from nccl_doctor.collect.mesh.plan import Target, listeners, own_nonce
 from nccl_doctor.collect.smoke.allreduce import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits

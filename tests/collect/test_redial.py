@@ -6,7 +6,7 @@ import pytest
 
 from nccl_doctor.collect.answers import DIALLED, Dialled, Hello, ProbeError
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.mesh.mesh import retry
+from nccl_doctor.collect.mesh.dials import retry
 from nccl_doctor.collect.mesh.plan import Target
 from nccl_doctor.model.report import MachineLoad
 from tests.collect.nodes import node

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.probe.mesh import rate
 from nccl_doctor.probe.mesh.mesh import MeshEnd
-from nccl_doctor.probe.rate import rate
 from nccl_doctor.snapshot.rate import Figures, RateLink
 from tests.patience import joined
 

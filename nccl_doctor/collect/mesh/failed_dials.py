@@ -22,7 +22,7 @@ from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedEr
 from nccl_doctor.collect.connect.reach import ask_all
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.host_facts import look_up
-from nccl_doctor.collect.mesh.mesh import dial_targets, listening
+from nccl_doctor.collect.mesh.dials import dial_targets, listening
 from nccl_doctor.collect.mesh.plan import Target, address_of, listener, on_link
 from nccl_doctor.firewall.route_lookup import interface_of
 from nccl_doctor.model.report import DialOutcome, FailedDial

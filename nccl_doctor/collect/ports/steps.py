@@ -284,7 +284,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
     """By host, those of the target's free ports to which it connects, as in a mesh; NotReachedError for no answer."""
-    from nccl_doctor.collect.mesh.mesh import dial_targets, listening
+    from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import Target, listener
 
     nonce, wanted = secrets.token_hex(16), [listener(port) for port in ports]

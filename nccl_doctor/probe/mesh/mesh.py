@@ -35,7 +35,7 @@ PATIENCE_S = 60.0
 PAUSE_S = 0.05  # After an accept that failed: the other side hung up first, or no file is left. The dial tells.
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
 CHUNK = 65536  # bytes that are taken at once
-ROOM = 1 << 20  # the same of what dialled us, which at full speed (probe/rate) is much
+ROOM = 1 << 20  # the same of what dialled us, which at full speed (probe/mesh/rate.py) is much
 
 
 class MeshEnd:

@@ -20,7 +20,7 @@ from nccl_doctor.collect.answers import MalformedError, NoRate
 from nccl_doctor.collect.connect.reach import Window, ask_all
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
-from nccl_doctor.collect.mesh.mesh import listening
+from nccl_doctor.collect.mesh.dials import listening
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.nccl.host_nccl import nccl_interface

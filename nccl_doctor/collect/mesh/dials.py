@@ -1,0 +1,280 @@
+"""The listeners of a mesh, and rounds of dials to them, with what is dialled once more.
+
+Where a host could open no file for a dial, as those that dialled it had taken them all, it dials again when they are
+done; with none left then, too, it has not looked, which says nothing of the network.
+
+Seen with 64 hosts on two processors: 3, and once 229, of 12,159 dials took longer than their three seconds. Where a
+rule or a switch drops packets, the second try fails as the first did, and has cost one more time-out. With 100 hosts on
+two busy processors most dials were late: what busy hosts dialled is tried as long as that helps. A reset, too, may come
+of lateness: from a queue that was full (tcp_abort_on_overflow), or from a listener that nobody heard in time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from nccl_doctor.collect import answers
+from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedError, ProbeError
+from nccl_doctor.collect.connect.reach import Window, ask_all, fan_out
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.mesh import plan
+from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.mesh import Sample
+from nccl_doctor.text.hostlist import fold
+
+FEW = 0.05  # Share of all dials up to which those that timed out are tried again; of three hosts, one dial
+LATE = ("timed-out", "reset", "intercepted")
+NO_FILE = ("EMFILE", "ENFILE")
+
+TRIES = 4  # Of busy hosts; each but the first only where the one before it got something through
+
+
+def retry(
+    sessions: list[ProbeSession],
+    targets: dict[str, list[plan.Target]],
+    answers: list[Dialled | Exception],
+    dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
+) -> list[Dialled | Exception]:
+    """The answers of all hosts, without the dials that came through when they were tried once more."""
+    answers = _again(sessions, targets, answers, dial, _unopened)
+    for place, answer in enumerate(answers):
+        if missed := len(_unopened(answer)):
+            answers[place] = ProbeError(f"it may open no more files, for {missed} of them")
+    busy = any(session.hello.load is not None and session.hello.load.busy for session in sessions)
+    for _ in range(TRIES if busy else 1):
+        before = sum(len(_late(answer)) for answer in answers)
+        dials = sum(a.connected + len(a.failed) for a in answers if not isinstance(a, Exception))
+        if before == 0 or not (busy or before <= FEW * dials):
+            break
+        answers = _again(sessions, targets, answers, dial, _late)
+        if sum(len(_late(answer)) for answer in answers) == before:
+            break
+    return answers
+
+
+def _again(
+    sessions: list[ProbeSession],
+    targets: dict[str, list[plan.Target]],
+    answers: list[Dialled | Exception],
+    dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
+    lost: Callable[[Dialled | Exception], list[DialRow]],
+) -> list[Dialled | Exception]:
+    """The answers without lost dials that came through; as they were where a host does not answer again."""
+
+    def again(place: int) -> Dialled | Exception:
+        session, first = sessions[place], answers[place]
+        rows = lost(first)
+        if not rows or isinstance(first, Exception):
+            return first
+        told = targets[session.node.name]
+        wanted = [plan.Target(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
+        second = {row.target: row for row in dial(session, wanted).failed}
+        # what fails again stays as it was seen first, unless nobody had looked then
+        anew = [row for row in rows if row.error in NO_FILE]
+        gone = {row for at, row in enumerate(rows) if at not in second or row in anew}
+        seen = [row._replace(target=rows[at].target) for at, row in second.items() if rows[at] in anew]
+        left = (*(row for row in first.failed if row not in gone), *seen)
+        return Dialled(connected=first.connected + len(first.failed) - len(left), failed=left, trips=first.trips)
+
+    redone = fan_out(again, range(len(sessions)), window=Window())
+    return [first if isinstance(now, Exception) else now for first, now in zip(answers, redone, strict=True)]
+
+
+def _late(answer: Dialled | Exception) -> list[DialRow]:
+    return [] if isinstance(answer, Exception) else [row for row in answer.failed if row.outcome in LATE]
+
+
+def _unopened(answer: Dialled | Exception) -> list[DialRow]:
+    return [] if isinstance(answer, Exception) else [row for row in answer.failed if row.error in NO_FILE]
+
+
+AT_ONCE = 256  # Dials that a host makes at once (probe/mesh/mesh.py)
+AGAIN = 2.0  # A dial's time when it is tried again, as a multiple of the first
+LISTEN_ANSWER_S = 5.0  # What listening, and reporting after the last dial timed out, may take
+Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
+"""By host where it dialled, and in the hosts' order what became of it."""
+
+
+@dataclass
+class Dialling:
+    """Rounds of dials to one mesh's listeners; ``doubtful``: by host, others' addresses that it did not dial."""
+
+    sessions: list[ProbeSession]
+    facts: dict[str, HostFacts]
+    cluster: Cluster
+    dial_s: float
+    nonce: str
+    ports: dict[str, tuple[int, ...]]
+    addresses: dict[str, str]
+    doubtful: dict[str, dict[str, str]] = field(default_factory=dict)
+    beside: dict[str, set[str]] = field(default_factory=dict)
+
+    @cached_property
+    def nodes(self) -> dict[str, Node]:
+        """By name."""
+        return {node.name: node for node in self.cluster.nodes}
+
+    @cached_property
+    def used(self) -> dict[str, plan.Rails]:
+        """By host, the addresses over which it will move data."""
+        return {name: plan.of_host(self.nodes[name], self.facts[name]) for name in self.ports}
+
+    def run(
+        self,
+        partners: dict[str, list[str]],
+        on_done: Callable[[ProbeSession], None],
+        sample: Sample | None = None,
+        *,
+        oneself: bool = False,
+    ) -> Dials:
+        """Every host dials its partners, and itself; of a sample's star the master dials one port of each."""
+        targets: dict[str, list[plan.Target]] = {}
+        for name, others in partners.items():
+            ports = self.ports
+            if sample is not None and name == sample.order[0]:
+                ports = {dst: some[-1:] for dst, some in ports.items()}
+            targets[name], doubtful = plan.partner_targets(
+                others, self.cluster, self.nodes, self.addresses, self.facts[name], ports
+            )
+            self.doubtful.setdefault(name, {}).update(doubtful)
+            for other in plan.rail_targets(name, targets[name], others, self.facts, self.ports, self.used):
+                targets[name].append(other)
+                self.beside.setdefault(other.dst, set()).add(other.address)
+            if oneself:
+                own = self.facts[name], self.addresses[name], self.cluster, self.ports.get(name, ())
+                targets[name] += plan.own_targets(self.nodes[name], *own)
+
+        return self._dial(targets, on_done)
+
+    @cached_property
+    def engine_addresses(self) -> dict[str, str]:
+        """By host, the address that the cluster's engine tells its peers."""
+        found = {name: plan.advertised_by(self.cluster, self.nodes[name], self.facts[name]) for name in self.ports}
+        return {name: address for name, address in found.items() if address is not None}
+
+    def is_engines_alone(self, to: plan.Target) -> bool:
+        """True for an address that is dialled only since an engine tells it."""
+        others = {self.addresses[to.dst], self.cluster.master_addr, *self.beside.get(to.dst, ())}
+        return self.engine_addresses.get(to.dst) == to.address and to.address not in others
+
+    def engines(self, partners: dict[str, list[str]], done: dict[str, list[plan.Target]]) -> Dials:
+        """Every host dials the addresses that its partners' engines tell, where none of ``done`` is there."""
+        targets = {
+            name: list(
+                plan.engine_targets(done[name], others, self.engine_addresses, self.nodes, self.facts[name], self.ports)
+            )
+            for name, others in partners.items()
+        }
+        return self._dial(targets, lambda _session: None)
+
+    def _dial(self, targets: dict[str, list[plan.Target]], on_done: Callable[[ProbeSession], None]) -> Dials:
+        def first(session: ProbeSession) -> Dialled:
+            return dial_targets(session, targets[session.node.name], self.nonce, self.dial_s)
+
+        def again(session: ProbeSession, wanted: list[plan.Target]) -> Dialled:
+            return dial_targets(session, wanted, self.nonce, AGAIN * self.dial_s)
+
+        dialled = ask_all(first, self.sessions, on_done, Window())
+        return targets, retry(self.sessions, targets, dialled, again)
+
+
+@contextmanager
+def listening(
+    sessions: Collection[ProbeSession],
+    nonce: str,
+    sockets: Callable[[ProbeSession], list[dict[str, Any]]],
+    window: Window | None = None,
+) -> Iterator[dict[str, Listening | Exception]]:
+    """Has hosts listen as long as the block runs: by host, on which ports of those asked for, or why it does not."""
+    opened = ask_all(lambda session: open_listeners(session, nonce, sockets(session)), sessions, window=window)
+    yield {session.node.name: told for session, told in zip(sessions, opened, strict=True)}
+    ask_all(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + LISTEN_ANSWER_S), sessions)
+
+
+def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:
+    """Has a host listen; the ports that it opened, of those asked for."""
+    mine = plan.own_nonce(nonce, session.node.name)
+    told = session.ask(answers.LISTENING, "listen", time.monotonic() + LISTEN_ANSWER_S, nonce=mine, sockets=sockets)
+    if len(told.ports) != len(sockets) or any(
+        port is not None and not plan.could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
+    ):
+        # others dial what it says: what it was not asked for may be somebody's else
+        raise session.gone(MalformedError("ports on which it was not asked to listen"))
+    return told
+
+
+def failed_pairs(
+    targets: dict[str, list[plan.Target]], names: list[str], dialled: list[Dialled | Exception]
+) -> set[tuple[str, str]]:
+    """The pairs that could not connect on a port at least; without a host's dials to itself."""
+    return {
+        (name, targets[name][row.target].dst)
+        for name, answer in zip(names, dialled, strict=True)
+        for row in (() if isinstance(answer, Exception) else answer.failed)
+        if targets[name][row.target].dst != name
+    }
+
+
+def together(names: list[str], first: Dials, second: Dials) -> Dials:
+    """Two rounds as one; a host that did not report one of them has reported nothing."""
+    targets = {name: [*first[0][name], *second[0][name]] for name in names}
+    both: list[Dialled | Exception] = []
+    for name, one, more in zip(names, first[1], second[1], strict=True):
+        if isinstance(one, Exception) or isinstance(more, Exception):
+            both.append(more if isinstance(more, Exception) else one)
+            continue
+        before = len(first[0][name])
+        rows = (row._replace(target=row.target + before) for row in more.failed)
+        trips = (row._replace(target=row.target + before) for row in more.trips)
+        both.append(
+            Dialled(
+                connected=one.connected + more.connected,
+                failed=(*one.failed, *rows),
+                trips=(*one.trips, *trips),
+            )
+        )
+    return targets, both
+
+
+def dial_targets(
+    session: ProbeSession, targets: list[plan.Target], nonce: str, timeout_s: float, latest: float = math.inf
+) -> Dialled:
+    """Has a host dial listeners of this nonce; its answer comes before ``latest``, on the monotonic clock."""
+    wanted = [
+        [target.address, list(target.ports), plan.own_nonce(nonce, target.dst), *filter(None, [target.interface])]
+        for target in targets
+    ]
+    # A resolver has its time, and dials beyond the number made at once wait for their turn, at worst a time-out each.
+    rounds = 2 + sum(len(target.ports) for target in targets) // AT_ONCE
+    deadline = min(time.monotonic() + rounds * timeout_s + LISTEN_ANSWER_S, latest)
+    told = session.ask(answers.DIALLED, "dial", deadline, targets=wanted, timeout_s=timeout_s)
+    asked = {(place, port) for place, target in enumerate(targets) for port in target.ports}
+    failed = {(row.target, row.port) for row in told.failed}
+    reached = {row.target for row in told.trips}
+    if not reached <= {place for place, _ in asked} or len(reached) != len(told.trips):
+        raise session.gone(MalformedError("round trips that it was not asked for"))
+    if not failed <= asked or len(failed) != len(told.failed) or told.connected + len(failed) != len(asked):
+        raise session.gone(MalformedError("dials that it was not asked for"))
+    return told
+
+
+def doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
+    """By host, why others did not dial it: who by whom at which address."""
+    by_host: dict[str, dict[str, list[str]]] = {}
+    for source, addresses in doubtful.items():
+        for name, address in addresses.items():
+            by_host.setdefault(name, {}).setdefault(address, []).append(source)
+    return {
+        name: "; ".join(
+            f"says that NCCL uses {address} there, of which {fold(sources)} knows nothing: not dialled"
+            for address, sources in told.items()
+        )
+        for name, told in by_host.items()
+    }

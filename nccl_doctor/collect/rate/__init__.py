@@ -1,1 +1,0 @@
-"""The rate of each pair and rail, in rounds in which every host sends to one and receives from one."""

@@ -15,7 +15,7 @@ from nccl_doctor.collect.answers import MalformedError, ProbeError, SmokeEnd
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.hang.hang import HangOptions, take
-from nccl_doctor.collect.mesh import mesh
+from nccl_doctor.collect.mesh import dials
 from nccl_doctor.collect.options import RunOptions
 from nccl_doctor.collect.run import open_run
 from nccl_doctor.collect.smoke import allreduce
@@ -157,14 +157,14 @@ def test_our_own_fault_over_its_facts(fault: Exception, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
 def test_our_own_fault_over_its_listeners(fault: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    listen = mesh.open_listeners
+    listen = dials.open_listeners
 
     def tripped(session: ProbeSession, *arguments: Any) -> Any:
         if session.node.name == LIAR:
             raise fault
         return listen(session, *arguments)
 
-    monkeypatch.setattr(mesh, "open_listeners", tripped)
+    monkeypatch.setattr(dials, "open_listeners", tripped)
     snapshot = seen(lambda _do, message: message)
     reported(snapshot)
     found = failure(snapshot)

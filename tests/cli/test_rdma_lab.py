@@ -76,7 +76,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "no match on one": (
         lambda host: [Device(f"rocep{n}" if host == 2 else f"mlx5_{n}", n, f"10.{n}.0.{host}") for n in (1, 2)],
-        {"NCCL_IB_HCA": "mlx5"}, "rdma-hca-no-match", "error", NODE2,
+        {"NCCL_IB_HCA": "mlx5"}, "rdma-hca-no-match", "warning", NODE2,
     ),
     "a slower port": (
         lambda host: two(host, rate="100 Gb/sec (4X EDR)"), {}, "rdma-link-slow", "warning", NODE2,
@@ -84,16 +84,14 @@ FAULTS: dict[str, Fault] = {
     "lost lanes": (lambda host: two(host, width=2), {}, "rdma-link-slow", "warning", NODE2),
     "no node in /dev": (
         lambda host: [Device(d.name, d.net, d.address, node="" if host == 2 else "666") for d in two(host)],
-        {}, "rdma-device-inaccessible", "error", NODE2,
+        {}, "rdma-device-inaccessible", "warning", NODE2,
     ),
 }  # fmt: skip
 
 
 def check(lab: Lab, **hosts_file: Any) -> tuple[int, list[dict[str, Any]]]:
     lab.controller.write("/root/hosts.yaml", lab.hosts_file(**hosts_file))
-    # how much memory may be locked is this machine's own limit, which only CAP_SYS_RESOURCE raises
-    words = ["--skip", "memlock-low", "-o", "json"]
-    done = run_in(lab.controller, "check", "hosts.yaml", "-q", "--no-smoke", *words)
+    done = run_in(lab.controller, "check", "hosts.yaml", "-q", "--no-smoke", "-o", "json")
     return done.returncode, json.loads(done.stdout)["diagnoses"]
 
 

@@ -1,8 +1,9 @@
 """NCCL_IB_HCA leaves none of a host's RDMA devices.
 
 What it means: NCCL says "NET/IB : No device found." and goes on over TCP sockets, at a tenth of the speed; with
-NCCL_NET=IB it ends with "Failed to initialize any NET plugin" ("network IB not found" before 2.27). Where the other
-hosts keep their devices, the two sides do not understand each other, and the job does not start.
+NCCL_NET=IB it ends with "Failed to initialize any NET plugin" ("network IB not found" before 2.27), which is an error.
+Where the other hosts keep their devices, the two sides may not understand each other, and the job then hangs as it
+starts.
 
 The value is a list of names of RDMA devices (mlx5_0, rocep1s0f0), never of network interfaces (eth0). A name means
 every device that begins so; "=" in front of the whole value asks for whole names, "^" for all but these; ":1" behind a
@@ -12,6 +13,8 @@ How we know: the devices under /sys/class/infiniband whose ports are ACTIVE, and
 hosts file, the environment and NCCL's config files.
 
 Fix: name devices that are there, or unset NCCL_IB_HCA.
+
+References: NVIDIA/nccl issue 234 (a host with InfiniBand and one without hang).
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS
@@ -45,14 +48,17 @@ def rdma_hca_no_match(view: View) -> Findings:
 
 
 def gravity(rdma: ClusterRdma, names: list[str]) -> Severity | None:
-    """An error where NCCL must have RDMA, or where other hosts go on with it."""
-    bound = any(rdma.sides[name].rdma.variables.get("NCCL_NET", "").lower() == "ib" for name in names)
-    return Severity.ERROR if bound or any(side.rdma.entries for side in rdma.sides.values()) else None
+    """An error where NCCL must have RDMA."""
+    return Severity.ERROR if _is_bound(rdma, names) else None
+
+
+def _is_bound(rdma: ClusterRdma, names: list[str]) -> bool:
+    return any(rdma.sides[name].rdma.variables.get("NCCL_NET", "").lower() == "ib" for name in names)
 
 
 def end(rdma: ClusterRdma, names: list[str]) -> str:
     """Words for how NCCL goes on there."""
-    if any(rdma.sides[name].rdma.variables.get("NCCL_NET", "").lower() == "ib" for name in names):
+    if _is_bound(rdma, names):
         return "with NCCL_NET=IB it ends"
     others = [name for name, side in rdma.sides.items() if side.rdma.entries]
     return f"it takes TCP sockets there, and RDMA on {fold(others)}" if others else "it takes TCP sockets"

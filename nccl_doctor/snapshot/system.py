@@ -112,6 +112,7 @@ class ResourceLimits(Observed):
     nofile_hard: Count | None
     memlock_soft: Count | None
     memlock_hard: Count | None
+    ipc_lock: bool | None = None  # it has CAP_IPC_LOCK, whom memlock does not bind; None in older snapshots
     # CmaTotal and CmaFree of /proc/meminfo, of memory that can't be pinned for long; None where the kernel has none
     cma_kib: tuple[Count, Count] | None = None
 

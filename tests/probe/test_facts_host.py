@@ -49,7 +49,23 @@ def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {resource.RLIMIT_NOFILE: (1024, 4096), resource.RLIMIT_MEMLOCK: (65536, resource.RLIM_INFINITY)}
     monkeypatch.setattr(resource, "getrlimit", given.__getitem__)
     expected = ResourceLimits(nofile_soft=1024, nofile_hard=4096, memlock_soft=65536, memlock_hard=None)
-    assert ResourceLimits.model_validate(host.limits("/nowhere")) == expected
+    assert ResourceLimits.model_validate(host.limits("/nowhere", "/nowhere")) == expected
+
+
+@pytest.mark.parametrize(
+    ("powers", "users", "may"),
+    [
+        ("000001ffffffffff", "0 0 4294967295", True),
+        ("0000000000004000", "0 0 4294967295", True),
+        ("00000000a80425fb", "0 0 4294967295", False),  # root in a container of Docker's
+        ("000001ffffffffff", "0 100000 65536", False),  # root of a user namespace, as in a rootless container
+        ("0000000000000000", "0 0 4294967295", False),
+    ],
+)
+def test_who_is_not_bound_by_the_limit(powers: str, users: str, may: bool, tmp_path: Path) -> None:
+    (tmp_path / "status").write_text(f"Name:\tpython\nCapPrm:\t0000000000000000\nCapEff:\t{powers}\n")
+    (tmp_path / "uid_map").write_text(f"{users:>30}\n")
+    assert host.limits("/nowhere", str(tmp_path))["ipc_lock"] is may
 
 
 def test_memory_that_cant_be_pinned_is_what_the_kernel_counts(tmp_path: Path) -> None:

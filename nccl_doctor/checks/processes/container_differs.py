@@ -199,7 +199,7 @@ def _memlock(sides: Sides) -> Iterator[Aspect]:
     facts, outside = sides.facts, sides.outside.limits
     if isinstance(facts.limits, Unknown) or isinstance(facts.rdma, Unknown) or outside is None:
         return
-    limit = too_low(facts)
+    limit = too_low(facts, sides.view.nccl.rdma.sides.get(sides.host.name))
     if limit is not None and (outside.memlock_soft is None or outside.memlock_soft > limit):
         phrase = f"{limit >> 10} KiB that a process may lock ({_host(outside.memlock_soft, 1 << 10)})"
         yield Aspect("memlock", phrase, ("--ulimit=memlock=-1",), ("memlock-low", *ALLREDUCE))

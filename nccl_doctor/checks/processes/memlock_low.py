@@ -3,10 +3,10 @@
 What it means: NCCL's InfiniBand transport ends with "Call to ibv_reg_mr failed … Cannot allocate memory" or
 "ibv_create_qp failed", for every buffer that a network card reads is locked in memory.
 
-How we know: RLIMIT_MEMLOCK as a command over SSH has it, on hosts with an RDMA port that is up. The kernel counts all
-buffers of a process against it, and NCCL alone registers some tens of MiB a channel. Root is not bound by it outside
-containers (CAP_IPC_LOCK). A login by hand may show another limit than the job gets: this one is of a non-interactive
-session, which is how launchers start.
+How we know: RLIMIT_MEMLOCK as a command over SSH has it, on hosts with an RDMA port that is up and that NCCL_IB_HCA
+does not leave out. The kernel counts all buffers of a process against it, and NCCL alone registers some tens of MiB a
+channel. Who has CAP_IPC_LOCK is not bound by it: root outside containers, and inside where it was given. A login by
+hand may show another limit than the job gets: this one is of a non-interactive session, which is how launchers start.
 
 Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in anew; `--ulimit memlock=-1` for Docker;
 `LimitMEMLOCK=infinity` for systemd units such as Slurm's slurmd.
@@ -18,8 +18,9 @@ from nccl_doctor.logs.signs import Case, LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.engine import command_way
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.nccl.rdma_pairs import Side
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, grouped
 
 MIB = 1 << 20
 FATAL = 64 * MIB
@@ -37,9 +38,11 @@ ENOUGH = 1024 * MIB
 )
 def memlock_low(view: View) -> Findings:
     """Yields one finding a limit, folded over hosts."""
-    for limit, hosts in view.hosts_by(too_low).items():
+    sides = view.nccl.rdma.sides
+    low = ((limit, host.name) for host, its in view.facts if (limit := too_low(its, sides.get(host.name))) is not None)
+    for limit, hosts in grouped(low).items():
         yield Finding(
-            hosts=hosts,
+            hosts=tuple(hosts),
             message=f"A process on {fold(hosts)} may lock {limit // MIB} MiB of memory, too little for RDMA buffers.",
             evidence=(f"soft limit {limit} bytes, as a command {command_way(view.snapshot.cluster.nodes[0])} has it",),
             facts={"memlock_soft": limit},
@@ -52,13 +55,15 @@ def memlock_low(view: View) -> Findings:
         )
 
 
-def too_low(facts: HostFacts) -> int | None:
-    """The limit in bytes, where it is too low for active RDMA."""
-    limit = known(facts.limits).memlock_soft
-    up = any(port.state == "ACTIVE" for device in known(facts.rdma) for port in device.ports)
-    identity = facts.identity  # to root outside a container, with CAP_IPC_LOCK, no limit applies
-    is_exempt = not isinstance(identity, Unknown) and identity.uid == 0 and identity.container is None
-    return limit if up and limit is not None and limit < ENOUGH and not is_exempt else None
+def too_low(facts: HostFacts, side: Side | None) -> int | None:
+    """The limit in bytes, where it is too low for RDMA ports that are up, and not left out."""
+    limit, exempt = known(facts.limits).memlock_soft, known(facts.limits).ipc_lock
+    up = ((device.name, port.number) for device in known(facts.rdma) for port in device.ports if port.state == "ACTIVE")
+    matters = any(side is None or side.rdma.spec.accepts(*port) for port in up)
+    if exempt is None:  # an older snapshot: root has it outside containers
+        identity = facts.identity
+        exempt = not isinstance(identity, Unknown) and identity.uid == 0 and identity.container is None
+    return limit if matters and limit is not None and limit < ENOUGH and not exempt else None
 
 
 ADVICE = make_advice(

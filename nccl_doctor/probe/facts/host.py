@@ -76,15 +76,23 @@ def python(interpreter: Interpreter) -> dict[str, Any]:
     return {"executable": sys.executable, "version": version, "prefix": prefix, "failure": interpreter.failure()}
 
 
+CAP_IPC_LOCK = 14  # linux/capability.h
+ALL_USERS = ["0", "0", "4294967295"]  # /proc/PID/uid_map in the machine's first user namespace
+
+
 @fact("limits")
-def limits(meminfo: str = "/proc/meminfo") -> dict[str, Any]:
+def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self") -> dict[str, Any]:
     """snapshot.ResourceLimits."""
     nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     names = ("nofile_soft", "nofile_hard", "memlock_soft", "memlock_hard")
     found = {name: None if one == resource.RLIM_INFINITY else one for name, one in zip(names, nofile + memlock)}
     cma = dict(re.findall(r"^(CmaTotal|CmaFree): +(\d{1,15}) kB$", read(meminfo) or "", re.MULTILINE))
-    return {**found, "cma_kib": [int(cma[name]) for name in ("CmaTotal", "CmaFree")] if len(cma) == 2 else None}
+    pages = [int(cma[name]) for name in ("CmaTotal", "CmaFree")] if len(cma) == 2 else None
+    powers = re.search(r"^CapEff:\s+([0-9a-f]{16})$", read(f"{own}/status") or "", re.MULTILINE)
+    whole = (read(f"{own}/uid_map") or "").split() == ALL_USERS  # the kernel asks for it in the first user namespace
+    may = whole and bool(int(powers[1], 16) >> CAP_IPC_LOCK & 1) if powers else None
+    return {**found, "cma_kib": pages, "ipc_lock": may}
 
 
 @fact("shm")

@@ -224,7 +224,9 @@ def rows(
             yield Row(name=row, outcome="error", text=text)
         elif found:
             own = [each for check in found for each in by_code.get(check.code, ())]
-            gravest = max((each.severity for each in own), key=lambda s: s.rank, default=Severity.ERROR)
+            codes = {check.code for check in found}  # of consequences, the cause's severity counts
+            causes = (each for each in diagnoses if codes & {effect.code for effect in each.explains})
+            gravest = max((each.severity for each in own or causes), key=lambda s: s.rank, default=Severity.ERROR)
             follows = all(check.code in consequences for check in found)
             why = _why(row, text, own, gravest) if not follows else f"{text} (follows)".lstrip()
             yield Row(name=row, outcome=OUTCOMES[gravest], text=why or text)

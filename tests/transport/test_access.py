@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -17,6 +19,7 @@ from nccl_doctor.model.cluster import Node, access
 from nccl_doctor.model.engine import Kind
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.ssh import SshOptions, identities
+from nccl_doctor.transport.ssh.config import account
 from nccl_doctor.transport.ssh.openssh import OpensshTransport
 from tests.patience import LONG_S, crowd, joined
 from tests.transport.conftest import Make, failure, run
@@ -338,13 +341,31 @@ def test_configuration_that_ssh_rejects(transport: Transport, controller: Contro
     assert not found.facts.ran_out_of_time
 
 
-def test_configuration_that_takes_too_long_is_asked_again(transport: Transport, controller: Controller) -> None:
+def test_configuration_that_takes_too_long_is_asked_again(
+    transport: Transport, controller: Controller, tmp_path: Path
+) -> None:
     """As on a machine that has too much to do, or that stood still: no host is accused of it at the first try."""
-    controller.configure('Match exec "sleep 5"\n')
-    found = failure(transport, node(22), 0.3)
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    with os.fdopen(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb") as held:
+        controller.configure(f'Match exec "exec 3> {fifo}; echo there >&3; sleep 1000"\n')
+        found = failure(transport, node(22), 2.0)
+        os.set_blocking(held.fileno(), True)
+        assert held.read() == b"there\n"  # to its end: nobody has it open any more
     assert (found.kind, found.facts.reason) == ("ssh-unreachable", "ssh-config")
     assert found.detail == "could not be looked up: ssh -G took too long"
     assert found.facts.ran_out_of_time
+
+
+def test_a_configuration_that_leaves_a_program_behind_is_read(
+    transport: Transport, server: Sshd, controller: Controller, tmp_path: Path
+) -> None:
+    """As an agent that it starts: the program holds what ssh prints to, and is nobody's to end."""
+    controller.know(server.known())
+    controller.configure(f'Match exec "sleep 1000 & echo $! >> {tmp_path}/left"\n  User {account().pw_name}\n')
+    assert run(transport, node(server.port), "echo in", seconds=60.0) == [b"in"]
+    for pid in (tmp_path / "left").read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
 
 
 def test_alias_and_host_key_alias(transport: Transport, server: Sshd, controller: Controller) -> None:

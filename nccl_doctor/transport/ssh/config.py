@@ -11,13 +11,16 @@ import glob
 import os
 import pwd
 import re
+import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import IO
 
 from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.machine import thread_safe_cache
@@ -77,21 +80,33 @@ def exists(config: Path | None) -> bool:
 
 def ask(arguments: list[str], name: str, deadline: float) -> Values:
     """``ssh -G``: every option as it holds for ``name``; ConfigError: ssh rejects it; TimeoutError: a Match exec."""
-    try:
-        done = subprocess.run(
+    left = remaining(deadline)
+    # files, not pipes: what a Match exec leaves in the background holds those open when ssh has long ended
+    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as complaint:
+        process = subprocess.Popen(
             ["ssh", "-G", *arguments, "--", name],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=remaining(deadline),
+            stdout=told,
+            stderr=complaint,
             env=os.environ | {"LC_ALL": "C"},
-            check=False,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError from error
-    if done.returncode:
-        raise ConfigError(done.stderr.decode(errors="replace").strip().splitlines())
-    lines = (line.partition(" ") for line in done.stdout.decode(errors="replace").splitlines())
-    return grouped((key.lower(), value) for key, _, value in lines)
+        try:
+            status = process.wait(left)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)  # the Match exec, too
+            process.wait()
+            raise TimeoutError from error
+        words, lines = (_lines(file) for file in (complaint, told))
+    if status:
+        raise ConfigError(words)
+    options = (line.partition(" ") for line in lines)
+    return grouped((key.lower(), value) for key, _, value in options)
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").strip().splitlines()
 
 
 class Answers:

@@ -64,6 +64,7 @@ class TorchInfo(Observed):
     nccl: Version | None  # version of the nvidia-nccl wheel it loads; None where it has none or links NCCL statically
     nccl_library: Path | None  # path of libnccl.so.2, where there is one
     nccl_copies: tuple[NcclCopy, ...] = ()  # all of them, where there are several
+    nccl_unlinked: Clipped | None = None  # why the dynamic linker did not say which of their files torch loads
     location: Path
 
 

@@ -122,6 +122,25 @@ def test_of_several_files_the_dynamic_linker_names_the_one_that_torch_gets(site:
     assert [one.loaded for one in beside.nccl_copies] == [True, False]
 
 
+def test_without_an_answer_of_the_linker_it_says_why(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library(site / "nvidia/nccl/lib")
+    (site / "nvidia_nccl_cu12-2.26.2.dist-info").mkdir()
+    library(site / "other")
+    beside = {"PYTHONPATH": str(site), "LD_LIBRARY_PATH": str(site / "other")}
+    found = look(beside)
+    assert found is not None
+    assert (found.nccl_unlinked or "").startswith("ldd ended with 1"), "there is no libtorch_cuda.so"
+    for error, why in ((FileNotFoundError("ldd"), "there is no ldd"), (Unavailable("ldd gave no answer in time"),) * 2):
+
+        def refuse(*_: object, error: Exception = error, **__: object) -> str:
+            raise error
+
+        monkeypatch.setattr(software, "output", refuse)
+        found = look(beside)
+        assert found is not None
+        assert found.nccl_unlinked == str(why)
+
+
 def test_without_a_wheel_torchs_own_library_counts_and_a_left_over_record_does_not(site: Path) -> None:
     own = library(site / "torch/lib")
     (site / "nvidia_nccl_cu12-2.26.2.dist-info").mkdir()

@@ -5,6 +5,8 @@ says is there: a hang that a newer NCCL mends comes back, or hosts differ althou
 
 How we know: metadata of the wheels on sys.path and of conda; LD_LIBRARY_PATH and LD_PRELOAD; the dynamic linker's own
 answer for torch's library (`ldd libtorch_cuda.so`), where the files are several; the size of the file, where it is one.
+Where ldd is missing or too slow, nobody knows which file wins, and a copy of LD_LIBRARY_PATH beside one package can't
+be judged: some builds of torch look there first (RUNPATH), others in the package's folder (RPATH).
 
 Fix: leave the one that fits torch's CUDA (`torch.version.cuda`), and install it anew: uninstalling the other one takes
 the common file away. Let LD_LIBRARY_PATH and LD_PRELOAD name no other.
@@ -15,18 +17,22 @@ References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.snapshot.system import TorchInfo
+from nccl_doctor.snapshot.system import NcclCopy, TorchInfo
 from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD513", severity=Severity.WARNING, needs=("torch",), in_logs=("version-mismatch",))
 def nccl_installed_twice(view: View) -> Findings:
     """Yields one finding a set of copies, folded over hosts."""
+    for why, hosts in view.hosts_by(_unjudged).items():
+        yield Unjudged(hosts, why)
     for torch, hosts in view.hosts_by(_torn).items():
         copies = torch.nccl_copies
         words = [f"{one.owner} {one.version or ''}".strip() for one in copies]
         winner = next((name for name, one in zip(words, copies, strict=True) if one.loaded), None)
+        winner = None if torch.nccl_unlinked else winner
         fits = f"nvidia-nccl-cu{(torch.cuda or '').partition('.')[0]}"
         yield Finding(
             hosts=hosts,
@@ -39,11 +45,24 @@ def nccl_installed_twice(view: View) -> Findings:
         )
 
 
+def _packages(torch: TorchInfo) -> list[NcclCopy]:
+    return [one for one in torch.nccl_copies if not one.owner.startswith("LD_")]
+
+
 def _torn(facts: HostFacts) -> TorchInfo | None:
     """Its torch, where two packages own NCCL or torch loads another one than the package's."""
     torch = known(facts.torch)
     if torch is None or torch.cuda is None:
         return None
-    packages = [one for one in torch.nccl_copies if not one.owner.startswith("LD_")]
-    beside = any(one.loaded for one in torch.nccl_copies if one not in packages)
+    packages = _packages(torch)
+    beside = torch.nccl_unlinked is None and any(one.loaded for one in torch.nccl_copies if one not in packages)
     return torch if len(packages) > 1 or (packages and beside) else None
+
+
+def _unjudged(facts: HostFacts) -> str | None:
+    """Why nobody knows whether a package's NCCL is loaded or one of LD_LIBRARY_PATH or LD_PRELOAD."""
+    torch = known(facts.torch)
+    if torch is None or torch.cuda is None or torch.nccl_unlinked is None or len(_packages(torch)) != 1:
+        return None
+    owners = {one.owner for one in torch.nccl_copies if one not in _packages(torch)}
+    return f"which NCCL torch loads, the package's or that of {' and '.join(sorted(owners))}: {torch.nccl_unlinked}"

@@ -168,11 +168,16 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
     wheel = _first([f"{folder}/nvidia/nccl/lib" for folder in folders])
     copies = find_nccl(folders, prefix, environ)
     library = wheel or _first([f"{location}/lib"]) or _system_library(environ, prefix, deadline)
+    unlinked: str | None = None
     if len({os.path.realpath(one["path"]) for one in copies}) > 1:
-        with contextlib.suppress(FileNotFoundError, Unavailable):
+        try:
             # the dynamic linker's own answer, with the variables that the job will have; it runs nothing of the library
             said = LINKED.search(output(["ldd", f"{location}/lib/libtorch_cuda.so"], deadline, env=environ))
             library = os.path.normpath(said[1]) if said else library
+        except FileNotFoundError:
+            unlinked = "there is no ldd"
+        except Unavailable as error:
+            unlinked = str(error)
     for one in copies:
         size = one.pop("size")
         mapped = library is not None and os.path.realpath(library) == os.path.realpath(one["path"])
@@ -184,6 +189,7 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
         "nccl": next((one["version"] for one in copies if one["loaded"]), None),
         "nccl_library": library,
         "nccl_copies": copies if len(copies) > 1 else [],
+        "nccl_unlinked": unlinked,
         "location": location,
     }
 

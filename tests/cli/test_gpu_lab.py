@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
+from importlib.metadata import distribution
 from typing import Any
 
 import pytest
 
 from tests.cli.program import run_in
+from tests.hang.running import PATIENCE_S, hang, with_spy
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.host import LabHost
+from tests.lab.warm import interpreter
 
 pytestmark = pytest.mark.lab
 FAILED = (
@@ -118,3 +122,57 @@ def test_gpus_behind_an_iommu_that_translates_are_told_without_any_rdma(make_lab
     (found,) = (one for one in check(lab)[1] if one["name"] == "gpudirect-hindered")
     assert (found["severity"], found["message"][:34]) == ("warning", f"The 2 {ada[:28]}")
     assert "gpudirect-hindered" not in [one["name"] for one in check(lab, env={"NCCL_P2P_DISABLE": "1"})[1]]
+
+
+SPINNING = """
+import ctypes, os, sys, threading, types
+ctypes.CDLL(sys.argv[1])  # the job has loaded NCCL
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+for_ever = threading.Lock()
+for_ever.acquire()
+pending = types.SimpleNamespace(wait=for_ever.acquire)  # as a Work whose kernel never ends
+group = type("Group", (), {"allreduce": lambda *_: pending})()
+dist.distributed_c10d._get_default_group = lambda: group
+open(f"/run/stands-{os.environ['RANK']}", "w").close()
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_standing_job_whose_kernels_spin_is_told_so(make_lab: MakeLab) -> None:
+    """As local-inference-lab/rtx6kpro issue 15 shows it: both GPUs at 100 % and 120 of 600 W, both ranks in one call."""
+    lab = make_lab(1)
+    (host,) = lab.hosts
+    with_spy(lab)
+    host.run("mkdir -p /usr/local/sbin; mount -t tmpfs -o mode=755 none /usr/local/sbin")
+    library = str(distribution("nvidia-nccl-cu13").locate_file("nvidia/nccl/lib/libnccl.so.2"))
+    host.write("/usr/local/share/train.py", SPINNING)
+    launched = [
+        interpreter(),
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node=2",
+        "/usr/local/share/train.py",
+        library,
+    ]
+    job = host.popen(f"exec {' '.join(launched)} >/run/train.log 2>&1", env={"OMP_NUM_THREADS": "1"}, user="root")
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while host.run("ls /run/stands-0 /run/stands-1", check=False).returncode:
+            assert time.monotonic() < deadline, host.read("/run/train.log")
+            time.sleep(0.2)
+        answer(host, "\n".join(["NVIDIA RTX PRO 6000 Blackwell Workstation Edition, 100, 120.31, 600.00"] * 2), 0)
+        code, told = hang(lab)
+        (found,) = told["diagnoses"]
+        assert (code, told["verdict"], found["name"]) == (1, "transport", "link-stalled")
+        assert found["message"] == "All ranks wait in one collective, and its kernel spins on the GPUs of node1."
+        assert found["evidence"][0].endswith("100 % busy at 120.31 of 600 W")
+        assert "NCCL_P2P_DISABLE=1" in found["fix"]["summary"]
+        answer(host, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition, 100, 560.02, 600.00", 0)
+        code, told = hang(lab)
+        assert (code, told["diagnoses"]) == (3, []), "GPUs that work accuse nobody"
+    finally:
+        job.kill()
+        job.wait()
+        host.run("pkill -KILL -f '[t]rain.py'", check=False)

@@ -32,7 +32,7 @@ def nccl_installed_twice(view: View) -> Findings:
         copies = torch.nccl_copies
         words = [f"{one.owner} {one.version or ''}".strip() for one in copies]
         winner = next((name for name, one in zip(words, copies, strict=True) if one.loaded), None)
-        winner = None if torch.nccl_unlinked else winner
+        winner = None if torch.nccl_unlinked and len(copies) > len(_packages(torch)) else winner
         fits = f"nvidia-nccl-cu{(torch.cuda or '').partition('.')[0]}"
         yield Finding(
             hosts=hosts,

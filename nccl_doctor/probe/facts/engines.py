@@ -12,7 +12,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Callable
 
 from nccl_doctor.probe.facts.network import source_to
-from nccl_doctor.probe.tools import Unavailable, fact, read, side_by_side
+from nccl_doctor.probe.tools import Unavailable, encoded, fact, read, side_by_side
 
 if TYPE_CHECKING:
     from nccl_doctor.probe.facts.software import Interpreter
@@ -69,7 +69,7 @@ def raylets() -> list[str]:
 
 def _configured(name: str) -> list[str]:
     try:
-        found = socket.getaddrinfo(name, None, 0, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
+        found = socket.getaddrinfo(encoded(name), None, 0, socket.SOCK_STREAM, 0, socket.AI_ADDRCONFIG)
     except (OSError, UnicodeError):
         return []
     return list(dict.fromkeys(str(answer[4][0]) for answer in found))
@@ -77,15 +77,19 @@ def _configured(name: str) -> list[str]:
 
 def _inet(name: str) -> str | None:
     try:
-        return socket.gethostbyname(name)
+        return socket.gethostbyname(encoded(name))  # type: ignore[arg-type]  # bytes do as well
     except (OSError, UnicodeError):
         return None
+
+
+def _fqdn(name: str) -> str:
+    return os.fsdecode(socket.getfqdn(encoded(name)))  # type: ignore[arg-type]  # bytes come back where none answers
 
 
 LOOK_UPS: dict[str, Callable[[str], object]] = {
     "configured": _configured,
     "by_inet": _inet,
-    "by_fqdn": lambda name: _inet(socket.getfqdn(name)),
-    "fqdn": socket.getfqdn,
+    "by_fqdn": lambda name: _inet(_fqdn(name)),
+    "fqdn": _fqdn,
 }
 """By field of snapshot.Engines, what is made of the host's own name."""

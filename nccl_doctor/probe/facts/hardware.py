@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
 import re
 import time
@@ -80,6 +79,8 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
             found.append({"address": address, "vendor": VENDORS[vendor], "driver": driver})
     if not found:
         return None
+    import glob  # 1 ms, and some hosts have no GPU
+
     loaded, modules = os.path.isdir(f"{root}/sys/module/nvidia"), f"{root}/lib/modules"
     kernels = (name for name in entries(modules) if "/nvidia.ko" in (read(f"{modules}/{name}/modules.dep") or ""))
     paths = sorted(path for pattern in NODES for path in glob.glob(root + pattern))
@@ -156,7 +157,7 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for folder in dict.fromkeys([*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]):
         try:
-            names = sorted(os.listdir(folder))
+            names = sorted(name for name in os.listdir(folder) if name.startswith("libnccl-"))
         except OSError:  # most of them are not there
             continue
         for name in filter(PLUGIN_NAME.fullmatch, names):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import glob
 import os
 import pwd
 import re
@@ -209,6 +208,8 @@ def read_surroundings(inside: bool, patterns: Iterable[str] = PATTERNS) -> dict[
     """snapshot.Surroundings; None where this is no container: opening a GPU wakes it."""
     if not inside:
         return None
+    import glob  # 1 ms, and most hosts are no container
+
     found = sorted(path for pattern in patterns for path in glob.glob(pattern))
     return {"network": os.readlink("/proc/self/ns/net"), "devices": {path: problem(path) for path in found}}
 

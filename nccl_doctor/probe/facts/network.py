@@ -24,7 +24,7 @@ from typing import Any
 from nccl_doctor.probe import netlink
 from nccl_doctor.probe.facts.host import problem
 from nccl_doctor.probe.procs import pids_by_inode
-from nccl_doctor.probe.tools import Unavailable, fact, read, side_by_side
+from nccl_doctor.probe.tools import Unavailable, encoded, fact, read, side_by_side
 
 RTM_GETLINK, RTM_GETADDR = 18, 22
 IFLA_IFNAME, IFLA_MTU, IFLA_EXT_MASK = 3, 4, 29
@@ -383,7 +383,7 @@ def look_up(name: str) -> dict[str, Any]:
     """snapshot.Resolution of one name: getaddrinfo(3) as torch and gloo call it; a literal is only parsed."""
     flags = socket.AI_NUMERICHOST if is_literal(name) else 0
     try:
-        answers = socket.getaddrinfo(name, 9, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, flags)
+        answers = socket.getaddrinfo(encoded(name), 9, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, flags)
     except socket.gaierror as error:
         return {"addresses": [], "error": error.strerror}
     except UnicodeError:  # what the IDNA codec makes of an empty or over-long label

@@ -14,7 +14,6 @@ import os
 import pwd
 import re
 import select
-import shlex
 import signal
 import stat
 import subprocess
@@ -321,6 +320,8 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
         return None
     if os.path.basename(shell) not in SHELLS:
         return None
+    import shlex  # 1 ms, and most hosts are not asked
+
     where = "" if "/" in python else f"{shlex.quote(python)} -I -c {shlex.quote(WHICH_PYTHON)};"
     line = f"printf '{MARK_TEXT}'; {where} printf '\\0\\0'; exec env -0"
     said = _ask_shell([shell, "-l", "-i", "-c", line], min(deadline, time.monotonic() + PATIENCE_S))

@@ -110,8 +110,9 @@ def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None
         alike = len({str(line) for line in lines.values()}) == 1
         each = (f"  {name}:  {line}" for name, line in lines.items())
         return f"Start with:  {next(iter(lines.values()))}" if alike else "\n".join(("Start with:", *each))
-    words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).arguments))
-    return f"Start with:  nccl-doctor launch {words} -- train.py"
+    words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).check_words))
+    started = {"vllm": " -- MODEL", "sglang": " -- MODEL", "ray": ""}.get(snapshot.cluster.engine or "", " -- train.py")
+    return f"Start with:  nccl-doctor launch {words}{started}"
 
 
 def _without(snapshot: Snapshot) -> str | None:
@@ -122,7 +123,7 @@ def _without(snapshot: Snapshot) -> str | None:
     if not away or len(snapshot.reached) < 2 or (first.name in away and cluster.master_addr != first.address):
         return None
     left_out = cluster.origins.get("-x")
-    words = list(ClusterSource(cluster).arguments)
+    words = list(ClusterSource(cluster).check_words)
     if left_out is not None and "-x" in words:
         del words[words.index("-x") : words.index("-x") + 2]
     names = ",".join(filter(None, (left_out, fold(away))))

@@ -126,7 +126,7 @@ def plan(
     if unknown:
         source = ClusterSource(cluster)
         place = "give --nproc-per-node N" if source.file is None else f"set nproc_per_node in {source.file}"
-        check = " ".join(map(shell.word, ("nccl-doctor", "check", *source.arguments)))
+        check = " ".join(map(shell.word, ("nccl-doctor", "check", *source.check_words)))
         hint = f"{place}, or run {check} first, which counts the GPUs"
         raise UsageError(f"how many ranks {fold(unknown)} should start is not known: {hint}")
     starts: list[Start] = []

@@ -205,7 +205,7 @@ class ClusterSource:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The words for these hosts behind ``check`` and ``launch``, with what options said beside a file."""
+        """The words for these hosts, with what options said beside a file."""
         chosen, left_out = self.cluster.origins.get("-w"), self.cluster.origins.get("-x")
         exclude = ("-x", left_out) if left_out else ()
         if self.engine_words:
@@ -214,6 +214,12 @@ class ClusterSource:
         if self.file is None:
             return "-w", fold([node.name for node in self.cluster.nodes]), *self._options()
         return self.file, *exclude, *self._options()
+
+    @property
+    def check_words(self) -> tuple[str, ...]:
+        """The words behind ``check`` and ``launch``, with what the hosts are for."""
+        engine = self.cluster.engine
+        return (*self.arguments, *(("--engine", engine) if engine and self._is_needed("--engine", "engine") else ()))
 
     def _options(self) -> Iterator[str]:
         from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT

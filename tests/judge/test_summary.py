@@ -206,3 +206,19 @@ def test_a_master_port_that_nobody_dialled_is_not_said_to_have_been() -> None:
     (rule,) = [one for one in told.diagnoses if one.name == "firewall-blocks-port"]
     assert "node[2-3] -> node1:29500: not dialled, for the port is held; so say the rules" in rule.evidence[0]
     assert rule.fix.commands
+
+
+@pytest.mark.parametrize(
+    ("cluster", "words"),
+    [
+        ({"source": "hosts.yaml"}, "hosts.yaml -- train.py"),
+        ({"source": "hosts.yaml", "engine": "ray", "origins": {"engine": "hosts.yaml:3"}}, "hosts.yaml"),
+        (
+            {"source": "hosts.yaml", "engine": "vllm", "origins": {"engine": "--engine"}},
+            "hosts.yaml --engine vllm -- MODEL",
+        ),
+        ({"source": "-w", "engine": "deepspeed"}, "-w 'node[1-3]' --engine deepspeed -- train.py"),
+    ],
+)
+def test_the_next_step_starts_what_the_hosts_are_for(cluster: dict[str, Any], words: str) -> None:
+    assert judge(patched({"cluster": cluster}), "check").next_step == f"Start with:  nccl-doctor launch {words}"

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from nccl_doctor.errors import DoctorError, describe
 from nccl_doctor.model import base
-from nccl_doctor.model.report import DialOutcome, DialSeconds, MachineLoad, Reported, SizeReport
+from nccl_doctor.model.report import DialOutcome, DialSeconds, Growth, MachineLoad, Reported, SizeReport
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.network import FirewallFacts, Way
 from nccl_doctor.snapshot.rate import Figures, RateLink
@@ -180,6 +180,7 @@ class SmokeEnd(base.Observed):
     timed_out: bool = False
     output: tuple[str, ...] = ()
     broken: base.Clipped | None = None
+    counters: Growth | None = None  # of RDMA ports; None where there are none, or nobody counted
 
 
 class TrialEnd(base.Observed):

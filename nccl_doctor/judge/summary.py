@@ -164,7 +164,7 @@ def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
         return None
     smoke = snapshot.smoke
     speed = link(snapshot)
-    same = ("backend", "reason", "world_size", "outcome", "ranks", "sizes", "rings", "trees")
+    same = ("backend", "reason", "world_size", "outcome", "ranks", "sizes", "rings", "trees", "rdma_grown")
     return AllReduceReport(
         **{name: getattr(smoke, name) for name in same},
         ok=smoke.outcome == "ok",

@@ -354,6 +354,43 @@ class IsolationReport(Observed):
     end: str | None = None
 
 
+COUNTERS: dict[str, tuple[Literal["link", "loss", "receiver", "congestion"], str]] = {
+    "link_downed": ("link", "link failures"),
+    "link_error_recovery": ("link", "link recoveries"),
+    "symbol_error": ("link", "symbol errors"),
+    "port_rcv_errors": ("link", "packets received with errors"),
+    "rx_icrc_encapsulated": ("link", "packets with a wrong checksum"),
+    "out_of_sequence": ("loss", "packets received out of sequence"),
+    "packet_seq_err": ("loss", "packets that the other side missed"),
+    "local_ack_timeout_err": ("loss", "packets that nobody acknowledged in time"),
+    "roce_adp_retrans": ("loss", "adaptive retransmissions"),
+    "req_transport_retries_exceeded": ("loss", "requests given up after all retries"),
+    "port_xmit_discards": ("loss", "packets discarded instead of sent"),
+    "rnr_nak_retry_err": ("receiver", "refusals by a receiver that was not ready"),
+    "out_of_buffer": ("receiver", "packets without a buffer to receive them"),
+    "req_remote_access_errors": ("receiver", "refused accesses to the other side's memory"),
+    "np_cnp_sent": ("congestion", "congestion notices sent"),
+    "np_ecn_marked_roce_packets": ("congestion", "packets marked for congestion"),
+    "rp_cnp_handled": ("congestion", "congestion notices obeyed"),
+    "port_xmit_wait": ("congestion", "ticks with data to send and no credit"),
+}
+"""Counters of an RDMA port: what it means where one grows, and what it counts."""
+PortName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}:[0-9]{1,3}$")]
+CounterName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
+Growth = Annotated[dict[PortName, Annotated[dict[CounterName, Count], Field(max_length=64)]], Field(max_length=256)]
+"""By port, "mlx5_0:1", how much each counter grew meanwhile; those that did not are left out."""
+
+
+def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
+    """Lines "node1: mlx5_0:1: 12 packets received out of sequence", the most telling counters first."""
+    return tuple(
+        f"{host}: {port}: {', '.join(f'{its[name]} {words}' for name, (_, words) in COUNTERS.items() if name in its)}"
+        for host, ports in grown.items()
+        for port, its in ports.items()
+        if its
+    )
+
+
 class LinkShare(FrozenModel):
     """The slowest link under an all-reduce over several machines.
 
@@ -384,6 +421,7 @@ class AllReduceReport(FrozenModel):
     link: LinkShare | None = None
     rings: tuple[tuple[int, ...], ...] = ()
     trees: dict[int, str] = Field(default_factory=dict)
+    rdma_grown: dict[str, dict[str, dict[str, int]]] = Field(default_factory=dict)
     isolation: IsolationReport | None = None
 
 

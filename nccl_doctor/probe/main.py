@@ -225,12 +225,12 @@ class Server:
     def _smoke(self, request: dict[str, Any]) -> dict[str, Any]:
         launcher = self._launch(request["env"])
         self._stop.clear()
-        ident = request["id"]
+        ident, counters = request["id"], _counters() if request["order"]["backend"] == "nccl" else None
         try:
             end = launcher.run(request["order"], lambda event: self._send({"id": ident, "event": event}), self._stop)
         finally:
             lines = self._end_launcher()
-        return {**end, "output": lines}
+        return {**end, "output": lines, "counters": counters and _counters(counters)}
 
     def _launch(self, env: dict[str, str]) -> Launcher:
         """The process that forks ranks: the one that has imported torch already where it has these variables."""
@@ -262,6 +262,18 @@ class Server:
         from nccl_doctor.probe.ports.requests import free_port
 
         return free_port()
+
+
+COUNT_S = 2.0  # what a device that answers no more may take to tell its counters
+
+
+def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
+    """RDMA's counters, or how they grew; None where there are none, or nobody told in time."""
+    from nccl_doctor.probe import facts
+    from nccl_doctor.probe.facts.network import count_rdma, grown
+
+    now: Any = facts.run({"counters": count_rdma}, COUNT_S)["counters"]
+    return None if not now or "$unknown" in now else now if before is None else grown(before, now)
 
 
 def _hello() -> dict[str, Any]:

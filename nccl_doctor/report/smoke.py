@@ -8,7 +8,15 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from statistics import median
 
-from nccl_doctor.model.report import AllReduceReport, LinkShare, RankReport, RateReport, SizeReport, gbps_words
+from nccl_doctor.model.report import (
+    AllReduceReport,
+    LinkShare,
+    RankReport,
+    RateReport,
+    SizeReport,
+    gbps_words,
+    grown_words,
+)
 from nccl_doctor.report.text import Screen, table, wrap
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
@@ -33,6 +41,7 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
         "ring": ring_words(result),
         "tree": _tree(result),
         "link": link_words(result.link),
+        "RDMA": counter_words(result, 99 if screen.verbose else _ROWS),
         "busbw": _spark(result.sizes),
     }
     yield [line for label, text in labelled.items() if text for line in wrap(text, screen.prose, f"{label:<9}")]
@@ -111,6 +120,14 @@ def link_words(link: LinkShare | None) -> str:
     links = f" ({link.links})" if link.links else ""
     reached = f"{100 * link.share:.0f} % reached, {rate_words(link.share * link.gb_per_s)}"
     return f"{link.name} on {link.host} could give {link.gb_per_s:.3g} GB/s{links}, {reached}"
+
+
+def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
+    """Counters of trouble that grew meanwhile, port by port; "" where nobody looked."""
+    lines = grown_words(result.rdma_grown)
+    if not lines:
+        return f"no counter of trouble grew on {fold(result.rdma_grown)}" if result.rdma_grown else ""
+    return "; ".join([*lines[:most], *([f"{len(lines) - most} more ports"] if len(lines) > most else [])])
 
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from nccl_doctor.model.base import Clipped, Count, Observed, Phased, Seconds, skipped
-from nccl_doctor.model.report import IsolationReport, RankReport, SizeReport
+from nccl_doctor.model.report import Growth, IsolationReport, RankReport, SizeReport
 
 
 class Smoke(Observed):
@@ -31,6 +31,8 @@ class Smoke(Observed):
     # ranks in the order of each channel's ring; ``trees`` by rank, as NCCL prints them
     rings: tuple[tuple[Count, ...], ...] = ()
     trees: dict[Count, str] = Field(default_factory=dict)
+    # by host whose ranks went over RDMA, how its ports' counters grew meanwhile
+    rdma_grown: dict[str, Growth] = Field(default_factory=dict)
     isolation: Phased[IsolationReport] = skipped("nothing to isolate")
 
     @model_validator(mode="after")
@@ -45,4 +47,4 @@ class Smoke(Observed):
     def names(self) -> set[str]:
         """Every host that it names: of ranks, output or launchers."""
         ended = self.launchers.keys() | self.launcher_signals.keys()
-        return {rank.host for rank in self.ranks} | self.output.keys() | ended
+        return {rank.host for rank in self.ranks} | self.output.keys() | ended | self.rdma_grown.keys()

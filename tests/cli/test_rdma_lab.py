@@ -147,6 +147,52 @@ def test_a_filter_of_tcp_on_an_rdma_interface_is_nobodys_fault(make_lab: MakeLab
     assert check(lab) == (0, [])
 
 
+TORCH = {
+    "__init__.py": """
+__version__ = "2.9.1+cu128"
+class cuda:
+    class nccl:
+        version = staticmethod(lambda: (2, 27, 7))
+    set_device = staticmethod(lambda _number: None)
+""",
+    "distributed/__init__.py": """
+import os, socket, time
+def is_nccl_available():
+    return True
+def init_process_group(*_given, **_named):
+    print(f"{socket.gethostname()}:{os.getpid()}:{os.getpid()} [0] NCCL INFO Using network {os.environ['USES']}",
+          flush=True)
+    with open("/sys/class/infiniband/mlx5_2/ports/1/hw_counters/local_ack_timeout_err", "w") as file:
+        file.write("21")
+    time.sleep(600)
+""",
+    "distributed/run.py": "",
+    "distributed/rendezvous.py": "def rendezvous(*_given, **_named):\n    yield None, 0, 2\n",
+}
+"""Ranks that come as far as NCCL's first connection, and whose packets nobody acknowledges."""
+
+
+@pytest.mark.parametrize(("uses", "grew"), [("IB", {"mlx5_1:1": {}, "mlx5_2:1": {"local_ack_timeout_err": 14}}),
+                                            ("Socket", None)])  # fmt: skip
+def test_counters_are_read_around_the_all_reduce(
+    uses: str, grew: dict[str, dict[str, int]] | None, make_lab: MakeLab
+) -> None:
+    lab = laid(make_lab, two)
+    for host in lab.hosts:
+        host.write("/run/sys/class/infiniband/mlx5_2/ports/1/hw_counters/local_ack_timeout_err", "7\n")
+        for name, text in TORCH.items():
+            host.write(f"/opt/made/torch/{name}", text)
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(env={"PYTHONPATH": "/opt/made", "USES": uses}))
+    words = ("--backend", "nccl", "--smoke-timeout", "3", "-o", "json")
+    done = run_in(lab.controller, "smoke", "hosts.yaml", "-q", *words)
+    document = json.loads(done.stdout)
+    (found,) = document["diagnoses"]
+    assert (done.returncode, found["name"]) == (1, "allreduce-timeout")
+    assert document["smoke"]["rdma_grown"] == ({} if grew is None else {"node1": grew, "node2": grew})
+    told = "node2: mlx5_2:1: 14 packets that nobody acknowledged in time"
+    assert (told in found["evidence"], "PFC or ECN" in found["fix"]["summary"]) == (uses == "IB", uses == "IB")
+
+
 def test_ifname_shows_whom_each_device_meets(make_lab: MakeLab) -> None:
     lab = laid(make_lab, crossed)
     lab.controller.write("/root/hosts.yaml", lab.hosts_file())

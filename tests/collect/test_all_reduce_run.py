@@ -267,3 +267,22 @@ def test_nccls_lines_tell_each_ranks_network_and_rings() -> None:
     assert smoke.rings == ((0, 1, 2), (0, 2, 1))
     assert smoke.trees[0].startswith("[0] 1/-1/-1->0->-1")
     assert smoke.ranks[1].network is None
+
+
+@pytest.mark.parametrize(("network", "kept"), [("IB", True), ("IBext_v8", True), ("Socket", False)])
+def test_rdmas_counters_are_kept_of_hosts_whose_ranks_went_over_it(network: str, kept: bool) -> None:
+    all_reduce = begun()
+    for host, pid in (("node1", 98), ("node2", 99)):
+        all_reduce.event(host, RankEvent.model_validate({"local_rank": 0, "stage": "started", "pid": pid}))
+    counters = {"mlx5_0:1": {"out_of_sequence": 3}}
+    lines = NCCL.replace("network IB", f"network {network}").splitlines()
+    all_reduce.end("node1", SmokeEnd.model_validate({**LEFT, "output": lines, "counters": counters}))
+    all_reduce.end("node2", SmokeEnd.model_validate({**LEFT, "counters": counters}))
+    assert result(replace(PLAN, backend="nccl"), all_reduce).rdma_grown == ({"node1": counters} if kept else {})
+
+
+def test_counters_without_bounds_are_no_answer() -> None:
+    strange: tuple[Any, ...] = ({"m:1": {"x" * 65: 1}}, {"a b:1": {}}, {f"m:{n}": {} for n in range(257)})
+    for odd in (*strange, {"m:1": {"a": -1}}):
+        with pytest.raises(ValueError, match="counters"):
+            SmokeEnd.model_validate({**LEFT, "counters": odd})

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from nccl_doctor.model.report import COUNTERS
 from nccl_doctor.probe import tools
 from nccl_doctor.probe.facts import network
-from nccl_doctor.probe.facts.network import MOST_FREE, parse_speed, read_rdma
+from nccl_doctor.probe.facts.network import COUNTED, MOST_FREE, count_rdma, grown, parse_speed, read_rdma
 from nccl_doctor.snapshot.system import RdmaDevice
 
 EMPTY = ":".join(["0000"] * 8)
@@ -98,6 +99,27 @@ def test_eight_devices_cost_a_few_hundred_files_and_none_costs_a_look(
     opened.clear()
     assert found(tmp_path / "nothing") == []
     assert opened == []
+
+
+def test_what_grew_is_told_of_the_ports_that_were_there(tmp_path: Path) -> None:
+    folder = tmp_path / "class/infiniband"
+    for name in ("mlx5_0", "mlx5_1"):
+        device(tmp_path, name, f"0000:8{name[-1]}:00.0")
+        port = f"class/infiniband/{name}/ports/1"
+        write(tmp_path, {f"{port}/hw_counters/out_of_sequence": "7", f"{port}/hw_counters/np_cnp_sent": "5"})
+        write(tmp_path, {f"{port}/counters/symbol_error": "0", f"{port}/counters/port_xmit_data": "1"})
+    before = count_rdma(str(folder))
+    assert before["mlx5_0:1"] == {"symbol_error": 0, "np_cnp_sent": 5, "out_of_sequence": 7}
+    hw = "class/infiniband/mlx5_0/ports/1/hw_counters"
+    write(tmp_path, {f"{hw}/out_of_sequence": "19", f"{hw}/np_cnp_sent": "2", f"{hw}/rnr_nak_retry_err": "3"})
+    write(tmp_path, {"class/infiniband/mlx5_0/ports/1/counters/symbol_error": "N/A"})
+    device(tmp_path, "mlx5_2", "0000:82:00.0")
+    assert grown(before, count_rdma(str(folder))) == {"mlx5_0:1": {"out_of_sequence": 12}, "mlx5_1:1": {}}
+    assert count_rdma(str(tmp_path / "nothing")) == {}
+
+
+def test_the_counters_that_are_read_are_those_that_have_words() -> None:
+    assert {name for names in COUNTED.values() for name in names} == COUNTERS.keys()
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,17 @@ def test_nccls_ring_is_the_one_it_printed() -> None:
     assert "node1 (rank 0) -> node3 (rank 2) -> node2 (rank 1) -> node1; 1 more ring" in " ".join(text.split())
 
 
+def test_what_rdmas_counters_grew_by_stands_port_by_port() -> None:
+    ranks = [rank(0, "node1"), rank(1, "node2")]
+    grown = {"node1": {"mlx5_0:1": {}}, "node2": {"mlx5_0:1": {"np_cnp_sent": 2, "packet_seq_err": 5, "unheard_of": 1}}}
+    words = "node2: mlx5_0:1: 5 packets that the other side missed, 2 congestion notices sent"
+    assert f"RDMA     {words}" in " ".join(shown(backend="nccl", ranks=ranks, rdma_grown=grown).split("\n         "))
+    quiet = shown(backend="nccl", ranks=ranks, rdma_grown={"node1": {"mlx5_0:1": {}}, "node2": {}})
+    assert "RDMA     no counter of trouble grew on node[1-2]" in quiet
+    many = {"node1": {f"mlx5_{n}:1": {"out_of_buffer": n + 1} for n in range(9)}}
+    assert shown(backend="nccl", ranks=ranks, rdma_grown=many).endswith("3 more ports")
+
+
 def test_nccls_tree_is_the_first_that_it_printed() -> None:
     trees = {
         0: "[0] 1/-1/-1->0->-1 [1] -1/-1/-1->0->1",

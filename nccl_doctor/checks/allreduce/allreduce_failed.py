@@ -52,7 +52,7 @@ def allreduce_failed(view: View) -> Findings:
         evidence=(
             *found.trials,
             *(f"rank {r.rank} ({r.host}), last stage {r.stage}: {r.error}" for r in found.ranks[:4] if r.error),
-            *(() if alone else (*stages(smoke), *last_words(smoke, found.hosts))),
+            *(() if alone else (*stages(smoke), *found.counted, *last_words(smoke, found.hosts))),
         ),
         facts={
             "ranks": [rank.rank for rank in found.ranks],

@@ -11,12 +11,15 @@ thread adds and copies there. It is not judged where the speed is not known, for
 machine, and where no message was large enough for bandwidth to outweigh latency: the all-reduce worked, and how fast it
 should be nobody can say.
 
+Over RDMA, counters of the ports are read before and after (/sys/class/infiniband): packets lost, out of sequence or
+not acknowledged, and a link's errors, are then what is advised on. Congestion notices alone are normal.
+
 A rank that took far more time of its own between the all-reduces than the others is named: they wait for it.
 
 Fix: `ethtool` on the named host shows the negotiated speed; run with other sizes (`nccl-doctor smoke --max-bytes`).
 """
 
-from nccl_doctor.checks.allreduce.link import LinkSpeed, best, ideal_seconds, link, straggler
+from nccl_doctor.checks.allreduce.link import LinkSpeed, best, counters, ideal_seconds, link, straggler
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.smoke import Smoke
@@ -35,7 +38,7 @@ def allreduce_slow(view: View) -> Findings:
     slow = speed is not None and _far_under(smoke, speed)
     if smoke.outcome != "ok" or not (slow or late):
         return
-    reached = best(smoke)
+    reached, (counted, advice) = best(smoke), ((), None) if late else counters(smoke)
     evidence, message = [], ""
     if speed is not None:
         evidence.append(f"{speed.name} on {speed.host} could give {speed.gb_per_s:.3g} GB/s")
@@ -47,6 +50,7 @@ def allreduce_slow(view: View) -> Findings:
         own = f"rank {late.rank} ({late.host}) took {late.own_s:.1f} s of its own between the all-reduces"
         evidence.append(f"{own}, the others {others[0]:.1f} to {others[-1]:.1f} s")
         message = f"The other ranks wait for rank {late.rank} on {late.host}, which is far slower than they are."
+    evidence += counted
     yield Finding(
         hosts=(late.host,) if late else (speed.host,) if speed else (),
         message=message,
@@ -54,7 +58,7 @@ def allreduce_slow(view: View) -> Findings:
         facts={"busbw": reached, "link": speed.gb_per_s if speed else None, "straggler": late.rank if late else None},
         fix="Look for what else that host is busy with."
         if late
-        else "Look at the negotiated speed (ethtool), the MTU, and what else uses the link.",
+        else advice or "Look at the negotiated speed (ethtool), the MTU, and what else uses the link.",
     )
 
 

@@ -39,7 +39,7 @@ def allreduce_timeout(view: View) -> Findings:
     yield Finding(
         hosts=found.hosts,
         message=f"The all-reduce had no end after {smoke.deadline_s:.0f} s: {found.isolated or _what(smoke, found)}.",
-        evidence=(*found.trials, *stages(smoke), *shown, *last_words(smoke, found.hosts)),
+        evidence=(*found.trials, *stages(smoke), *shown, *found.counted, *last_words(smoke, found.hosts)),
         facts={
             "ranks": [rank.rank for rank in found.ranks],
             "stages": {str(rank.rank): rank.stage for rank in smoke.ranks},

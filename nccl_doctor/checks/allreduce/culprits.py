@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from nccl_doctor.checks.allreduce.link import counters
 from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.model.report import STAGES, IsolationReport, RankReport, Stage
@@ -129,6 +130,11 @@ class Culprits:
         return tuple(lines + end)
 
     @property
+    def counted(self) -> tuple[str, ...]:
+        """Evidence: how RDMA's counters grew, where nothing else tells."""
+        return counters(self.smoke)[0] if self.is_unexplained else ()
+
+    @property
     def is_unexplained(self) -> bool:
         """True where neither ranks nor repetition show who is at fault."""
         return self.why not in OWN_FAULT and self.isolation is None
@@ -136,6 +142,8 @@ class Culprits:
     @property
     def advice(self) -> str:
         """The next step where the failure itself does not say it."""
+        if self.is_unexplained and (counted := counters(self.smoke)[1]):
+            return counted
         many = len({rank.host for rank in self.smoke.ranks}) > 2
         if many and self.why not in OWN_FAULT and isinstance(self.smoke.isolation, Skipped):
             return "Repeat it over groups of hosts, to find who fails: nccl-doctor smoke --isolate."

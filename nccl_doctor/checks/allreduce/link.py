@@ -5,7 +5,7 @@ from statistics import median
 
 from nccl_doctor.checks.rates import rails
 from nccl_doctor.model.base import Phased, Unknown
-from nccl_doctor.model.report import RankReport
+from nccl_doctor.model.report import COUNTERS, RankReport, grown_words
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
 from nccl_doctor.snapshot.rate import Rates
@@ -131,6 +131,22 @@ def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
     way = facts.resolution.get(next(other.node.address for other in snapshot.hosts if other.name != host.name))
     source = way.source if way is not None else None
     return {one.interface.partition(":")[0] for one in facts.interfaces.addresses if one.address == source}
+
+
+MOST_PORTS = 8
+TELLING = {
+    "link": "Look at the cable or transceiver of the ports named (mlxlink, ethtool -m): the link itself had errors.",
+    "loss": "Packets of RDMA were lost on the way: for RoCE see that PFC or ECN is on at every switch port and host "
+    "alike (mlnx_qos), that MTUs agree, and which switch counts drops.",
+}
+
+
+def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
+    """Evidence: how RDMA's counters grew meanwhile; and what to do where they tell."""
+    signs = {COUNTERS[name][0] for ports in smoke.rdma_grown.values() for its in ports.values()
+             for name in its if name in COUNTERS}  # fmt: skip
+    advice = next((advice for sign, advice in TELLING.items() if sign in signs), None)
+    return grown_words(smoke.rdma_grown)[:MOST_PORTS], advice
 
 
 TIMES = 3.0

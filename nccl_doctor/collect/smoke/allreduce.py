@@ -300,6 +300,11 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
         launcher_signals={
             name: end.signal for name, end in all_reduce.ends.items() if end.signal is not None and end.broken is None
         },
+        rdma_grown={
+            name: end.counters
+            for name, end in all_reduce.ends.items()
+            if end.counters is not None and any(r.host == name and r.network not in (None, "Socket") for r in ranks)
+        },
         rings=tuple(ring for _, ring in sorted(rings.items()) if all(rank in world for rank in ring)),
         trees={rank: text for one in facts.values() for rank, text in one.trees.items() if rank in world},
     )

@@ -19,7 +19,7 @@ import socket
 import struct
 import zlib
 from collections import Counter
-from typing import Any
+from typing import Any, Dict
 
 from nccl_doctor.probe import netlink
 from nccl_doctor.probe.facts.host import problem
@@ -307,6 +307,36 @@ def _port(folder: str, number: int) -> dict[str, Any]:
         ],
         "pkeys": _table(f"{folder}/pkeys", _numbers(f"{folder}/pkeys"), NO_PKEY, MOST_FREE),
     }
+
+
+COUNTED = {  # of mlx5, and of the kernel itself; model/report.py has their words
+    "counters": (
+        *("link_downed", "link_error_recovery", "port_rcv_errors", "port_xmit_discards", "port_xmit_wait"),
+        "symbol_error",
+    ),
+    "hw_counters": (
+        *("local_ack_timeout_err", "np_cnp_sent", "np_ecn_marked_roce_packets", "out_of_buffer", "out_of_sequence"),
+        *("packet_seq_err", "req_remote_access_errors", "req_transport_retries_exceeded", "rnr_nak_retry_err"),
+        *("roce_adp_retrans", "rp_cnp_handled", "rx_icrc_encapsulated"),
+    ),
+}
+Counters = Dict[str, Dict[str, int]]
+
+
+def count_rdma(folder: str = FOLDER) -> Counters:
+    """By port, "mlx5_0:1", the counters of trouble that it has; nothing where the kernel has no RDMA."""
+    ports = ((f"{name}:{at}", f"{folder}/{name}/ports/{at}") for name in entries(folder)
+             for at in _numbers(f"{folder}/{name}/ports"))  # fmt: skip
+    return {port: {name: int(text) for kind, names in COUNTED.items() for name in names
+                   if (text := _line(f"{path}/{kind}/{name}")).isdecimal()}
+            for port, path in ports}  # fmt: skip
+
+
+def grown(before: Counters, after: Counters) -> Counters:
+    """By how much counters grew, of ports that were there before, those alone that did."""
+    return {port: {name: value - before[port].get(name, value) for name, value in values.items()
+                   if value > before[port].get(name, value)}
+            for port, values in after.items() if port in before}  # fmt: skip
 
 
 def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: int) -> list[tuple[int, str]]:

@@ -12,7 +12,16 @@ from nccl_doctor.report.html.matrix import matrix
 from nccl_doctor.report.html.rates import rate_matrices
 from nccl_doctor.report.human import verdict
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.report.smoke import backend, gradient, link_words, ring_formula, ring_words, transports, uses
+from nccl_doctor.report.smoke import (
+    backend,
+    counter_words,
+    gradient,
+    link_words,
+    ring_formula,
+    ring_words,
+    transports,
+    uses,
+)
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 
 MOST_MOMENTS = 120
@@ -66,6 +75,7 @@ def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
         ("ways", transports(smoke.ranks)),
         ("ring", ring_words(smoke)),
         ("link", link_words(smoke.link)),
+        ("RDMA", counter_words(smoke, 40)),
         ("ring's best", ring_formula(smoke) if smoke.sizes else ""),
         ("a model", gradient(smoke.sizes) if smoke.sizes else ""),
     )

@@ -70,6 +70,31 @@ def test_says_whether_it_is_worth_repeating_over_groups(fixture: str, unexplaine
     assert diagnosis(fixture).facts["unexplained"] is unexplained
 
 
+@pytest.mark.parametrize(
+    ("fixture", "line", "advice"),
+    [
+        ("allreduce_slow/fires-packets-lost", "node2: mlx5_0:1: 1204 packets received out of sequence, 31 cong", "PFC"),
+        ("allreduce_slow/fires-congestion-alone", "node2: mlx5_0:1: 12 congestion notices sent", "negotiated speed"),
+        ("allreduce_timeout/fires-a-link-went-down", "node3: mlx5_0:1: 1 link failures, 7", "cable"),
+    ],
+)  # fmt: skip
+def test_counters_of_rdma_tell_where_nothing_else_does(fixture: str, line: str, advice: str) -> None:
+    found = diagnosis(fixture)
+    assert any(line in str(each) for each in found.evidence)
+    assert advice in found.fix.summary
+
+
+def test_counters_of_rdma_are_left_aside_where_a_rank_is_late() -> None:
+    grown = load(HERE / "allreduce_slow/fires-packets-lost.json").smoke
+    late = load(HERE / "allreduce_slow/fires-straggler.json")
+    assert isinstance(grown, Smoke)
+    assert isinstance(late.smoke, Smoke)
+    smoke = late.smoke.model_copy(update={"rdma_grown": grown.rdma_grown})
+    (found,) = judge(late.model_copy(update={"smoke": smoke}), "smoke").diagnoses
+    assert not [line for line in found.evidence if "mlx5_0" in str(line)]
+    assert found.fix.summary == "Look for what else that host is busy with."
+
+
 def test_where_nothing_tells_the_repetition_is_offered() -> None:
     assert "--isolate" in diagnosis("allreduce_timeout/fires-everybody").fix.summary
     assert "--isolate" not in diagnosis("allreduce_timeout/fires-no-verdict").fix.summary

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.lab import warm
 from tests.lab.cluster import Lab, MakeLab, hosts_python
 from tests.lab.errors import LabError
 from tests.lab.host import controller_path
-from tests.lab.warm import plain, tool
 
 pytest_plugins = ("tests.forks",)
 
@@ -22,9 +22,9 @@ sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # What is typed on a lab's controller starts the tool from a fork: its imports take longer than most calls.
-controller_path.insert(0, lambda: Path(tool()).parent)
+controller_path.insert(0, lambda: Path(warm.tool()).parent)
 # And what a probe is started with: an interpreter's start and its imports are half of what a host does in a check.
-hosts_python.append(plain)
+hosts_python.append(warm.plain)
 
 # An example may take as long as the machine does.
 settings.register_profile("suite", deadline=None)
@@ -37,8 +37,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
-    """What was collected stays: thousands of tests need no garbage collector to look through them again and again."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was collected stays: thousands of tests need no garbage collector to look through them again and again.
+
+    Forks share what programs of the lab are forked from.
+    """
+    option = session.config.option
+    if option.forks and not option.collectonly and any(item.get_closest_marker("lab") for item in session.items):
+        warm.start()
     gc.collect()
     gc.freeze()
 

@@ -1,50 +1,35 @@
-"""``nccl-doctor`` on the command line, of this machine or of a lab's host; see :mod:`tests.cli.warm`."""
+"""``nccl-doctor`` on the command line, of this machine or of a lab's host; see :mod:`tests.lab.warm`."""
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, final
 
+from tests.lab import warm
 from tests.lab.host import IDS, LabHost
 from tests.patience import LONG_S
 
-ROOT = Path(__file__).parents[2]
 
-
-@cache
-def _warm() -> socket.socket:
-    """The socket of this worker's own server; it goes with the worker, and with it all that it started."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        server = subprocess.Popen(
-            [sys.executable, "-m", "tests.cli.warm"],
-            stdin=theirs.fileno(),
-            cwd=ROOT,
-            env=environment,
-            start_new_session=True,
-        )
-
-    def end() -> None:
-        ours.close()
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-    atexit.register(end)
-    ours.settimeout(LONG_S)
-    return ours
+def _begin(call: dict[str, Any], streams: list[int]) -> tuple[socket.socket, int]:
+    """Starts a call, which lasts no longer than the socket: that tells its wait status; and its PID."""
+    answers = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        answers.settimeout(LONG_S)
+        answers.connect(str(warm.calls()))
+        socket.send_fds(answers, [json.dumps(call).encode()], streams)
+        return answers, int(answers.recv(100))
+    except BaseException:
+        answers.close()
+        raise
 
 
 def run(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -58,7 +43,9 @@ def run_on(text: str | None, *arguments: str, cwd: Path, **env: str) -> subproce
     It gets this process's variables but those that tell of a job: Slurm's, and MASTER_PORT.
     """
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "MASTER_PORT"))}
-    return _call({"arguments": arguments, "cwd": str(cwd), "env": {**clean, **env}, "init": None}, _stdin(text))
+    return _call(
+        {"arguments": arguments, "cwd": str(cwd), "env": {**clean, **env}, "init": None, "user": 0}, _stdin(text)
+    )
 
 
 def run_in(host: LabHost, *arguments: str, user: str = "root") -> subprocess.CompletedProcess[str]:
@@ -84,16 +71,12 @@ class Started:
     def __init__(self, host: LabHost, arguments: tuple[str, ...], stdin: int) -> None:
         ends = [os.pipe(), os.pipe()]
         self.stdout, self.stderr = (os.fdopen(end, encoding="utf-8", errors="replace") for end, _ in ends)
-        self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._status: int | None = None
-        with theirs:
-            call = json.dumps(_there(host, arguments, "root")).encode()
-            socket.send_fds(_warm(), [call], [stdin, *(start for _, start in ends), theirs.fileno()])
-            _warm().recv(100)
-        for _, start in ends:
-            os.close(start)
-        self._answers.settimeout(LONG_S)
-        self.pid: int = json.loads(self._answers.recv(100))
+        try:
+            self._answers, self.pid = _begin(_there(host, arguments, "root"), [stdin, *(start for _, start in ends)])
+        finally:
+            for _, start in ends:
+                os.close(start)
 
     def __enter__(self) -> Started:
         return self
@@ -114,7 +97,7 @@ class Started:
     def wait(self) -> int:
         """Its exit code, once it has ended; the negative number of the signal that ended it."""
         if self._status is None:
-            self._status = os.waitstatus_to_exitcode(json.loads(self._answers.recv(100)))
+            self._status = os.waitstatus_to_exitcode(int(self._answers.recv(100)))
         return self._status
 
     def communicate(self) -> tuple[str, str]:
@@ -148,12 +131,10 @@ def _call(call: dict[str, Any], stdin: int) -> subprocess.CompletedProcess[str]:
     try:
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             streams = [stdin, stdout.fileno(), stderr.fileno()]
-            socket.send_fds(_warm(), [json.dumps(call).encode()], streams)
-            status = os.waitstatus_to_exitcode(json.loads(_warm().recv(100)))
+            answers, _ = _begin(call, streams)
+            with answers:
+                status = os.waitstatus_to_exitcode(int(answers.recv(100)))
             out, err = (os.pread(one.fileno(), 1 << 26, 0).decode() for one in (stdout, stderr))
-    except BaseException:
-        _warm.cache_clear()  # what this call is answered late is no answer to the next
-        raise
     finally:
         os.close(stdin)
     return subprocess.CompletedProcess(["nccl-doctor", *call["arguments"]], status, out, err)

@@ -28,6 +28,7 @@ KNOWN = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
 DOCTOR = Path(sys.executable).parent / "nccl-doctor"
 
+_CALLS = "calls"
 _PROJECT = Path(__file__).resolve().parents[2]
 _CALLER = """\
 #!/usr/bin/perl
@@ -70,13 +71,24 @@ def tool() -> str:
     return str(_serve("nccl-doctor", "tool", str(DOCTOR)))
 
 
+def calls() -> Path:
+    """Socket of the server behind `tool`, which tests call themselves (tests/cli/program.py)."""
+    return Path(tool()).with_name(_CALLS)
+
+
+def start() -> None:
+    """Begins all three, for forks of this process to share."""
+    for one in (tool, plain, interpreter):
+        one()
+
+
 def _serve(name: str, what: str, plain: str) -> Path:
-    folder = Path(sys.prefix) / f"warm-{what}-{os.getpid()}"  # where hosts see it; each fork of the suite has its own
+    folder = Path(sys.prefix) / f"warm-{what}-{os.getpid()}"  # where hosts see it
     for left in folder.parent.glob("warm-*-*"):  # of forks that were killed
         if not Path("/proc", left.name.rpartition("-")[2]).exists():
             shutil.rmtree(left, ignore_errors=True)
     folder.mkdir(exist_ok=True)
-    path, place = folder / name, folder / "calls"
+    path, place = folder / name, folder / _CALLS
     path.write_text(_CALLER.format(plain=f'"{plain}"', known="|".join(KNOWN), place=place))
     path.chmod(0o755)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as calls:

@@ -12,6 +12,7 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import json
 import mmap
 import os
 import resource
@@ -74,11 +75,48 @@ def serve(calls: socket.socket) -> None:
 
 
 def answer(call: socket.socket) -> None:
-    """Runs one program on the caller's host, hands signals on to it, and says how it ended."""
+    """Runs one program for who calls, hands signals on to it, and says how it ended."""
     kernel.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    words = call.recv(1 << 20).decode(errors="surrogateescape").split("\0")
+    text, streams, _, _ = socket.recv_fds(call, 1 << 20, 3)
     caller, user, _ = struct.unpack("3i", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if streams:
+        pid, files = start_for_test(json.loads(text), dict(enumerate(streams)), caller)
+        call.send(b"%d" % pid)
+    else:
+        pid, files = start(call, text.decode(errors="surrogateescape").split("\0"), caller, user)
+    for file in files.values():
+        os.close(file)
+    ended = os.pidfd_open(pid)
+    while True:
+        ready, _, _ = select.select([call.fileno(), ended], [], [])
+        if ended in ready:
+            call.send(b"%d" % os.waitpid(pid, 0)[1])
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, int(call.recv(100) or signal.SIGKILL))
+
+
+def start_for_test(wish: dict[str, Any], files: dict[int, int], caller: int) -> tuple[int, dict[int, int]]:
+    """Starts what a test of the suite types (tests/cli/program.py); its PID, and its files, which are ours still."""
+    if wish["init"] is None:
+        enter(caller, kernel.CLONE_NEWNS)  # out of what this server sees of /etc
+    else:
+        enter(wish["init"])
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.chdir(wish["cwd"])
+        hold(files)
+        if wish["user"] != 0:
+            kernel.become(wish["user"])
+        kernel.die_with_parent(signal.SIGKILL)
+        become([sys.executable, str(DOCTOR), *wish["arguments"]], wish["env"])
+    return pid, files
+
+
+def start(call: socket.socket, words: list[str], caller: int, user: int) -> tuple[int, dict[int, int]]:
+    """Starts one program where a process waits for it; its PID, and its files, which are ours still."""
     files = inherited(caller)
     folder = os.open(f"/proc/{caller}/cwd", os.O_PATH)
     limits, capabilities = limits_of(caller), int(status_of(caller)["CapBnd"], 16)
@@ -101,16 +139,7 @@ def answer(call: socket.socket) -> None:
         count = int(words[1]) + 3
         program = [sys.executable, str(DOCTOR)] if WHAT == "tool" else [words[2]]
         become([*program, *words[3:count]], dict(one.split("=", 1) for one in words[count:]))
-    for file in files.values():
-        os.close(file)
-    ended = os.pidfd_open(pid)
-    while True:
-        ready, _, _ = select.select([call.fileno(), ended], [], [])
-        if ended in ready:
-            call.send(b"%d" % os.waitpid(pid, 0)[1])
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, int(call.recv(100) or signal.SIGKILL))
+    return pid, files
 
 
 def status_of(caller: int) -> dict[str, str]:

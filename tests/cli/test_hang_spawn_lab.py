@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hang.faults import unnoticed
-from tests.hang.running import hang, with_spy
+from tests.hang.running import OWN_SPY, hang, with_spy
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.host import LabHost
 from tests.lab.warm import interpreter
@@ -17,6 +17,10 @@ from tests.lab.warm import interpreter
 pytestmark = pytest.mark.lab
 
 SCRIPT = Path(__file__).parents[1] / "hang/spawn.txt"
+SLEEPS = 32
+"""The script's line where the last rank stays."""
+BARRIER = "barrier (torch/distributed/"
+"""The frame where the others do."""
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +32,20 @@ def lab() -> Iterator[Lab]:
             host.write("/root/spawn.py", SCRIPT.read_text())
             host.background([interpreter(), "spawn.py", str(number), "2", lab.hosts[0].address])
         for number, host in enumerate(lab.hosts):
-            there = " && ".join(f"test -e /run/spawned-{number * 2 + local}" for local in (0, 1))
-            host.wait_until(partial(_holds, host, there), "ranks", timeout=240)
+            last = f"run (spawn.py:{SLEEPS})" if host is lab.hosts[-1] else BARRIER
+            host.wait_until(partial(_stand, host, number * 2, BARRIER, last), "ranks that wait", timeout=240)
         yield lab
 
 
-def _holds(host: LabHost, condition: str) -> bool:
-    return host.run(condition, check=False).returncode == 0
+def _stand(host: LabHost, first: int, *frames: str) -> bool:
+    """Whether the ranks from this one on have come where they stay: to these frames, after their first batches."""
+    if host.run(
+        " && ".join(f"test -e /run/spawned-{first + one}" for one in range(len(frames))), check=False
+    ).returncode:
+        return False
+    pids = host.run("pgrep -f multiprocessing.spawn").stdout.split()
+    stacks = [host.run([OWN_SPY, "dump", "--pid", pid], check=False).stdout for pid in pids]
+    return all(sum(frame in stack for stack in stacks) >= frames.count(frame) for frame in frames)
 
 
 def test_spawned_ranks_are_found_by_the_store_that_they_share(lab: Lab) -> None:
@@ -45,7 +56,7 @@ def test_spawned_ranks_are_found_by_the_store_that_they_share(lab: Lab) -> None:
         (0, "node1"), (1, "node1"), (2, "node2"), (3, "node2"),
     ]  # fmt: skip
     (late,) = [one for one in told["ranks"] if one["behind"]]
-    assert (late["rank"], late["frame"]) == (3, "spawn.py:32 in run")
+    assert (late["rank"], late["frame"]) == (3, f"spawn.py:{SLEEPS} in run")
     assert "Rank 3 (node2, " in told["diagnoses"][0]["message"]
     assert "counted here" in told["not_seen"][0]
     spawner = next(pid for pid, line in lab.hosts[1].processes() if "spawn.py 1 2" in line)
@@ -81,9 +92,9 @@ def test_a_job_in_a_container(make_lab: MakeLab) -> None:
     inside = f"ip link set lo up; exec {interpreter()} spawn.py 0 1 127.0.0.1"
     apart = ["unshare", "--pid", "--mount", "--net", "--ipc", "--fork", "--mount-proc", "sh", "-c", inside]
     host.background(apart)
-    host.wait_until(partial(_holds, host, "test -e /run/spawned-0 && test -e /run/spawned-1"), "ranks", timeout=240)
+    host.wait_until(partial(_stand, host, 0, BARRIER, f"run (spawn.py:{SLEEPS})"), "ranks that wait", timeout=240)
     code, told = hang(lab)
     assert (code, told["verdict"]) == (1, "outside-nccl")
     (late,) = [one for one in told["ranks"] if one["behind"]]
-    assert (late["rank"], late["frame"]) == (1, "spawn.py:32 in run")
+    assert (late["rank"], late["frame"]) == (1, f"spawn.py:{SLEEPS} in run"), told
     assert "spawn_main" in host.read(f"/proc/{late['pid']}/cmdline")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.firewall.differential import RESET
 from tests.firewall.scene import Judgement, Scene, start_firewalld
 
 pytestmark = pytest.mark.lab
@@ -111,17 +113,42 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_the_rule_is_named_and_its_remedy_opens_it_once(name: str) -> None:
+MANAGED = [name for name, case in CASES.items() if case.firewalld or "ufw" in case.script]
+
+
+@pytest.fixture(scope="module")
+def _unmanaged() -> Iterator[Scene]:
+    with Scene() as scene:
+        yield scene
+
+
+@pytest.fixture
+def unmanaged(_unmanaged: Scene) -> Iterator[Scene]:
+    """Two hosts without a manager, which tests share: their rules go with each of them."""
+    yield _unmanaged
+    for box in _unmanaged.boxes.values():
+        box.sh(RESET)
+
+
+@pytest.mark.parametrize("name", MANAGED)
+def test_the_rule_of_a_manager_is_named_and_its_remedy_opens_it_once(name: str) -> None:
     case = CASES[name]
-    managed = case.firewalld or "ufw" in case.script
-    with Scene((case.host,) if managed else ()) as scene:
+    with Scene((case.host,)) as scene:
         if case.firewalld:
             start_firewalld(scene.boxes[case.host])
-        scene.boxes[case.host].sh(case.script)
-        found = scene.judge()
-        check_diagnosis(case, found)
-        check_remedy(case, scene, found)
+        check_case(case, scene)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name not in MANAGED])
+def test_the_rule_is_named_and_its_remedy_opens_it_once(unmanaged: Scene, name: str) -> None:
+    check_case(CASES[name], unmanaged)
+
+
+def check_case(case: Case, scene: Scene) -> None:
+    scene.boxes[case.host].sh(case.script)
+    found = scene.judge()
+    check_diagnosis(case, found)
+    check_remedy(case, scene, found)
 
 
 def check_diagnosis(case: Case, found: Judgement) -> None:

@@ -29,6 +29,7 @@ KNOWN = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 DOCTOR = Path(sys.executable).parent / "nccl-doctor"
 
 _CALLS = "calls"
+_servers: list["subprocess.Popen[bytes]"] = []  # a fork of the suite keeps them, too, that are its parent's to end
 _PROJECT = Path(__file__).resolve().parents[2]
 _CALLER = """\
 #!/usr/bin/perl
@@ -113,6 +114,8 @@ def _serve(name: str, what: str, plain: str) -> Path:
             env={**os.environ, **variables},
             start_new_session=True,
         )
+
+    _servers.append(server)
 
     def end() -> None:
         os.killpg(server.pid, signal.SIGKILL)

@@ -15,7 +15,7 @@ from tests.lab.faults.ssh import stop_sshd
 from tests.lab.kills import kills
 from tests.lab.odd import lists, machines, pythons, shells, standing, users, ways
 from tests.lab.odd.row import Row, judge
-from tests.lab.warm import interpreter
+from tests.lab.warm import interpreter, plain
 from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
@@ -28,6 +28,8 @@ GROUPS = {
     "ways": (ways.ROWS, ()),
     "pythons": (pythons.ROWS, pythons.OPTIONS),
 }
+FORKED = ("users", "rules", "ways")
+"""Groups whose probes may be forks: of machines, shells and interpreters these would not have the odd ways."""
 SLOW = (*shells.SLOW, *pythons.HANGS)
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_group_in_one_run(make_lab: MakeLab, group: str) -> None:
     rows, options = GROUPS[group]
-    _judged(make_lab, rows, *options)
+    _judged(make_lab, rows, *options, python=plain() if group in FORKED else sys.executable)
 
 
 def test_what_only_a_deadline_ends(make_lab: MakeLab) -> None:
@@ -119,8 +121,8 @@ def test_the_table_is_long_and_what_it_names_is_there() -> None:
         assert f"def {test}(" in (ROOT / file).read_text(), line
 
 
-def _judged(make_lab: MakeLab, rows: Sequence[Row], *options: str) -> None:
+def _judged(make_lab: MakeLab, rows: Sequence[Row], *options: str, python: str = sys.executable) -> None:
     lab = make_lab(len(rows) + 2)
     lab.controller.write("/root/.ssh/config", "Include of/*\n", 0o600)
-    wrong = judge(lab, rows, *options)
+    wrong = judge(lab, rows, *options, python=python)
     assert not wrong, "\n\n".join(wrong)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -61,21 +60,27 @@ class Row:
     unknown: tuple[str, str] | None = None
 
 
-def judge(lab: Lab, rows: Sequence[Row], *options: str) -> list[str]:
-    """Makes the hosts, runs ssh and then the tool; what is not as the table has it, a line each."""
+def judge(lab: Lab, rows: Sequence[Row], *options: str, python: str) -> list[str]:
+    """Makes the hosts, runs ssh and then the tool with this interpreter; what is not as the table has it, a line each."""
     healthy = [lab.hosts[0], lab.hosts[-1]]
     odd = dict(zip((host.name for host in lab.hosts[1:-1]), rows, strict=True))
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda name: odd[name].make(lab, lab.host(name)), odd))
     wrong = plain_ssh(lab, odd)
     entries = [{"name": host.name, **deepcopy(odd[host.name].entry if host.name in odd else {})} for host in lab.hosts]
-    text = lab.hosts_file(hosts=entries, python=sys.executable)  # a fork would not have the machine's odd ways
-    run = doctor(lab, "check", "--no-smoke", *options, hosts=text)
+    run = doctor(lab, "check", "--no-smoke", *options, hosts=lab.hosts_file(hosts=entries, python=python))
     assert run.code != 2, run.stderr
     for name, row in odd.items():
         wrong += [f"{row.setup} ({name}): {what}" for what in differences(run, name, row)]
     wrong += [f"healthy {host.name}: {what}" for host in healthy for what in differences(run, host.name, WELL)]
-    return wrong + _pasted(lab, odd, run, text, options)
+    mended = [name for name, row in odd.items() if row.mended]
+    if mended:
+        them = [one for one in entries if one["name"] in (*mended, *(host.name for host in healthy))]
+        wrong += _pasted(lab, mended, run)
+        again = doctor(lab, "check", "--no-smoke", *options, hosts=lab.hosts_file(hosts=them, python=python))
+        for name in mended:
+            wrong += [f"{odd[name].setup} ({name}), mended: {what}" for what in differences(again, name, WELL)]
+    return wrong
 
 
 WELL = Row("healthy", READY)
@@ -130,17 +135,11 @@ def _text(diagnosis: dict[str, Any]) -> str:
     return "\n".join([diagnosis["message"], *diagnosis["evidence"], fix["summary"], *lines])
 
 
-def _pasted(lab: Lab, odd: Mapping[str, Row], run: Run, text: str, options: Sequence[str]) -> list[str]:
-    """Pastes the commands of the lines that they are to mend, and looks again."""
-    mended = [name for name, row in odd.items() if row.mended]
-    if not mended:
-        return []
+def _pasted(lab: Lab, mended: Sequence[str], run: Run) -> list[str]:
+    """Pastes the commands of the lines that they are to mend; which have none."""
     of_mended = [one for one in run.report["diagnoses"] if set(mended) & set(one["hosts"])]
     wrong = [f"{one['hosts']}: no command" for one in of_mended if not one["fix"]["commands"]]
     for command in (command for one in of_mended for command in one["fix"]["commands"]):
         host = lab.controller if command["host"] is None else lab.host(command["host"])
         host.run(command["command"], env=PASSWORD)
-    again = doctor(lab, "check", "--no-smoke", *options, hosts=text)
-    for name in mended:
-        wrong += [f"{odd[name].setup} ({name}), mended: {what}" for what in differences(again, name, WELL)]
     return wrong

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.lab import warm
-from tests.lab.cluster import Lab, MakeLab, hosts_python
+from tests.lab.cluster import Lab, MakeLab, hosts_python, supervisors_python
 from tests.lab.errors import LabError
 from tests.lab.host import controller_path
 
@@ -25,6 +25,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 controller_path.insert(0, lambda: Path(warm.tool()).parent)
 # And what a probe is started with: an interpreter's start and its imports are half of what a host does in a check.
 hosts_python.append(warm.plain)
+# To start one is half of what a small lab costs.
+supervisors_python.append(warm.plain)
 
 # An example may take as long as the machine does.
 settings.register_profile("suite", deadline=None)

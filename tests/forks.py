@@ -47,7 +47,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 
 
 def gather(items: Sequence[pytest.Item]) -> list[list[int]]:
-    """The tests' numbers by what is run without a break, the dearest first: who share a module's fixture, and chunks."""
+    """The tests' numbers by what is run without a break, the dearest first: who share a module's fixture, and chunks.
+
+    A test of two of the dear marks costs more than one of a single one.
+    """
     shared: defaultdict[Any, list[int]] = defaultdict(list)
     cheap: defaultdict[Any, list[int]] = defaultdict(list)
     dear: list[list[int]] = []
@@ -62,7 +65,9 @@ def gather(items: Sequence[pytest.Item]) -> list[list[int]]:
     chunks = [some[begin : begin + CHUNK] for some in cheap.values() for begin in range(0, len(some), CHUNK)]
 
     def cost(numbers: list[int]) -> int:
-        return sum(100 if any(items[number].get_closest_marker(mark) for mark in DEAR) else 1 for number in numbers)
+        return sum(
+            100 * sum(items[number].get_closest_marker(mark) is not None for mark in DEAR) or 1 for number in numbers
+        )
 
     return sorted([*shared.values(), *dear, *chunks], key=cost, reverse=True)
 

@@ -8,6 +8,7 @@ from tests.firewall.differential import trials
 
 
 @pytest.mark.lab
+@pytest.mark.slow
 def test_the_evaluation_says_what_the_kernel_does() -> None:
     found = trials(range(60))
     wrong = [str(trial) for trial in found if not trial.agrees]

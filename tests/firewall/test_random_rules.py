@@ -15,7 +15,7 @@ from tests.firewall import generate
 from tests.firewall.differential import QUICK_S, RESET, RETRANSMITTED_S
 from tests.firewall.scene import ADDRESSES, PORTS, Scene
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.slow]
 
 RULES = ("firewall-blocks-port", "firewall-blocks-ephemeral")
 STRANGERS = [("10.9.0.11", ADDRESSES["node1"], port) for port in (22, *PORTS["node1"])]

@@ -27,6 +27,9 @@ _STOP_S = 20.0
 hosts_python: list[Callable[[], str]] = [lambda: sys.executable]
 """The interpreter that a hosts file names where nothing else is asked for."""
 
+supervisors_python: list[Callable[[], str]] = [lambda: sys.executable]
+"""The interpreter of a lab's supervisor, where it need not outlive this process."""
+
 
 @final
 class Lab:
@@ -63,7 +66,7 @@ class Lab:
         # what outlives this process holds nothing of its caller's: `scripts/lab up 2>&1 | tail` would never end
         own_errors = tempfile.TemporaryFile("w+") if detached else None  # noqa: SIM115 - closed below
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.lab.supervisor"],
+            [sys.executable if detached else supervisors_python[-1](), "-m", "tests.lab.supervisor"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=own_errors,

@@ -234,11 +234,12 @@ class LabHost:
 
     def wait_until(self, condition: Callable[[], object], what: str, timeout: float = LONG_S) -> None:
         """Wait until the condition holds, or raise `LabError` that names what was waited for."""
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
         while not condition():
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > timeout:
                 raise LabError(f"{self.name}: {what} did not happen within {timeout:.0f} s.")
-            time.sleep(0.02)
+            time.sleep(min(max(waited / 10, 0.02), 0.2))  # to look may cost more than what is waited for
 
     def _inside(self, action: Callable[[], T]) -> T:
         if not self.alive():

@@ -32,6 +32,9 @@ supervisors_python.append(warm.plain)
 settings.register_profile("suite", deadline=None)
 settings.load_profile("suite")
 
+MANY_LABS = 10
+"""Tests of a lab for each fork, of which some need torch."""
+
 
 def pytest_configure() -> None:
     """A shell that starts the suite in the background ignores Ctrl-C for it and all its children; the tests send it."""
@@ -42,10 +45,11 @@ def pytest_configure() -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What was collected stays: thousands of tests need no garbage collector to look through them again and again.
 
-    Forks share what programs of the lab are forked from.
+    Forks share what programs of the lab are forked from, where they will need it all.
     """
     option = session.config.option
-    if option.forks and not option.collectonly and any(item.get_closest_marker("lab") for item in session.items):
+    labs = sum(item.get_closest_marker("lab") is not None for item in session.items)
+    if not option.collectonly and labs > MANY_LABS * option.forks > 0:
         warm.start()
     gc.collect()
     gc.freeze()

@@ -5,7 +5,6 @@ Stands beside diagnose.py because the report layer knows the model alone and no 
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.checks.rates import link_gbps
 from nccl_doctor.firewall.manager import managed_by
-from nccl_doctor.launch.line import own_lines, read_line
+from nccl_doctor.launch.line import line_to_judge, own_lines
 from nccl_doctor.model.base import PENDING, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import Severity
@@ -104,8 +103,8 @@ def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
         return "Several machines:  nccl-doctor check hosts.yaml"
-    if snapshot.cluster.line is not None:
-        line = read_line(shlex.split(snapshot.cluster.line))
+    line = line_to_judge(snapshot)
+    if line is not None:
         lines = own_lines(line, snapshot.cluster, rank_counts(snapshot), gpu_counts(snapshot))
         alike = len({str(line) for line in lines.values()}) == 1
         each = (f"  {name}:  {line}" for name, line in lines.items())

@@ -1,26 +1,27 @@
 """A line that starts a job, as somebody is about to paste it: read, never run, and written again with what must change.
 
-Each launcher's options are a table (launch/options.py). argparse takes "-" for "_", and "=" before a value.
+Each launcher's options are a table (probe/options.py), which the probe reads the command lines of jobs by, too.
 """
 
 from __future__ import annotations
 
-import difflib
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.options import LAUNCHERS, MODULES, PROGRAMS, Launcher
 from nccl_doctor.launch.plan import nearest
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.probe.options import LAUNCHERS, Launcher, Option, find_launcher, read_words
+from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.inet import endpoint
 from nccl_doctor.text.shell import Line
 
-_PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*")
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -29,11 +30,11 @@ class LaunchLine:
     """A launch line.
 
     Attributes:
-        launcher: by name, of launch/options.py; "script" for a script that starts its own ranks.
+        launcher: by name, of probe/options.py; "script" for a script that starts its own ranks.
         variables: set in front of it.
         start: the words that start the launcher, or the script's interpreter.
         options: the launcher's, by torchrun's names where it has one; "" for a flag.
-        own: the same as they were written.
+        own: the same as they were written, those that it knows.
         unknown: what this launcher does not know, as it was written; the nearest that it knows stands in ``own``.
         script: the script and its arguments.
     """
@@ -42,7 +43,7 @@ class LaunchLine:
     variables: dict[str, str]
     start: tuple[str, ...]
     options: dict[str, str] = field(default_factory=dict)
-    own: tuple[tuple[str, str, str | None], ...] = ()
+    own: tuple[Option, ...] = ()
     unknown: tuple[str, ...] = ()
     script: tuple[str, ...] = ()
 
@@ -75,7 +76,7 @@ class LaunchLine:
     def written(self, options: Mapping[str, str], script: Sequence[str], variables: Mapping[str, str]) -> Line:
         """The line with these options, script and variables in place of its own; those it lacks stand first."""
         kept, left = [], dict(options)
-        for name, written, value in self.own:
+        for _, name, written, value in self.own:
             new = left.pop(name, value)
             if name != "standalone":
                 kept += (
@@ -139,8 +140,8 @@ def joined(words: Sequence[str]) -> str:
     return str(shell.script("{line}", line=[*map(shell.argument, words)]))
 
 
-def read_line(words: Sequence[str]) -> LaunchLine:
-    """The line that these words are.
+def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
+    """The line that these words are; ``known`` are the launcher's options where it is installed.
 
     Raises:
         UsageError: there is no program in it, or a shell's script.
@@ -155,57 +156,35 @@ def read_line(words: Sequence[str]) -> LaunchLine:
         raise UsageError("which line is to be judged? nccl-doctor check hosts.yaml -- torchrun --nnodes=2 train.py")
     if PurePath(rest[0]).suffix in {".sh", ".bash", ".sbatch", ".slurm"}:
         raise UsageError(f"{shell.word(rest[0])} is a shell script; give the line in it that starts the job")
-    program, flags = PurePath(rest[0]).name, 1
-    if program in PROGRAMS:
-        launcher, more = PROGRAMS[program]
-        if tuple(rest[1 : 1 + len(more)]) == more:
-            return _read(LAUNCHERS[launcher], rest[: 1 + len(more)], rest[1 + len(more) :], variables)
-    if not _PYTHON.fullmatch(program):
-        return LaunchLine("script", variables, (), script=tuple(rest))
-    while rest[flags : flags + 1] and rest[flags] in ("-u", "-O", "-B", "-s"):
-        flags += 1
-    launcher = MODULES.get("".join(rest[flags + 1 : flags + 2]), "") if rest[flags : flags + 1] == ["-m"] else ""
-    if launcher:
-        return _read(LAUNCHERS[launcher], rest[: flags + 2], rest[flags + 2 :], variables)
-    return LaunchLine("script", variables, tuple(rest[:flags]), script=tuple(rest[flags:]))
+    launcher, count = find_launcher(rest)
+    if launcher.name == "script":
+        return LaunchLine("script", variables, tuple(rest[:count]), script=tuple(rest[count:]))
+    if known:
+        launcher = launcher._replace(options={**known, **{n: v for n, v in launcher.options.items() if n in known}})
+    found, start = read_words(launcher, rest[count:]), tuple(rest[:count])
+    return LaunchLine(launcher.name, variables, start, found.told, found.options, found.unknown, found.rest)
 
 
-def _read(launcher: Launcher, start: list[str], words: list[str], variables: dict[str, str]) -> LaunchLine:
-    table, options, own, unknown, places = launcher.options, {}, [], [], []
-    while words and words[0] != "--" and (words[0].startswith("-") or launcher.engine):
-        if not words[0].startswith("-"):  # an engine's model
-            places.append(words.pop(0))
-            continue
-        written, sign, value = words.pop(0).partition("=")
-        asked = written.lstrip("-").replace("-", "_")
-        name = _named(asked, launcher)
-        if launcher.closed and name is None:
-            unknown.append(written)
-            name = next(iter(difflib.get_close_matches(asked, table, 1)), None)
-            written = f"--{name}" if name is not None else written
-        takes = table.get(name, True) if name is not None else True
-        certain = name is not None and not launcher.engine
-        if not sign and takes and words and (certain or not words[0].startswith("-")):
-            value, sign = words.pop(0), "="
-        notion = launcher.same.get(name or asked, name or asked)
-        options[notion] = value
-        if not launcher.closed or name is not None:
-            own.append((notion, written, value if sign else None))
-    script = (*places, *(words[1:] if words[:1] == ["--"] else words))
-    return LaunchLine(launcher.name, variables, tuple(start), options, tuple(own), tuple(unknown), script)
+def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
+    """The line that a run is about, read by the options that its launcher has on the hosts.
+
+    Raises:
+        ValueError, UsageError: it is no line, or none that starts a job.
+    """
+    if snapshot.cluster.line is None:
+        return None
+    known = {name: takes for options in host_options(snapshot).values() for name, takes in options.items()}
+    return read_line(shlex.split(snapshot.cluster.line), known)
 
 
-def _named(asked: str, launcher: Launcher) -> str | None:
-    """The option that is meant, by any unambiguous beginning where it takes that."""
-    if asked in launcher.options or not launcher.closed:
-        return asked
-    near = [name for name in launcher.options if len(asked) > 1 and name.startswith(asked)]
-    return near[0] if len(near) == 1 and launcher.abbreviates else None
-
-
-def known_options(launcher: str) -> tuple[str, ...]:
-    """The names of a launcher's options; none where they are not all known."""
-    return tuple(LAUNCHERS[launcher].options) if LAUNCHERS[launcher].closed else ()
+def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
+    """By host, the options of the line's launcher as it is installed there, where that is known."""
+    seen = {host.name: host.facts.engines for host in snapshot.hosts if host.facts is not None}
+    return {
+        name: one.options
+        for name, one in seen.items()
+        if one is not None and not isinstance(one, Unknown) and one.options
+    }
 
 
 _WHOLE = re.compile(r"-{0,2}(?:(?:total|global)[-_])?(?:train[-_])?batch(?:[-_]size)?")
@@ -279,7 +258,7 @@ def own_lines(
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
     if line.launcher == "vllm":
-        line = replace(line, own=tuple(one for one in line.own if one[0] != "headless"))
+        line = replace(line, own=tuple(one for one in line.own if one.notion != "headless"))
     script = _better_script(line, cluster, sum(counts.values()))
     found = {}
     for node in cluster.nodes:

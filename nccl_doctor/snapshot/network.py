@@ -270,6 +270,8 @@ class Engines(Observed):
     fqdn: str | None
     packages: Fact[dict[str, Version]]  # "vllm", "sglang", "ray", "deepspeed", … as far as they are installed
     ray_nodes: tuple[IpAddress, ...] = ()  # by which Ray's nodes that run there are known
+    # of the launcher of the line to be judged, by name with "_" for "-": whether a value follows; none where unknown
+    options: dict[Annotated[str, Field(pattern=r"^\w{1,64}$")], bool] = Field(default_factory=dict, max_length=512)
 
 
 class Process(Observed):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.probe.options import LAUNCHERS
 from tests.cli.doctor import doctor
 from tests.cli.program import run_in
 from tests.cli.training import launch, printed, run_here, run_lines
@@ -124,3 +125,24 @@ def test_a_line_of_a_guide_is_judged_on_the_hosts_and_written_as_it_must_be(lab:
     assert (found["name"], found["hosts"]) == ("code-mismatch", [lab.hosts[-1].name])
     for host in lab.hosts[:-1]:
         host.run("rm /root/train.py")
+
+
+def test_an_option_that_one_hosts_launcher_has_not_is_named_and_nothing_is_run(lab: Lab) -> None:
+    last, first = lab.hosts[-1], lab.hosts[0].name
+    count = len(lab.hosts)
+    for host in lab.hosts:
+        names = [f"{n}" for n in LAUNCHERS["torchrun"].options if host is not last or n != "numa_binding"]
+        text = "".join(f'    parser.add_argument("--{name}")\n' for name in names)
+        host.run("mkdir -p /root/own/torch/distributed")
+        host.write("/root/own/torch/distributed/run.py", f"open('/root/started', 'w')\n{text}")
+        host.write("/root/own/torchrun", "#!/bin/sh\ntouch /root/started\n", 0o755)
+    lab.controller.write("/root/hosts.yaml", lab.hosts_file(env={"PYTHONPATH": "/root/own"}))
+    line = f"torchrun --numa_binding=node --nnodes={count} --node_rank=0 --master_addr={first} --master_port=29500 t.py"
+    words = ("check", "hosts.yaml", "-q", "--no-smoke", "-o", "json", "--", *shlex.split(line))
+    [found] = json.loads(run_in(lab.controller, *words).stdout)["diagnoses"]
+    said = f"Torchrun on {last.name} knows no option --numa_binding, which it has on others"
+    assert (found["name"], found["message"].partition(":")[0]) == ("launch-line-wrong", said)
+    assert "numa" not in " ".join(one["command"] for one in found["fix"]["commands"])
+    for host in lab.hosts:
+        assert host.run("ls /root/started", check=False).returncode != 0
+        host.run("rm -r /root/own")

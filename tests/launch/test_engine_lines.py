@@ -14,9 +14,10 @@ import pytest
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.engine_lines import engine_commands, engine_notes, own_addresses
-from nccl_doctor.launch.options import LAUNCHERS
 from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
 from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.probe.facts.engines import options_of
+from nccl_doctor.probe.options import LAUNCHERS
 from tests.cli.program import assert_one_sentence, run
 from tests.engines import witness
 
@@ -155,3 +156,4 @@ print("\\n" + json.dumps(found))
     assert done.returncode == 0, done.stderr
     theirs = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert theirs == LAUNCHERS[engine].options
+    assert theirs == options_of(engine, [os.fspath(witness.packages(*wanted, options=options))])

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.run import get_args_parser
+from torch.distributed import launch, run
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import behind_dashes, known_options, own_lines, read_line
-from nccl_doctor.launch.options import LAUNCHERS
+from nccl_doctor.launch.line import behind_dashes, own_lines, read_line
 from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.probe.options import LAUNCHERS, source_options
 
 NODES = tuple(Node(name=f"n{rank}", address=f"10.0.0.{rank + 1}", node_rank=rank) for rank in range(2))
 CLUSTER = Cluster(nodes=NODES, master_addr="10.0.0.1", master_port=29500)
@@ -31,11 +32,28 @@ def corrected(text: str, gpus: dict[str, int] | None = None) -> list[str]:
 def test_torchruns_options_are_those_of_torch() -> None:
     theirs = {
         option.lstrip("-").replace("-", "_"): action.nargs != 0
-        for action in get_args_parser()._actions
+        for action in run.get_args_parser()._actions
         for option in action.option_strings
     }
-    assert theirs == LAUNCHERS["torchrun"].options
-    assert set(known_options("torchrun")) == set(theirs)
+    assert theirs == LAUNCHERS["torchrun"].options == source_options(inspect.getsource(run))
+    both = source_options(inspect.getsource(run)) | source_options(inspect.getsource(launch))
+    assert both == LAUNCHERS["launch"].options
+
+
+def test_options_of_a_source_are_a_bounded_number_of_names() -> None:
+    text = """
+    >>> parser.add_argument("--no")
+    parser.add_argument("file", type=str)
+    parser.add_argument('-q', "--quiet-please",
+        action="store_true")
+    own.add_argument(
+        "--level",  help="action='store_true'")
+    parser.add_argument(f"--{name}")
+    parser.add_argument("--bad;name")
+    """
+    assert source_options(text) == {"h": False, "help": False, "q": False, "quiet_please": False, "level": False}
+    many = "\n".join(f'parser.add_argument("--x{number}")' for number in range(2000))
+    assert len(source_options(many)) == 512
 
 
 @pytest.mark.parametrize(
@@ -45,6 +63,8 @@ def test_torchruns_options_are_those_of_torch() -> None:
          ("t.py", "--nnodes", "7")),
         ("python3.11 -u -m torch.distributed.run --standalone -m pkg.train", "torchrun", {"standalone": "", "m": ""},
          ("pkg.train",)),
+        ("python3 -X dev /usr/bin/torchrun --nnodes 2 t.py", "torchrun", {"nnodes": "2"}, ("t.py",)),
+        ("python -m accelerate.commands.launch --num_machines 2 t.py", "accelerate", {"nnodes": "2"}, ("t.py",)),
         ("python -m torch.distributed.launch --use_env --nproc 2 t.py", "launch", {"use_env": "", "nproc_per_node": "2"},
          ("t.py",)),
         ("accelerate launch --multi_gpu --num_machines 2 --machine_rank 1 t.py", "accelerate",

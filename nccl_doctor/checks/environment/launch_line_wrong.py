@@ -6,29 +6,36 @@ loopback dist-url, a batch size.
 
 How we know: the line is read as its launcher would, and never run: torchrun, torch.distributed.launch, accelerate,
 deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device. What it says is
-held against the hosts as they were seen: how many there are, which GPUs they have, which master and port were tried. A
-batch is only a warning: whether a script splits it or gives each rank one, the script alone knows.
+held against the hosts as they were seen: how many there are, which GPUs they have, which master and port were tried,
+and which options the launcher's source has there (torch/distributed/run.py; it is read, not started). A batch is only a
+warning: whether a script splits it or gives each rank one, the script alone knows.
 
 Fix: the same line with what must change, for each host its own where they differ.
 
 References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, tcp://); accelerate launch; deepspeed.
 """
 
-import difflib
-import shlex
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import LaunchLine, batch_notes, is_number, known_options, model_size, own_lines, read_line
+from nccl_doctor.launch.line import (
+    LaunchLine,
+    batch_notes,
+    host_options,
+    is_number,
+    line_to_judge,
+    model_size,
+    own_lines,
+)
 from nccl_doctor.launch.plan import PlannedNode
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Command, Finding, Severity, on
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.snapshot.hosts import gpu_counts, visible_gpus
-from nccl_doctor.text.hostlist import fold, plural
+from nccl_doctor.text.hostlist import fold, grouped, plural
 from nccl_doctor.text.inet import is_loopback
 
 
@@ -62,13 +69,13 @@ class Judged:
 def launch_line_wrong(view: View) -> Findings:
     """Yields one finding for all that the line says wrongly."""
     cluster = view.snapshot.cluster
-    if cluster.line is None:
-        yield Absent("no launch line was given")
-        return
     try:
-        line = read_line(shlex.split(cluster.line))
+        line = line_to_judge(view.snapshot)
     except (ValueError, UsageError) as error:
         yield Unjudged((), f"the launch line can't be read: {error}")
+        return
+    if line is None:
+        yield Absent("no launch line was given")
         return
     judged = Judged(view, line, dict(planned_nodes(view.snapshot)))
     meeting, gaps = _apart((*_meeting(judged), *_url(judged)))
@@ -103,7 +110,9 @@ def _apart(found: Iterable[Fault]) -> tuple[list[str], list[Unjudged]]:
 def _commands(judged: Judged) -> tuple[Command, ...]:
     """The corrected line: one for all hosts where it serves for all."""
     counts = {name: place.nproc for name, place in judged.places.items()}
-    lines = own_lines(judged.line, judged.view.snapshot.cluster, counts, gpu_counts(judged.view.snapshot))
+    lacking = {option for option, _ in _lacking(judged)}
+    line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
+    lines = own_lines(line, judged.view.snapshot.cluster, counts, gpu_counts(judged.view.snapshot))
     if len({str(line) for line in lines.values()}) == 1:
         return on(None, next(iter(lines.values())))
     return tuple(command for host, line in lines.items() for command in on(host, line))
@@ -111,9 +120,17 @@ def _commands(judged: Judged) -> tuple[Command, ...]:
 
 def _unknown_options(judged: Judged) -> Iterator[str]:
     for option in judged.line.unknown:
-        asked = option.lstrip("-").replace("-", "_")
-        near = difflib.get_close_matches(asked, known_options(judged.line.launcher), 1)
-        yield f"{judged.line.launcher} knows no option {option}" + (f"; --{near[0]} is near" if near else "")
+        near = judged.line.table.nearest(option)
+        yield f"{judged.line.launcher} knows no option {option}" + (f"; --{near} is near" if near else "")
+    for option, hosts in grouped(_lacking(judged)).items():
+        some = f"{judged.line.launcher} on {fold(hosts)}"
+        yield f"{some} knows no option {option}, which it has on others: it is of another version there"
+
+
+def _lacking(judged: Judged) -> Iterator[tuple[str, str]]:
+    """Yields each option that some hosts have, as it was written, with a host that has not."""
+    for host, known in host_options(judged.view.snapshot).items():
+        yield from ((option.written, host) for option in judged.line.own if option.name not in known)
 
 
 def _nodes(judged: Judged) -> Iterator[str]:

@@ -22,7 +22,6 @@ sglang/srt/utils/network.py (get_local_ip_auto); ray/src/ray/util/network_util.c
 """
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.engines.advertise import STEPS, TITLES, Advertised, Side, advertised, programs, side_of
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import read_line
+from nccl_doctor.launch.line import line_to_judge
 from nccl_doctor.logs.log import Event, Log
 from nccl_doctor.logs.rule import Grade, clue, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, advise, ifname_command
@@ -145,9 +144,10 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
 def _by_line(view: View, program: str) -> Advertised | None:
     """The address that the line to be judged gives the program, as it stands there for every host."""
     with suppress(ValueError, UsageError):
-        line = read_line(shlex.split(view.snapshot.cluster.line or ""))
-        option = _OPTIONS.get(program)
-        address = line.options.get(option) if option is not None and line.launcher == program else None
+        line, option = line_to_judge(view.snapshot), _OPTIONS.get(program)
+        if line is None or option is None or line.launcher != program:
+            return None
+        address = line.options.get(option)
         return Advertised(address, f"--{option} says so", option) if address else None
     return None
 

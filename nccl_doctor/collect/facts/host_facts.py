@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import secrets
+import shlex
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from nccl_doctor.collect import answers
 from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems
 from nccl_doctor.collect.connect.reach import Window, ask_all, failure_of, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.launch.line import read_line
 from nccl_doctor.model.base import MALFORMED, IpAddress, Unknown, ip_address, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import place_of
@@ -137,6 +139,7 @@ class Asking:
         self._cluster, self._limits, self._until, self._outside = cluster, limits, until, outside
         self._facts: dict[str, HostFacts] = {}
         self._names = CommonNames(cluster)
+        self._launcher = read_line(shlex.split(cluster.line)).launcher if cluster.line else ""
 
     def __call__(self, session: ProbeSession, share: float) -> None:
         """Asks one host, or waits again for what it was asked before; NoAnswerError where more time may help."""
@@ -155,6 +158,7 @@ class Asking:
             env=node.env,
             python=node.python,
             same=list(cluster.same),
+            launcher=self._launcher,
             inside=bool(place_of(node)),
         )
         around = self._outside(node, deadline)

@@ -30,8 +30,8 @@ MARGIN_S = 0.3  # Collectors that can end in time by themselves are told to end 
 def collect(request: dict[str, Any]) -> dict[str, object]:
     """All facts but the clock, by field of snapshot.HostFacts: JSON, or ``{"$unknown": reason, "traceback"}``.
 
-    Of the request: ``same`` are paths to take digests of, ``inside`` says that this is a container, ``sudo`` that
-    ``sudo -n`` may be tried.
+    Of the request: ``launcher`` is a line's, ``same`` are paths to take digests of, ``inside`` says that this is a
+    container, ``sudo`` that ``sudo -n`` may be tried.
     """
     from nccl_doctor.probe.facts.software import Interpreter
 
@@ -75,6 +75,7 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
         "env": request.get("env") or {},
         "inside": bool(request.get("inside")),
         "interpreter": interpreter,
+        "launcher": request.get("launcher") or "",
         "names": unpacked(request["names"]),
         "ports": {port for port in (port, request.get("master_port")) if port is not None},
         "same": request.get("same") or [],

@@ -27,14 +27,15 @@ OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "20
 
 
 @fact("engines")
-def read_engines(interpreter: Interpreter, deadline: float) -> dict[str, Any]:
-    """snapshot.Engines."""
+def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") -> dict[str, Any]:
+    """snapshot.Engines, with the options of a launcher."""
     own = socket.gethostname()
     by_name = side_by_side(lambda how: LOOK_UPS[how](own), list(LOOK_UPS), deadline)
     try:
-        packages: Any = installed(interpreter.torch()[1])
+        folders = interpreter.torch()[1]
+        packages: Any = installed(folders)
     except Unavailable as error:
-        packages = {"$unknown": str(error)}
+        folders, packages = [], {"$unknown": str(error)}
     return {
         **{field: source_to(family, (address, 80))[0] for field, (family, address) in OUTSIDE.items()},
         **dict.fromkeys(LOOK_UPS),
@@ -42,7 +43,31 @@ def read_engines(interpreter: Interpreter, deadline: float) -> dict[str, Any]:
         **by_name,
         "packages": packages,
         "ray_nodes": raylets() if "ray" in packages else [],
+        "options": options_of(launcher, folders) if launcher else {},
     }
+
+
+def options_of(launcher: str, folders: list[str]) -> dict[str, bool]:
+    """The options of an installed launcher, read in its source, which is not run; none where that is not there."""
+    from nccl_doctor.probe.options import SOURCES, source_options
+
+    found: dict[str, bool] = {}
+    for path in SOURCES.get(launcher, ()):
+        text = next(filter(None, (_source(f"{folder}/{path}") for folder in folders)), None)
+        if text is None:
+            return {}
+        found.update(source_options(text))
+    return found
+
+
+MOST_SOURCE = 1 << 20
+
+
+def _source(path: str) -> str | None:
+    with contextlib.suppress(OSError):
+        if os.path.isfile(path) and os.stat(path).st_size <= MOST_SOURCE:
+            return read(path)
+    return None
 
 
 def installed(folders: list[str]) -> dict[str, str]:

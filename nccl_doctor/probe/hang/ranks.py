@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterable, Mapping, Sequence
 
 from nccl_doctor.probe import guard, jobs, procs, progress
 from nccl_doctor.probe.hang import flows
+from nccl_doctor.probe.options import find_launcher, read_words
 from nccl_doctor.probe.procs import Table
 
 IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
@@ -230,15 +231,8 @@ def _describe(pid: int, table: Table) -> dict[str, Any]:
     }
 
 
-OPTIONS = {  # what a node is told of the others, by torchrun's name: torchrun's option and accelerate's
-    "nnodes": ("nnodes", "num_machines"),
-    "node_rank": ("node_rank", "machine_rank"),
-    "master_addr": ("master_addr", "main_process_ip"),
-    "master_port": ("master_port", "main_process_port"),
-    "rdzv_backend": ("rdzv_backend",),
-    "rdzv_endpoint": ("rdzv_endpoint",),
-    "rdzv_id": ("rdzv_id",),
-}
+ASKED = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
+"""What a node is told of the others, by torchrun's names."""
 MOST_LAUNCHERS = 64
 OPTION_TEXT = 200
 
@@ -264,17 +258,10 @@ def find_launchers(table: Table) -> list[dict[str, Any]]:
 
 def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
     """The settings of a launcher, by options or by torchrun's variables (PET_NNODES, torch's argparse_util.py)."""
-    given: dict[str, str] = {}  # the first of each: the script's own come behind the launcher's
-    for word, after in zip(argv, [*argv[1:], ""]):
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            given.setdefault(name.replace("-", "_"), value if equals else after)
-    found = {}
-    for name, options in OPTIONS.items():
-        told = next((given[one] for one in options if one in given), environ.get(f"PET_{name.upper()}"))
-        if told:
-            found[name] = told[:OPTION_TEXT]
-    return found
+    launcher, count = find_launcher(argv)
+    given = {} if launcher.name == "script" else read_words(launcher, argv[count:]).told
+    found = {name: given.get(name) or environ.get(f"PET_{name.upper()}") for name in ASKED}
+    return {name: told[:OPTION_TEXT] for name, told in found.items() if told}
 
 
 def _starts(pid: int, table: Table) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.report import Outcome, Report
+from nccl_doctor.probe.options import LAUNCHERS
 from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import healthy
 
@@ -87,6 +88,29 @@ def test_as_the_guide_prints_it_and_as_people_get_it_wrong(
     (found,) = judged(line.format(**{**right, **wrong}), **hosts).diagnoses
     assert said.lower() in " ".join((found.message, *map(str, found.evidence))).lower()
     assert better in " ".join(one.command for one in found.fix.commands)
+
+
+def test_options_are_those_that_the_hosts_launchers_have() -> None:
+    def said(options: str, *known: set[str]) -> tuple[str, list[str]]:
+        document = healthy()
+        for place, host in enumerate(document["hosts"]):
+            own = {**LAUNCHERS["torchrun"].options, "newer": True, "flag": False}
+            names = own.keys() - {"numa_binding", "newer", "flag"} | known[min(place, len(known) - 1)]
+            host["facts"]["engines"]["options"] = {name: own[name] for name in names}
+            host["facts"]["gpus"] = [gpu(index, place) for index in range(2)]
+        first = document["cluster"]["master_addr"]
+        placed = f"--nnodes=3 --node_rank=0 --nproc_per_node=2 --master_addr={first} --master_port=29500"
+        document["cluster"]["line"] = f"torchrun {options} {placed} train.py"
+        report = judge(Snapshot.model_validate(document), "check", lambda check: check.name == "launch-line-wrong")
+        found = report.diagnoses
+        return " ".join(one.message for one in found), [c.command for one in found for c in one.fix.commands]
+
+    assert said("--newer 3 --flag", {"newer", "flag"}) == ("", [])
+    assert said("--numa_binding=node", {"numa_binding"}) == ("", [])
+    alone, lines = said("--numa_binding=node", {"numa_binding"}, set())
+    assert alone.startswith("Torchrun on node[2-3] knows no option --numa_binding, which it has on others")
+    assert not any("numa" in line for line in lines)
+    assert said("--numa_binding=node", set())[0].startswith("Torchrun knows no option --numa_binding")
 
 
 HUNG = {"$unknown": "nvidia-smi gave no answer"}

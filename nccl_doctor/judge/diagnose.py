@@ -20,7 +20,8 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import engines, engines_of, placed
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Absent, Check, Unjudged, all_checks, entry
-from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, Gap, HostSummary, Outcome, Report
+from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, Gap, HostSummary, Outcome, RdmaAnswer, Report
+from nccl_doctor.nccl.rdma_pairs import rdma_answers
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Shown, Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Interfaces
@@ -52,7 +53,8 @@ def judge(
     diagnoses = attach_consequences((j.check, finding) for j in judged for finding in j.findings)
     diagnoses = tuple(_placed(diagnosis, snapshot.cluster) for diagnosis in diagnoses)
     judged = [_without_hidden_facts(j, judged) for j in _with_spared_allreduce(judged, snapshot, diagnoses)]
-    hosts = [_host(host, derived) for host in snapshot.hosts]
+    devices = rdma_answers(derived.nccl.rdma)
+    hosts = [_host(host, derived, devices.get(host.name, ())) for host in snapshot.hosts]
     return summary.report(snapshot, command, diagnoses, tuple(j.result for j in judged), hosts)
 
 
@@ -119,7 +121,7 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
     return sorted(by_name.values(), key=lambda j: j.check.code)
 
 
-def _host(host: Host, derived: Derived) -> HostSummary:
+def _host(host: Host, derived: Derived, rdma: tuple[RdmaAnswer, ...]) -> HostSummary:
     node = host.node
     chosen = derived.nccl.interfaces.get(host.name)
     return HostSummary(
@@ -129,6 +131,7 @@ def _host(host: Host, derived: Derived) -> HostSummary:
         reached=host.facts is not None,
         nccl_interface=chosen,
         network=chosen and _network(host, chosen.address),
+        rdma=rdma,
         seen={} if host.facts is None else describe_host(host.facts, derived.kube.pods.get(host.name)),
         spent=derived.snapshot.spent.get(host.name, {}),
     )

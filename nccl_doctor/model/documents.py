@@ -10,7 +10,7 @@ from pydantic import Field
 from nccl_doctor.model.base import Document, FrozenModel
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.finding import Command, Severity
-from nccl_doctor.model.report import Diagnosis, NcclInterface
+from nccl_doctor.model.report import Diagnosis, NcclInterface, RdmaAnswer
 from nccl_doctor.text.secrets import LEFT_OUT, names_secret
 
 
@@ -47,22 +47,6 @@ class Launch(Document):
     def without_secrets(self, hide: Callable[[Any], Any]) -> Launch:
         """Itself hidden but for the lines, which are to be pasted."""
         return self.model_copy(update={"notes": hide(self.notes), "warnings": hide(self.warnings)})
-
-
-class RdmaAnswer(FrozenModel):
-    """A port in NCCL's list of a host's RDMA devices."""
-
-    device: str
-    port: int
-    netdev: str | None  # None on InfiniBand
-    link_layer: str | None
-    rate_gbps: float | None
-    gid_index: int
-    gid: str | None  # the address in it where it holds one; None where the table is empty there
-    why: str  # of that index
-    network: str | None = None  # of that address
-    place: int = 0  # of the device that channels take, whose ports are fused where several have one
-    trouble: str | None = None  # with whom it is joined and can't talk: "no way to node1's"
 
 
 class AdvertisedAddress(FrozenModel):

@@ -117,11 +117,29 @@ class LogEvent(FrozenModel):
     text: str
 
 
+class RdmaAnswer(FrozenModel):
+    """A port in NCCL's list of a host's RDMA devices."""
+
+    device: str
+    port: int
+    netdev: str | None  # None on InfiniBand
+    link_layer: str | None
+    rate_gbps: float | None
+    gid_index: int
+    gid: str | None  # the address in it where it holds one; None where the table is empty there
+    why: str  # of that index
+    network: str | None = None  # of that address
+    place: int = 0  # of the device that channels take, whose ports are fused where several have one
+    apart: tuple[str, ...] = ()  # hosts with whose device at its place it is joined, and can't talk
+    trouble: str | None = None  # the same in words: "no way to node1's"
+
+
 class HostSummary(FrozenModel):
     """One host of the report.
 
     Attributes:
         network: the net of the address that NCCL chose there, "10.0.0.0/24".
+        rdma: its RDMA ports in the order in which NCCL numbers them.
         seen: what it told, a phrase for each thing: versions, GPUs, limits, routes.
         spent: by phase, the seconds of the run from which until which it was busy with it.
     """
@@ -132,6 +150,7 @@ class HostSummary(FrozenModel):
     reached: bool
     nccl_interface: NcclInterface | None = None
     network: str | None = None
+    rdma: tuple[RdmaAnswer, ...] = ()
     seen: dict[str, str] = Field(default_factory=dict)
     spent: dict[str, tuple[float, float]] = Field(default_factory=dict)
 

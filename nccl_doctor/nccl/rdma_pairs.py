@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from nccl_doctor.model.base import Unknown
+from nccl_doctor.model.report import RdmaAnswer
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.rdma import (
     RAILS,
@@ -37,9 +37,6 @@ from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, groups
 from nccl_doctor.snapshot.system import RdmaGid
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import Address, Network, network_of, numeric
-
-if TYPE_CHECKING:  # no check needs it
-    from nccl_doctor.model.documents import RdmaAnswer
 
 EVERY_PAIR_UP_TO = 16  # hosts; beyond, each is compared with the first one and with its neighbours in the ring
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -393,9 +390,7 @@ def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
 
 
 def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:
-    """By host its ports as NCCL numbers them, for ``ifname``."""
-    from nccl_doctor.model.documents import RdmaAnswer
-
+    """By host its ports as NCCL numbers them."""
     apart: dict[tuple[str, int], list[str]] = {}
     for pair in rdma.pairs:
         if pair.talk.answer is Reachable.NO:
@@ -418,6 +413,7 @@ def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:
                 why=entry.gid.why,
                 network=None if net is None else str(net),
                 place=places[entry.index],
+                apart=tuple(dict.fromkeys(lost or ())),
                 trouble=f"no way to {fold(lost)}'s" if lost else None,
             )
             rows.append(row)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers, RdmaAnswer
-from nccl_doctor.model.report import NcclInterface
+from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
+from nccl_doctor.model.report import NcclInterface, RdmaAnswer
 from nccl_doctor.report.render import RenderOptions, render
 
 

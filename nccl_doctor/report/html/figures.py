@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from math import ceil, cos, floor, hypot, log10, pi, sin
 from statistics import median
 from typing import NamedTuple
 
-from nccl_doctor.model.report import AllReduceReport, HostSummary, Report, SizeReport
+from nccl_doctor.model.report import AllReduceReport, HostSummary, RdmaAnswer, Report, SizeReport
 from nccl_doctor.report.html.document import Table, View, short
 from nccl_doctor.report.smoke import link_words, rate_words, ring_words, size_rows, size_words, time_words
-from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.hostlist import fold, grouped, plural
 
 _FRAME = {"width": 460.0, "height": 280.0, "left": 74.0, "right": 446.0, "top": 14.0, "bottom": 246.0}
 """Of a chart, in CSS pixels."""
@@ -197,6 +197,61 @@ def _stop(name: str, point: tuple[float, float], angle: float, named: bool, blam
         label_y=round(y + 16 * sin(angle) + 4, 1),
         blamed=blamed,
     )
+
+
+_MOST_COLUMNS = 8  # hosts whose rails are drawn, those in trouble first
+_COLUMN, _ROW, _HEAD = 152.0, 58.0, 30.0
+_LONGEST_DEVICE = 20
+
+
+def rails(report: Report) -> View | None:
+    """RDMA devices by their place in each host's list, which is how NCCL joins them; None below two hosts."""
+    places = {host.name: _places(host) for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.rdma}
+    lost = {name: {other for port in chain(*its) for other in port.apart} for name, its in places.items()}
+    shown = sorted(places, key=lambda name: not lost[name])[:_MOST_COLUMNS]
+    columns = [name for name in places if name in shown]
+    if len(places) < 2:
+        return None
+    guilty = {name for found in report.of_category("rdma") for name in found.hosts}
+    across = {name: _COLUMN * (number + 0.5) for number, name in enumerate(columns)}
+    rows = range(max(len(places[name]) for name in columns))
+    down = [_HEAD + _ROW * (row + 0.5) for row in rows]
+    stops, hops, words = [], [], []
+    for row in rows:
+        there = [name for name in columns if len(places[name]) > row]
+        ports = {name: places[name][row] for name in there}
+        for name in there:
+            label, address = _rail_words(ports[name])
+            blamed = name in guilty and any(port.apart for port in ports[name])
+            stops.append(View(x=across[name], y=down[row], label=label, address=address, blamed=blamed))
+        for one, other in pairwise(there):
+            failed = any(other in port.apart for port in ports[one])
+            words += [f"[{row}] of {one} can't talk to [{row}] of {other}"] if failed else []
+            y = down[row]
+            hops.append(View(x1=across[one] + 10, x2=across[other] - 10, y1=y, y2=y, failed=failed))
+    return View(
+        words=f"{plural(len(rows), 'place')} on {fold(columns)}: {'; '.join(words) or 'all that are joined can talk'}",
+        hosts=[View(x=across[name], label=short(name, _LONGEST_DEVICE)) for name in columns],
+        width=_COLUMN * len(columns),
+        height=_HEAD + _ROW * len(rows),
+        stops=stops,
+        hops=hops,
+        more=len(places) - len(columns),
+    )
+
+
+def _places(host: HostSummary) -> list[list[RdmaAnswer]]:
+    """Its ports by the place of the device that channels take."""
+    return [its for _, its in sorted(grouped((port.place, port) for port in host.rdma).items())]
+
+
+def _rail_words(ports: list[RdmaAnswer]) -> tuple[str, str]:
+    """A device's name, and the address that it is joined by."""
+    port, more = ports[0], f" +{len(ports) - 1}" if len(ports) > 1 else ""
+    label = port.device if port.port == 1 else f"{port.device}:{port.port}"
+    mask = f"/{port.network.rpartition('/')[2]}" if port.network else ""
+    address = "InfiniBand" if port.link_layer == "InfiniBand" else f"{port.gid}{mask}" if port.gid else "no GID"
+    return short(label, _LONGEST_DEVICE - len(more)) + more, short(address, _LONGEST_DEVICE)
 
 
 _LEFT_OUT = frozenset({"routes"})  # of what hosts tell; too long for a cell, and the diagnoses judge them

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from nccl_doctor.model.documents import STANDS_STILL, Difference, HangRank, HangReport
 from nccl_doctor.model.report import AllReduceReport, LogEvent, Outcome, Report
 from nccl_doctor.report.html.document import Table, View, document, gravest_first, head, pages, short
-from nccl_doctor.report.html.figures import charts, host_table, nets, ring, size_table, waterfall
+from nccl_doctor.report.html.figures import charts, host_table, nets, rails, ring, size_table, waterfall
 from nccl_doctor.report.html.matrix import matrix
 from nccl_doctor.report.html.rates import rate_matrices
 from nccl_doctor.report.human import verdict
@@ -46,6 +46,7 @@ def render(report: Report, options: RenderOptions) -> str:
         rates=rate_matrices(report),
         nets=nets(report) if went else (),
         ring=ring(report) if went else None,
+        rails=rails(report) if went else None,
         smoke=smoke and _smoke_words(smoke),
         charts=charts(smoke) if smoke else (),
         sizes=smoke and size_table(smoke),

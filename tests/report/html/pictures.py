@@ -17,7 +17,7 @@ from playwright.sync_api import BrowserContext, sync_playwright
 from tests.report.html.situations import files
 
 KEPT = Path(__file__).with_name("pictures")
-SITUATIONS = ("healthy", "firewall", "dead-port", "sampled", "smoke", "hostile")
+SITUATIONS = ("healthy", "firewall", "dead-port", "sampled", "smoke", "rails", "hostile")
 WIDTHS = (390, 1024, 1600)
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 _HEIGHT = 2400

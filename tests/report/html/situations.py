@@ -70,6 +70,11 @@ def smoke_with_a_curve() -> Report:
     return judge(Snapshot.model_validate(overlaid(healthy(), {"smoke": {"sizes": rows}})), "smoke")
 
 
+def three_rails() -> Report:
+    """RDMA devices of which those behind one that is down meet others."""
+    return judge(load(FIXTURES / "rdma/rdma_pair_unreachable/fires-one-down.json"), "check")
+
+
 def hostile() -> Report:
     """Every word that a host or a user can choose is an attack, and a command is left to paste."""
     document = json.loads(load(FIXTURES / "processes/stale_process/fires.json").model_dump_json(by_alias=True))
@@ -140,6 +145,7 @@ REPORTS: dict[str, Callable[[], Report]] = {
     "dead-port": hundred_with_a_dead_port,
     "sampled": sampled_256,
     "smoke": smoke_with_a_curve,
+    "rails": three_rails,
     "hostile": hostile,
     "log": a_log,
 }

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangJob, HangRank, HangReport
-from nccl_doctor.model.report import FailedDial, HostSummary, LogEvent, MeshReport, Report, SampleReport
-from nccl_doctor.report.html.figures import charts, host_table, nets, ring, waterfall
+from nccl_doctor.model.report import FailedDial, HostSummary, LogEvent, MeshReport, RdmaAnswer, Report, SampleReport
+from nccl_doctor.report.html.figures import charts, host_table, nets, rails, ring, waterfall
 from nccl_doctor.report.html.matrix import matrix
 from nccl_doctor.report.html.report import timeline
 from nccl_doctor.text.shell import clean, pasteable
@@ -157,6 +159,67 @@ def test_the_ring_that_nccl_took_is_drawn_where_it_told_one() -> None:
     drawn = ring(healthy().model_copy(update={"smoke": taken}))
     assert drawn
     assert [stop.label for stop in drawn.stops] == ["node1", "node3", "node2", "node4"]
+
+
+def with_rdma(count: int, lists: dict[str, list[dict[str, Any]]]) -> Report:
+    """Hosts with these devices, by name; the others have two that are in nets of their own."""
+    usual = [{"device": f"mlx5_{n}", "place": n, "gid": f"10.{n}.0.9", "network": f"10.{n}.0.0/24"} for n in (0, 1)]
+    base = {
+        "port": 1,
+        "netdev": None,
+        "link_layer": "Ethernet",
+        "rate_gbps": 100.0,
+        "gid_index": 3,
+        "gid": None,
+        "why": "",
+    }
+    report = cluster(count)
+    hosts = tuple(
+        host.model_copy(
+            update={"rdma": tuple(RdmaAnswer.model_validate(base | row) for row in lists.get(host.name, usual))}
+        )
+        for host in report.hosts
+    )
+    return report.model_copy(update={"hosts": hosts})
+
+
+def test_rails_join_devices_of_one_place_and_show_which_cannot_talk() -> None:
+    lists = {
+        "node001": [
+            {"device": "mlx5_0", "place": 0, "apart": ("node000", "node002"), "gid": "10.1.0.9"},
+            {"device": "mlx5_1", "place": 1, "port": 2, "link_layer": "InfiniBand"},
+            {"device": "mlx5_2", "place": 1, "link_layer": "InfiniBand"},
+        ],
+        "node000": [{"device": "mlx5_0", "place": 0, "apart": ("node001",)}],
+    }
+    report = with_rdma(3, lists)
+    drawn = rails(report)
+    assert drawn
+    assert [host.label for host in drawn.hosts] == ["node000", "node001", "node002"]
+    assert [(stop.label, stop.address) for stop in drawn.stops] == [
+        ("mlx5_0", "no GID"),
+        ("mlx5_0", "10.1.0.9"),
+        ("mlx5_0", "10.0.0.9/24"),
+        ("mlx5_1:2 +1", "InfiniBand"),
+        ("mlx5_1", "10.1.0.9/24"),
+    ]
+    assert [(hop.x1 < hop.x2, hop.failed) for hop in drawn.hops] == [(True, True), (True, True), (True, False)]
+    assert "[0] of node000 can't talk to [0] of node001; [0] of node001 can't talk to [0] of node002" in drawn.words
+    assert "a red line is a pair" in html(report)
+
+
+def test_rails_need_two_hosts_with_devices_and_show_those_in_trouble_of_many() -> None:
+    assert rails(cluster(3)) is None
+    assert rails(with_rdma(2, {"node001": []})) is None
+    assert 'class="rails"' not in html(cluster(3))
+    lost = {
+        "node099": [{"device": "mlx5_0", "apart": ("node040",)}],
+        "node040": [{"device": "x", "apart": ("node099",)}],
+    }
+    drawn = rails(with_rdma(100, lost))
+    assert drawn
+    assert [host.label for host in drawn.hosts] == [*(f"node00{n}" for n in range(6)), "node040", "node099"]
+    assert (drawn.more, [hop.failed for hop in drawn.hops].count(True)) == (92, 1)
 
 
 def test_the_curves_rise_from_left_to_right_within_their_frames() -> None:

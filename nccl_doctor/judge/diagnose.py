@@ -218,6 +218,7 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
     gaps: list[Unjudged] = []
     findings: list[Finding] = []
     absent: str | None = None
+    lacking = Outcome.NOT_APPLICABLE
     try:
         hosts, gaps = _known(check, derived)
         assert check.function is not None
@@ -226,6 +227,7 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
                 gaps.append(result)
             elif isinstance(result, Absent):
                 absent = result.reason
+                lacking = Outcome.SKIP if result.skipped else lacking
             else:
                 findings.append(result)
     except Exception as error:  # noqa: BLE001 - a fault of one check must not silence the others
@@ -239,7 +241,7 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
         reasons = "; ".join(f"{fold(gap.hosts)}: {gap.reason}" if gap.hosts else gap.reason for gap in merged)
         return CheckRun(check, Outcome.UNKNOWN, reasons or UNREACHED, gaps=merged)
     if absent is not None:
-        return CheckRun(check, Outcome.NOT_APPLICABLE, absent)
+        return CheckRun(check, lacking, absent)
     what = ", ".join(need.replace("_", " ") for need in check.needs) or "what was seen"
     return CheckRun(check, Outcome.PASS, looked_at=f"{what} of {fold(h.name for h in hosts)}" if hosts else what)
 

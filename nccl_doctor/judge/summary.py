@@ -214,9 +214,9 @@ def rows(
     for row in ROWS:
         of_it = by_row.get(row, ())
         mine = [check for check in of_it if check.reason != NOT_SELECTED]
-        if not mine or (row == "rate" and snapshot.rates == NO_RATES):
-            continue
         found = [check for check in mine if check.outcome is Outcome.FOUND]
+        if not mine or (row == "rate" and snapshot.rates == NO_RATES and not found):
+            continue
         gaps = [check for check in mine if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]
         text = texts.of(row)
         if row == "ports" and isinstance(snapshot.mesh, Mesh) and snapshot.mesh.failed:
@@ -258,6 +258,8 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
 
 def _rate_words(found: Diagnosis) -> str:
     """``node3 sends at 0.9 Gb/s, the others at 9.4 Gb/s``."""
+    if "direction" not in found.facts:
+        return f"PCIe link slow on {fold(found.hosts)}"
     does = {"send": "sends", "receive": "receives", "send and receive": "sends and receives"}
     who = f"{fold(found.hosts)} {does.get(found.facts['direction'], 'reach each other')}"
     if found.facts["gbps"] >= found.facts["usual"] / 2:

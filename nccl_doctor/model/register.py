@@ -34,6 +34,7 @@ class Absent:
     """Yielded by a check whose subject the run lacks, with the reason."""
 
     reason: str
+    skipped: bool = False  # it was not asked for, or did not come to it
 
 
 Scope = str  # of a check: "all" and "master", or an engine's name (:mod:`nccl_doctor.model.engine`)

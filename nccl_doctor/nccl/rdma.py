@@ -285,6 +285,16 @@ class RdmaList:
         )
 
     @cached_property
+    def halves(self) -> tuple[tuple[Entry, Entry], ...]:
+        """Pairs of entries that are one port of one chip, each by PCIe lanes of its own, as on a GB10."""
+        by_port: dict[tuple[str | None, str], list[Entry]] = {}
+        for entry in self.entries:
+            if entry.device.guid and entry.device.pci:
+                by_port.setdefault((entry.device.guid, entry.device.pci[-1].rpartition(".")[2]), []).append(entry)
+        two = (its for its in by_port.values() if len(its) == 2)
+        return tuple((a, b) for a, b in two if a.device.pci[-1][:4] != b.device.pci[-1][:4])
+
+    @cached_property
     def down(self) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
         """Ports that NCCL_IB_HCA lets through, and that are not up."""
         every = ((device, port) for device in self._in_order() for port in device.ports)

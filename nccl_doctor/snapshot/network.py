@@ -25,12 +25,44 @@ from nccl_doctor.model.base import (
     Output,
     Pid,
     Port,
+    Rate,
     Seconds,
     SocketPort,
     Version,
     ip_address,
 )
 from nccl_doctor.model.ports import TcpSocket
+
+GEN3 = 8.0  # GT/s
+
+
+class PciLink(Observed):
+    """A PCIe link as it was trained, and the most that both its ends can; speeds in GT/s."""
+
+    speed: Rate
+    width: Count
+    max_speed: Rate | None = None
+    max_width: Count | None = None
+
+    @property
+    def gbps(self) -> float:
+        """10⁹ bits a second, without those of the coding: 8 of 10 up to 5 GT/s, then 128 of 130."""
+        return self.width * self.speed * (128 / 130 if self.speed >= GEN3 else 0.8)
+
+    @property
+    def most(self) -> str:
+        """``32 GT/s x16``: what both its ends can."""
+        return f"{self.max_speed or self.speed:g} GT/s x{self.max_width or self.width}"
+
+    @property
+    def lost_lanes(self) -> bool:
+        """True where fewer lanes were trained than both ends have."""
+        return self.width < (self.max_width or 0)
+
+    @property
+    def lost_speed(self) -> bool:
+        """True where it runs slower than both ends can; a GPU's does when idle."""
+        return self.speed < (self.max_speed or 0.0)
 
 
 class Link(Observed):
@@ -42,6 +74,7 @@ class Link(Observed):
     mtu: Count
     speed_mbps: Count | None  # megabits a second, None where the driver does not tell
     kind: str  # "physical", "loopback", "bridge", "veth", "virtual", … as /sys/class/net tells
+    pci: PciLink | None = None  # of the device behind it
 
 
 def _of_family(family: str, *texts: str | None) -> None:

@@ -21,6 +21,7 @@ from nccl_doctor.model.base import (
     SignedSeconds,
     Version,
 )
+from nccl_doctor.snapshot.network import PciLink
 
 
 class Identity(Observed):
@@ -94,6 +95,7 @@ class PciGpu(Observed):
     address: str
     vendor: Literal["nvidia", "amd"]
     driver: str | None
+    link: PciLink | None = None
 
 
 class GpuDriver(Observed):
@@ -199,15 +201,6 @@ class RdmaPort(Observed):
     gid_count: Count | None = None  # entries of the GID table, empty ones among them; None in older snapshots
     gids: tuple[RdmaGid, ...] = ()
     pkeys: tuple[tuple[Count, str], ...] = ()  # those in use: index, and "0xffff"
-
-
-class PciLink(Observed):
-    """A PCIe link as it was trained, and the most that both its ends can; speeds in GT/s."""
-
-    speed: Rate
-    width: Count
-    max_speed: Rate | None = None
-    max_width: Count | None = None
 
 
 class RdmaDevice(Observed):

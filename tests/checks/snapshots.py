@@ -4,6 +4,8 @@ A fixture is a whole snapshot (it has the key ``schema``) or a patch to the heal
 
     {"hosts": {"node2": {"facts": {"torch": null}}}, "cluster": {"master_port": 80}, "mesh": {"failed": [...]}}
 
+Its key ``source`` names the public document or thread that shows these facts.
+
 Objects are merged and everything else is replaced; ``null`` is a value, not a removal.
 """
 
@@ -130,6 +132,7 @@ def overlaid(document: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
     """A whole snapshot of three hosts, as JSON, with a patch laid over it."""
     hosts = [_merged(host, patch.get("hosts", {}).get(host["node"]["name"], {})) for host in document["hosts"]]
     merged: dict[str, Any] = _merged(document, {**patch, "hosts": hosts})
+    merged.pop("source", None)
     return merged
 
 

@@ -3,10 +3,19 @@
 What it means: TCP agrees on the smaller of the two ends, so most jobs run, slower than they could. A switch or bridge
 that passes less than the larger MTU, RDMA, and UDP do not: then large packets vanish (see mtu-blackhole).
 
-How we know: the MTU of the interface that NCCL uses on each host, compared among those on one subnet.
+How we know: the MTUs of the interface that NCCL uses on each host and of those under its RoCE devices, compared among
+those on one subnet; and those of the two halves of one port, as a GB10 (DGX Spark) has: an update of its firmware
+was seen to leave one at 1500 while the other, or the peer's, had 9000, and large transfers failed with status 12.
 
-Fix: set the same MTU on all hosts, and make sure that the switches pass it.
+Fix: set the same MTU on all hosts, and make sure that the switches pass it. On DGX OS in a file of /etc/netplan: what
+ip or nmcli set is gone after a reboot.
+
+References: NVIDIA/dgx-spark-playbooks issues 25 and 103; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-
+DGX-Spark issue 38.
 """
+
+from collections.abc import Iterator
+from operator import itemgetter
 
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check, minority
@@ -19,17 +28,25 @@ from nccl_doctor.text.inet import Network
 def mtu_mismatch(view: View) -> Findings:
     """Yields one finding a subnet, on the hosts that differ from most."""
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
+    told: set[str] = set()  # hosts whose interfaces differ from others'
     for host, own in view.by_host.items():
         link = own.link(own.chosen.name) if own.chosen is not None else None
         if own.chosen is None or link is None or "loopback" in link.flags:
             continue
         for network in own.networks(own.chosen.address):
             by_network.setdefault(network, {})[host] = (link.name, link.mtu)
+    for host, side in view.nccl.rdma.sides.items():
+        for entry in side.rdma.entries if host in view.by_host else ():
+            net, link = side.network(entry), side.nccl.link(entry.netdev or "")
+            if net is not None and link is not None:
+                others = by_network.setdefault(net, {})
+                others[host] = min((link.name, link.mtu), others.get(host, (link.name, link.mtu)), key=itemgetter(1))
     for network, hosts in by_network.items():
         mtus = {host: mtu for host, (_, mtu) in hosts.items()}
         if len(set(mtus.values())) > 1:
             groups = grouped((entry, host) for host, entry in hosts.items())
             sizes = " and ".join(str(mtu) for mtu in sorted(set(mtus.values())))
+            told |= mtus.keys()
             yield Finding(
                 hosts=minority(mtus),
                 message=f"The interfaces that NCCL uses on {network} have MTUs of {sizes} bytes.",
@@ -37,3 +54,23 @@ def mtu_mismatch(view: View) -> Findings:
                 facts={"network": str(network), "mtu": mtus},
                 fix="Set the same MTU on all of them, one that the switches between them pass.",
             )
+    even = [host for host in view.by_host if host not in told]
+    uneven = grouped((halves, host) for host in even for halves in _uneven_halves(view, host))
+    for (small, large), names in uneven.items():
+        yield Finding(
+            hosts=tuple(names),
+            message=f"{small[0]} and {large[0]} on {fold(names)} are one port, with MTUs of {small[1]} and {large[1]}.",
+            evidence=(f"{small[0]} has {small[1]}", f"{large[0]} has {large[1]}"),
+            facts={"mtu": dict((small, large))},
+            fix=f"Set {large[1]} on {small[0]} as well, on both hosts, in a file of /etc/netplan.",
+        )
+
+
+def _uneven_halves(view: View, host: str) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:
+    """Interface and MTU of both halves of a port that differ, the smaller first."""
+    side = view.nccl.rdma.sides.get(host)
+    for pair in side.rdma.halves if side is not None else ():
+        links = [link for entry in pair if (link := view.by_host[host].link(entry.netdev or "")) is not None]
+        if len({link.mtu for link in links}) == 2:
+            small, large = sorted(((link.name, link.mtu) for link in links), key=itemgetter(1))
+            yield small, large

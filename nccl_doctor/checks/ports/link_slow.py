@@ -1,4 +1,4 @@
-"""A host, a pair of hosts or a rail sends or receives far slower than the others, or loses packets.
+"""A host, a pair or a rail is far slower than the others or loses packets, or a GPU or NIC has lost PCIe lanes.
 
 What it means: every rank of a ring waits for its slowest link, so one bad cable slows the whole job: a cable or
 transceiver with lost lanes, a port that fell back to a lower rate, half duplex, a NIC in a narrow PCIe slot, traffic
@@ -11,28 +11,57 @@ whole row or column of the matrix is bad, with the direction; a pair where only 
 hosts, beside the other rails or its links' own speed. Where the sending thread lacked a CPU, the reader was late or
 interrupts filled a CPU, the machine was the limit: then nobody is accused, and it is said.
 
-Fix: on the named host `ethtool -S` counts errors, `ethtool` shows the negotiated speed, `lspci -vv` the lanes
-(LnkSta), `tc qdisc show` what shapes it; then the cable, and the port of the switch.
+In every run: current_link_width of each GPU that the job sees, beside the most that both ends of its link can. Its
+speed alone accuses nobody, for a GPU lowers that when idle; and since it may give up lanes then, too, one whose speed
+is lowered is a note, unless another idle one has all of its lanes. GPUs that share the processor's memory (GB10,
+GH200) are passed over. The lanes of the NIC that NCCL's sockets use count where they give less than the port's speed;
+those of RDMA devices are rdma-link-slow's.
+
+Fix: a GPU or NIC without all its lanes is seated anew, without a riser, and its slot's lanes looked at in the
+firmware's settings. Otherwise, on the named host, `ethtool -S` counts errors, `ethtool` shows the negotiated speed,
+`lspci -vv` the lanes (LnkSta), `tc qdisc show` what shapes it; then the cable, and the port of the switch.
+
+References: nvidia-smi(1), pcie.link.width.current: "These may be reduced when the GPU is not in use".
 """
 
+import re
 from collections.abc import Iterator
 
 from nccl_doctor.checks.rates import GRAVE, SlowLink, judge_rates, link_gbps, rails
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.base import Unknown
+from nccl_doctor.model.base import PENDING, Unknown, skipped
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.model.register import Unjudged
+from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.model.report import gbps_span, gbps_words
+from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
+from nccl_doctor.snapshot.network import PciLink
 from nccl_doctor.snapshot.rate import Rates
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 DOES = {("send",): "sends", ("receive",): "receives", ("send", "receive"): "sends and receives"}
 
 
-@check("NCD320", severity=Severity.WARNING, needs=("rates",), explains=("allreduce-slow",), row="rate")
+SHARED = re.compile(r"\bG[BH]\d\d")
+"""Names of GPUs whose data goes to the processor by NVLink."""
+
+
+@check("NCD320", severity=Severity.WARNING, explains=("allreduce-slow",), row="rate")
 def link_slow(view: View) -> Findings:
-    """Yields one finding a host, a pair or a rail; hosts that were too busy to be judged are gaps."""
-    rates = view.rates
+    """Yields findings of PCIe links, and one a host, pair or rail by rates; hosts too busy to be judged are gaps."""
+    rates = view.snapshot.rates
+    if rates == skipped(PENDING):
+        yield Absent(PENDING, skipped=True)
+        return
+    yield from _lanes(view, rates if isinstance(rates, Rates) else None)
+    if isinstance(rates, Rates):
+        yield from _by_rates(view, rates)
+    elif isinstance(rates, Unknown):
+        yield Unjudged((), rates.reason)
+    elif not any(True for host, facts in view.facts for _ in _gpu_links(host, facts)):
+        yield Absent(rates.reason, skipped=True)
+
+
+def _by_rates(view: View, rates: Rates) -> Findings:
     judgement = judge_rates(rates)
     for slow in judgement.slow:
         yield Finding(
@@ -56,6 +85,78 @@ def link_slow(view: View) -> Findings:
     lost = grouped((f"not measured: {one.error}", one.src) for one in rates.lost)
     for why, hosts in lost.items():
         yield Unjudged(tuple(dict.fromkeys(hosts)), why)
+
+
+def _lanes(view: View, rates: Rates | None) -> Findings:
+    """Yields findings of GPUs and NICs without all their PCIe lanes."""
+    gpus = [(host.name, *told) for host, facts in view.facts for told in _gpu_links(host, facts)]
+    for host, facts in view.facts:
+        if isinstance(facts.gpu_driver, Unknown):
+            yield Unjudged((host.name,), facts.gpu_driver.reason)
+    wide_when_idle = any(link.lost_speed and not link.lost_lanes for _, _, link in gpus)
+    lost = grouped(
+        (link.lost_speed and not wide_when_idle, (host, f"GPU {address}", link))
+        for host, address, link in gpus
+        if link.lost_lanes
+    )
+    for note, its in lost.items():
+        yield _without_lanes(its, note=note)
+    accused = {host for slow in judge_rates(rates).slow for host in slow.hosts} if rates is not None else set()
+    nics = [told for told in _nic_links(view) if told[0] not in accused]  # whose lanes the rates' finding tells
+    if nics:
+        yield _without_lanes(nics, note=False)
+
+
+def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
+    """Address and link of each GPU that the job sees and that a driver holds."""
+    driver, gpus, health = facts.gpu_driver, facts.gpus, facts.gpu_health
+    if driver is None or isinstance(driver, Unknown):
+        return
+    known = () if isinstance(gpus, Unknown) else gpus
+    if any(SHARED.search(gpu.name) for gpu in known):
+        return
+    seen = {gpu.index for gpu in visible_gpus(host.node, known)}
+    places = () if isinstance(health, Unknown) else health
+    hidden = {one.bus_id[-12:] for one in places if one.bus_id and known and one.index not in seen}
+    for gpu in driver.gpus:
+        if gpu.link is not None and gpu.driver in ("nvidia", "amdgpu") and gpu.address not in hidden:
+            yield gpu.address, gpu.link
+
+
+def _nic_links(view: View) -> Iterator[tuple[str, str, PciLink]]:
+    """Host, name and link of each interface of NCCL's sockets whose PCIe link gives less than its port."""
+    for host, _ in view.facts:
+        own, side = view.nccl.by_host.get(host.name), view.nccl.rdma.sides.get(host.name)
+        if own is None or own.chosen is None or (side is not None and side.rdma.entries):
+            continue
+        link = own.link(own.chosen.name)
+        if link is None or link.pci is None or not link.speed_mbps:
+            continue
+        if (link.pci.lost_lanes or link.pci.lost_speed) and link.pci.gbps * 1000 < link.speed_mbps:
+            yield host.name, link.name, link.pci
+
+
+def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Finding:
+    hosts = tuple(dict.fromkeys(host for host, _, _ in links))
+    names = ", ".join(dict.fromkeys(name for _, name, _ in links))
+    first = links[0][2]
+    idle = "; its speed, too, is an idle GPU's" if note else ""
+    return Finding(
+        hosts=hosts,
+        severity=Severity.INFO if note else None,
+        message=f"The PCIe link of {names} on {fold(hosts)} is slower than it can be: {first.speed:g} GT/s "
+        f"x{first.width} of {first.most}{idle}.",
+        evidence=tuple(
+            f"{host}: {name}: {link.speed:g} GT/s x{link.width} of {link.most}, {link.gbps:.0f} Gb/s"
+            for host, name, link in links
+        ),
+        # what makes one device's link slow makes no other's
+        facts={"devices": [{"host": host, "device": name} for host, name, _ in links], "because_of": []},
+        explains=() if note else None,
+        fix="Look again while it works (lspci -vv as root, LnkSta)."
+        if note
+        else "Seat the card anew, without a riser; look at the slot's lanes in the firmware's settings.",
+    )
 
 
 def _message(slow: SlowLink, rates: Rates) -> str:

@@ -4,12 +4,21 @@ What it means: a card that came up with fewer PCIe lanes, or an older speed, and
 all-reduce to their own pace: NCCL's rings wait for the slowest. NCCL does not say so: it reads what the link could do
 at most, never what it was trained to, and takes the smaller rate without a word.
 
+On a GB10 (DGX Spark) each QSFP port is two devices, with four PCIe lanes each, in domains 0000 and 0002. Either gives
+half of the port, and only if both have an address: 98 and 161 Gb/s were measured. Boards with firmware from before
+April 2026 wire the second one with two lanes.
+
 How we know: current_link_width and current_link_speed of the PCI device beside the most that both ends can, where that
-leaves less than the port's rate or than the same device has on other hosts; the port's rate beside that of the port at
-the same place in the other hosts' lists. Of ports that NCCL does not use nothing is said.
+leaves less than the port's rate or than the same device has on other hosts; the lanes of a port's two halves; the
+port's rate beside that of the port at the same place in the other hosts' lists. On a GB10, the GIDs of both halves. Of
+ports that NCCL does not use nothing is said.
 
 Fix: seat the card anew, look at the slot's lanes in the firmware's settings, update the card's firmware; for a port its
-cable, the switch's port and its speed (`ethtool`, `mlxlink`).
+cable, the switch's port and its speed (`ethtool`, `mlxlink`). On a GB10: `fwupdmgr update`; addresses in a file of
+/etc/netplan, for what nmcli sets there is gone after a reboot.
+
+References: NVIDIA/dgx-spark-playbooks issues 25 and 102; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-
+DGX-Spark 35 and 38; forums.developer.nvidia.com 367853, "Second ConnectX-7 PCIe slot wired at Gen5 x2".
 """
 
 from collections import Counter
@@ -17,25 +26,33 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check, ordered
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.nccl.rdma import Entry
-from nccl_doctor.snapshot.system import PciLink
+from nccl_doctor.nccl.rdma import Entry, RdmaList, is_usable
+from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold
-
-GEN3 = 8.0  # GT/s from which on 128 of 130 bits are data; 8 of 10 before
 
 FIXES = {
     "PCIe link": "Seat the card anew; look at the slot's lanes in the firmware's settings, and at the card's firmware.",
     "port": "Look at the cable, the switch's port, and the speed that both were told (ethtool, mlxlink).",
 }
+FIRMWARE = "Update the board's firmware (fwupdmgr refresh, fwupdmgr update): older ones give this half two lanes."
 
 
-@check("NCD407", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=("allreduce-slow",))
+@check(
+    "NCD407",
+    severity=Severity.WARNING,
+    needs=("rdma", *NEEDS),
+    needs_nccl=True,
+    explains=("link-slow", "allreduce-slow"),
+)
 def rdma_link_slow(view: View) -> Findings:
-    """Yields one finding for all links that lost lanes or speed, and one for slow ports."""
+    """Yields one finding for links that lost lanes or speed, one for slow ports, one for unused halves."""
     sides = view.nccl.rdma.sides
     lists = {name: side.rdma.entries for name, side in sides.items()}
-    for what, slow in (("PCIe link", list(_links(lists))), ("port", list(_ports(lists)))):
+    sparks = {host.name for host, facts in view.facts if has_gb10(facts)}
+    links = list(_links({name: side.rdma for name, side in sides.items()}))
+    for what, slow in (("PCIe link", links), ("port", list(_ports(lists)))):
         if slow:
             hosts = ordered(lists, {host for host, _, _ in slow})
             names = ", ".join(dict.fromkeys(entry.label for _, entry, _ in slow))
@@ -45,27 +62,58 @@ def rdma_link_slow(view: View) -> Findings:
                 message=f"The {what} of {names} on {fold(hosts)} is slower than {than}: {slow[0][2]}.",
                 evidence=tuple(f"{host}: {entry}: {why}" for host, entry, why in slow),
                 facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in slow]},
-                fix=FIXES[what],
+                fix=FIRMWARE if what == "PCIe link" and sparks.issuperset(hosts) else FIXES[what],
             )
+    faulty = {(host, entry.label) for host, entry, _ in view.nccl.rdma.gid_faults}
+    bare = [
+        (host, entry, half)
+        for host in sides
+        if host in sparks
+        for entry, half in _bare_halves(sides[host].rdma)
+        if (host, entry.label) not in faulty
+    ]
+    if bare:
+        hosts = ordered(lists, {host for host, _, _ in bare})
+        lacking = ", ".join(dict.fromkeys(str(entry) for _, entry, _ in bare))
+        yield Finding(
+            hosts=hosts,
+            message=f"The port of {bare[0][2]} on {fold(hosts)} gives half its speed: its other half, {lacking}, has "
+            "no address.",
+            evidence=tuple(f"{host}: {entry}: {entry.gid.why}; {half} has an address" for host, entry, half in bare),
+            facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in bare]},
+            fix=f"Give {lacking} an address in a network of its own, the same on both hosts, and the MTU of the other "
+            "half, in a file of /etc/netplan; then netplan apply.",
+        )
 
 
-def _links(lists: dict[str, tuple[Entry, ...]]) -> Iterator[tuple[str, Entry, str]]:
-    links = [(host, entry, entry.device.link) for host, own in lists.items() for entry in own]
+def has_gb10(facts: HostFacts) -> bool:
+    """True on a DGX Spark and its like."""
+    return not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name.split() for gpu in facts.gpus)
+
+
+def _bare_halves(rdma: RdmaList) -> Iterator[tuple[Entry, Entry]]:
+    """Halves of ports that hold no address, each with the other half, which does."""
+    for a, b in rdma.halves:
+        bare = [not any(map(is_usable, entry.port.gids)) for entry in (a, b)]
+        if bare[0] != bare[1]:
+            yield (a, b) if bare[0] else (b, a)
+
+
+def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, Entry, str]]:
+    links = [(host, entry, entry.device.link) for host, own in lists.items() for entry in own.entries]
     for host, entry, link in links:
-        if link is None or not _is_trained_down(link):
+        if link is None:
             continue
+        pairs = (pair for pair in lists[host].halves if entry in pair)
+        widths = (one.device.link.width for pair in pairs for one in pair if one.device.link is not None)
+        lanes = max(widths, default=0)
         others = (one for name, its, one in links if name != host and its.label == entry.label and one is not None)
-        if _gbps(link) < max((entry.port.rate_gbps or 0.0, *map(_gbps, others))):
-            most = f"{link.max_speed or link.speed:g} GT/s x{link.max_width or link.width}"
-            yield host, entry, f"{link.speed:g} GT/s x{link.width} of {most}, {_gbps(link):.0f} Gb/s"
-
-
-def _is_trained_down(link: PciLink) -> bool:
-    return link.width < (link.max_width or 0) or link.speed < (link.max_speed or 0.0)
-
-
-def _gbps(link: PciLink) -> float:
-    return link.width * link.speed * (128 / 130 if link.speed >= GEN3 else 0.8)
+        if link.width < lanes:  # whatever the slot was made for
+            yield host, entry, f"{link.speed:g} GT/s x{link.width}, and x{lanes} for the other half of its port"
+        elif (link.lost_lanes or link.lost_speed) and link.gbps < max(
+            (entry.port.rate_gbps or 0.0, *(one.gbps for one in others))
+        ):
+            yield host, entry, f"{link.speed:g} GT/s x{link.width} of {link.most}, {link.gbps:.0f} Gb/s"
 
 
 def _ports(lists: dict[str, tuple[Entry, ...]]) -> Iterator[tuple[str, Entry, str]]:

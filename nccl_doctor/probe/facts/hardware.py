@@ -12,7 +12,7 @@ from typing import Any, Iterator, Mapping
 
 from nccl_doctor.probe import gpus
 from nccl_doctor.probe.facts.host import problem
-from nccl_doctor.probe.facts.network import entries
+from nccl_doctor.probe.facts.network import entries, pci_link
 from nccl_doctor.probe.tools import MORE, SYSTEM, Unavailable, fact, find, login_folders, output, read
 
 NVIDIA = "0x10de"
@@ -74,9 +74,10 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
     found = []
     for address, vendor, kind in _pci_devices(root):
         if kind in (GPU_CLASSES if vendor == NVIDIA else AMD_CLASSES):
-            link = f"{devices}/{address}/driver"
-            driver = os.path.basename(os.path.realpath(link)) if os.path.exists(link) else None
-            found.append({"address": address, "vendor": VENDORS[vendor], "driver": driver})
+            held = f"{devices}/{address}/driver"
+            driver = os.path.basename(os.path.realpath(held)) if os.path.exists(held) else None
+            link = pci_link(f"{devices}/{address}")
+            found.append({"address": address, "vendor": VENDORS[vendor], "driver": driver, "link": link})
     if not found:
         return None
     import glob  # 1 ms, and some hosts have no GPU

@@ -67,13 +67,16 @@ def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
     told = netlink.attributes(body[_LINK.size :])
     name = _text(told[IFLA_IFNAME])
     flags = [word for bit, word in enumerate(FLAGS) if bits >> bit & 1]
+    # by its bus address: /sys/class/net may be another namespace's
+    driver, bus = driver_info(asking, name)
     return {
         "name": name,
         "index": index,
         "flags": flags,
         "mtu": netlink.NUMBER.unpack(told[IFLA_MTU])[0],
         "speed_mbps": speed(asking, name),
-        "kind": "loopback" if "loopback" in flags else kind(*driver_info(asking, name)),
+        "kind": "loopback" if "loopback" in flags else kind(driver, bus),
+        "pci": pci_link(f"/sys/bus/pci/devices/{bus}") if PCI_ADDRESS.fullmatch(bus) else None,
     }
 
 
@@ -204,7 +207,6 @@ RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?) *GT/s")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 NO_PKEY = re.compile("(?:0x0000)?")
-PLACE = ("numa_node", "current_link_width", "current_link_speed")
 MOST_FREE = 32
 """Empty entries in a row behind which no more are looked for: tables have hundreds, filled where the first is free."""
 
@@ -234,7 +236,14 @@ def read_rdma(folder: str = FOLDER, nodes: str = "/dev/infiniband") -> list[dict
 def _place(device: str) -> dict[str, Any]:
     """The PCI device behind an RDMA device: bridges that lead to it, NUMA node, and its link."""
     way = [part for part in device.split("/") if PCI_ADDRESS.fullmatch(part)]
-    numa, width, speed = (read(f"{device}/{name}") or "" for name in PLACE)
+    numa = read(f"{device}/numa_node") or ""
+    return {"pci": way, "numa": int(numa) if numa.isdecimal() else None, "link": pci_link(device)}
+
+
+def pci_link(path: str) -> dict[str, Any] | None:
+    """snapshot.PciLink of a PCI device; None where it has none, or the kernel does not tell."""
+    device = os.path.realpath(path)
+    width, speed = (read(f"{device}/current_link_{name}") or "" for name in ("width", "speed"))
     sides = (device, os.path.dirname(device))  # the link's other end is a bridge
     widths = [most for side in sides if (most := read(f"{side}/max_link_width") or "").isdecimal() and most != "0"]
     speeds = [gts for side in sides if (gts := parse_speed(read(f"{side}/max_link_speed")))]
@@ -244,11 +253,7 @@ def _place(device: str) -> dict[str, Any]:
         "max_speed": min(speeds, default=None),
         "max_width": min(map(int, widths), default=None),
     }
-    return {
-        "pci": way,
-        "numa": int(numa) if numa.isdecimal() else None,
-        "link": link if link["width"] and link["speed"] else None,
-    }
+    return link if link["width"] and link["speed"] else None
 
 
 def entries(folder: str) -> list[str]:

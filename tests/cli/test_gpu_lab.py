@@ -124,6 +124,36 @@ def test_gpus_behind_an_iommu_that_translates_are_told_without_any_rdma(make_lab
     assert "gpudirect-hindered" not in [one["name"] for one in check(lab, env={"NCCL_P2P_DISABLE": "1"})[1]]
 
 
+def test_a_gpu_that_lost_lanes_is_told_beside_an_idle_one_that_has_all(make_lab: MakeLab) -> None:
+    """An idle one with all lanes as janhq/jan issue 183 shows it."""
+    lab = make_lab(2)
+    host = lab.host("node2")
+    give_gpu(host)
+    host.run("mkdir -p /run/drivers/nvidia")
+    for address, width in (("0000:41:00.0", 8), ("0000:61:00.0", 16)):
+        folder = f"/sys/bus/pci/devices/{address}"
+        for name, text in (
+            ("vendor", "0x10de"),
+            ("class", "0x030000"),
+            ("current_link_speed", "2.5 GT/s PCIe"),
+            ("max_link_speed", "16.0 GT/s PCIe"),
+            ("current_link_width", str(width)),
+            ("max_link_width", "16"),
+        ):
+            host.write(f"{folder}/{name}", f"{text}\n")
+        host.run(f"ln -s /run/drivers/nvidia {folder}/driver")
+    ada = "NVIDIA GeForce RTX 4090"
+    rows = [f"{n}, {ada}, GPU-{n}1111111-2222-3333-4444-555555555555, 24564, 1, 570.86.15" for n in (0, 1)]
+    answer(host, "\n".join(rows), 0)
+    _, found, screen = check(lab)
+    (told,) = (one for one in found if one["name"] == "link-slow")
+    assert (told["severity"], told["hosts"]) == ("warning", ["node2"])
+    assert told["evidence"] == ["node2: GPU 0000:41:00.0: 2.5 GT/s x8 of 16 GT/s x16, 16 Gb/s"]
+    assert "NCD320 link-slow" in screen
+    host.write("/sys/bus/pci/devices/0000:41:00.0/current_link_width", "16\n")
+    assert "link-slow" not in [one["name"] for one in check(lab)[1]], "an idle GPU's speed accuses nobody"
+
+
 SPINNING = """
 import ctypes, os, sys, threading, types
 ctypes.CDLL(sys.argv[1])  # the job has loaded NCCL

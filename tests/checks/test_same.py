@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.checks.ports.link_slow import SHARED
 from nccl_doctor.checks.software.cuda_driver_mismatch import needed
 from nccl_doctor.checks.view import difference
 from nccl_doctor.judge.diagnose import judge
@@ -194,3 +195,32 @@ def test_rules_that_nobody_could_read_come_before_the_network_team() -> None:
     assert remedy("node1").startswith("Look at the rules of node1 as root first (nft list ruleset")
     assert "If nothing there drops it, ask whoever runs the network" in remedy("node1")
     assert "network" not in only("port-unreachable", "fires-oneself").fix.summary
+
+
+def test_a_nic_that_the_rates_accuse_is_told_once_with_its_lanes() -> None:
+    rates = json.loads((HERE / "ports/link_slow/fires.json").read_text())["rates"]
+    lanes = json.loads((HERE / "ports/link_slow/fires-nic-lost-lanes.json").read_text())["hosts"]["node2"]
+    (slow,) = only("link-slow", "fires").hosts
+    address = {"interface": "eno1", "family": "inet", "address": f"10.0.0.{slow[-1]}", "netmask": "255.255.255.0"}
+    lanes["facts"]["interfaces"]["addresses"][1] = address
+
+    def found(rates: dict[str, Any] | None) -> list[bool]:
+        seen = patched({"hosts": {slow: lanes}, **({} if rates is None else {"rates": rates})})
+        report = judge(seen, "check", lambda check: check.name == "link-slow")
+        return ["usual" in one.facts for one in report.diagnoses]
+
+    assert found(None) == [False]
+    assert found(rates) == [True]
+
+
+def test_a_lost_lane_of_an_rdma_device_is_the_cause_of_its_slow_rate_and_of_no_gpus() -> None:
+    spark = json.loads((HERE / "rdma/rdma_link_slow/fires-gb10-two-lanes.json").read_text())["hosts"]
+    gpu = json.loads((HERE / "ports/link_slow/fires-gpu-awake.json").read_text())["hosts"]["node2"]["facts"]
+    spark["node2"]["facts"] |= gpu
+    report = judge(patched({"hosts": spark}), "check", lambda check: "link-slow" in check.name)
+    assert [one.name for one in report.diagnoses] == ["link-slow", "rdma-link-slow"]
+
+
+def test_a_gpu_that_shares_the_processors_memory_is_known_by_its_name() -> None:
+    assert all(map(SHARED.search, ("NVIDIA GB10", "NVIDIA GH200 480GB", "NVIDIA GB200")))
+    assert not any(map(SHARED.search, ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce GTX 1080", "NVIDIA B200")))

@@ -331,11 +331,16 @@ def test_a_gpu_without_a_driver_is_told_with_what_is_there_for_one(tmp_path: Pat
     for kernel, listed in (("6.8.0-40", "updates/dkms/nvidia.ko.zst:"), ("6.8.0-41", "kernel/drivers/net/veth.ko:")):
         (tmp_path / "lib/modules" / kernel).mkdir(parents=True)
         (tmp_path / "lib/modules" / kernel / "modules.dep").write_text(f"{listed}\n")
+    place = tmp_path / "sys/bus/pci/devices/0000:41:00.0"
+    for name, width, gts in (("current", "8", "2.5"), ("max", "16", "16.0")):
+        (place / f"{name}_link_width").write_text(f"{width}\n")
+        (place / f"{name}_link_speed").write_text(f"{gts} GT/s PCIe\n")
     told = hardware.read_gpu_driver(root)
     assert told is not None
     told.pop("smi")
+    link = {"speed": 2.5, "width": 8, "max_speed": 16.0, "max_width": 16}
     assert told == {
-        "gpus": [{"address": "0000:41:00.0", "vendor": "nvidia", "driver": None}],
+        "gpus": [{"address": "0000:41:00.0", "vendor": "nvidia", "driver": None, "link": link}],
         "module": None,
         "built_for": ["6.8.0-40"],
         "nodes": {},

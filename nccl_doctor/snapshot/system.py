@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -190,6 +190,9 @@ class RdmaGid(Observed):
     interface: InterfaceName | None = None  # the network interface behind it; None on InfiniBand
 
 
+PartitionKey = Annotated[str, Field(pattern=r"^0x[0-9a-fA-F]{1,4}$")]  # of InfiniBand: "0xffff"
+
+
 class RdmaPort(Observed):
     """A port as /sys/class/infiniband tells it, in ibstat's terms."""
 
@@ -200,7 +203,7 @@ class RdmaPort(Observed):
     link_layer: str | None = None  # "InfiniBand", "Ethernet" (RoCE) or "Unspecified" (EFA)
     gid_count: Count | None = None  # entries of the GID table, empty ones among them; None in older snapshots
     gids: tuple[RdmaGid, ...] = ()
-    pkeys: tuple[tuple[Count, str], ...] = ()  # those in use: index, and "0xffff"
+    pkeys: tuple[tuple[Count, PartitionKey], ...] = ()  # those in use, by index
 
 
 class RdmaDevice(Observed):

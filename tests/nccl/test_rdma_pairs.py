@@ -37,6 +37,34 @@ def test_1_one_infiniband_device_each() -> None:
     ]
 
 
+def test_2_a_name_takes_all_that_begin_so_and_a_whole_one_itself() -> None:
+    def joined_by(hca: str) -> list[str]:
+        twelve = [infiniband(f"mlx5_{n}") for n in range(12)]
+        return [here for here, _, _, _ in met(*(side(n, twelve, variables={"NCCL_IB_HCA": hca}) for n in "AB"))]
+
+    assert joined_by("mlx5_1") == ["mlx5_1", "mlx5_10", "mlx5_11"]
+    assert joined_by("=mlx5_1") == ["mlx5_1"]
+
+
+def test_3_leaving_out_a_port_that_is_not_there_leaves_out_nothing() -> None:
+    hosts = [
+        side(n, [infiniband("mlx5_0"), infiniband("mlx5_1")], variables={"NCCL_IB_HCA": "^mlx5_0:2"}) for n in "AB"
+    ]
+    assert [(here, there) for here, there, _, _ in met(*hosts)] == [("mlx5_0", "mlx5_0"), ("mlx5_1", "mlx5_1")]
+
+
+def test_5_a_list_orders_nothing_the_kernel_and_the_pci_bus_do() -> None:
+    def listed(version: tuple[int, int, int]) -> list[str]:
+        devices = [
+            usual("mlx5_0", "10.0.0.1", verbs=0, pci="0000:82:00.0"),
+            usual("mlx5_1", "10.0.1.1", verbs=1, pci="0000:01:00.0"),
+        ]
+        own = side("A", devices, version=version, variables={"NCCL_IB_HCA": "mlx5_1,mlx5_0"})
+        return [entry.label for entry in own.rdma.entries]
+
+    assert [listed((2, 27, 7)), listed((2, 29, 7))] == [["mlx5_0", "mlx5_1"], ["mlx5_1", "mlx5_0"]]
+
+
 def test_4_none_that_fits_is_joined_to_nobody() -> None:
     assert (
         met(side("A", [infiniband("mlx5_0")], variables={"NCCL_IB_HCA": "mlx5_9"}), side("B", [infiniband("mlx5_0")]))
@@ -90,6 +118,14 @@ def test_8_a_port_that_is_down_shifts_those_behind_it() -> None:
     assert len(found) == 7
 
 
+def test_8_the_same_works_where_rails_are_routed() -> None:
+    devices = rails(2, range(8))
+    devices[3] = roce("mlx5_3", netdev="p3", state="DOWN")
+    routes = [(f"10.{net}.0.0/24", f"p{place}") for place in range(8) for net in range(8) if abs(net - place) == 1]
+    found = met(side("A", rails(1, range(8)), routes=routes), side("B", devices, routes=routes))
+    assert ([answer for _, _, answer, _ in found], len(found)) == (["yes"] * 7, 7)
+
+
 def test_9_a_pinned_index_that_is_a_hole_on_one_host() -> None:
     a = side("A", [usual("mlx5_0", "10.1.0.1")], variables={"NCCL_IB_GID_INDEX": "3"})
     b = side(
@@ -121,6 +157,18 @@ def test_12_a_fused_card_meets_one_port_with_both() -> None:
     assert found == [("a", "a", "yes", None), ("b", "a", "yes", None)]
     apart = met(side("A", two, version=(2, 19, 3)), side("B", [usual("a", "10.1.0.2", pci="0000:01:00.0")]))
     assert len(apart) == 1, "before 2.20 they are two devices"
+
+
+def test_13_the_switchs_mtu_is_none_of_the_pairing() -> None:
+    """NCCL's start passes, and large messages are lost: no file of the hosts' shows it; counters and logs do."""
+    hosts = [side(name, rails(n, [1])) for n, name in ((1, "A"), (2, "B"))]
+    assert met(*hosts) == [("mlx5_0", "mlx5_0", "yes", None)]
+
+
+def test_14_efa_is_not_in_the_list_without_its_plugin() -> None:
+    hosts = [side(name, [infiniband("rdmap0s6", link_layer="Unspecified")]) for name in "AB"]
+    assert [one.rdma.entries for one in hosts] == [(), ()]
+    assert met(*hosts) == []
 
 
 def test_15_halves_of_one_cable_are_two_devices() -> None:

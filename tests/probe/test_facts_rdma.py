@@ -58,6 +58,13 @@ def test_a_device_s_place_and_its_link_s_ends(tmp_path: Path) -> None:
     assert typed.ports[0].pkeys == ((0, "0xffff"), (3, "0xffff"))
 
 
+@pytest.mark.parametrize("key", ["a\ntouch /tmp/x", "", "0x", "0x12345", "65535", "0xffff\n"])
+def test_a_partition_key_that_is_none_is_no_fact(key: str) -> None:
+    device = {"name": "mlx5_0", "ports": [{"number": 1, "state": "ACTIVE", "pkeys": [[0, key]]}]}
+    with pytest.raises(ValueError, match="pkeys"):
+        RdmaDevice.model_validate(device)
+
+
 def test_a_link_that_does_not_tell(tmp_path: Path) -> None:
     device(tmp_path, "mlx5_0", "0000:81:00.2")
     place = tmp_path / "devices/pci0000:00/0000:00:01.0/0000:81:00.2"

@@ -3,7 +3,8 @@
 Read and run: vLLM 0.11 to 0.33 (vllm/utils/network_utils.py ``get_ip``), SGLang 0.4.6, 0.5.5 and 0.5.23
 (srt/utils/network.py ``get_local_ip_auto``), Ray 2.44 (ray/_private/services.py) and 2.60
 (src/ray/util/network_util.cc), DeepSpeed 0.19 (launcher/runner.py), torch 2.13 (elastic/agent/server/api.py,
-ProcessGroupGloo.cpp), NIXL in vLLM 0.33, Mooncake 0.3. Between two of them, the newer one's steps are taken.
+ProcessGroupGloo.cpp), NIXL in vLLM 0.33 and ai-dynamo 1.6, Mooncake 0.3, UCX 1.22. Between two of them, the newer
+one's steps are taken.
 """
 
 from __future__ import annotations
@@ -158,6 +159,49 @@ def _full_name(side: Side) -> Advertised | None:
     return Advertised(side.engines.fqdn, "its own full name, which the others resolve") if side.engines.fqdn else None
 
 
+def _dynamo(side: Side) -> Advertised | None:
+    """dynamo.vllm's for NIXL: its own name first, which is the reverse of vLLM's own order."""
+    if side.version("ai_dynamo") is None:
+        return None
+    own = {entry.address for entry in side.interfaces.addresses}
+    there = [one for one in side.engines.configured if one in own and not is_loopback(one) and one[:5] != "fe80:"]
+    named = _named(lambda _side: next(iter(there), None))(side)
+    nothing = Advertised(None, "dynamo.vllm finds no routable address for NIXL, and ends")
+    return named or _route(side) or _route6(side) or nothing
+
+
+def _by_metadata(side: Side) -> Advertised | None:
+    """Mooncake's engine with a metadata server: the first interface that runs, docker0 too."""
+    if side.variables.get("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE") == "P2PHANDSHAKE":
+        return None
+    running = {link.name for link in side.interfaces.links if {"up", "running"} <= {*link.flags} and link.name != "lo"}
+    there = (entry for entry in side.interfaces.addresses if entry.interface in running and entry.family == "inet")
+    first = next(there, None)
+    why = "with a metadata server, the first interface that runs is taken"
+    return _variable("MC_TCP_BIND_ADDRESS")(side) or (Advertised(first.address, why) if first is not None else None)
+
+
+def _vllms_store(side: Side) -> Advertised | None:
+    """Mooncake's in vLLM, which gives it its own address."""
+    return advertised("vllm", side) if side.version("vllm") and not side.version("sglang") else None
+
+
+def ucx_interfaces(side: Side) -> tuple[str, ...]:
+    """The interfaces to which UCX_NET_DEVICES keeps UCX; none where it uses all, or RDMA devices."""
+    named = side.variables.get("UCX_NET_DEVICES", "all").split(",")
+    return () if "all" in named or any(":" in name or not name for name in named) else tuple(named)
+
+
+def _ucx(side: Side) -> Advertised | None:
+    named = ucx_interfaces(side)
+    there = [entry.address for entry in side.interfaces.addresses if entry.interface in named]
+    if not there:
+        return Advertised(None, f"UCX_NET_DEVICES names {','.join(named)}, which have no address there")
+    # it tells those of all its devices, of which the peers take one that they reach
+    best = side.towards if side.towards in there else there[0]
+    return Advertised(best, f"UCX_NET_DEVICES names {side.interface(best)}", "UCX_NET_DEVICES")
+
+
 def _else(address: str | None, why: str) -> Step:
     return lambda _side: Advertised(address, why)
 
@@ -166,6 +210,7 @@ _NOTHING: Step = _else(LOOPBACK, "neither a way out nor its own name tells anoth
 _NO_WAY = "it has no way to 8.8.8.8"
 _OWN = (LOOPBACK, WILDCARD, "::1")
 _ANYWHERE = (_variable("SGLANG_HOST_IP"), _variable("HOST_IP"), _nic, _route)
+_STORES = ("MOONCAKE_LOCAL_HOSTNAME", "MOONCAKE_REQUESTER_LOCAL_HOSTNAME", "LOCAL_HOSTNAME")
 STEPS: dict[str, tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...]] = {
     "vllm": (((0,), (_variable("VLLM_HOST_IP"), _route, _route6, _else(WILDCARD, _NO_WAY))),),
     "sglang": (
@@ -183,16 +228,18 @@ STEPS: dict[str, tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...]] = {
     "gloo": (((0,), (_gloo,)),),
     "torchrun": (((0,), (_variable("PET_LOCAL_ADDR"), _full_name)),),
     "deepspeed": (((0,), (_first,)),),
-    "nixl": (((0,), (_variable("VLLM_NIXL_SIDE_CHANNEL_HOST"), _else("localhost", "vLLM's default for NIXL"))),),
-    "mooncake": (
-        ((0,), (*map(_variable, ("MOONCAKE_LOCAL_HOSTNAME", "LOCAL_HOSTNAME")), _else("localhost", "its default"))),
+    "nixl": (
+        ((0,), (_variable("VLLM_NIXL_SIDE_CHANNEL_HOST"), _dynamo, _else("localhost", "vLLM's default for NIXL"))),
     ),
+    "mooncake": (((0,), (_by_metadata, *map(_variable, _STORES), _vllms_store, _else("localhost", "its default"))),),
+    "ucx": (((0,), (_ucx,)),),
 }
 """By program, its steps from a version on, oldest first."""
 
 TITLES = {
     "vllm": "vLLM", "sglang": "SGLang", "ray": "Ray", "deepspeed": "DeepSpeed", "accelerate": "Accelerate",
     "torchrun": "torchrun", "gloo": "gloo", "nixl": "vLLM's NIXL connector", "mooncake": "Mooncake's store",
+    "ucx": "UCX",
 }  # fmt: skip
 ALWAYS = ("vllm", "sglang", "ray", "gloo", "torchrun")
 """Those of which every host is asked, installed or not."""
@@ -201,9 +248,50 @@ VARIABLES = {
     "vllm": ("VLLM_HOST_IP",),
     "sglang": ("SGLANG_HOST_IP", "SGLANG_LOCAL_IP_NIC"),
     "nixl": ("VLLM_NIXL_SIDE_CHANNEL_HOST",),
-    "mooncake": ("MOONCAKE_LOCAL_HOSTNAME",),
+    "mooncake": (*_STORES[:2], "MC_TCP_BIND_ADDRESS"),
+    "ucx": ("UCX_NET_DEVICES",),
 }
 """Those that mean the program, where it is not known to be installed."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Ports that an engine takes besides those of its line.
+
+    Attributes:
+        last: of the range from ``first``.
+        of: their use, as words behind "which are".
+        by: the option or variable that moves them.
+        only_with: the option of a line without which they are not taken; "" for any line.
+    """
+
+    first: int
+    last: int
+    of: str
+    by: str
+    only_with: str = ""
+
+
+PORTS = {
+    "vllm": (
+        Ports(29550, 29550, "its data parallel handshake's", "--data-parallel-rpc-port", "data"),
+        Ports(5600, 5615, "its NIXL side channels'", "VLLM_NIXL_SIDE_CHANNEL_PORT", "kv_transfer_config"),
+        Ports(8998, 8998, "its Mooncake bootstrap's", "VLLM_MOONCAKE_BOOTSTRAP_PORT", "kv_transfer_config"),
+        Ports(15000, 17000, "Mooncake's transfer engine's", "MC_MIN_RPC_PORT", "kv_transfer_config"),
+    ),
+    "sglang": (
+        Ports(29600, 29600, "its own store's", "SGLANG_TCP_STORE_PORT"),
+        Ports(8998, 8998, "its bootstrap server's", "--disaggregation-bootstrap-port", "disaggregation_mode"),
+        Ports(15000, 17000, "Mooncake's transfer engine's", "MC_MIN_RPC_PORT", "disaggregation_mode"),
+    ),
+    "ray": (
+        Ports(8265, 8265, "its dashboard's", "--dashboard-port"),
+        Ports(10001, 10001, "its client server's", "--ray-client-server-port"),
+        Ports(10002, 19999, "its workers'", "--min-worker-port and --max-worker-port"),
+        Ports(52365, 52365, "its agent's", "--dashboard-agent-listen-port"),
+    ),
+}
+"""By engine: vLLM from 0.22 on (its NIXL's was 5557 before), SGLang 0.5, Ray 2."""
 
 
 def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
@@ -242,7 +330,9 @@ def programs(side: Side) -> Iterator[str]:
     """Yields the programs that are installed there, or whose variables are set."""
     for program in STEPS:
         meant = any(side.variables.get(name) for name in VARIABLES.get(program, ()))
-        if meant or side.version(PACKAGES.get(program, program)) is not None:
+        if (meant and (program != "ucx" or ucx_interfaces(side))) or side.version(
+            PACKAGES.get(program, program)
+        ) is not None:
             yield program
 
 

@@ -269,7 +269,9 @@ def own_lines(
         if is_number(told) and most is not None and (node.nproc_per_node or int(told) > most):
             own["nproc_per_node"] = str(most)
         devices = {} if node.cuda_visible_devices is None else {"CUDA_VISIBLE_DEVICES": node.cuda_visible_devices}
-        found[node.name] = line.written(own, script, devices)
+        master = {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}
+        here = devices | {name: value for name, value in master.items() if name in line.variables}
+        found[node.name] = line.written(own, script, here)
     return found
 
 

@@ -138,7 +138,8 @@ class Suggestion(FrozenModel):
     """A port to use instead; ``hosts`` names those on which it is free, ``command`` sets it for a launch.
 
     ``master`` is where the job's ranks look for it; None: on the host that the report is about. ``reserve``: the line
-    that keeps outgoing connections from a port of the ephemeral range, where no other is let in.
+    that keeps outgoing connections from a port of the ephemeral range, where no other is let in. ``starts``: the words
+    by which launchers are given the port, of the job that holds the old one where that has a launcher.
     """
 
     port: int
@@ -146,6 +147,7 @@ class Suggestion(FrozenModel):
     hosts: Annotated[tuple[str, ...], Field(exclude=True)]
     master: Annotated[str | None, Field(exclude=True)] = None
     reserve: Annotated[str | None, Field(exclude=True)] = None
+    starts: Annotated[tuple[str, ...], Field(exclude=True)] = ()
 
 
 class PortReport(Document):

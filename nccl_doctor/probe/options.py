@@ -39,6 +39,11 @@ class Launcher(NamedTuple):
         own = next((name for name, meaning in self.same.items() if meaning == notion), notion)
         return "--" + (own.replace("_", "-") if self.engine else own)
 
+    @property
+    def notions(self) -> frozenset[str]:
+        """The notions that its options say, by torchrun's names."""
+        return frozenset(self.same.get(name, name) for name in self.options)
+
     def named(self, asked: str) -> str | None:
         """The option that is meant, by any unambiguous beginning where it takes that."""
         if asked in self.options or not self.closed:
@@ -218,6 +223,19 @@ _PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*[a-z]?")
 _ALONE = re.compile(r"-[BbdEIOPqRsSuvx]+")
 """Options of the interpreter that take no value (python --help)."""
 _VALUED = ("-X", "-W", "--check-hash-based-pycs")
+
+
+def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
+    """The words by which launchers are given a master port: these, where they are not torch's own."""
+    starts = {name: (name, *of) for name, of in PROGRAMS.items()}
+    starts.update({name: (f"python -m {name}", *of) for name, of in MODULES.items()})
+    usual = ("torchrun", "torch.distributed.launch")
+    told = [
+        name for name in dict.fromkeys(programs) if name in starts and starts[name][1] not in ("torchrun", "launch")
+    ]
+    able = [name for name in told if "master_port" in LAUNCHERS[starts[name][1]].notions]
+    found = ((starts[name], LAUNCHERS[starts[name][1]].written("master_port")) for name in able or usual)
+    return tuple(f"{' '.join((start, *more))} {option} {port} …" for (start, _, more), option in found)
 
 
 def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:

@@ -190,8 +190,7 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
     yield wrap(f"Or start on port {found.port}, which is free on {where}:")
     yield from in_ephemeral_range(report)
     yield [found.command]
-    starts = (f"{start} --master_port {found.port} …" for start in ("torchrun", "python -m torch.distributed.launch"))
-    yield [*starts, f"init_method=tcp://{endpoint(found.master or report.host, found.port)}"]
+    yield [*found.starts, f"init_method=tcp://{endpoint(found.master or report.host, found.port)}"]
 
 
 def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:

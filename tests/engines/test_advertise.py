@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.engines.advertise import Side, advertised, side_of
+from nccl_doctor.engines.advertise import Side, advertised, programs, side_of
 from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import healthy
 from tests.engines import witness
@@ -55,6 +55,7 @@ FACTS: dict[str, Any] = {
     },
     "resolution": {witness.GCS: {"addresses": [witness.GCS], "source": "10.100.0.1"}},
 }
+OWN = {**FACTS, "engines": {**FACTS["engines"], "configured": ["127.0.1.1", "10.0.0.1"]}}
 NO_WAY = {**FACTS, "engines": {**FACTS["engines"], "route": None}}
 LOST = {**NO_WAY, "engines": {**NO_WAY["engines"], "route6": None}, "resolution": {}}
 
@@ -79,6 +80,25 @@ LOST = {**NO_WAY, "engines": {**NO_WAY["engines"], "route6": None}, "resolution"
 )
 def test_steps_by_version(program: str, facts: dict[str, Any], packages: dict[str, str], address: str) -> None:
     assert advertised(program, side(facts, packages=packages)).address == address
+
+
+def test_side_channels_of_nixl_mooncake_and_ucx() -> None:
+    def of(program: str, said: dict[str, str], **packages: str) -> str | None:
+        return advertised(program, side(OWN, said, packages=packages)).address
+
+    assert of("nixl", {}, vllm="0.33.0") == "localhost"
+    assert of("nixl", {}, ai_dynamo="1.6.1") == "10.0.0.1", "its own name, before its way out"
+    assert of("nixl", {"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.9"}, ai_dynamo="1.6.1") == "10.0.0.9"
+    assert of("mooncake", {}) == of("mooncake", {}, sglang="0.5.23", vllm="0.33.0") == "localhost"
+    assert of("mooncake", {}, vllm="0.33.0") == "192.168.1.10", "vLLM gives it its own"
+    assert of("mooncake", {"MOONCAKE_REQUESTER_LOCAL_HOSTNAME": "10.0.0.9"}, vllm="0.33.0") == "10.0.0.9"
+    served = {"MOONCAKE_TE_META_DATA_SERVER": "etcd://10.0.0.1:2379", "MOONCAKE_LOCAL_HOSTNAME": "10.0.0.9"}
+    assert of("mooncake", served) == "10.0.0.1"
+    assert of("mooncake", {**served, "MC_TCP_BIND_ADDRESS": "10.0.0.8"}) == "10.0.0.8"
+    assert of("ucx", {"UCX_NET_DEVICES": "eno1"}) == "10.0.0.1"
+    assert of("ucx", {"UCX_NET_DEVICES": "enp9"}) is None
+    meant = {said: "ucx" in programs(side(OWN, {"UCX_NET_DEVICES": said})) for said in ("eno1", "mlx5_0:1,eno1", "all")}
+    assert meant == {"eno1": True, "mlx5_0:1,eno1": False, "all": False}
 
 
 def test_what_is_set_comes_first_and_a_running_ray_node_is_believed() -> None:

@@ -4,7 +4,7 @@ Ray is loaded once and never called in that process; each host is a forked child
 /etc/hosts of its own, and each program a forked child of that one.
 
 Started as ``python -m tests.engines.witness FOLDER``, where ray's packages are; reads a JSON list of hosts, writes one
-of sightings.
+of sightings. Without FOLDER it installs all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from nccl_doctor.probe.facts.engines import read_engines
 from nccl_doctor.probe.facts.network import look_up, read_interfaces, read_routes
@@ -31,7 +32,34 @@ from tests.lab import kernel
 from tests.nccl.libnccl import _forked
 from tests.patience import LONG_S
 
-RAY = "2.60.0"
+
+class Witness(NamedTuple):
+    """A program out of the package index: what is installed, pip's options, what builds it, and variables for that."""
+
+    packages: tuple[str, ...]
+    options: tuple[str, ...] = ("--only-binary", ":all:")
+    build: tuple[str, ...] = ()
+    variables: Mapping[str, str] = MappingProxyType({})
+
+
+_FOR_ENGINES = ("msgspec", "regex", "pyyaml", "cachetools", "pyzmq")
+WITNESSES = {
+    "ray": Witness(("ray==2.60.0",)),
+    "accelerate": Witness(("accelerate==1.15.0", "safetensors", "huggingface_hub", "pyyaml", "numpy"), ("--no-deps",)),
+    "deepspeed": Witness(
+        ("deepspeed==0.19.8", "tqdm", "hjson", "py-cpuinfo", "einops", "msgpack", "ninja", "numpy"),
+        ("--no-deps", "--no-build-isolation"),
+    ),
+    "sglang": Witness(("sglang==0.5.23", "orjson", "pybase64", *_FOR_ENGINES), ("--no-deps", "--only-binary", ":all:")),
+    # its wheel has 500 MB of kernels; without them it is built of the source in a minute
+    "vllm": Witness(
+        ("vllm==0.33.0", *_FOR_ENGINES),
+        ("--no-deps", "--no-build-isolation", "--no-binary", "vllm"),
+        ("setuptools_scm", "setuptools_rust", "packaging", "jinja2", "wheel"),
+        {"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.33.0"},
+    ),
+}
+"""By name; of SGLang and vLLM what their option parsers need, beside tests/engines/absent.py."""
 GCS = "10.100.0.200"
 """Where Ray's head is to be, as a worker is told."""
 LINKS = ("eth0", "enp1", "wlan0", "tun0", "docker0", "ib0")
@@ -81,19 +109,23 @@ def layout(source: random.Random) -> Layout:
 
 def ray() -> Path:
     """The folder with Ray and what it needs."""
-    return packages(f"ray=={RAY}")
+    return packages("ray")
 
 
-def packages(first: str, *more: str, options: tuple[str, ...] = ("--only-binary", ":all:")) -> Path:
-    """The folder with these, out of the package index, kept where a lab's hosts see it."""
-    cache = Path(sys.prefix) / "witnesses"
-    target = cache / f"{first.replace('==', '-')}-{sys.version_info[0]}.{sys.version_info[1]}"
+def packages(name: str) -> Path:
+    """The folder with a witness, out of the package index where scripts/setup did not put it there."""
+    cache, witness = Path(sys.prefix) / "witnesses", WITNESSES[name]
+    target = cache / f"{witness.packages[0].replace('==', '-')}-{sys.version_info[0]}.{sys.version_info[1]}"
     cache.mkdir(parents=True, exist_ok=True)
     with Path(cache, "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may want it at once
         if not target.exists():
-            command = [sys.executable, "-m", "pip", "install", "--quiet", *options, "--target", f"{folder}/found"]
-            subprocess.run([*command, first, *more], check=True)
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--target"]
+            environ = {**os.environ, **witness.variables}
+            if witness.build:
+                subprocess.run([*command, f"{folder}/build", *witness.build], check=True)
+                environ["PYTHONPATH"] = f"{folder}/build"
+            subprocess.run([*command, f"{folder}/found", *witness.options, *witness.packages], check=True, env=environ)
             Path(folder, "found").rename(target)
     return target
 
@@ -209,4 +241,7 @@ def _serve(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1])
+    for one in WITNESSES if len(sys.argv) < 2 else ():
+        packages(one)
+    for one in sys.argv[1:]:
+        _serve(one)

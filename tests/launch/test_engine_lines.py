@@ -34,14 +34,23 @@ parse = lambda words: vars(parse_args(words[1:]))
 from accelerate.commands.launch import launch_command_parser
 parse = lambda words: vars(launch_command_parser().parse_args(words[2:]))
 """,
-}
-PACKAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "ray": ((f"ray=={witness.RAY}",), ("--only-binary", ":all:")),
-    "accelerate": (("accelerate==1.15.0", "safetensors", "huggingface_hub", "pyyaml", "numpy"), ("--no-deps",)),
-    "deepspeed": (
-        ("deepspeed==0.19.8", "tqdm", "hjson", "py-cpuinfo", "einops", "msgpack", "ninja", "numpy"),
-        ("--no-deps", "--no-build-isolation"),
-    ),
+    "vllm": """
+from tests.engines import absent
+import vllm.platforms
+vllm.platforms.current_platform.device_type = "cpu"
+from vllm.entrypoints.common.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+parse = lambda words: vars(parser.parse_args(words[2:]))
+""",
+    "sglang": """
+from tests.engines import absent
+import argparse
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+parse = lambda words: vars(parser.parse_args(words[3:]))
+""",
 }
 
 
@@ -57,15 +66,24 @@ def lines(of: LaunchPlan, engine: str, **checked: str) -> list[str]:
 
 def parsed(engine: str, made: list[str]) -> list[dict[str, Any]]:
     """What the engine's own parser makes of lines, without the variables in front."""
-    wanted, options = PACKAGES[engine]
-    folder = witness.packages(*wanted, options=options)
     asked = [[word for word in shlex.split(line.rpartition("&& ")[2]) if not word.isupper()] for line in made]
     program = f"import json, sys\n{PARSE[engine]}\nfor words in json.load(sys.stdin):\n    found = parse(words)\n"
     program += "    print('\\n' + json.dumps(found, default=str))"
-    environ = {**os.environ, "PYTHONPATH": os.fspath(folder)}
-    command = [sys.executable, "-c", program]
-    told = json.dumps(asked)
-    done = subprocess.run(command, input=told, env=environ, text=True, capture_output=True, check=False, timeout=300)
+    return spoken(engine, program, asked)
+
+
+def spoken(engine: str, program: str, told: object) -> list[dict[str, Any]]:
+    """The objects that a program prints beside an engine's packages."""
+    environ = {**os.environ, "PYTHONPATH": f"{witness.packages(engine)}:{Path(__file__).parents[2]}"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(told),
+        env=environ,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -96,6 +114,35 @@ def test_deepspeeds_own_parser_reads_its_lines_and_its_hostfile(tmp_path: Path) 
         assert (one["user_script"], one["user_args"]) == ("train.py", ["--deepspeed", "c.json"])
     subprocess.run(made[0].partition(" && ")[0], shell=True, cwd=tmp_path, check=True)
     assert (tmp_path / "deepspeed-hosts").read_text() == "10.0.0.1 slots=2\n10.0.0.2 slots=2\n"
+
+
+def test_vllms_own_parser_reads_its_lines() -> None:
+    for rank, one in enumerate(parsed("vllm", lines(job("org/model", "--port", "8000"), "vllm"))):
+        assert (one["model_tag"], one["port"], one["headless"]) == ("org/model", 8000, bool(rank))
+        assert (one["tensor_parallel_size"], one["pipeline_parallel_size"]) == (2, 2)
+        assert (one["nnodes"], one["node_rank"]) == (2, rank)
+        assert (one["master_addr"], one["master_port"]) == ("10.0.0.1", 29500)
+
+
+def test_sglangs_own_parser_reads_its_lines() -> None:
+    for rank, one in enumerate(parsed("sglang", lines(job("org/model", "--port", "8000"), "sglang"))):
+        assert (one["model_path"], one["port"], one["tp_size"]) == ("org/model", 8000, 4)
+        assert (one["nnodes"], one["node_rank"], one["dist_init_addr"]) == (2, rank, "10.0.0.1:29500")
+
+    [one] = parsed("sglang", lines(job("org/model", "--tp", "4", names=("a",)), "sglang"))
+    assert one["tp_size"] == 4
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_what_the_tables_say_of_engines_is_so(engine: str) -> None:
+    keep = """
+found = {name.lstrip("-").replace("-", "_"): one.nargs != 0 for one in parser._actions for name in one.option_strings}
+print("\\n" + json.dumps(found))
+"""
+    [theirs] = spoken(engine, f"import json\n{PARSE[engine]}\n{keep}", None)
+    table = LAUNCHERS[engine].options
+    whole = {name: next(one for one in (name, *theirs) if one in theirs and one.startswith(name)) for name in table}
+    assert {name: theirs[of] for name, of in whole.items()} == table
 
 
 def test_vllms_and_sglangs_lines() -> None:
@@ -138,7 +185,6 @@ def test_what_an_engine_can_not_do_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("engine", ["accelerate", "deepspeed"])
 def test_the_tables_are_those_of_the_programs_themselves(engine: str) -> None:
-    wanted, options = PACKAGES[engine]
     keep = """
 import argparse
 made = []
@@ -150,10 +196,6 @@ found = {name.lstrip("-").replace("-", "_"): one.nargs != 0 for one in parser._a
 print("\\n" + json.dumps(found))
 """
     program = f"import json\n{PARSE[engine]}\n{keep}"
-    environ = {**os.environ, "PYTHONPATH": os.fspath(witness.packages(*wanted, options=options))}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environ, text=True, capture_output=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    theirs = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    [theirs] = spoken(engine, program, None)
     assert theirs == LAUNCHERS[engine].options
-    assert theirs == options_of(engine, [os.fspath(witness.packages(*wanted, options=options))])
+    assert theirs == options_of(engine, [os.fspath(witness.packages(engine))])

@@ -13,7 +13,7 @@ from torch.distributed import launch, run
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.line import behind_dashes, own_lines, read_line
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.probe.options import LAUNCHERS, source_options
+from nccl_doctor.probe.options import LAUNCHERS, port_words, source_options
 
 NODES = tuple(Node(name=f"n{rank}", address=f"10.0.0.{rank + 1}", node_rank=rank) for rank in range(2))
 CLUSTER = Cluster(nodes=NODES, master_addr="10.0.0.1", master_port=29500)
@@ -54,6 +54,23 @@ def test_options_of_a_source_are_a_bounded_number_of_names() -> None:
     assert source_options(text) == {"h": False, "help": False, "q": False, "quiet_please": False, "level": False}
     many = "\n".join(f'parser.add_argument("--x{number}")' for number in range(2000))
     assert len(source_options(many)) == 512
+
+
+@pytest.mark.parametrize(
+    ("programs", "words"),
+    [
+        (["accelerate"], ["accelerate launch --main_process_port 7 …"]),
+        (["deepspeed", "deepspeed.launcher.launch"], ["deepspeed --master_port 7 …"]),
+        (["accelerate.commands.launch"], ["python -m accelerate.commands.launch --main_process_port 7 …"]),
+        (["mpirun"], ["torchrun --master_port 7 …", "python -m torch.distributed.launch --master_port 7 …"]),
+        (["torchrun"], ["torchrun --master_port 7 …", "python -m torch.distributed.launch --master_port 7 …"]),
+        (["rm -rf /"], ["torchrun --master_port 7 …", "python -m torch.distributed.launch --master_port 7 …"]),
+    ],
+)
+def test_a_port_is_told_by_the_option_of_the_jobs_own_launcher(programs: list[str], words: list[str]) -> None:
+    assert list(port_words(programs, 7)) == words
+    for one in words:
+        assert read_line(shlex.split(one)).options["master_port"] == "7"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from nccl_doctor.model.ports import Elsewhere, GpuUse, Holder, HolderJob, Member, PortReport, Suggestion, TcpSocket
+from nccl_doctor.probe.options import port_words
 from nccl_doctor.report.fix_port import confirmation, screen
 from nccl_doctor.report.render import render
 from nccl_doctor.text.shell import clean
@@ -43,7 +44,12 @@ JOB = HolderJob(root=48112, orphan=True, unit=None, holders=(HOLDER,), members=M
 SOCKET = TcpSocket(
     local_address="0.0.0.0", local_port=29500, remote_address=None, remote_port=None, state="LISTEN", pid=48112
 )
-SUGGESTION = Suggestion(port=29511, command="export MASTER_PORT=29511 PET_MASTER_PORT=29511", hosts=("node1", "node2"))
+SUGGESTION = Suggestion(
+    port=29511,
+    command="export MASTER_PORT=29511 PET_MASTER_PORT=29511",
+    hosts=("node1", "node2"),
+    starts=port_words((), 29511),
+)
 REPORT = PortReport(
     host="node1",
     here=True,

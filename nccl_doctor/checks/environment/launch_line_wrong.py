@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
+from nccl_doctor.engines.advertise import PORTS
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.line import (
     LaunchLine,
@@ -78,23 +79,25 @@ def launch_line_wrong(view: View) -> Findings:
         yield Absent("no launch line was given")
         return
     judged = Judged(view, line, dict(planned_nodes(view.snapshot)))
-    meeting, gaps = _apart((*_meeting(judged), *_url(judged)))
+    meeting, gaps = _apart((*_meeting(judged), *_url(judged), *_by_hand(judged)))
     devices, of_devices = _apart(_devices(judged))
+    ports = list(_own_ports(judged))
     ranks, of_ranks = _apart((*_ranks(judged), *_sizes(judged)))
-    faults = [*_unknown_options(judged), *_nodes(judged), *ranks, *meeting, *devices]
+    faults = [*_unknown_options(judged), *_nodes(judged), *ranks, *meeting, *ports, *_shared(judged), *devices]
     yield from (*gaps, *of_devices, *of_ranks)
     batch = batch_notes(line.script, judged.world)[1]
     if faults or batch:
         first, *others = *faults, *batch
         how = f"Give {view.snapshot.hosts[0].name}'s address:" if faults and faults == meeting else "Start it so:"
-        commands = () if devices else _commands(judged)
+        commands = () if devices or ports else _commands(judged)
+        else_how = "Give it another port." if ports else "Ask for GPUs that every host has, or for the processor."
         yield Finding(
             hosts=(),
             message=f"{first[0].upper()}{first[1:]}.",
             evidence=tuple(others),
             facts={"line": cluster.line, "launcher": line.launcher},
             severity=Severity.ERROR if faults else Severity.WARNING,
-            fix=pasted(how if commands else "Ask for GPUs that every host has, or for the processor.", commands),
+            fix=pasted(how if commands else else_how, commands),
         )
 
 
@@ -150,9 +153,11 @@ def _nodes(judged: Judged) -> Iterator[str]:
             yield "without a node rank every host takes itself for node 0"
         elif not is_number(rank) or int(rank) >= count:
             yield f"node rank {rank} is none of 0 to {count - 1}"
-    told, rank = (next((v for n, v, _ in line.arguments if n == o), None) for o in ("--world-size", "--rank"))
-    if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
-        yield f"--rank {rank} of --world-size {told}: ranks are counted from 0"
+    pairs = [[next((v for n, v, _ in line.arguments if n == o), None) for o in ("--world-size", "--rank")]]
+    pairs.append([line.variables.get(name) for name in ("WORLD_SIZE", "RANK")])
+    for (told, rank), (size, own) in zip(pairs, (("--world-size ", "--rank "), ("WORLD_SIZE=", "RANK=")), strict=True):
+        if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
+            yield f"{own}{rank} of {size}{told}: ranks are counted from 0"
 
 
 def _sizes(judged: Judged) -> Iterator[Fault]:
@@ -220,6 +225,13 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
         yield from _wrong_place(judged, f"{what} {addr}", addr, port)
 
 
+def _by_hand(judged: Judged) -> Iterator[Fault]:
+    """Faults in the variables by which a script of its own is to meet the others (env://)."""
+    addr = judged.line.variables.get("MASTER_ADDR")
+    if addr and judged.line.launcher == "script" and judged.count > 1:
+        yield from _wrong_place(judged, f"MASTER_ADDR={addr}", addr, judged.line.variables.get("MASTER_PORT"))
+
+
 def _url(judged: Judged) -> Iterator[Fault]:
     url = judged.line.url
     if url is not None and judged.count > 1:
@@ -253,6 +265,27 @@ def _is_own(judged: Judged, addr: str) -> bool | None:
 def _split(place: str | None) -> tuple[str | None, str | None]:
     host, sign, port = (place or "").rpartition(":")
     return ((host if sign else port).strip("[]") or None), (port if sign else None)
+
+
+def _own_ports(judged: Judged) -> Iterator[str]:
+    """Faults in ports of an engine's line, which the engine takes for something else, too."""
+    line = judged.line
+    told = {name: line.options.get(name, "") for name in ("port", "master_port")}
+    told["rdzv_endpoint"] = _split(line.options.get("rdzv_endpoint"))[1] or ""
+    for name, text in told.items():
+        for own in PORTS.get(line.launcher, ()) if is_number(text) else ():
+            if own.first <= int(text) <= own.last and (not own.only_with or own.only_with in line.options):
+                some = str(own.first) if own.first == own.last else f"{own.first} to {own.last}"
+                yield f"port {text} of {line.table.written(name)} is one of {some}, {own.of} ({own.by} moves them)"
+
+
+def _shared(judged: Judged) -> Iterator[str]:
+    """Faults in the devices set in front, where a machine is two nodes."""
+    rank, said = judged.line.options.get("node_rank", ""), judged.line.variables.get("CUDA_VISIBLE_DEVICES")
+    for host in judged.view.snapshot.hosts if said is not None else ():
+        planned = host.node.cuda_visible_devices
+        if planned not in (None, said) and rank == str(host.node.node_rank):
+            yield f"CUDA_VISIBLE_DEVICES={said} with node rank {rank}, and {host.name} has {planned} in the hosts file"
 
 
 def _devices(judged: Judged) -> Iterator[Fault]:

@@ -119,7 +119,7 @@ def _faults(
             yield (Severity.ERROR if program == engine or beside else Severity.INFO, tuple(alike)), program
 
 
-_SIDE_CHANNELS = {"vllm": ("nixl", "mooncake"), "sglang": ("mooncake",)}
+_SIDE_CHANNELS = {"vllm": ("nixl", "mooncake", "ucx"), "sglang": ("mooncake", "ucx")}
 """By engine, the side channels of its that are an error, too, where somebody set them wrongly."""
 
 
@@ -251,6 +251,10 @@ def _commands(view: View, program: str, better: Mapping[str, str]) -> Iterator[C
     for host, address in better.items():
         if program in _EXPORTS:
             yield from on(host, export(_EXPORTS[program], address))
+        elif program == "ucx":
+            there = view.nccl.by_host[host].interfaces.addresses
+            device = next(entry.interface for entry in there if entry.address == address)
+            yield from on(host, export("UCX_NET_DEVICES", device))
         elif program == "ray" and host == cluster.nodes[0].name:
             yield from on(host, line("ray start --head --node-ip-address={address} --port=6379", address=address))
         elif program == "ray":

@@ -28,6 +28,7 @@ from nccl_doctor.inventory.parsed import SourceLocation, read_bytes
 from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT
 from nccl_doctor.model.ports import LAST_PORT, HolderJob, Identity, PortReport, Suggestion
 from nccl_doctor.nccl.messages import PortError, find_port_error
+from nccl_doctor.probe.options import port_words
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line, script
 
@@ -177,8 +178,10 @@ def _free_on_all(machines: Sequence[Machine], ports: list[int], *, ephemeral: bo
     return set.intersection(*free)
 
 
-def suggestion(fleet: Fleet, after: int) -> Suggestion | None:
+def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> Suggestion | None:
     """The next port, and the line that sets it for what is started next from the same shell; see :func:`next_port`.
+
+    ``holders`` have the port that it is in place of.
 
     torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py), ``env://`` reads
     MASTER_PORT (torch/distributed/rendezvous.py).
@@ -194,8 +197,14 @@ def suggestion(fleet: Fleet, after: int) -> Suggestion | None:
     if port not in answer.free and answer.drawn is not None:
         kept = ",".join(filter(None, (answer.drawn.reserved_text, str(port))))
         reserve = line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept)
+    by = [member.launcher for job in holders for member in job.members if member.launcher is not None]
     return Suggestion(
-        port=port, command=command.text, hosts=hosts, master=fleet.master, reserve=reserve and reserve.text
+        port=port,
+        command=command.text,
+        hosts=hosts,
+        master=fleet.master,
+        reserve=reserve and reserve.text,
+        starts=port_words(by, port),
     )
 
 
@@ -236,7 +245,7 @@ def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) 
         report = waited.model_copy(update=fate)
     if not report.free:
         try:
-            report = report.model_copy(update={"suggestion": suggestion(fleet, port)})
+            report = report.model_copy(update={"suggestion": suggestion(fleet, port, report.jobs)})
         except DoctorError as error:
             steps.say(f"no port to move to: {error}")
     return report

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nccl_doctor.probe.facts.software import Interpreter
 
 PACKAGES = re.compile(
-    r"(?:(vllm|sglang|ray|deepspeed|accelerate)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
+    r"(?:(vllm|sglang|ray|deepspeed|accelerate|ai_dynamo)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
     re.ASCII,
 )
 """By the names of their metadata folders (PEP 376); SGLang reads interfaces by netifaces, or its heirs of that name."""

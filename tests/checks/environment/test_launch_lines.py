@@ -19,8 +19,16 @@ def gpu(index: int, host: int) -> dict[str, Any]:
     return {"index": index, "name": "NVIDIA L4", "uuid": uuid, **sizes, "driver": "570.86.15"}
 
 
-def judged(line: str, *, hosts: int, gpus: int = 2, port: int = 29500, more: dict[str, Any] | None = None) -> Report:
-    """The report on a line for so many hosts with so many GPUs each."""
+def judged(
+    line: str,
+    *,
+    hosts: int,
+    gpus: int = 2,
+    port: int = 29500,
+    devices: tuple[str, ...] = (),
+    more: dict[str, Any] | None = None,
+) -> Report:
+    """The report on a line for so many hosts with so many GPUs each; ``devices`` are those of each in the hosts file."""
     document = healthy()
     document["hosts"] = document["hosts"][:hosts]
     for place, host in enumerate(document["hosts"]):
@@ -28,6 +36,9 @@ def judged(line: str, *, hosts: int, gpus: int = 2, port: int = 29500, more: dic
     document["cluster"] |= {"line": line, "master_port": port, "nodes": document["cluster"]["nodes"][:hosts]}
     document["hosts"][0]["facts"]["master_port"]["port"] = port
     document["mesh"] = document["smoke"] = {"$skipped": "not asked for"}
+    for place, own in enumerate(devices):
+        for node in (document["cluster"]["nodes"][place], document["hosts"][place]["node"]):
+            node |= {"cuda_visible_devices": own, "nproc_per_node": len(own.split(","))}
     snapshot = Snapshot.model_validate(document)
     return judge(snapshot, "check", lambda check: check.name == "launch-line-wrong")
 
@@ -43,6 +54,9 @@ SGLANG = (
     "python -m sglang.launch_server --model-path org/model --tp {tp} --nnodes {n} --node-rank {r} --dist-init-addr {a}"
 )
 MASTER = "10.0.0.1"
+BY_HAND = "MASTER_ADDR={a} MASTER_PORT=29500 WORLD_SIZE=2 RANK={r} python train.py"
+TWICE = "CUDA_VISIBLE_DEVICES={d} " + YOLO
+"""A machine with four GPUs as two nodes."""
 TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]] = [
     # guide, hosts as they are, what it prints, what people make of it, what is said, a part of the corrected line
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"n": 1}, "says 1 nodes", "--nnodes=2"),
@@ -73,6 +87,15 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]
     (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"tp": 8}, "need 16 GPUs, and the hosts have 4", ""),
     (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"r": 2}, "node rank 2 is none of 0 to 1", "--node-rank=1"),
     (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never meet", "--dist-init-addr=10.0.0.1:29500"),
+    (BY_HAND, {"hosts": 2}, {"a": MASTER, "r": 1}, {"r": 2}, "RANK=2 of WORLD_SIZE=2: ranks are counted from 0", ""),
+    (BY_HAND, {"hosts": 2}, {"a": MASTER, "r": 1}, {"a": "localhost"}, "would never meet", "MASTER_ADDR=10.0.0.1 "),
+    (TWICE, {"hosts": 2, "gpus": 4, "port": 1234, "devices": ("0,1", "2,3")}, {"d": "2,3", "g": 2, "n": 2, "r": 1, "a": MASTER, "b": 64}, {"d": "0,1"}, "node2 has 2,3 in the hosts file", "CUDA_VISIBLE_DEVICES=2,3 python"),
+    (TWICE, {"hosts": 2, "gpus": 4, "port": 1234, "devices": ("0,1", "2,3")}, {"d": "0,1", "g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"g": 4}, "4 ranks a node need as many GPUs", "--nproc_per_node=2"),
+    ("mpirun -np {n} -npernode {g} python train.py", {"hosts": 2}, {"n": 4, "g": 2}, {"g": 8}, "8 ranks a node need as many GPUs", ""),
+    ("srun -N 2 --ntasks-per-node={g} python train.py", {"hosts": 2}, {"g": 2}, {"g": 4}, "4 ranks a node need as many GPUs", ""),
+    ("python -m torch.distributed.launch --nproc_per_node 2{x} --master_port 29501 train.py --batch 64", {"hosts": 1, "port": 29501}, {"x": ""}, {"x": " --use-envs"}, "knows no option --use-envs", "--use_env"),
+    ("ray start --head --port={p}", {"hosts": 2}, {"p": 6379}, {"p": 10005}, "port 10005 of --port is one of 10002 to 19999, its workers'", ""),
+    (VLLM + " {x}", {"hosts": 2, "port": 29500}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER, "x": "--port 5600"}, {"x": "--port 5600 --kv-transfer-config c"}, "its NIXL side channels'", ""),
     ("vllm serve org/model --tensor-parallel-size {tp}", {"hosts": 2}, {"tp": 2}, {"tp": 4}, "without --nnodes each host serves alone", "--headless"),
 ]  # fmt: skip
 ROWS = [pytest.param(*row, id=f"{place:02} {row[4]}") for place, row in enumerate(TABLE)]

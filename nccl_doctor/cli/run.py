@@ -169,7 +169,7 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     cluster = request.cluster()
     needs = {"mesh", "smoke", "rates"}
     if selected is not None:
-        needs = {need for check in all_checks() if check.code in selected for need in check.needs}
+        needs = {need for check in all_checks() if check.code in selected for need in (*check.needs, *check.also)}
     bounds = RunOptions(
         connect_s=request.reached.connect_timeout,
         total_s=total_s(request.timeout_s, request.smoke_limits),

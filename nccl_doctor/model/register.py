@@ -52,6 +52,7 @@ class Traits(TypedDict, total=False):
     outside: bool
     hides: tuple[str, ...]
     errors: tuple[str, ...]
+    also: tuple[str, ...]
     row: str
     row_words: str
     row_suffices: bool
@@ -86,6 +87,7 @@ class Check:
     # fields of a host's facts, and phases, that have to be known; ``nccl_doctor.snapshot.known`` gives the check their
     # values
     needs: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()  # phases that it judges where they were run, and does without
     scope: Scope = "all"  # "master" judges the first host only, an engine those that are reached so
     function: CheckFunction | None = None  # None for a diagnosis that only logs or a running job show
 

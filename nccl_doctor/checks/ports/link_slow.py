@@ -45,7 +45,7 @@ SHARED = re.compile(r"\bG[BH]\d\d")
 """Names of GPUs whose data goes to the processor by NVLink."""
 
 
-@check("NCD320", severity=Severity.WARNING, explains=("allreduce-slow",), row="rate")
+@check("NCD320", severity=Severity.WARNING, explains=("allreduce-slow",), also=("rates",), row="rate")
 def link_slow(view: View) -> Findings:
     """Yields findings of PCIe links, and one a host, pair or rail by rates; hosts too busy to be judged are gaps."""
     rates = view.snapshot.rates

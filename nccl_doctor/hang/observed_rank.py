@@ -71,8 +71,9 @@ class StackPlace:
 
 def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
     """Where the main thread stands; None without a stack."""
-    main = next((one for one in threads if one.tid == pid or one.name == "MainThread"), None)
-    main = main or next(iter(threads), None)
+    # in a container, a thread's own number there may be the PID that its process has outside
+    known = [one for one in threads if one.name == "MainThread"] or [one for one in threads if one.tid == pid]
+    main = next(iter(known or threads), None)
     if main is None or not main.frames:
         return None
     users = [index for index, frame in enumerate(main.frames) if not _LIBRARY.search(frame.file)]

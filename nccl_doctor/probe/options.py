@@ -222,6 +222,7 @@ MODULES = {
 _PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*[a-z]?")
 _ALONE = re.compile(r"-[BbdEIOPqRsSuvx]+")
 """Options of the interpreter that take no value (python --help)."""
+_MODULE = re.compile(r"-[BbdEIOPqRsSuvx]*m")
 _VALUED = ("-X", "-W", "--check-hash-based-pycs")
 
 
@@ -244,7 +245,7 @@ def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:
     if known is None and _PYTHON.fullmatch(os.path.basename(words[0])):
         while words[at : at + 1] and (words[at] in _VALUED or _ALONE.fullmatch(words[at])):
             at += 2 if words[at] in _VALUED else 1
-        script, at = at, at + (2 if words[at : at + 1] == ["-m"] else 1)
+        script, at = at, at + (2 if any(map(_MODULE.fullmatch, words[at : at + 1])) else 1)
         name = "".join(words[at - 1 : at])
         known = MODULES.get(name) if at - script == 2 else PROGRAMS.get(os.path.basename(name))
     else:

@@ -50,7 +50,7 @@ def _stand(host: LabHost, first: int, *frames: str) -> bool:
 
 def test_spawned_ranks_are_found_by_the_store_that_they_share(lab: Lab) -> None:
     code, told = hang(lab)
-    assert (code, told["verdict"]) == (1, "outside-nccl")
+    assert (code, told["verdict"]) == (1, "outside-nccl"), told
     assert told["job"] == {"master_addr": lab.hosts[0].address, "master_port": 29666, "world_size": 4}
     assert [(one["rank"], one["host"]) for one in told["ranks"]] == [
         (0, "node1"), (1, "node1"), (2, "node2"), (3, "node2"),
@@ -94,7 +94,7 @@ def test_a_job_in_a_container(make_lab: MakeLab) -> None:
     host.background(apart)
     host.wait_until(partial(_stand, host, 0, BARRIER, f"run (spawn.py:{SLEEPS})"), "ranks that wait", timeout=240)
     code, told = hang(lab)
-    assert (code, told["verdict"]) == (1, "outside-nccl")
+    assert (code, told["verdict"]) == (1, "outside-nccl"), told
     (late,) = [one for one in told["ranks"] if one["behind"]]
     assert (late["rank"], late["frame"]) == (1, f"spawn.py:{SLEEPS} in run"), told
     assert "spawn_main" in host.read(f"/proc/{late['pid']}/cmdline")

@@ -56,6 +56,15 @@ def test_one_that_waits_alone_is_one_other() -> None:
     )
 
 
+def test_a_containers_thread_that_has_the_number_of_a_process_outside() -> None:
+    job = Job().stands(3, IN_LOADER)
+    for look in job.looks:
+        (main,) = look[3]["stack"]
+        look[3]["stack"] = [{**main, "tid": job.pid(3), "name": "_feed", "frames": at(1, "wait")}, {**main, "tid": 9}]
+    assert judged(job) == ("outside-nccl", ["rank-outside-nccl"], [3])
+    assert "in _next_data at dataset.py:88" in said(job)
+
+
 def test_a_rank_in_the_kernel() -> None:
     job = Job().stands(3, at(44, "save")).state(3, state="D", wchan="nfs_wait_bit_killable")
     assert judged(job) == ("outside-nccl", ["rank-outside-nccl"], [3])

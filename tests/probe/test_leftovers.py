@@ -385,9 +385,10 @@ def test_a_control_group_tells_who_has_it(
 @pytest.mark.lab
 @pytest.mark.parametrize(("flags", "words"), [("-pf", "another PID namespace"), ("-m", "another mount namespace")])
 def test_a_process_of_another_container_is_not_ones_own(flags: str, words: str, start: Start) -> None:
-    start(argv=("unshare", flags, "env"))
+    code = f"{IDLE}  # {os.getpid()} {flags}"  # these tests may run side by side, each with a table of all
+    start(code, argv=("unshare", flags, "env"))
     table = Table()
-    (pid,) = [one for one in table.procs if HEAD in table.command(one) and table.executable(one).startswith("python")]
+    (pid,) = [one for one in table.procs if code in table.command(one) and table.executable(one).startswith("python")]
     found = refusal(pid)
     assert found is not None
     assert (found.kind, words in found.reason) == ("foreign", True)

@@ -175,7 +175,7 @@ AT_ONCE = 8
 EACH_S = 4.0
 MOST_BYTES = 4 << 20
 MOST_THREADS = 16
-MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12  # of the main thread, which py-spy tells first, and of the others
+MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12  # of the main thread, which py-spy 0.4 tells last in JSON, and of the others
 TEXT = 300
 MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
 """Options of ``py-spy dump`` by what was asked for."""
@@ -260,7 +260,7 @@ def _understood(status: int | None, output: bytes) -> Any:
         reasons = [line.partition("Reason: ")[2] for line in lines if line.startswith("Reason: ")]
         return {"$unknown": f"py-spy: {(reasons or lines or ['no word'])[-1][:TEXT]}"}
     try:
-        threads = json.JSONDecoder().raw_decode(text[start:])[0]
+        threads = json.JSONDecoder().raw_decode(text[start:])[0][::-1]
         return [
             {
                 "tid": thread["os_thread_id"],

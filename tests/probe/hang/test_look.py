@@ -52,6 +52,21 @@ def sleeper() -> Iterator[int]:
             process.kill()
 
 
+CROWD = """\
+import threading, time
+for _ in range(20):
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+def wait(deeper):
+    if deeper:
+        wait(deeper - 1)
+    print(flush=True)
+    time.sleep(1000)
+def main():
+    wait(30)
+main()
+"""
+
+
 def started(pid: int) -> int:
     found = procs.read_proc(pid)
     assert found is not None
@@ -147,6 +162,15 @@ def test_a_stopped_process_stays_as_it_is(sleeper: int, sent: watch.Spy) -> None
             assert Path(f"/proc/{sleeper}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     finally:
         os.kill(sleeper, signal.SIGCONT)
+
+
+def test_the_main_thread_is_told_first_and_deepest(sent: watch.Spy) -> None:
+    with subprocess.Popen([sys.executable, "-c", CROWD], stdout=subprocess.PIPE) as crowd:
+        assert crowd.stdout is not None
+        crowd.stdout.readline()
+        stack = seen(sent, crowd.pid)
+        crowd.kill()
+    assert stack[-2:] == ["main", "<module>"]
 
 
 def test_why_there_is_no_stack(sleeper: int, tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ def test_a_launcher_that_has_started_ranks_waits_no_more() -> None:
         ("accelerate launch --num_machines 2 --main_process_port 1 t.py", {}, {"nnodes": "2", "master_port": "1"}),
         ("torchrun --nnodes", {}, {}),
         ("/usr/bin/python3 -u /usr/bin/torchrun --standalone --nnodes 2 t.py", {}, {"nnodes": "2"}),
+        ("python -um torch.distributed.run --nnodes=2 t.py", {}, {"nnodes": "2"}),
         ("python -m torch.distributed.launch --use_env --nno=2 t.py --master_port 1", {}, {"nnodes": "2"}),
         ("/usr/bin/python3 /usr/bin/accelerate launch --cpu --machine_rank=1 t.py", {}, {"node_rank": "1"}),
         ("python train.py --nnodes 2", {"PET_NNODES": "3"}, {"nnodes": "3"}),
@@ -53,4 +54,4 @@ def test_a_launcher_that_has_started_ranks_waits_no_more() -> None:
     ],
 )
 def test_what_it_was_told(line: str, environ: dict[str, str], told: dict[str, str]) -> None:
-    assert asked(line.split(), environ) == told
+    assert asked(tuple(line.split()), environ) == told

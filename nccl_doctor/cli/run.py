@@ -97,10 +97,12 @@ def check_cluster(request: Request, out: Out) -> int:
     if request.load_from is not None:
         refuse_other_hosts(request.which, request.overrides)
         kept = read_snapshot(request.load_from)
+        if request.rate:
+            raise UsageError("--rate measures, and --from contacts no host: leave out one of them")
         # a line out of a stranger's file would come back as one to be pasted
         line = joined(request.line) if request.line else None
         kept = kept.model_copy(update={"cluster": kept.cluster.model_copy(update={"line": line})})
-    _refuse_nothing_to_judge(selected, _phases_left_out(request, kept))
+    _refuse_nothing_to_judge(selected, _phases_left_out(request, kept), rate=request.rate)
     output: dict[str, Sequence[str]] = {}
     if kept is not None:
         snapshot = kept
@@ -137,11 +139,10 @@ def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
     """The phases that this run, or the snapshot, is without, and why."""
     if kept is None:
         options = {"smoke": not request.smoke and "--no-smoke", "mesh": request.mesh == "none" and "--mesh none"}
-        left_out = {phase: f"which {option} leaves out" for phase, option in options.items() if option}
-        return left_out if request.rate else left_out | {"rates": "which --rate alone measures"}
+        return {phase: f"which {option} leaves out" for phase, option in options.items() if option}
     return {
         phase: f"which the snapshot lacks: {value.reason}"
-        for phase, value in (("smoke", kept.smoke), ("mesh", kept.mesh), ("rates", kept.rates))
+        for phase, value in (("smoke", kept.smoke), ("mesh", kept.mesh))
         if isinstance(value, Skipped) and not value.hindered
     }
 
@@ -167,7 +168,7 @@ def _look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapsh
 @contextmanager
 def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     cluster = request.cluster()
-    needs = {"mesh", "smoke", "rates"}
+    needs = {"mesh", "smoke"}
     if selected is not None:
         needs = {need for check in all_checks() if check.code in selected for need in (*check.needs, *check.also)}
     bounds = RunOptions(
@@ -175,7 +176,7 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         total_s=total_s(request.timeout_s, request.smoke_limits),
         facts_limits=host_facts.FactLimits(sudo=request.sudo),
         mesh_limits=MeshLimits(size=request.mesh if "mesh" in needs else "none"),
-        rate=request.rate and "rates" in needs,
+        rate=request.rate,
         smoke=request.smoke and "smoke" in needs,
         smoke_limits=request.smoke_limits,
     )
@@ -203,15 +204,17 @@ def total_s(asked: float | None, smoke: SmokeLimits) -> float:
     return max(LEAST_TOTAL_S, BESIDE_SMOKE_S + smoke.deadline_s) if asked is None else asked
 
 
-def _refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str]) -> None:
-    """Raises UsageError where nothing is looked at, which would look like a clean bill."""
+def _refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str], *, rate: bool) -> None:
+    """Raises UsageError where nothing, or not the rates asked for, is looked at: it would look like a clean bill."""
     if selected is None:
         return
     some = [check for check in all_checks() if check.function and check.code in selected]
     if not some:
         raise UsageError("--only and --skip leave no check of hosts; what only logs show is for nccl-doctor logs")
+    if rate and not any(check.row == "rate" for check in some):
+        raise UsageError("--rate measures what link-slow judges, which --only or --skip leaves out")
     if all(left_out.keys() & check.needs for check in some):
         needed = {need for check in some for need in check.needs}
-        words = {"smoke": "the all-reduce", "mesh": "the dials", "rates": "the rates"}
+        words = {"smoke": "the all-reduce", "mesh": "the dials"}
         missing = (f"{words[phase]}, {why}" for phase, why in left_out.items() if phase in needed)
         raise UsageError(f"all that --only selects needs {', or '.join(missing)}")

@@ -403,3 +403,16 @@ def test_nothing_prints_or_reads_a_job_that_dials_back(tmp_path: Path, words: tu
     done = run("check", *words, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert why in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["-w", "a,b", "--only", "access"], "--rate measures what link-slow judges, which --only or --skip leaves out"),
+        (["-w", "a,b", "--skip", "link-slow"], "--rate measures what link-slow judges"),
+        (["--from", "SAVED"], "--rate measures, and --from contacts no host: leave out one of them"),
+    ],
+)
+def test_rates_that_nobody_would_measure_are_refused(tmp_path: Path, words: list[str], why: str) -> None:
+    given = [saved(tmp_path, {}) if word == "SAVED" else word for word in words]
+    assert_one_sentence(run("check", *given, "--rate", cwd=tmp_path), why)

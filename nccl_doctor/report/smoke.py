@@ -117,9 +117,9 @@ def link_words(link: LinkShare | None) -> str:
     """The slowest link's rate, and the part reached; "" where nobody knows it."""
     if link is None:
         return ""
-    links = f" ({link.links})" if link.links else ""
-    reached = f"{100 * link.share:.0f} % reached, {rate_words(link.share * link.gb_per_s)}"
-    return f"{link.name} on {link.host} could give {link.gb_per_s:.3g} GB/s{links}, {reached}"
+    reached = f"{rate_words(link.share * link.gb_per_s)} of {rate_words(link.gb_per_s)}"
+    links = ", ".join(filter(None, (link.links, f"{link.name} on {link.host}")))
+    return f"{reached} ({links}): {100 * link.share:.0f} %"
 
 
 def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:

@@ -62,6 +62,7 @@ class Rail:
 
     number: int
     rates: dict[tuple[str, str], PairRate]  # by sender and receiver, the measure that counts
+    first: dict[tuple[str, str], PairRate]  # the one beside others
 
     @cached_property
     def bests(self) -> list[float]:
@@ -90,8 +91,18 @@ class Rail:
 
     def is_bad(self, rate: PairRate) -> bool:
         """True where it is slow or loses packets, beside the others."""
-        lossy = rate.retransmits >= LEAST_LOST and rate.loss >= max(LOSS, TIMES * self.usual_loss)
-        return lossy or rate.gbps < self._slow_below
+        return self._is_slow(rate) or self._is_lossy(rate)
+
+    def is_bad_again(self, rate: PairRate) -> bool:
+        """True where it was so twice, and for the same reason: a machine that stands still loses packets, too."""
+        first = self.first[rate.src, rate.dst]
+        return rate.alone and any(bad(rate) and bad(first) for bad in (self._is_slow, self._is_lossy))
+
+    def _is_slow(self, rate: PairRate) -> bool:
+        return rate.gbps < self._slow_below
+
+    def _is_lossy(self, rate: PairRate) -> bool:
+        return rate.retransmits >= LEAST_LOST and rate.loss >= max(LOSS, TIMES * self.usual_loss)
 
     @cached_property
     def hosts(self) -> tuple[str, ...]:
@@ -112,7 +123,8 @@ def rails(rates: Rates) -> list[Rail]:
     found: dict[int, dict[tuple[str, str], PairRate]] = {}
     for (src, dst, number), rate in rates.final.items():
         found.setdefault(number, {})[src, dst] = rate
-    return [Rail(number, found[number]) for number in sorted(found)]
+    first = {(one.src, one.dst, one.rail): one for one in reversed(rates.rates)}
+    return [Rail(number, its, {pair: first[(*pair, number)] for pair in its}) for number, its in sorted(found.items())]
 
 
 def suspects(rates: Rates) -> list[PairRate]:
@@ -166,7 +178,7 @@ def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairR
         if rate.limited is not None:
             judgement.limited.setdefault(rate.dst if rate.reader_is_late else rate.src, rate.limited)
     # one that was bad with others beside it, and that nobody tried alone, says nothing
-    bad = {pair: rate for pair, rate in looked_bad.items() if rate.limited is None and rate.alone}
+    bad = {pair: rate for pair, rate in looked_bad.items() if rate.limited is None and rail.is_bad_again(rate)}
     return _cover(bad, rail.rates.keys() - looked_bad.keys() | bad.keys())
 
 

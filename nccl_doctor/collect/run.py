@@ -32,6 +32,7 @@ from nccl_doctor.snapshot.network import FirewallFacts, Names, ResolverAnswer
 from nccl_doctor.snapshot.rate import NO_RATES, Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import KubeFacts
+from nccl_doctor.text.hostlist import plural
 from nccl_doctor.transport.base import Transport
 
 NAMES_S = 3.0  # What this machine's resolver may take for all names; what it has not told by then confirms nothing
@@ -222,7 +223,7 @@ class Run:
             return
 
         def begin(rounds: int, seconds: float) -> None:
-            self._start(f"rates: {rounds} rounds of TCP at full speed, which load the network", seconds)
+            self._start(f"rates: {plural(rounds, 'round')} of TCP at full speed, which load the network", seconds)
 
         with self._clock.timed("rate"):
             found = rate.run_rates(self._sessions, self._facts, self._cluster, self._clock.left, begin)

@@ -262,6 +262,11 @@ def _rate_words(found: Diagnosis) -> str:
         return f"PCIe link slow on {fold(found.hosts)}"
     does = {"send": "sends", "receive": "receives", "send and receive": "sends and receives"}
     who = f"{fold(found.hosts)} {does.get(found.facts['direction'], 'reach each other')}"
+    if len({one["src"] for one in found.facts["pairs"]}) == 1 and len(found.hosts) == 2:
+        who = f"{found.hosts[0]} reaches {found.hosts[1]}"
+    if found.facts["whole_rail"]:
+        by = " and ".join(found.facts["interfaces"])
+        return f"all hosts reach {gbps_words(found.facts['gbps'])} of {gbps_words(found.facts['usual'])} by {by}"
     if found.facts["gbps"] >= found.facts["usual"] / 2:
         return f"{who} with {plural(found.facts['retransmits'], 'retransmit')}"
     return f"{who} at {gbps_words(found.facts['gbps'])}, the others at {gbps_words(found.facts['usual'])}"

@@ -29,6 +29,7 @@ class Figures(Observed):
     rtt_us: Count  # of packets under this load, as TCP smooths it
     retransmits: Count
     segments: Count  # sent, those that were sent again included
+    dropped: Count = 0  # packets, by the sender's own queues (tc -s qdisc), slow start included
     # shares of the time: the sending thread ran or waited for a CPU, the reader's window was full, and the sender's
     # busiest CPU did nothing but interrupts, or its most robbed one was lent to another machine
     sender_busy: Share
@@ -38,8 +39,8 @@ class Figures(Observed):
 
     @property
     def loss(self) -> float:
-        """The part of its segments that had to be sent again."""
-        return min(self.retransmits / self.segments, 1.0) if self.segments else 0.0
+        """The part of its segments that the network lost; none where the sender's own queue was full."""
+        return min(self.retransmits / self.segments, 1.0) if self.segments and not self.dropped else 0.0
 
     @property
     def reader_is_late(self) -> bool:
@@ -73,22 +74,12 @@ class PairRate(Figures):
 
 
 class RateLink(Observed):
-    """An interface as its driver and PCI tell of it; None what they do not tell."""
+    """An interface as its driver tells of it; None what it does not tell."""
 
     interface: InterfaceName
     speed_mbps: Count | None = None
     duplex: Annotated[str, Field(pattern="^(half|full)$")] | None = None
     offloads: Annotated[dict[str, bool], Field(max_length=8)] = Field(default_factory=dict)
-    lanes: Count | None = None
-    most_lanes: Count | None = None
-    lane_gts: Annotated[float, Field(ge=0, le=1000)] | None = None  # 10⁹ transfers a second of one lane
-
-    @property
-    def pcie_gbps(self) -> float | None:
-        """10⁹ bits a second that its PCIe slot gives, without the coding's: 8 of 10 up to 5 GT/s, then 128 of 130."""
-        if not (self.lanes and self.lane_gts):
-            return None
-        return self.lanes * self.lane_gts * (0.8 if self.lane_gts <= 5 else 128 / 130)
 
 
 class LostRate(Observed):

@@ -160,3 +160,15 @@ def test_in_each_round_every_host_sends_to_one_and_receives_from_one(count: int)
     else:
         assert len(planned) == 2 + RANDOM_PEERS
         assert {(names[n], names[(n + 1) % count]) for n in range(count)} <= set(pairs)
+
+
+def test_a_machine_that_stood_still_once_loses_no_packets() -> None:
+    """It was slow beside the others; alone it was as fast as they, and had to send much again."""
+    names = [f"node{number}" for number in range(1, 5)]
+    pairs = [(src, dst) for src in names for dst in names if src != dst]
+    beside = [one(src, dst, 0, USUAL * (0.3 if (src, dst) == pairs[0] else 1)) for src, dst in pairs]
+    for first, accused in ((0, []), (900, [pairs[0]])):
+        found = (one(*pairs[0], 0, USUAL * 0.3, retransmits=first), *beside[1:])
+        again = one(*pairs[0], 0, USUAL, retransmits=900, alone=True)
+        rates = Rates(hosts=tuple(names), rounds=3, whole=True, rates=(*found, again))
+        assert [slow.hosts for slow in judge_rates(rates).slow] == accused

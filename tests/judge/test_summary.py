@@ -222,3 +222,17 @@ def test_a_master_port_that_nobody_dialled_is_not_said_to_have_been() -> None:
 )
 def test_the_next_step_starts_what_the_hosts_are_for(cluster: dict[str, Any], words: str) -> None:
     assert judge(patched({"cluster": cluster}), "check").next_step == f"Start with:  nccl-doctor launch {words}"
+
+
+@pytest.mark.parametrize(
+    ("fixture", "words"),
+    [
+        ("fires", "node3 sends at 1.2 Gb/s, the others at 9.4 Gb/s"),
+        ("fires-pair", "node1 reaches node2 at 2.0 Gb/s, the others at 9.4 Gb/s"),
+        ("fires-pair-both-ways", "node[1-2] reach each other at 2.0 Gb/s, the others at 9.4 Gb/s"),
+        ("fires-rail", "all hosts reach 1.0 Gb/s of 9.4 Gb/s by eno2"),
+    ],
+)
+def test_the_row_of_rates_tells_who_and_which_way(fixture: str, words: str) -> None:
+    report = judge(load(CHECKS / f"ports/link_slow/{fixture}.json"), "check")
+    assert {row.name: row.text for row in report.phases}["rate"] == words

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.probe import netlink
 from nccl_doctor.probe.mesh import rate
 from nccl_doctor.probe.mesh.mesh import MeshEnd
+from nccl_doctor.snapshot.network import PciLink
 from nccl_doctor.snapshot.rate import Figures, RateLink
 from tests.patience import joined
 
@@ -103,14 +106,21 @@ def test_no_stream_is_left(port: int) -> None:
 def test_links_tell_what_drivers_tell() -> None:
     (told,) = rate.links(["lo"])
     link = RateLink.model_validate(told)
-    assert (link.interface, link.lanes, link.pcie_gbps) == ("lo", None, None)
+    assert (link.interface, link.speed_mbps) == ("lo", None)
     assert link.offloads["gso"] is True
 
 
-@pytest.mark.parametrize(("lanes", "speed", "gbps"), [(8, 16.0, 126.0), (2, 5.0, 8.0), (None, 16.0, None)])
-def test_a_slot_gives_what_its_coding_leaves(lanes: int | None, speed: float, gbps: float | None) -> None:
-    found = RateLink(interface="eth0", lanes=lanes, lane_gts=speed).pcie_gbps
-    assert (None if found is None else round(found)) == gbps
+@pytest.mark.parametrize(("lanes", "speed", "gbps"), [(8, 16.0, 126), (2, 5.0, 8), (2, 8.0, 16)])
+def test_a_slot_gives_what_its_coding_leaves(lanes: int, speed: float, gbps: int) -> None:
+    assert round(PciLink(speed=speed, width=lanes).gbps) == gbps
+
+
+def test_what_the_own_queues_dropped_is_counted() -> None:
+    """A struct tcmsg, the kind of queue, and in TCA_STATS2 its counts; a child's are its root's, too."""
+    counts = netlink.attribute(rate.TCA_STATS_QUEUE, struct.pack("=5I", 0, 0, 7, 0, 9))
+    told = netlink.attribute(1, b"tbf\0") + netlink.attribute(rate.TCA_STATS2, counts)
+    assert rate._drops(struct.pack("=BxxxiIII", 0, 2, 0, rate.ROOT, 0) + told) == 7
+    assert rate._drops(struct.pack("=BxxxiIII", 0, 2, 0, 0x10000, 0) + told) == 0
 
 
 STAT = """cpu  10 0 10 80 0 5 5 0 0 0

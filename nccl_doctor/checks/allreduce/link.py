@@ -1,16 +1,20 @@
 """The speed of an all-reduce: what the network could give, how much was reached, the rank that others wait for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 
 from nccl_doctor.checks.rates import rails
-from nccl_doctor.model.base import Phased, Unknown
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.report import COUNTERS, RankReport, grown_words
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
+from nccl_doctor.snapshot.network import PciLink
 from nccl_doctor.snapshot.rate import Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.system import Identity
+from nccl_doctor.text.hostlist import grouped
 
 REAL = ("physical", "bond")
 """Kinds of interface whose speed means something; veth always says 10 Gbit/s (drivers/net/veth.c)."""
@@ -91,34 +95,37 @@ def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
     if not names and smoke.backend == "nccl":
         chosen = nccl_interface(host)
         names = {chosen.name} if chosen is not None else set()
-    return _ethernet(host.name, host.facts, names, snapshot.rates)
+    return _ethernet(host.name, host.facts, names)
 
 
 def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
     """All active ports together: NCCL stripes its channels over them."""
     if isinstance(facts.rdma, Unknown):
         return None
-    active = {device.name: port.rate_gbps for device in facts.rdma for port in device.ports if port.state == "ACTIVE"}
-    rates = [rate for rate in active.values() if rate]
-    if not rates or len(rates) < len(active):
+    ports = [(device, port) for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
+    rates = grouped((device.name, port.rate_gbps) for device, port in ports)
+    if not rates or not all(chain(*rates.values())):
         return None
-    return LinkSpeed(host.name, ",".join(active), sum(rates) / 8, links_words(rates))
+    slots = {device.name: device.link for device, _ in ports}
+    return _speed(host.name, list(rates), [sum(filter(None, its)) for its in rates.values()], list(slots.values()))
 
 
-def _ethernet(host: str, facts: HostFacts, names: set[str], rates: Phased[Rates]) -> LinkSpeed | None:
+def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
     """The named interfaces together, each as fast as its PCIe slot where that is known and less."""
     if isinstance(facts.interfaces, Unknown) or not names:
         return None
-    links = [one for one in facts.interfaces.links if one.name in names]
-    speeds = [one.speed_mbps for one in links if one.kind in REAL and one.speed_mbps]
-    if not speeds or len(speeds) < len(names):
+    links = [one for one in facts.interfaces.links if one.name in names and one.kind in REAL]
+    speeds = [one.speed_mbps / 1000 for one in links if one.speed_mbps]
+    if not speeds or len(speeds) < max(len(names), len(links)):
         return None
-    told = rates.links.get(host, ()) if isinstance(rates, Rates) else ()
-    slots = {one.interface: one.pcie_gbps for one in told if one.pcie_gbps is not None}
-    speeds_gbps = [one.speed_mbps / 1000 for one in links if one.kind in REAL and one.speed_mbps]
-    least = [min(speed, slots.get(one.name, speed)) for one, speed in zip(links, speeds_gbps, strict=True)]
-    slower = ", less by PCIe" if least != speeds_gbps else ""
-    return LinkSpeed(host, ",".join(sorted(names)), sum(least) / 8, links_words(speeds_gbps) + slower)
+    return _speed(host, sorted(names), speeds, [one.pci for one in links])
+
+
+def _speed(host: str, names: Sequence[str], gbps: list[float], slots: Sequence[PciLink | None]) -> LinkSpeed:
+    """All together, each as fast as its PCIe slot where that is less."""
+    least = [speed if slot is None else min(speed, slot.gbps) for speed, slot in zip(gbps, slots, strict=True)]
+    slower = ", less by PCIe" if least != gbps else ""
+    return LinkSpeed(host, ",".join(names), sum(least) / 8, links_words(gbps) + slower)
 
 
 def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:

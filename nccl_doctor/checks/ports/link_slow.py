@@ -72,6 +72,7 @@ def _by_rates(view: View, rates: Rates) -> Findings:
             facts={
                 "pairs": [{"src": one.src, "dst": one.dst} for one in slow.rates],
                 "interfaces": sorted({one.interface for one in slow.rates}),
+                "whole_rail": slow.whole_rail,
                 "direction": " and ".join(slow.directions) or None,
                 "gbps": round(slow.gbps, 3),
                 "usual": round(slow.usual, 3),
@@ -198,7 +199,8 @@ def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
     if len({one.dst for one in slow.rates}) == 1:
         groups = grouped(((one.dst, one.rail), one) for one in slow.rates)
     for its in groups.values():
-        ends = f"{fold(one.src for one in its)} -> {fold(one.dst for one in its)}"
+        by = f" by {its[0].interface}" if len(slow.rails) > 1 else ""
+        ends = f"{fold(one.src for one in its)} -> {fold(one.dst for one in its)}{by}"
         again = sum(one.retransmits for one in its)
         yield f"{ends}: {gbps_span(one.gbps for one in its)}, {plural(again, 'retransmit')}{usual}"
         usual = ""
@@ -209,6 +211,8 @@ def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
     limit = [speed for one in slow.rates if (speed := link_gbps(rates, one)) is not None]
     if limit:
         yield f"the links could give {gbps_words(min(limit))}"
+    if dropped := sum(one.dropped for one in slow.rates):
+        yield f"the sender's own queues dropped {plural(dropped, 'packet')}: tc -s qdisc show"
     most = max(slow.rates, key=lambda one: one.sender_busy)
     yield (
         f"measured twice, the second time with nobody else sending; the sender wanted a CPU "
@@ -221,14 +225,14 @@ def link_words(rates: Rates, host: str, name: str, view: View) -> str:
     link = rates.link(host, name)
     facts = next((facts for one, facts in view.facts if one.name == host), None)
     known = () if facts is None or isinstance(facts.interfaces, Unknown) else facts.interfaces.links
-    mtu = next((one.mtu for one in known if one.name == name.partition(":")[0]), None)
-    words = [f"MTU {mtu}"] if mtu else []
+    own = next((one for one in known if one.name == name.partition(":")[0]), None)
+    words = [f"MTU {own.mtu}"] if own else []
     if link is not None:
         words = [
             f"{link.speed_mbps} Mb/s" if link.speed_mbps else "speed not told by its driver",
             *([f"{link.duplex} duplex"] if link.duplex else []),
             *words,
-            *([f"{link.lanes} of {link.most_lanes} PCIe lanes"] if link.lanes and link.most_lanes else []),
+            *([f"{own.pci.width} of {own.pci.max_width} PCIe lanes"] if own and own.pci and own.pci.max_width else []),
         ]
         missing = [name for name, on in link.offloads.items() if not on]
         words += [f"without {', '.join(missing)}"] if missing else []

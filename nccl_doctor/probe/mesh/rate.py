@@ -5,14 +5,14 @@ acknowledged is counted (tcp_info of linux/tcp.h), from where slow start has end
 the connection to the controller, for a socket that is closed or whose process dies drops what it has not sent.
 
 Where this machine, not the network, was the limit, four things tell: the sending thread ran or waited for a CPU most of
-the time, the reader's window stood at zero, a CPU did nothing but interrupts, or the hypervisor gave none.
+the time, the reader's window stood at zero, a CPU did nothing but interrupts, or the hypervisor gave none. What its own
+queues drop (tc-tbf(8), tc-codel(8)) has to be sent again, too, and is no loss of the network's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import resource
 import select
 import socket
@@ -21,6 +21,7 @@ import threading
 import time
 from typing import Any, NamedTuple
 
+from nccl_doctor.probe import netlink
 from nccl_doctor.probe.facts import network
 from nccl_doctor.probe.mesh.dials import end_with_reset, endpoints, tcp_info
 from nccl_doctor.probe.tools import read
@@ -122,12 +123,14 @@ def _send(request: dict[str, Any], count: int) -> dict[str, Any]:
         for _ in range(count):
             streams.append(Stream(request))  # noqa: PERF401 - those that were opened are closed in any case
         round_trip = max(tcp_info(stream.sock)["rtt"] for stream in streams) / 1e6
+        dropped = _dropped()  # what slow start lost is sent again later
         for stream in streams:
             stream.start()
         time.sleep(min(max(LEAST_SLOW_START_S, ROUND_TRIPS * round_trip), MOST_SLOW_START_S))
         first = _mark(streams)
         time.sleep(request["window_s"])
         last = _mark(streams)
+        dropped = _dropped() - dropped
         round_trip_us = max(tcp_info(stream.sock)["rtt"] for stream in streams)
     finally:
         for stream in streams:
@@ -142,6 +145,7 @@ def _send(request: dict[str, Any], count: int) -> dict[str, Any]:
         "rtt_us": round_trip_us,
         "retransmits": last.retransmits - first.retransmits,
         "segments": last.segments - first.segments,
+        "dropped": max(dropped, 0),
         "sender_busy": min(max(wanted), 1.0),
         "reader_late": min((last.rwnd_us - first.rwnd_us) / 1e6 / took / count, 1.0),
         "interrupts": interrupts,
@@ -160,6 +164,28 @@ def _mark(streams: list[Stream]) -> Mark:
         wanted_ns=tuple(_wanted_ns(stream.tid) for stream in streams),
         cpus=tuple(_cpus(read("/proc/stat") or "")),
     )
+
+
+RTM_GETQDISC, ROOT = 38, 0xFFFFFFFF
+TCA_STATS2, TCA_STATS_QUEUE = 7, 3
+_QUEUE = struct.Struct("=BxxxiIII")  # struct tcmsg of linux/rtnetlink.h
+_DROPS_AT = 8  # in struct gnet_stats_queue of linux/gen_stats.h
+
+
+def _dropped() -> int:
+    """Packets that the queues of this machine's interfaces have dropped; 0 where the kernel tells of none."""
+    try:
+        (queues,) = netlink.read_tables([(RTM_GETQDISC, _QUEUE.pack(0, 0, 0, 0, 0))], time.monotonic() + 1)
+    except OSError:
+        return 0
+    return sum(_drops(body) for body in queues)
+
+
+def _drops(body: bytes) -> int:
+    told = netlink.attributes(netlink.attributes(body[_QUEUE.size :]).get(TCA_STATS2, b"")).get(TCA_STATS_QUEUE, b"")
+    _, _, _, parent, _ = _QUEUE.unpack_from(body)
+    count: int = struct.unpack_from("=I", told, _DROPS_AT)[0] if parent == ROOT and len(told) >= _DROPS_AT + 4 else 0
+    return count
 
 
 def _wanted_ns(tid: int) -> int:
@@ -199,7 +225,7 @@ DUPLEX = {0: "half", 1: "full"}
 
 
 def links(interfaces: list[str]) -> list[dict[str, Any]]:
-    """snapshot.RateLink of each interface, as its driver and PCI tell."""
+    """snapshot.RateLink of each interface, as its driver tells."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return [_link(asking, name) for name in interfaces]
 
@@ -213,20 +239,4 @@ def _link(asking: socket.socket, name: str) -> dict[str, Any]:
     with contextlib.suppress(OSError):
         settings = network.ask_driver(asking, name, network.ETHTOOL_GSET, network.SETTINGS_SIZE)
         duplex = DUPLEX.get(settings[14])
-    # by its bus address: /sys/class/net may be another namespace's
-    device = os.path.join("/sys/bus/pci/devices", network.driver_info(asking, name)[1] or "none")
-    lanes = {key: _number(os.path.join(device, file)) for key, file in _LANES.items()}
-    lanes["lane_gts"] = _number(os.path.join(device, "current_link_speed"))
-    told = {"speed_mbps": network.speed(asking, name), "duplex": duplex, "offloads": offloads}
-    return {"interface": name, **told, **lanes}
-
-
-_LANES = {"lanes": "current_link_width", "most_lanes": "max_link_width"}
-
-
-def _number(path: str) -> float | None:
-    """The first number in a file ("16.0 GT/s PCIe"); None where there is none, as for what is no PCI device."""
-    try:
-        return float((read(path) or "").split()[0])
-    except (IndexError, ValueError):
-        return None
+    return {"interface": name, "speed_mbps": network.speed(asking, name), "duplex": duplex, "offloads": offloads}

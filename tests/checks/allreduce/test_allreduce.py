@@ -244,6 +244,16 @@ def test_the_slowest_host_is_the_link() -> None:
     assert (found.host, found.name, found.gb_per_s) == ("node3", "eno1", 0.125)
 
 
+def test_a_narrow_slot_is_the_link() -> None:
+    slot = {"speed": 8.0, "width": 1, "max_width": 8}
+    narrow = {"name": "eno1", "index": 2, "flags": ["up"], "mtu": 1500, "speed_mbps": 100000, "kind": "physical"}
+    snapshot = patched({"hosts": {"node3": {"facts": {"interfaces": {"links": [{**narrow, "pci": slot}]}}}}})
+    found = link(snapshot)
+    assert found is not None
+    assert (found.host, found.links) == ("node3", "one 100 Gb/s link, less by PCIe")
+    assert found.gb_per_s == pytest.approx(0.985, abs=0.001)
+
+
 def test_with_rdma_the_devices_are_the_link() -> None:
     snapshot = load(HERE / "transport_fallback" / "quiet.json")
     assert isinstance(snapshot.smoke, Smoke)

@@ -70,7 +70,6 @@ class Thread(Observed):
 
     tid: Count | None
     name: Short
-    active: bool
     frames: tuple[Frame, ...]
 
 

@@ -207,7 +207,7 @@ class Job:
 
 
 def _stack(rank: int, where: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"tid": 1000 + rank, "name": "MainThread", "active": False, "frames": where}]
+    return [{"tid": 1000 + rank, "name": "MainThread", "frames": where}]
 
 
 def idle() -> dict[str, Any]:

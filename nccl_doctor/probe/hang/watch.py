@@ -265,7 +265,6 @@ def _understood(status: int | None, output: bytes) -> Any:
             {
                 "tid": thread["os_thread_id"],
                 "name": (thread["thread_name"] or "")[:TEXT],
-                "active": thread["active"],
                 "frames": [
                     {"function": frame["name"][:TEXT], "file": frame["filename"][-TEXT:], "line": max(frame["line"], 0)}
                     for frame in thread["frames"][: MOST_OTHER_FRAMES if number else MOST_FRAMES]

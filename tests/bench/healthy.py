@@ -1,7 +1,8 @@
-"""Healthy hosts are called healthy, and only the dead ones dead: ``scripts/bench healthy [HOSTS…] [--dead N]``.
+"""Healthy hosts are called healthy, and only the dead ones dead: ``scripts/bench healthy [HOSTS…] [--dead N] [--bastion]``.
 
 Each size is checked three times, with two busy loops beside it. Of the dead ones some refuse connections, some are
-silent, and on some Python never answers; a run without them comes first, to say what they cost.
+silent, and on some Python never answers; a run without them comes first, to say what they cost. With a bastion, all but
+the first host refuse SSH from the controller, and the way to them leads by the first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from tests.lab.cluster import Lab
 from tests.lab.faults import fault
+from tests.lab.odd.ways import JUMP, way
 
 SIZES = (32, 100, 256)
 TIMES = 3
@@ -33,16 +35,20 @@ def main() -> None:
     parser.add_argument("hosts", nargs="*", type=int, default=SIZES)
     parser.add_argument("--dead", type=int, default=0)
     parser.add_argument("--times", type=int, default=TIMES)
+    parser.add_argument("--bastion", action="store_true")
     given = parser.parse_args()
     with busy_loops(2):
-        right = [series(hosts, given.dead, given.times) for hosts in given.hosts]
+        right = [series(hosts, given.dead, given.times, bastion=given.bastion) for hosts in given.hosts]
     sys.exit(not all(right))
 
 
-def series(hosts: int, dead: int, times: int) -> bool:
+def series(hosts: int, dead: int, times: int, *, bastion: bool) -> bool:
     """Checks a cluster again and again; whether all was as it should be."""
     with Lab.up(hosts) as lab:
         lab.controller.write("/root/hosts.yaml", lab.hosts_file())
+        lab.controller.write("/root/.ssh/config", "Include of/*\n", 0o600)
+        for host in lab.hosts[1:] if bastion else ():
+            way(f"ProxyJump {JUMP}")(lab, host)
         healthy = [looked(lab, set()) for _ in range(1 if dead else times)]
         victims = lab.hosts[hosts // 2 :][:dead]
         for number, host in enumerate(victims):

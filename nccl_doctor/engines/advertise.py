@@ -57,7 +57,7 @@ class Side:
     towards: str | None
 
     def version(self, package: str) -> tuple[int, ...] | None:
-        """The numbers of an installed package's version."""
+        """The numbers of an installed package's version, none of a branch's name."""
         known = {} if isinstance(self.engines.packages, Unknown) else self.engines.packages
         return tuple(map(int, re.findall(r"\d+", known[package])[:3])) if package in known else None
 
@@ -321,7 +321,7 @@ def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
 def advertised(program: str, side: Side) -> Advertised:
     """The address that the installed version of a program, else the newest, tells its peers."""
     version = side.version(PACKAGES.get(program, program))
-    fitting = [steps for since, steps in STEPS[program] if version is None or since <= version]
+    fitting = [steps for since, steps in STEPS[program] if not version or since <= version]
     found = (step(side) for step in fitting[-1])
     return next((one for one in found if one is not None), Advertised(None, "it finds none, and ends"))
 

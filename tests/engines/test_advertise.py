@@ -70,6 +70,7 @@ LOST = {**NO_WAY, "engines": {**NO_WAY["engines"], "route6": None}, "resolution"
         ("sglang", NO_WAY, {"sglang": "0.5.5"}, "10.100.0.2"),
         ("sglang", NO_WAY, {"sglang": "0.5.23"}, "2001:db8::10"),
         ("sglang", LOST, {"sglang": "0.5.23"}, "10.100.0.1"),
+        ("sglang", LOST, {"sglang": "main"}, "10.100.0.1"),
         ("ray", NO_WAY, {"ray": "2.44.1"}, "10.100.0.3"),
         ("ray", NO_WAY, {"ray": "2.60.0"}, "2001:db8::10"),
         ("ray", LOST, {}, "10.100.0.1"),

@@ -249,7 +249,8 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
     if row == "rate":
-        return "; ".join(_rate_words(one) for one in found)
+        measured = "" if any("direction" in one.facts for one in found) else text
+        return "; ".join(filter(None, (measured, *map(_rate_words, found))))
     grave = [one for one in found if one.severity is not Severity.INFO and not entry(one.name).row_suffices]
     hosts = grouped((one.name.replace("-", " "), one.hosts) for one in grave)
     faults = (f"{name}{f' on {fold(chain(*names))}' if any(names) else ''}" for name, names in hosts.items())

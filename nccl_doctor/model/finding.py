@@ -47,7 +47,7 @@ class Command(FrozenModel):
 
 
 class Fix(FrozenModel):
-    """What to do. ``commands`` holds only what makes the diagnosis go away when pasted; judgement is prose.
+    """What to do. ``commands`` holds what makes the diagnosis go away when pasted, or shows what decides.
 
     ``variables`` are those that the commands set for the job, by host: ``launch`` puts them into its lines.
     """

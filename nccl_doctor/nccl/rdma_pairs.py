@@ -258,6 +258,11 @@ class ClusterRdma:
     mesh: Mesh | None
 
     @property
+    def having(self) -> tuple[str, ...]:
+        """The hosts where NCCL finds an RDMA device."""
+        return tuple(name for name, side in self.sides.items() if side.rdma.entries)
+
+    @property
     def ways(self) -> Iterator[Way]:
         """The ways of packets between RoCE ports, both directions, of pairs whose GIDs go together."""
         for pair in self.pairs:

@@ -12,7 +12,7 @@ from tests.checks.live import HERE
 from tests.checks.snapshots import load
 
 KEYS = {"nccl", "where", "severity", "fault", "way", "unless", "first", "date", "source"}
-WHERE = {"machine", "gpu", "gpus", "hosts", "ofi_below"}
+WHERE = {"machine", "wheel", "gpu", "gpus", "hosts", "ofi_below"}
 
 
 def test_every_row_is_dated_and_has_its_thread() -> None:

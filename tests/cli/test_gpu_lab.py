@@ -61,6 +61,9 @@ def test_gpus_that_the_hosts_file_asks_for_and_nobody_has_are_one_error(lab: Lab
     code, found, screen = check(lab, hosts=hosts)
     assert (code, [one["name"] for one in found]) == (1, ["gpu-count-low"])
     assert 'cuda_visible_devices "0,1"' in screen
+    assert found[0]["hosts"] == [host.name for host in lab.hosts]
+    assert {one["command"] for one in found[0]["fix"]["commands"]} == {"lspci -d 10de:"}
+    assert screen.count("lspci -d 10de:") == 1
     assert check(lab)[:2] == (0, [])
 
 

@@ -190,3 +190,21 @@ def test_commands_say_on_which_side_of_a_containers_wall_they_are_run(
     report = diagnose.judge(seen, "check", lambda check: check.code == code)
     places = {command.place for found in report.diagnoses for command in found.fix.commands}
     assert places == {f"{side} the docker container train"}
+
+
+@pytest.mark.parametrize(
+    ("fixture", "severity"),
+    [
+        ("rdma_hca_no_match/fires", "warning"),
+        ("rdma_hca_no_match/fires-on-one", "warning"),
+        ("rdma_hca_no_match/fires-on-one-with-gpus", "error"),
+        ("rdma_hca_no_match/fires-where-nccl-must-have-it", "error"),
+        ("rdma_device_inaccessible/fires-with-gpus", "error"),
+        ("rdma_device_inaccessible/fires-one-of-two", "warning"),
+        ("rdma_mismatch/fires-none-up-on-one", "error"),
+        ("rdma_mismatch/fires-fewer-devices", "warning"),
+    ],
+)
+def test_sockets_beside_rdma_are_an_error_where_a_job_uses_nccl(fixture: str, severity: str) -> None:
+    report = diagnose.judge(load(Path(__file__).parent.parent / f"checks/rdma/{fixture}.json"), "check")
+    assert [one.severity for one in report.diagnoses if one.name.startswith("rdma")] == [Severity(severity)]

@@ -231,8 +231,17 @@ def test_the_next_step_starts_what_the_hosts_are_for(cluster: dict[str, Any], wo
         ("fires-pair", "node1 reaches node2 at 2.0 Gb/s, the others at 9.4 Gb/s"),
         ("fires-pair-both-ways", "node[1-2] reach each other at 2.0 Gb/s, the others at 9.4 Gb/s"),
         ("fires-rail", "all hosts reach 1.0 Gb/s of 9.4 Gb/s by eno2"),
+        ("fires-gpu-lost-lanes", "PCIe link slow on node2"),
     ],
 )
 def test_the_row_of_rates_tells_who_and_which_way(fixture: str, words: str) -> None:
     report = judge(load(CHECKS / f"ports/link_slow/{fixture}.json"), "check")
     assert {row.name: row.text for row in report.phases}["rate"] == words
+
+
+def test_rates_that_were_measured_stand_beside_lost_lanes() -> None:
+    lost, measured = (load(CHECKS / f"ports/link_slow/{name}.json") for name in ("fires-gpu-lost-lanes", "quiet"))
+    report = judge(lost.model_copy(update={"rates": measured.rates}), "check")
+    text = {row.name: row.text for row in report.phases}["rate"]
+    assert text.endswith("Gb/s; PCIe link slow on node2")
+    assert text.startswith("6 pairs at")

@@ -1,7 +1,8 @@
 """Interfaces of one subnet, by which NCCL's hosts reach each other, have different MTUs.
 
-What it means: TCP agrees on the smaller of the two ends, so most jobs run, slower than they could. A switch or bridge
-that passes less than the larger MTU, RDMA, and UDP do not: then large packets vanish (see mtu-blackhole).
+What it means: TCP agrees on the smaller of the two ends, and NCCL's RDMA on the smaller of two devices' packet sizes,
+so most jobs run, slower than they could. A switch or bridge that passes less than the larger MTU, and UDP do not: then
+large packets vanish (see mtu-blackhole).
 
 How we know: the MTUs of the interface that NCCL uses on each host and of those under its RoCE devices, compared among
 those on one subnet; and those of the two halves of one port, as a GB10 (DGX Spark) has: an update of its firmware
@@ -23,11 +24,14 @@ from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import Network
 
+ROCE_SIZES, ROCE_HEADERS = (256, 512, 1024, 2048, 4096), 96
+
 
 @check("NCD213", severity=Severity.WARNING, needs=NEEDS, needs_nccl=True)
 def mtu_mismatch(view: View) -> Findings:
     """Yields one finding a subnet, on the hosts that differ from most."""
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
+    roce: set[tuple[str, str]] = set()  # hosts and interfaces under RoCE devices
     told: set[str] = set()  # hosts whose interfaces differ from others'
     for host, own in view.by_host.items():
         link = own.link(own.chosen.name) if own.chosen is not None else None
@@ -39,6 +43,7 @@ def mtu_mismatch(view: View) -> Findings:
         for entry in side.rdma.entries if host in view.by_host else ():
             net, link = side.network(entry), side.nccl.link(entry.netdev or "")
             if net is not None and link is not None:
+                roce.add((host, link.name))
                 others = by_network.setdefault(net, {})
                 others[host] = min((link.name, link.mtu), others.get(host, (link.name, link.mtu)), key=itemgetter(1))
     for network, hosts in by_network.items():
@@ -50,7 +55,10 @@ def mtu_mismatch(view: View) -> Findings:
             yield Finding(
                 hosts=minority(mtus),
                 message=f"The interfaces that NCCL uses on {network} have MTUs of {sizes} bytes.",
-                evidence=tuple(f"{fold(names)}: {link} has {mtu}" for (link, mtu), names in groups.items()),
+                evidence=tuple(
+                    f"{fold(names)}: {link} has {mtu}{_packets(mtu) if (names[0], link) in roce else ''}"
+                    for (link, mtu), names in groups.items()
+                ),
                 facts={"network": str(network), "mtu": mtus},
                 fix="Set the same MTU on all of them, one that the switches between them pass.",
             )
@@ -64,6 +72,11 @@ def mtu_mismatch(view: View) -> Findings:
             facts={"mtu": dict((small, large))},
             fix=f"Set {large[1]} on {small[0]} as well, on both hosts, in a file of /etc/netplan.",
         )
+
+
+def _packets(mtu: int) -> str:
+    """Words for the size of RoCE packets there, as the kernel derives it (``iboe_get_mtu``)."""
+    return f", RoCE packets of {max((size for size in ROCE_SIZES if size <= mtu - ROCE_HEADERS), default=0)}"
 
 
 def _uneven_halves(view: View, host: str) -> Iterator[tuple[tuple[str, int], tuple[str, int]]]:

@@ -3,10 +3,11 @@
 What it means: NCCL's InfiniBand transport ends with "Call to ibv_reg_mr failed … Cannot allocate memory" or
 "ibv_create_qp failed", for every buffer that a network card reads is locked in memory.
 
-How we know: RLIMIT_MEMLOCK as a command over SSH has it, on hosts with an RDMA port that is up and that NCCL_IB_HCA
-does not leave out. The kernel counts all buffers of a process against it, and NCCL alone registers some tens of MiB a
-channel. Who has CAP_IPC_LOCK is not bound by it: root outside containers, and inside where it was given. A login by
-hand may show another limit than the job gets: this one is of a non-interactive session, which is how launchers start.
+How we know: RLIMIT_MEMLOCK as a command over SSH has it, on hosts with an RDMA port that is up, and that neither
+NCCL_IB_HCA nor NCCL_IB_DISABLE or NCCL_NET leaves out. The kernel counts all buffers of a process against it, and NCCL
+alone registers some tens of MiB a channel. Who has CAP_IPC_LOCK is not bound by it: root outside containers, and inside
+where it was given. A login by hand may show another limit than the job gets: this one is of a non-interactive session,
+which is how launchers start.
 
 Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in anew; `--ulimit memlock=-1` for Docker;
 `LimitMEMLOCK=infinity` for systemd units such as Slurm's slurmd.
@@ -58,12 +59,16 @@ def memlock_low(view: View) -> Findings:
 def too_low(facts: HostFacts, side: Side | None) -> int | None:
     """The limit in bytes, where it is too low for RDMA ports that are up, and not left out."""
     limit, exempt = known(facts.limits).memlock_soft, known(facts.limits).ipc_lock
-    up = ((device.name, port.number) for device in known(facts.rdma) for port in device.ports if port.state == "ACTIVE")
-    matters = any(side is None or side.rdma.spec.accepts(*port) for port in up)
     if exempt is None:  # an older snapshot: root has it outside containers
         identity = facts.identity
         exempt = not isinstance(identity, Unknown) and identity.uid == 0 and identity.container is None
-    return limit if matters and limit is not None and limit < ENOUGH and not exempt else None
+    return limit if limit is not None and limit < ENOUGH and not exempt and registers(facts, side) else None
+
+
+def registers(facts: HostFacts, side: Side | None) -> bool:
+    """True where NCCL registers memory with an RDMA port: one is up, and no variable leaves it out."""
+    up = ((device.name, port.number) for device in known(facts.rdma) for port in device.ports if port.state == "ACTIVE")
+    return any(side is None or (side.rdma.off is None and side.rdma.spec.accepts(*port)) for port in up)
 
 
 ADVICE = make_advice(

@@ -4,7 +4,7 @@ What it means: NCCL ends with "Call to ibv_reg_mr_iova2 failed with error Cannot
 while `ulimit -l` says unlimited. Where GPU and processor share their memory (GB10, DGX Spark) it takes no more than a
 large model: the pages left are the contiguous allocator's (CMA), which must stay movable.
 
-How we know: CmaFree above CmaTotal in /proc/meminfo, on a host with an RDMA port that is up: Linux 7.0 hands the
+How we know: CmaFree above CmaTotal in /proc/meminfo, on a host with an RDMA port that NCCL takes: Linux 7.0 hands the
 scratch area of kexec handover (KHO) to the allocator as such pages, some 9 GiB on a GB10, and counts them in the one
 line only. In a log or in the all-reduce's own output: the registration that failed where memlock is unlimited.
 
@@ -13,14 +13,16 @@ Fix: `kho=off` on the kernel's command line (kdump and kexec work without it), o
 References: NVIDIA/NV-Kernels pull requests 590 and 591; MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 259.
 """
 
+from nccl_doctor.checks.processes.memlock_low import registers
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, clue
 from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.nccl.rdma_pairs import Side
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, grouped
 
 REMEDY = Fix(
     summary="Boot with kho=off on the kernel's command line, or the kernel before (6.17 where 7.0 runs); less of the "
@@ -33,9 +35,11 @@ REMEDY = Fix(
 @check("NCD608", severity=Severity.INFO, needs=("limits", "rdma"), explains=ALLREDUCE, row="limits")
 def pinned_memory_short(view: View) -> Findings:
     """Yields one finding an amount, folded over hosts; a warning on GB10."""
-    for (total, free, shared), hosts in view.hosts_by(_unpinnable).items():
+    sides = view.nccl.rdma.sides
+    short = ((one, host.name) for host, its in view.facts if (one := _unpinnable(its, sides.get(host.name))))
+    for (total, free, shared), hosts in grouped(short).items():
         yield Finding(
-            hosts=hosts,
+            hosts=tuple(hosts),
             message=f"{free - total >> 10} MiB of the memory of {fold(hosts)} can't be pinned for RDMA buffers.",
             evidence=(f"/proc/meminfo: CmaFree {free} kB, CmaTotal {total} kB",),
             facts={"cma_free_kib": free, "cma_total_kib": total},
@@ -45,12 +49,11 @@ def pinned_memory_short(view: View) -> Findings:
         )
 
 
-def _unpinnable(facts: HostFacts) -> tuple[int, int, bool] | None:
+def _unpinnable(facts: HostFacts, side: Side | None) -> tuple[int, int, bool] | None:
     """CmaTotal, CmaFree where it is above that, and whether GPU and processor share the memory."""
     cma = known(facts.limits).cma_kib
-    up = any(port.state == "ACTIVE" for device in known(facts.rdma) for port in device.ports)
     shared = not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name for gpu in facts.gpus)
-    return (*cma, shared) if up and cma is not None and cma[1] > cma[0] else None
+    return (*cma, shared) if cma is not None and cma[1] > cma[0] and registers(facts, side) else None
 
 
 def instead(found: Finding) -> tuple[str, Finding]:

@@ -49,7 +49,7 @@ def rdma_device_inaccessible(view: View) -> Findings:
             message=f"RDMA devices of {fold(names)} are up and can't be opened ({_words(problem)}): {what}.",
             evidence=folded(devices),
             facts={"problem": problem},
-            severity=gravity(rdma, without) if without else None,
+            severity=gravity(view, without) if without else None,
             fix=_fix(problem, names, _contained(facts[names[0]])),
         )
 

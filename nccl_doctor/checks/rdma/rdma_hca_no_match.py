@@ -2,8 +2,9 @@
 
 What it means: NCCL says "NET/IB : No device found." and goes on over TCP sockets, at a tenth of the speed; with
 NCCL_NET=IB it ends with "Failed to initialize any NET plugin" ("network IB not found" before 2.27), which is an error.
-Where the other hosts keep their devices, the two sides may not understand each other, and the job then hangs as it
-starts.
+Where other hosts keep their devices it is an error as well: sockets and RDMA don't connect, and the job ends with
+"socketFinalizeAccept: wrong type" as it starts, or hangs (before 2.16). Without GPUs it is a warning: gloo takes no
+RDMA.
 
 The value is a list of names of RDMA devices (mlx5_0, rocep1s0f0), never of network interfaces (eth0). A name means
 every device that begins so; "=" in front of the whole value asks for whole names, "^" for all but these; ":1" behind a
@@ -14,7 +15,8 @@ hosts file, the environment and NCCL's config files.
 
 Fix: name devices that are there, or unset NCCL_IB_HCA.
 
-References: NVIDIA/nccl issue 234 (a host with InfiniBand and one without hang).
+References: NVIDIA/nccl issue 234 (a host with InfiniBand and one without hang), NVIDIA/nccl-tests issue 188 ("wrong
+type").
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS
@@ -23,6 +25,7 @@ from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.rdma import RdmaList
 from nccl_doctor.nccl.rdma_pairs import NAME, ClusterRdma
 from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.snapshot.hosts import gpu_wish
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 EXPLAINS = ("transport-fallback", "allreduce-slow", *ALLREDUCE)
@@ -42,14 +45,16 @@ def rdma_hca_no_match(view: View) -> Findings:
             message=f"NCCL_IB_HCA={quoted(value)} lets no RDMA device of {fold(names)} through: {end(rdma, names)}.",
             evidence=folded((name, f"ports are up on {devices}") for name, devices in there.items()),
             facts={"NCCL_IB_HCA": value, "devices": {name: devices.split(", ") for name, devices in there.items()}},
-            severity=gravity(rdma, names),
+            severity=gravity(view, names),
             fix=_fix({name: lost[name] for name in names}),
         )
 
 
-def gravity(rdma: ClusterRdma, names: list[str]) -> Severity | None:
-    """An error where NCCL must have RDMA."""
-    return Severity.ERROR if _is_bound(rdma, names) else None
+def gravity(view: View, names: list[str]) -> Severity | None:
+    """An error where NCCL must have RDMA, or has it on other hosts; gloo, without GPUs, takes none."""
+    gloo = all(facts.gpus == () and gpu_wish(host) is None for host, facts in view.facts)
+    rdma = view.nccl.rdma
+    return Severity.ERROR if _is_bound(rdma, names) or (rdma.having and not gloo) else None
 
 
 def _is_bound(rdma: ClusterRdma, names: list[str]) -> bool:
@@ -60,8 +65,8 @@ def end(rdma: ClusterRdma, names: list[str]) -> str:
     """Words for how NCCL goes on there."""
     if _is_bound(rdma, names):
         return "with NCCL_NET=IB it ends"
-    others = [name for name, side in rdma.sides.items() if side.rdma.entries]
-    return f"it takes TCP sockets there, and RDMA on {fold(others)}" if others else "it takes TCP sockets"
+    others = fold(rdma.having)
+    return f"it takes TCP sockets there and RDMA on {others}, which don't connect" if others else "it takes TCP sockets"
 
 
 def _fix(lists: dict[str, RdmaList]) -> Fix:

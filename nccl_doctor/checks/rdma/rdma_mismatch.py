@@ -2,7 +2,8 @@
 
 What it means: NCCL connects devices of the same place in each host's list. Where one host has fewer, or one that is
 down, some channels share a device, and NCCL says "Detected mixed local Net device counts across ranks"; all hosts go
-as slowly as that one. One host without GPUDirect drags all from some 180 GB/s to 10.
+as slowly as that one. A host with none at all takes sockets, which don't connect to the others' RDMA: an error where
+there are GPUs, for the job ends as it starts. One host without GPUDirect drags all from some 180 GB/s to 10.
 
 How we know: each host's list as NCCL of its version makes it of /sys/class/infiniband and NCCL_IB_HCA; loaded modules
 (nvidia_peermem), and whether the driver's kernel modules are the open ones, which hand out GPU memory as DMA-BUF. A
@@ -20,6 +21,7 @@ or name the devices that all hosts have in NCCL_IB_HCA.
 from collections.abc import Iterator
 
 from nccl_doctor.checks.nccl_choice import NEEDS
+from nccl_doctor.checks.rdma.rdma_hca_no_match import end, gravity
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, difference, ordered
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Severity
@@ -47,11 +49,14 @@ def rdma_mismatch(view: View) -> Findings:
     if not found:
         return
     hosts = ordered(profiles, {name for one in found for name in one.outliers})
+    bare = [name for name in profiles if not sides[name].rdma.entries and not sides[name].rdma.present]
+    bare = [name for name in bare if view.nccl.rdma.having and not sides[name].rdma.closed]
     yield Finding(
         hosts=hosts,
         message=f"RDMA on {fold(hosts)} is not as on the other hosts: {', '.join(one.subject for one in found)}.",
-        evidence=tuple(map(str, found)),
+        evidence=(*map(str, found), *([f"{fold(bare)}: {end(view.nccl.rdma, bare)}"] if bare else [])),
         facts={"differences": {one.subject: one.groups for one in found}},
+        severity=gravity(view, bare) if bare else None,
         fix="Bring the ports and modules of these hosts to where the others are, or name in NCCL_IB_HCA only "
         "devices that all hosts have.",
     )

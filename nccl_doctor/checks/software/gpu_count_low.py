@@ -9,14 +9,15 @@ How we know: `nvidia-smi` on each host against `nproc_per_node` and `cuda_visibl
 less than on like machines is mostly one that fell off the bus: see Xid 79 in the kernel's log. Where no host has a
 GPU and nothing asks for one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
 
-Fix: set `nproc_per_node` and `cuda_visible_devices` to what the host has, or bring the missing GPU back
-(`nvidia-smi`, `dmesg`; often a power cycle).
+Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus: one that is there and that nvidia-smi does not
+list has a fault of its driver or its own (`dmesg`; often a power cycle). Else set `nproc_per_node` and
+`cuda_visible_devices` to what the host has.
 """
 
 from collections import Counter
 from typing import NamedTuple
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, on_each, pasted
 from nccl_doctor.logs.rule import likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
@@ -25,6 +26,9 @@ from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import gpu_wish, named_devices, visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
+from nccl_doctor.text.shell import line
+
+ON_THE_BUS = line("lspci -d 10de:")
 
 
 @check(
@@ -66,8 +70,11 @@ def gpu_count_low(view: View) -> Findings:
             evidence=(*(f"{name}: {counts[name]}" for name in fewer), f"{fold(rest)}: {usual}"),
             facts={"gpus": counts},
             severity=Severity.WARNING,
-            fix="Bring back the GPU that is missing (the kernel log says whether one fell off the bus), or set "
-            "nproc_per_node in the hosts file, so that it is said to be meant.",
+            fix=pasted(
+                "Set nproc_per_node in the hosts file where it is meant, or bring back the GPU that is missing; see "
+                "whether it is on the PCI bus:",
+                on_each(fewer, ON_THE_BUS),
+            ),
         )
 
 
@@ -81,8 +88,11 @@ def _absent(view: View) -> Findings:
             message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} no GPU, and the job asks for GPUs.",
             evidence=(*(f"{fold(names)}: {wish}" for wish, names in wishes.items()), "nvidia-smi shows no GPU"),
             facts={"gpus": 0},
-            fix="Take hosts that have GPUs, or hand GPUs to the container or job step; where the processor is meant, "
-            "take cuda_visible_devices and CUDA_VISIBLE_DEVICES out.",
+            fix=pasted(
+                "Take hosts that have GPUs, or hand GPUs to the container or job step; where the processor is meant, "
+                "take cuda_visible_devices and CUDA_VISIBLE_DEVICES out. See whether there is one on the PCI bus:",
+                on_each(hosts, ON_THE_BUS),
+            ),
         )
 
 
@@ -103,8 +113,11 @@ class _Short(NamedTuple):
             message=f"{fold(hosts)} {are} to {self.wants}, and {have} {plural(self.gpus, 'GPU')}.",
             evidence=self.shown,
             facts={"gpus": self.gpus, "nproc_per_node": self.ranks, "cuda_visible_devices": self.devices},
-            fix="Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back "
-            "the GPU that it lacks (its kernel log says whether one fell off the bus).",
+            fix=pasted(
+                "Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back "
+                "the GPU that it lacks; see whether it is on the PCI bus:",
+                on_each(hosts, ON_THE_BUS),
+            ),
         )
 
 

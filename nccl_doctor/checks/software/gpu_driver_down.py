@@ -136,14 +136,15 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
         yield Fault("this user may not open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy)
     elif facts.gpus == ():
         found = f"the nvidia module {driver.module} is loaded, and nvidia-smi finds no device"
-        yield Fault("no GPU started", found, _LOOK)
+        yield Fault("no GPU started", found, _REMEDY, (KERNEL_LOG,))
     elif any(failure in words for failure in FAILURES):
-        yield Fault("nvidia-smi fails", words, _LOOK)
+        yield Fault("nvidia-smi fails", words, _REMEDY, (KERNEL_LOG,))
 
 
-_LOOK = (
-    "See the kernel's log as root (dmesg | grep NVRM): a GPU that fell off the bus or whose GSP did not start comes "
-    "back with a power cycle, a module of the wrong kind (open or proprietary) with the other one."
+KERNEL_LOG = line("dmesg | grep NVRM")
+_REMEDY = (
+    "A GPU that fell off the bus or whose GSP did not start comes back with a power cycle, a module of the wrong kind "
+    "(open or proprietary) with the other one; the kernel's log says which:"
 )
 
 

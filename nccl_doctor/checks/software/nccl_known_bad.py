@@ -73,6 +73,7 @@ def _matching(host: Host, facts: HostFacts, size: int) -> Iterator[tuple[int, st
             and len(named) >= where.get("gpus", 1)
             and size >= where.get("hosts", 1)
             and where.get("machine", machine) == machine
+            and ("wheel" not in where or torch.nccl is not None)
             and ("ofi_below" not in where or old)
             and not any(env.get(name) == value for name, value in unless.items())
         ):

@@ -1,4 +1,4 @@
-"""What a command prints, compared with what the page says: all but numbers, and what follows from their lengths."""
+"""What a command prints, compared with what the page says: all but measures, and what follows from their lengths."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ UNITS = [
 """By what each is replaced. A unit goes with its number: the same time is 900 µs or 1 ms."""
 
 
+COUNT = re.compile(r"\b\d+(?=\s+(?:checks?\s+passed|not\s+applicable|errors?|warnings?|hosts?|ranks?)\b)")
+"""Counts that follow from the situation alone."""
+_LETTERS = str.maketrans("0123456789", "ABCDEFGHIJ")
+
+
 def bare(text: str) -> str:
-    """The text without its numbers; lines that differ in nothing else, as a table's, are one, and blanks are alike.
+    """The text without measures; lines that differ in nothing else, as a table's, are one, and blanks are alike.
 
     Numbers of other lengths break lines elsewhere.
     """
+    text = COUNT.sub(lambda count: f"COUNT{count[0].translate(_LETTERS)}", text)
     for pattern, name in UNITS:
         text = re.sub(pattern, name, text)
     lines = [" ".join(line.split()) for line in text.splitlines()]

@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
     @property
     def so(self) -> bool:
-        """Whether these are the same but for numbers."""
+        """Whether these are the same but for measures."""
         same = self.expected is None or bare(self.printed) == bare(self.expected)
         return same and self.wanted in (None, self.status)
 

@@ -200,7 +200,6 @@ def test_commands_say_on_which_side_of_a_containers_wall_they_are_run(
         ("rdma_hca_no_match/fires-on-one-with-gpus", "error"),
         ("rdma_hca_no_match/fires-where-nccl-must-have-it", "error"),
         ("rdma_device_inaccessible/fires-with-gpus", "error"),
-        ("rdma_device_inaccessible/fires-one-of-two", "warning"),
         ("rdma_mismatch/fires-none-up-on-one", "error"),
         ("rdma_mismatch/fires-fewer-devices", "warning"),
     ],

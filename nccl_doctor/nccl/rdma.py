@@ -146,7 +146,7 @@ class GidChoice:
     unread: bool = False  # the table was not read so far
 
 
-BEYOND = 31  # entries behind the last one in use that the probe has read as well (probe/facts/network.py)
+BEYOND = 31  # entries behind the last one in use that the probe has read as well (probe/facts/rdma.py)
 
 
 def choose_gid(port: RdmaPort, variables: Variables, version: Version) -> GidChoice:

@@ -270,7 +270,7 @@ COUNT_S = 2.0  # what a device that answers no more may take to tell its counter
 def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
     """RDMA's counters, or how they grew; None where there are none, or nobody told in time."""
     from nccl_doctor.probe import facts
-    from nccl_doctor.probe.facts.network import count_rdma, grown
+    from nccl_doctor.probe.facts.rdma import count_rdma, grown
 
     now: Any = facts.run({"counters": count_rdma}, COUNT_S)["counters"]
     return None if not now or "$unknown" in now else now if before is None else grown(before, now)

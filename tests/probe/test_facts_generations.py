@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.probe import gpus, tools
 from nccl_doctor.probe.facts import hardware
-from nccl_doctor.probe.facts.network import parse_rate, parse_state, read_rdma
+from nccl_doctor.probe.facts.rdma import parse_rate, parse_state, read_rdma
 from tests.patience import LONG_S
 
 GENERATIONS = Path(__file__).parent / "generations"

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from nccl_doctor.model.report import COUNTERS
 from nccl_doctor.probe import tools
 from nccl_doctor.probe.facts import network
-from nccl_doctor.probe.facts.network import COUNTED, MOST_FREE, count_rdma, grown, parse_speed, read_rdma
+from nccl_doctor.probe.facts.rdma import COUNTED, MOST_FREE, count_rdma, grown, parse_speed, read_rdma
 from nccl_doctor.snapshot.system import RdmaDevice
 
 EMPTY = ":".join(["0000"] * 8)
@@ -100,7 +100,7 @@ def test_eight_devices_cost_a_few_hundred_files_and_none_costs_a_look(
         return counted
 
     monkeypatch.setattr(network, "_line", count(quick))
-    monkeypatch.setattr("nccl_doctor.probe.facts.network.read", count(slow))
+    monkeypatch.setattr("nccl_doctor.probe.facts.rdma.read", count(slow))
     found(tmp_path)
     assert len(opened) < 8 * (2 * MOST_FREE + 30), "a table of 256 is not read to its end"
     opened.clear()

@@ -12,7 +12,7 @@ from typing import Any, Iterator, Mapping
 
 from nccl_doctor.probe import gpus
 from nccl_doctor.probe.facts.host import problem
-from nccl_doctor.probe.facts.network import entries, pci_link
+from nccl_doctor.probe.facts.rdma import entries, pci_link
 from nccl_doctor.probe.tools import MORE, SYSTEM, Unavailable, fact, find, login_folders, output, read
 
 NVIDIA = "0x10de"

@@ -1,0 +1,182 @@
+"""RDMA devices, their GIDs, counters and PCIe links, as the files below /sys tell of them without root."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any, Dict
+
+from nccl_doctor.probe.facts.host import problem
+from nccl_doctor.probe.tools import fact, read
+
+FOLDER = "/sys/class/infiniband"
+EMPTY_GID = re.compile(r"[0:]*|fe80(?::0000){7}")
+"""An unused entry is all zeros (the kernel answers EINVAL for its type), or only holds the link-local prefix."""
+STATE = re.compile(r"\d+: *(.+)")
+RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
+SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?) *GT/s")
+PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+NO_PKEY = re.compile("(?:0x0000)?")
+MOST_FREE = 32
+"""Empty entries in a row behind which no more are looked for: tables have hundreds, filled where the first is free."""
+
+
+@fact("rdma")
+def read_rdma(folder: str = FOLDER, nodes: str = "/dev/infiniband") -> list[dict[str, Any]]:
+    """snapshot.RdmaDevice of each; none where the kernel has no RDMA."""
+    names = entries(folder)
+    verbs = f"{os.path.dirname(folder)}/infiniband_verbs"
+    known = [name for name in entries(verbs) if re.fullmatch("uverbs[0-9]{1,9}", name)] if names else []
+    numbers = {read(f"{verbs}/{name}/ibdev"): int(name[len("uverbs") :]) for name in known}
+    return [
+        {
+            "name": name,
+            "model": read(f"{folder}/{name}/hca_type"),
+            "firmware": read(f"{folder}/{name}/fw_ver"),
+            "guid": read(f"{folder}/{name}/sys_image_guid"),
+            **_place(os.path.realpath(f"{folder}/{name}/device")),
+            "verbs": numbers.get(name),
+            "problem": problem(f"{nodes}/uverbs{numbers[name]}") if name in numbers else "no ib_uverbs",
+            "ports": [_port(f"{folder}/{name}/ports/{at}", int(at)) for at in _numbers(f"{folder}/{name}/ports")],
+        }
+        for name in names
+    ]
+
+
+def _place(device: str) -> dict[str, Any]:
+    """The PCI device behind an RDMA device: bridges that lead to it, NUMA node, and its link."""
+    way = [part for part in device.split("/") if PCI_ADDRESS.fullmatch(part)]
+    numa = read(f"{device}/numa_node") or ""
+    return {"pci": way, "numa": int(numa) if numa.isdecimal() else None, "link": pci_link(device)}
+
+
+def pci_link(path: str) -> dict[str, Any] | None:
+    """snapshot.PciLink of a PCI device; None where it has none, or the kernel does not tell."""
+    device = os.path.realpath(path)
+    width, speed = (read(f"{device}/current_link_{name}") or "" for name in ("width", "speed"))
+    sides = (device, os.path.dirname(device))  # the link's other end is a bridge
+    widths = [most for side in sides if (most := read(f"{side}/max_link_width") or "").isdecimal() and most != "0"]
+    speeds = [gts for side in sides if (gts := parse_speed(read(f"{side}/max_link_speed")))]
+    link = {
+        "speed": parse_speed(speed),
+        "width": int(width) if width.isdecimal() else 0,
+        "max_speed": min(speeds, default=None),
+        "max_width": min(map(int, widths), default=None),
+    }
+    return link if link["width"] and link["speed"] else None
+
+
+def entries(folder: str) -> list[str]:
+    """The names in a folder, numbers in their order; none where there is no such folder."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
+    # Text and digits take turns in what re.split gives, so that like is compared with like.
+    return sorted(names, key=lambda name: [int(p) if p.isdecimal() else p for p in re.split(r"([0-9]+)", name)])
+
+
+def parse_state(text: str | None) -> str | None:
+    """``4: ACTIVE`` without its number; None for what has another form."""
+    match = STATE.fullmatch(text or "")
+    return match.group(1) if match else None
+
+
+def parse_rate(text: str | None) -> float | None:
+    """Gigabits a second of ``400 Gb/sec (4X NDR)``."""
+    match = RATE.match(text or "")
+    return float(match.group(1)) if match else None
+
+
+def parse_speed(text: str | None) -> float | None:
+    """Gigatransfers a second of ``32.0 GT/s PCIe``; None for ``Unknown``."""
+    match = SPEED.match(text or "")
+    return float(match.group(1)) if match else None
+
+
+def _numbers(folder: str) -> list[str]:
+    try:
+        return sorted(filter(str.isdecimal, os.listdir(folder)), key=int)
+    except OSError:
+        return []
+
+
+def _port(folder: str, number: int) -> dict[str, Any]:
+    indexes = _numbers(f"{folder}/gids")
+    gids = _table(f"{folder}/gids", indexes, EMPTY_GID, MOST_FREE)
+    return {
+        "number": number,
+        "state": parse_state(_line(f"{folder}/state")) or "unknown",
+        "physical_state": parse_state(_line(f"{folder}/phys_state")),
+        "rate_gbps": parse_rate(_line(f"{folder}/rate")),
+        "link_layer": _line(f"{folder}/link_layer") or None,
+        "gid_count": len(indexes),
+        "gids": [
+            {
+                "index": index,
+                "gid": gid,
+                "type": _line(f"{folder}/gid_attrs/types/{index}") or None,
+                "interface": _line(f"{folder}/gid_attrs/ndevs/{index}") or None,
+            }
+            for index, gid in gids
+        ],
+        "pkeys": _table(f"{folder}/pkeys", _numbers(f"{folder}/pkeys"), NO_PKEY, MOST_FREE),
+    }
+
+
+COUNTED = {  # of mlx5, and of the kernel itself; model/report.py has their words
+    "counters": (
+        *("link_downed", "link_error_recovery", "port_rcv_errors", "port_xmit_discards", "port_xmit_wait"),
+        "symbol_error",
+    ),
+    "hw_counters": (
+        *("local_ack_timeout_err", "np_cnp_sent", "np_ecn_marked_roce_packets", "out_of_buffer", "out_of_sequence"),
+        *("packet_seq_err", "req_remote_access_errors", "req_transport_retries_exceeded", "rnr_nak_retry_err"),
+        *("roce_adp_retrans", "rp_cnp_handled", "rx_icrc_encapsulated"),
+    ),
+}
+Counters = Dict[str, Dict[str, int]]
+
+
+def count_rdma(folder: str = FOLDER) -> Counters:
+    """By port, "mlx5_0:1", the counters of trouble that it has; nothing where the kernel has no RDMA."""
+    ports = ((f"{name}:{at}", f"{folder}/{name}/ports/{at}") for name in entries(folder)
+             for at in _numbers(f"{folder}/{name}/ports"))  # fmt: skip
+    return {port: {name: int(text) for kind, names in COUNTED.items() for name in names
+                   if (text := _line(f"{path}/{kind}/{name}")).isdecimal()}
+            for port, path in ports}  # fmt: skip
+
+
+def grown(before: Counters, after: Counters) -> Counters:
+    """By how much counters grew, of ports that were there before, those alone that did."""
+    return {port: {name: value - before[port].get(name, value) for name, value in values.items()
+                   if value > before[port].get(name, value)}
+            for port, values in after.items() if port in before}  # fmt: skip
+
+
+def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: int) -> list[tuple[int, str]]:
+    """Index and text of the entries in use."""
+    found: list[tuple[int, str]] = []
+    free = 0
+    for index in indexes:
+        text = _line(f"{folder}/{index}")
+        free = free + 1 if empty.fullmatch(text) else 0
+        if free == most_free:
+            break
+        if not free:
+            found.append((int(index), text))
+    return found
+
+
+def _line(path: str) -> str:
+    """A short file's text, in a third of :func:`read`'s time: a device has hundreds of GIDs."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return ""
+    try:
+        return os.read(file, 64).decode("utf-8", "surrogateescape").strip()
+    except OSError:  # EINVAL
+        return ""
+    finally:
+        os.close(file)

@@ -12,8 +12,8 @@ from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.log import Cause, Event
 from nccl_doctor.logs.signs import Case, signs
 from nccl_doctor.logs.verdict import report
+from nccl_doctor.model.finding import Diagnosis
 from nccl_doctor.model.register import entry
-from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.report.human import diagnosis
 from nccl_doctor.report.text import Screen, painter
 from tests.checks.live import LIVE, folder

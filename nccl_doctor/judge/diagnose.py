@@ -18,10 +18,10 @@ from nccl_doctor.judge.summary import NOT_SELECTED
 from nccl_doctor.model.base import Skipped, Unknown, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import engines, engines_of, placed
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.finding import CheckResult, Consequence, Diagnosis, Finding, Gap, Outcome, Severity
 from nccl_doctor.model.register import Absent, Check, Unjudged, all_checks, entry
-from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, Gap, HostSummary, Outcome, RdmaAnswer, Report
-from nccl_doctor.nccl.rdma_pairs import rdma_answers
+from nccl_doctor.model.report import HostSummary, RdmaAnswer, Report
+from nccl_doctor.nccl.cluster_nccl import rdma_answers
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Shown, Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Interfaces

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangReport, InterfaceAnswers
-from nccl_doctor.model.finding import LogLine
-from nccl_doctor.model.report import Diagnosis, Report
-from nccl_doctor.nccl.cluster_nccl import cluster_nccl
-from nccl_doctor.nccl.rdma_pairs import describe_gids
+from nccl_doctor.model.finding import Diagnosis, LogLine
+from nccl_doctor.model.report import Report
+from nccl_doctor.nccl.cluster_nccl import cluster_nccl, describe_gids
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.network import Names
 

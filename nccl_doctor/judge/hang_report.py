@@ -10,8 +10,8 @@ from nccl_doctor.hang.verdict import Judgement, judge_hang
 from nccl_doctor.judge.diagnose import attach_consequences, judge
 from nccl_doctor.model.base import skipped
 from nccl_doctor.model.documents import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
+from nccl_doctor.model.finding import Diagnosis
 from nccl_doctor.model.register import entry
-from nccl_doctor.model.report import Diagnosis
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.text.hostlist import ranks_of

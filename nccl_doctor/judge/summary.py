@@ -18,17 +18,14 @@ from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.launch.line import line_to_judge, own_lines
 from nccl_doctor.model.base import PENDING, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
-from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.finding import CheckResult, Diagnosis, Outcome, Severity
 from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import (
     AllReduceReport,
-    CheckResult,
-    Diagnosis,
     HostSummary,
     IsolationReport,
     LinkShare,
     MeshReport,
-    Outcome,
     RateReport,
     Report,
     SampleReport,

@@ -26,8 +26,8 @@ from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
 from nccl_doctor.model.base import FrozenModel, Unknown, Version
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource, place_of, placed
-from nccl_doctor.model.finding import Command, Severity, on
-from nccl_doctor.model.report import Diagnosis, Report
+from nccl_doctor.model.finding import Command, Diagnosis, Severity, on
+from nccl_doctor.model.report import Report
 from nccl_doctor.nccl.host_nccl import nccl_interface
 from nccl_doctor.nccl.versions import diagnosable as recorded
 from nccl_doctor.nccl.versions import release

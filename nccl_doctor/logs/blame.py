@@ -5,14 +5,14 @@ What events mean beside each other, the checks declare as passes (``signs.Stage`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import Cause, Event, Log, Reading
 from nccl_doctor.logs.reader import from_text
 from nccl_doctor.logs.rule import BROKE_OFF, CHOSEN, COMPLAINED, EXITED, RETURN_CODE, STARTED, TABLE, Grade
-from nccl_doctor.logs.signs import Scene, Stage, echoes, faults, having, on_the_way, signs
+from nccl_doctor.logs.signs import Scene, Stage, echoes, having, on_the_way, signs
 from nccl_doctor.model.register import entry
 from nccl_doctor.text.hostlist import grouped
 
@@ -160,3 +160,9 @@ def _effects(name: str) -> tuple[str, ...]:
     """Names of what else follows from a cause, beyond the echoes."""
     check = entry(name)
     return check.explains + check.in_logs
+
+
+def faults(events: Iterable[Event]) -> set[str]:
+    """Names of the faults that say more than that a process gave up."""
+    silent = having("gives_up")
+    return {e.name for e in events if e.grade > Grade.HINT and (e.name not in silent or e.grade > Grade.GENERIC)}

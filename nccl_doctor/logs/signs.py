@@ -393,12 +393,6 @@ def ras_states() -> dict[str, tuple[str, Grade]]:
     return {state: (name, grade) for name, shown in signs().items() for state, grade in shown.ras.items()}
 
 
-def faults(events: Iterable[Event]) -> set[str]:
-    """Names of the faults that say more than that a process gave up."""
-    silent = having("gives_up")
-    return {e.name for e in events if e.grade > Grade.HINT and (e.name not in silent or e.grade > Grade.GENERIC)}
-
-
 def on_the_way() -> frozenset[str]:
     """Names of what tells of the way between hosts, and of what ranks see of that."""
     return having("echo") | having("network")

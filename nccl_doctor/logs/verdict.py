@@ -12,9 +12,19 @@ from nccl_doctor.logs.log import Cause, Event, Log, RankProgress, absent, rank_o
 from nccl_doctor.logs.prefix import decode, peel, quote
 from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.signs import MOST_LINES, Case, having, signs
-from nccl_doctor.model.finding import Finding, Fix, LogLine, Severity
+from nccl_doctor.model.finding import (
+    CheckResult,
+    Consequence,
+    Diagnosis,
+    Finding,
+    Fix,
+    LogEvent,
+    LogLine,
+    Outcome,
+    Severity,
+)
 from nccl_doctor.model.register import Check, entry
-from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, LogEvent, Outcome, Phase, Report
+from nccl_doctor.model.report import Phase, Report
 from nccl_doctor.text.hostlist import capital, fold, grouped, plural, ranks_of
 
 MOST_EVENTS = 500

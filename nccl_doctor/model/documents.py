@@ -9,8 +9,8 @@ from pydantic import Field
 
 from nccl_doctor.model.base import Document, FrozenModel
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.finding import Command, Severity
-from nccl_doctor.model.report import Diagnosis, NcclInterface, RdmaAnswer
+from nccl_doctor.model.finding import Command, Diagnosis, Severity
+from nccl_doctor.model.report import NcclInterface, RdmaAnswer
 from nccl_doctor.text.secrets import LEFT_OUT, names_secret
 
 

@@ -7,8 +7,7 @@ Everything here is frozen data that turns into JSON and back. The JSON of :class
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import Enum
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -26,65 +25,7 @@ from nccl_doctor.model.base import (
     Seconds,
     Version,
 )
-from nccl_doctor.model.finding import Fix, LogLine, Severity
-
-
-class Outcome(str, Enum):
-    """What became of one check."""
-
-    PASS = "pass"  # noqa: S105 - an outcome, no password
-    FOUND = "found"
-    NOT_APPLICABLE = "n/a"
-    SKIP = "skip"
-    UNKNOWN = "unknown"
-    CRASH = "crash"
-
-
-class Consequence(FrozenModel):
-    """A finding that merely follows from a diagnosis."""
-
-    code: str
-    name: str
-    hosts: tuple[str, ...]
-    message: str
-
-
-class Diagnosis(FrozenModel):
-    """One fault, one diagnosis: its register entry, the finding, and what follows from it."""
-
-    code: str
-    name: str
-    severity: Severity
-    hosts: tuple[str, ...]
-    message: str
-    evidence: tuple[str | LogLine, ...] = ()
-    facts: dict[str, Any] = Field(default_factory=dict)
-    fix: Fix
-    explains: tuple[Consequence, ...] = ()
-    entities: dict[str, Any] | None = None
-
-
-class Gap(FrozenModel):
-    """Why a check could not judge some hosts; no hosts: none of them in particular."""
-
-    hosts: tuple[str, ...]
-    reason: str
-
-
-class CheckResult(FrozenModel):
-    """What became of one check over all hosts; ``reason`` says why, where it is no plain pass.
-
-    ``looked_at`` is what the verdict rests on: facts by name, and on how many hosts.
-    """
-
-    code: str
-    name: str
-    category: str
-    outcome: Outcome
-    reason: str | None = None
-    looked_at: str | None = None
-    gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
-    """What ``reason`` was written of, each reason once; JSON has the sentence alone."""
+from nccl_doctor.model.finding import CheckResult, Diagnosis, LogEvent
 
 
 class NcclInterface(FrozenModel):
@@ -94,27 +35,6 @@ class NcclInterface(FrozenModel):
     address: str
     nccl_version: str | None
     source: Literal["libnccl", "model"]
-
-
-class LogEvent(FrozenModel):
-    """The first line of one rank that tells of a fault.
-
-    Attributes:
-        order: its place among all lines read.
-        at: the second of its day, as the line says it.
-        cause: it belongs to a diagnosis, and doesn't merely follow from one.
-    """
-
-    rank: int | None
-    host: str | None
-    order: int
-    at: int | None
-    code: str
-    name: str
-    cause: bool
-    file: str
-    line: int
-    text: str
 
 
 class RdmaAnswer(FrozenModel):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -11,18 +12,18 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Severity, export
-from nccl_doctor.model.report import NcclInterface
+from nccl_doctor.model.report import NcclInterface, RdmaAnswer
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read, parse_spec
-from nccl_doctor.nccl.rdma import list_rdma
-from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side, rdma_answers
+from nccl_doctor.nccl.rdma import ip_of, is_usable, list_rdma
+from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side
 from nccl_doctor.nccl.reach import Cause, Peers, Reachability, Reachable, is_private, reachability
 from nccl_doctor.nccl.suggest import Suggestion, suggest
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.inet import Address, address_of, network_of, prefix_length
+from nccl_doctor.text.inet import Address, address_of, network_of, numeric, prefix_length
 
 if TYPE_CHECKING:  # no check needs them
     from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
@@ -307,3 +308,54 @@ def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
             by_setting.setdefault(lines, []).append(side.name)
     alike = len(by_setting) == 1  # one block for all hosts
     return tuple(Exports(hosts=None if alike else tuple(hosts), lines=lines) for lines, hosts in by_setting.items())
+
+
+def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
+    """The ports that these GIDs are of, and whether they can talk; None where no host has them."""
+    wanted = {(address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
+              for gid in gids if (address := numeric(gid)) is not None}  # fmt: skip
+    for pair in rdma.pairs:
+        held = [entry.gid.entry for entry in (pair.here, pair.there)]
+        if len(wanted) == 2 and {ip_of(gid) for gid in held if gid is not None} == wanted:
+            ends = f"{pair.source}'s {pair.here} and {pair.target}'s {pair.there}"
+            return f"{ends} are at place {pair.place} of both lists: {pair.talk.why}"
+    owners = [
+        f"{ip_of(gid)} is of {name}'s {entry}"
+        for name, side in rdma.sides.items()
+        for entry in side.rdma.entries
+        for gid in entry.port.gids
+        if ip_of(gid) in wanted and is_usable(gid) and gid.type != "IB/RoCE v1"
+    ]
+    return ", ".join(owners) or None
+
+
+def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:
+    """By host its ports as NCCL numbers them."""
+    apart: dict[tuple[str, int], list[str]] = {}
+    for pair in rdma.pairs:
+        if pair.talk.answer is Reachable.NO:
+            apart.setdefault((pair.source, pair.here.index), []).append(pair.target)
+            apart.setdefault((pair.target, pair.there.index), []).append(pair.source)
+    found: dict[str, tuple[RdmaAnswer, ...]] = {}
+    for name, side in rdma.sides.items():
+        places = {entry.index: place for place, nic in enumerate(side.rdma.nics) for entry in nic.members}
+        rows = []
+        for entry in side.rdma.entries:
+            net, lost = side.network(entry), apart.get((name, entry.index))
+            row = RdmaAnswer(
+                device=entry.device.name,
+                port=entry.port.number,
+                netdev=entry.netdev,
+                link_layer=entry.port.link_layer,
+                rate_gbps=entry.port.rate_gbps,
+                gid_index=entry.gid.index,
+                gid=None if entry.gid.entry is None else str(ip_of(entry.gid.entry)),
+                why=entry.gid.why,
+                network=None if net is None else str(net),
+                place=places[entry.index],
+                apart=tuple(dict.fromkeys(lost or ())),
+                trouble=f"no way to {fold(lost)}'s" if lost else None,
+            )
+            rows.append(row)
+        found[name] = tuple(rows)
+    return found

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
-from nccl_doctor.nccl.variables import strtoll
+from nccl_doctor.nccl.variables import MOST_PORTS, NEWEST, RAILS, HcaSpec, Item, Variables, integer, parse_hca
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot.system import RdmaDevice, RdmaGid, RdmaPort
 from nccl_doctor.text.inet import Address
@@ -27,77 +27,8 @@ FLID_INDEX: Version = (2, 22, 0)  # InfiniBand ports no longer follow NCCL_IB_GI
 FUSED_BY_TOPOLOGY: Version = (2, 24, 0)
 PCI_ORDER: Version = (2, 29, 7)
 EIGHT_FUSED: Version = (2, 30, 0)
-RAILS: Version = (2, 30, 7)  # rail and plane in NCCL_IB_HCA, and routing by subnets
-NEWEST: Version = (2, 30, 7)
-"""Of what was read; it answers where no version is known."""
 
-MOST_PORTS = 32  # ``MAX_IB_DEVS``: of the list, and of the items of NCCL_IB_HCA
 LAYERS = ("InfiniBand", "Ethernet")
-INT64 = range(-(2**63), 2**63)
-Variables = Mapping[str, str]
-
-
-def integer(variables: Variables, name: str, default: int) -> int:
-    """A variable's number as ``ncclLoadParam`` reads it; the default where it is unset, empty or too large."""
-    value = variables.get(name, "")
-    number, _ = strtoll(value)
-    return number if value and number in INT64 else default
-
-
-@dataclass(frozen=True)
-class Item:
-    """An entry of NCCL_IB_HCA; port None is any."""
-
-    name: str
-    port: int | None = None
-    rail: int | None = None
-    plane: int | None = None
-
-
-@dataclass(frozen=True)
-class HcaSpec:
-    """NCCL_IB_HCA as NCCL reads it; no items match everything."""
-
-    exclude: bool
-    exact: bool
-    items: tuple[Item, ...]
-
-    def find(self, name: str, port: int) -> Item | None:
-        """The first item that fits (``matchIfList``)."""
-        fits = (i for i in self.items if (name == i.name if self.exact else name.startswith(i.name)))
-        return next((item for item in fits if item.port in (None, port)), None)
-
-    def accepts(self, name: str, port: int) -> bool:
-        """True where NCCL would take this port."""
-        return (not self.items or self.find(name, port) is not None) != self.exclude
-
-
-_ATOI = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
-
-
-def parse_hca(text: str, version: Version = NEWEST) -> HcaSpec:
-    """Reads a value: ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``; blanks count, and are trimmed nowhere."""
-    exclude = text.startswith("^")
-    rest = text[1:] if exclude else text
-    exact = rest.startswith("=")
-    found = []
-    for part in (rest[1:] if exact else rest).split(","):
-        name, colon, numbers = part.partition(":")
-        if name:
-            port, rail, plane = [*numbers.split(":"), "", "", ""][:3]
-            more = (_number(rail), _number(plane)) if version >= RAILS else (None, None)
-            number = _atoi(port) if colon and (port or version < RAILS) else -1
-            found.append(Item(name, None if number == -1 else number, *more))
-    return HcaSpec(exclude, exact, tuple(found[:MOST_PORTS]))
-
-
-def _atoi(text: str) -> int:
-    found = _ATOI.match(text)
-    return int(found[1]) if found else 0
-
-
-def _number(text: str) -> int | None:
-    return _atoi(text) if text else None
 
 
 LINK_LOCAL = 0xFE80 << 48  # the upper half of fe80::/64

@@ -18,25 +18,13 @@ from enum import Enum
 from functools import cached_property
 
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.model.report import RdmaAnswer
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.rdma import (
-    RAILS,
-    Entry,
-    Nic,
-    RdmaList,
-    address_of,
-    integer,
-    ip_of,
-    is_usable,
-    list_rdma,
-    roce_version,
-)
+from nccl_doctor.nccl.rdma import Entry, Nic, RdmaList, address_of, ip_of, is_usable, list_rdma, roce_version
 from nccl_doctor.nccl.reach import Reachable
+from nccl_doctor.nccl.variables import RAILS, integer
 from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, groups
 from nccl_doctor.snapshot.system import RdmaGid
-from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.inet import Address, Network, network_of, numeric
+from nccl_doctor.text.inet import Address, Network, network_of
 
 EVERY_PAIR_UP_TO = 16  # hosts; beyond, each is compared with the first one and with its neighbours in the ring
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -373,57 +361,6 @@ class ClusterRdma:
         for a, b in pairs:
             if a.nccl.machine is None or a.nccl.machine != b.nccl.machine:
                 yield a, b
-
-
-def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
-    """The ports that these GIDs are of, and whether they can talk; None where no host has them."""
-    wanted = {(address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
-              for gid in gids if (address := numeric(gid)) is not None}  # fmt: skip
-    for pair in rdma.pairs:
-        held = [entry.gid.entry for entry in (pair.here, pair.there)]
-        if len(wanted) == 2 and {ip_of(gid) for gid in held if gid is not None} == wanted:
-            ends = f"{pair.source}'s {pair.here} and {pair.target}'s {pair.there}"
-            return f"{ends} are at place {pair.place} of both lists: {pair.talk.why}"
-    owners = [
-        f"{ip_of(gid)} is of {name}'s {entry}"
-        for name, side in rdma.sides.items()
-        for entry in side.rdma.entries
-        for gid in entry.port.gids
-        if ip_of(gid) in wanted and is_usable(gid) and gid.type != "IB/RoCE v1"
-    ]
-    return ", ".join(owners) or None
-
-
-def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:
-    """By host its ports as NCCL numbers them."""
-    apart: dict[tuple[str, int], list[str]] = {}
-    for pair in rdma.pairs:
-        if pair.talk.answer is Reachable.NO:
-            apart.setdefault((pair.source, pair.here.index), []).append(pair.target)
-            apart.setdefault((pair.target, pair.there.index), []).append(pair.source)
-    found: dict[str, tuple[RdmaAnswer, ...]] = {}
-    for name, side in rdma.sides.items():
-        places = {entry.index: place for place, nic in enumerate(side.rdma.nics) for entry in nic.members}
-        rows = []
-        for entry in side.rdma.entries:
-            net, lost = side.network(entry), apart.get((name, entry.index))
-            row = RdmaAnswer(
-                device=entry.device.name,
-                port=entry.port.number,
-                netdev=entry.netdev,
-                link_layer=entry.port.link_layer,
-                rate_gbps=entry.port.rate_gbps,
-                gid_index=entry.gid.index,
-                gid=None if entry.gid.entry is None else str(ip_of(entry.gid.entry)),
-                why=entry.gid.why,
-                network=None if net is None else str(net),
-                place=places[entry.index],
-                apart=tuple(dict.fromkeys(lost or ())),
-                trouble=f"no way to {fold(lost)}'s" if lost else None,
-            )
-            rows.append(row)
-        found[name] = tuple(rows)
-    return found
 
 
 def _meeting(side: Side, entry: Entry) -> object:

@@ -10,19 +10,8 @@ from itertools import chain, islice
 from rich.cells import cell_len, set_cell_size
 
 from nccl_doctor.model.documents import STANDS_STILL, HangReport
-from nccl_doctor.model.finding import Fix, LogLine, Severity
-from nccl_doctor.model.report import (
-    CheckResult,
-    Consequence,
-    Diagnosis,
-    Gap,
-    HostSummary,
-    MeshReport,
-    Outcome,
-    Phase,
-    PhaseOutcome,
-    Report,
-)
+from nccl_doctor.model.finding import CheckResult, Consequence, Diagnosis, Fix, Gap, LogLine, Outcome, Severity
+from nccl_doctor.model.report import HostSummary, MeshReport, Phase, PhaseOutcome, Report
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.smoke import rates, smoke
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, cut, joined, table, wrap

@@ -10,8 +10,8 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
-from nccl_doctor.model.finding import LogLine
-from nccl_doctor.model.report import CheckResult, Diagnosis, Outcome, Report
+from nccl_doctor.model.finding import CheckResult, Diagnosis, LogLine, Outcome
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.shell import clean

@@ -14,9 +14,8 @@ from nccl_doctor.checks.view import PHASES
 from nccl_doctor.judge.diagnose import SUBJECTS, judge
 from nccl_doctor.model.base import skipped, unknown
 from nccl_doctor.model.engine import engines
-from nccl_doctor.model.finding import Severity
+from nccl_doctor.model.finding import Outcome, Severity
 from nccl_doctor.model.register import Check, all_checks
-from nccl_doctor.model.report import Outcome
 from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
 from tests.checks.live import HERE, LIVE, folder
 from tests.checks.snapshots import load, patched

@@ -12,8 +12,7 @@ from nccl_doctor.checks.ports.link_slow import SHARED
 from nccl_doctor.checks.software.cuda_driver_mismatch import needed
 from nccl_doctor.checks.view import difference
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.finding import Severity
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis, Severity
 from tests.checks.snapshots import NAMES, load, patched
 from tests.firewall.facts import nft_facts
 

@@ -12,8 +12,7 @@ from nccl_doctor.firewall.remedy import Opening
 from nccl_doctor.firewall.route_lookup import path_of, route_to
 from nccl_doctor.judge import diagnose
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis, Finding
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.network import IptablesSave
 from tests.checks.snapshots import patched

@@ -27,8 +27,8 @@ from nccl_doctor.cli.snapshots import read_snapshot
 from nccl_doctor.errors import SnapshotError
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.from_file import difference
-from nccl_doctor.model.finding import Command
-from nccl_doctor.model.report import Outcome, Report
+from nccl_doctor.model.finding import Command, Outcome
+from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import RenderOptions, render
 from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import load

@@ -12,9 +12,8 @@ from nccl_doctor.judge import diagnose
 from nccl_doctor.judge.diagnose import attach_consequences
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import access
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Outcome, Severity
 from nccl_doctor.model.register import Check, Unjudged, all_checks, find
-from nccl_doctor.model.report import Outcome
 from nccl_doctor.transport.containers import InsideOptions
 from tests.checks.snapshots import UNREACHABLE, load, patched
 

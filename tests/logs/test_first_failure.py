@@ -10,7 +10,7 @@ from nccl_doctor.logs.facts import Facts, Process
 from nccl_doctor.logs.prefix import Prefix
 from nccl_doctor.logs.reader import Reader
 from nccl_doctor.logs.verdict import report
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis
 from tests.each import each
 
 API = "torch/distributed/elastic/multiprocessing/api.py"

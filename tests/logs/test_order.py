@@ -14,7 +14,7 @@ from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.log import rank_of_file
 from nccl_doctor.logs.prefix import peel
 from nccl_doctor.logs.verdict import report
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis
 from tests.each import each
 from tests.logs.told_cases import CASES
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis
 from tests.each import each
 
 FOLDER = Path(__file__).parent / "threads"

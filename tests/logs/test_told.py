@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis
 from tests.each import each
 from tests.logs.test_recorders import CASES as RECORDED
 from tests.logs.told_cases import CASES, Told

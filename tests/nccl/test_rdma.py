@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.nccl.rdma import MOST_PORTS, HcaSpec, Item, choose_gid, list_rdma, parse_hca
+from nccl_doctor.nccl.rdma import choose_gid, list_rdma
+from nccl_doctor.nccl.variables import MOST_PORTS, HcaSpec, Item, parse_hca
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot.system import RdmaDevice
 from tests.nccl.rdma_hosts import NEW, infiniband, roce, usual

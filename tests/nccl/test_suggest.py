@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.finding import export
-from nccl_doctor.model.report import Outcome
+from nccl_doctor.model.finding import Outcome, export
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import load, patched

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from nccl_doctor.model.report import COUNTERS
 from nccl_doctor.probe import tools
-from nccl_doctor.probe.facts import network
+from nccl_doctor.probe.facts import rdma
 from nccl_doctor.probe.facts.rdma import COUNTED, MOST_FREE, count_rdma, grown, parse_speed, read_rdma
 from nccl_doctor.snapshot.system import RdmaDevice
 
@@ -90,7 +90,7 @@ def test_eight_devices_cost_a_few_hundred_files_and_none_costs_a_look(
     for number in range(8):
         device(tmp_path, f"mlx5_{number}", f"0000:8{number}:00.0", number, gids=256)
     opened: list[str] = []
-    quick, slow = network._line, tools.read
+    quick, slow = rdma._line, tools.read
 
     def count(look: Any) -> Any:
         def counted(path: str) -> Any:
@@ -99,7 +99,7 @@ def test_eight_devices_cost_a_few_hundred_files_and_none_costs_a_look(
 
         return counted
 
-    monkeypatch.setattr(network, "_line", count(quick))
+    monkeypatch.setattr(rdma, "_line", count(quick))
     monkeypatch.setattr("nccl_doctor.probe.facts.rdma.read", count(slow))
     found(tmp_path)
     assert len(opened) < 8 * (2 * MOST_FREE + 30), "a table of 256 is not read to its end"

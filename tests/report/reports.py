@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
+from nccl_doctor.model.finding import CheckResult, Command, Consequence, Diagnosis, Fix, LogLine, Outcome, Severity
 from nccl_doctor.model.report import (
     AllReduceReport,
-    CheckResult,
-    Consequence,
-    Diagnosis,
     FailedDial,
     HostSummary,
     MeshReport,
     NcclInterface,
-    Outcome,
     Phase,
     RankReport,
     Report,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
-from nccl_doctor.model.report import CheckResult, Consequence, Diagnosis, HostSummary, Outcome, Phase, Report
+from nccl_doctor.model.finding import CheckResult, Command, Consequence, Diagnosis, Fix, LogLine, Outcome, Severity
+from nccl_doctor.model.report import HostSummary, Phase, Report
 
 # What terminals obey or hide comes often, beside whatever else Unicode has (its surrogates can't enter the model).
 NASTY = st.sampled_from(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from nccl_doctor.cli.output import Out
-from nccl_doctor.model.finding import Command, Fix, LogLine, Severity
-from nccl_doctor.model.report import AllReduceReport, Consequence, RankReport, Report
+from nccl_doctor.model.finding import Command, Consequence, Fix, LogLine, Severity
+from nccl_doctor.model.report import AllReduceReport, RankReport, Report
 from nccl_doctor.report.human import by_place
 from nccl_doctor.text.shell import clean, pasteable
 from tests.report.reports import ALL, FIREWALL, STALE, UNREACHABLE, healthy, host_away, log, one_fault, render

@@ -7,7 +7,8 @@ import pytest
 import xmlschema
 from hypothesis import HealthCheck, given, settings
 
-from nccl_doctor.model.report import CheckResult, Outcome, Report
+from nccl_doctor.model.finding import CheckResult, Outcome
+from nccl_doctor.model.report import Report
 from tests.report.reports import ALL, healthy, host_away, log, one_fault, render
 from tests.report.strategies import REPORTS
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import json
 
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, Launch, RankPlace
-from nccl_doctor.model.finding import Command, Fix, Severity
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Command, Diagnosis, Fix, Severity
 from nccl_doctor.report.render import RenderOptions, render
 
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.model.finding import Severity
-from nccl_doctor.model.report import CheckResult, Gap, Outcome
+from nccl_doctor.model.finding import CheckResult, Gap, Outcome, Severity
 from tests.report.reports import STALE, UNREACHABLE, healthy, passed, render
 
 NOTE = STALE.model_copy(update={"severity": Severity.INFO})

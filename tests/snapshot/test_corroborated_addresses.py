@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.collect.facts.host_facts import look_up
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis
 from nccl_doctor.snapshot.hosts import Snapshot, corroborated_addresses, corroborated_by_name
 from tests.checks.snapshots import NAMES, patched
 from tests.firewall.facts import DROP, nft_facts

@@ -28,9 +28,9 @@ from collections.abc import Iterator
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.nccl.rdma import RAILS
 from nccl_doctor.nccl.rdma_pairs import Cause, ClusterRdma, Pair
 from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.nccl.variables import RAILS
 from nccl_doctor.text.hostlist import fold
 
 SUBNETS = "NCCL_IB_SUBNET_AWARE_ROUTING"

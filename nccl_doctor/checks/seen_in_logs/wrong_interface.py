@@ -17,6 +17,7 @@ import ipaddress
 from dataclasses import replace
 
 from nccl_doctor.logs import signs
+from nccl_doctor.logs.blame import faults
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import CHOSEN, Grade, clue, failed_connects, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, ifname_command, on_the_way
@@ -70,7 +71,7 @@ _NETS = tuple(
 
 def _apart(scene: Scene) -> list[Event]:
     """Adds hosts that chose different nets, where only the way failed."""
-    if scene.log.facts.came_together or not signs.faults(scene.events) <= on_the_way():
+    if scene.log.facts.came_together or not faults(scene.events) <= on_the_way():
         return scene.events
     chosen: dict[str, Event] = {}
     for event in (event for reading in scene.log.readings for event in reading.events):

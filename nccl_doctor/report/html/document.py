@@ -18,8 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
-from nccl_doctor.model.finding import LogLine
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis, LogLine
 from nccl_doctor.report.human import LABELLED, by_consequence, by_place, plain, where
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.text.shell import clean

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nccl_doctor.model.documents import STANDS_STILL, Difference, HangRank, HangReport
-from nccl_doctor.model.report import AllReduceReport, LogEvent, Outcome, Report
+from nccl_doctor.model.finding import LogEvent, Outcome
+from nccl_doctor.model.report import AllReduceReport, Report
 from nccl_doctor.report.html.document import Table, View, document, gravest_first, head, pages, short
 from nccl_doctor.report.html.figures import charts, host_table, nets, rails, ring, size_table, waterfall
 from nccl_doctor.report.html.matrix import matrix

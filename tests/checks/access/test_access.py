@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text.hostlist import fold
 from tests.checks.snapshots import healthy, load, overlaid, patched

@@ -9,7 +9,7 @@ import pytest
 from nccl_doctor.checks.allreduce.culprits import last_words
 from nccl_doctor.checks.allreduce.link import ideal_seconds, link, way
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.smoke import Smoke
 from tests.checks.snapshots import load, patched

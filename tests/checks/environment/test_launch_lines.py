@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.report import Outcome, Report
+from nccl_doctor.model.finding import Outcome
+from nccl_doctor.model.report import Report
 from nccl_doctor.probe.options import LAUNCHERS
 from nccl_doctor.snapshot.hosts import Snapshot
 from tests.checks.snapshots import healthy

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.model.finding import Severity
-from nccl_doctor.model.report import Diagnosis
+from nccl_doctor.model.finding import Diagnosis, Severity
 from nccl_doctor.text.redact import redact
 from tests.checks.snapshots import load, patched
 

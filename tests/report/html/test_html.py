@@ -6,7 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangJob, HangRank, HangReport
-from nccl_doctor.model.report import FailedDial, HostSummary, LogEvent, MeshReport, RdmaAnswer, Report, SampleReport
+from nccl_doctor.model.finding import LogEvent
+from nccl_doctor.model.report import FailedDial, HostSummary, MeshReport, RdmaAnswer, Report, SampleReport
 from nccl_doctor.report.html.figures import charts, host_table, nets, rails, ring, waterfall
 from nccl_doctor.report.html.matrix import matrix
 from nccl_doctor.report.html.report import timeline

@@ -89,7 +89,8 @@ def launch_line_wrong(view: View) -> Findings:
     if faults or batch:
         first, *others = *faults, *batch
         how = f"Give {view.snapshot.hosts[0].name}'s address:" if faults and faults == meeting else "Start it so:"
-        commands = () if devices or ports else _commands(judged)
+        lacking = devices or (ranks and line.options.get("nproc_per_node") == "gpu")
+        commands = () if lacking or ports else _commands(judged)
         else_how = "Give it another port." if ports else "Ask for GPUs that every host has, or for the processor."
         yield Finding(
             hosts=(),
@@ -200,7 +201,8 @@ def _ranks(judged: Judged) -> Iterator[Fault]:
             if (is_number(told) and int(told) > there) or (told == "gpu" and not there):
                 few.setdefault(there, []).append(host.name)
     for there, hosts in few.items():
-        yield f"{told} ranks a node need as many GPUs, and {fold(hosts)} {'has' if len(hosts) == 1 else 'have'} {there}"
+        wants = "--nproc_per_node=gpu needs GPUs" if told == "gpu" else f"{told} ranks a node need as many GPUs"
+        yield f"{wants}, and {fold(hosts)} {'has' if len(hosts) == 1 else 'have'} {there or 'none'}"
     planned = {place.node.nproc_per_node for place in judged.places.values()} - {None}
     if told == "0":
         yield "0 ranks a node start nothing"

@@ -101,6 +101,7 @@ PROGRAMS = {
     "mount": r"-o remount,size=\d+g /dev/shm",
     "systemctl": r"enable --now nvidia-fabricmanager",
     "dkms": r"autoinstall",
+    "lspci": r"-d 10de:",
     "nvidia-modprobe": r"-c 0 -u",
     "usermod": r"-aG render,video [A-Za-z0-9_][A-Za-z0-9_.-]*",
     "modprobe": r"nvidia_peermem|nvidia|amdgpu|ib_uverbs",

@@ -70,7 +70,7 @@ def check(
             sudo=sudo,
             smoke=not no_smoke,
             # It proves that the job will start; `smoke` takes its time to measure.
-            smoke_limits=SmokeLimits(deadline_s=smoke_timeout, budget_s=2.0, plateau=True),
+            smoke_limits=SmokeLimits(deadline_s=smoke_timeout, budget_s=1.0, plateau=True),
             isolate=True,
             kept=kept,
             passed=write_hosts,

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,31 +65,84 @@ def lines(of: LaunchPlan, engine: str, **checked: str) -> list[str]:
     return [one.command for one in engine_commands(of, engine, own_addresses(of, checked))]
 
 
-def parsed(engine: str, made: list[str]) -> list[dict[str, Any]]:
+class OwnParser:
+    """An engine's own parser in a process of its own, which imports the engine once for all tests."""
+
+    program = """
+import argparse, json, sys
+made = []
+first = argparse.ArgumentParser.parse_args
+argparse.ArgumentParser.parse_args = lambda self, *a, **k: made.append(self) or first(self, *a, **k)
+{parse}
+for line in sys.stdin:
+    found = [parse(words) for words in json.loads(line)]
+    options = {{name: one.nargs != 0 for one in made[-1]._actions for name in one.option_strings}} if made else {{}}
+    print("\\n" + json.dumps({{"found": found, "options": options}}, default=str), flush=True)
+"""
+
+    def __init__(self, engine: str) -> None:
+        environ = {**os.environ, "PYTHONPATH": f"{witness.packages(engine)}:{Path(__file__).parents[2]}"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.program.format(parse=PARSE[engine])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            text=True,
+        )
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.kill()
+        self._process.communicate()
+
+    def read(self, words: list[list[str]]) -> tuple[list[dict[str, Any]], dict[str, bool]]:
+        """What it makes of lines, and whether each of its options takes a value, by name."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(words) + "\n")
+        self._process.stdin.flush()
+        others: list[str] = []
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                told = json.loads(line)
+                return told["found"], {
+                    name.lstrip("-").replace("-", "_"): takes for name, takes in told["options"].items()
+                }
+            others.append(line)
+        raise AssertionError("".join(others))
+
+
+Start = Callable[[str], OwnParser]
+Parse = Callable[[str, list[str]], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def own_parser() -> Iterator[Start]:
+    kept: dict[str, OwnParser] = {}
+
+    def start(engine: str) -> OwnParser:
+        if engine not in kept:
+            kept[engine] = OwnParser(engine)
+        return kept[engine]
+
+    yield start
+    for one in kept.values():
+        one.close()
+
+
+@pytest.fixture
+def parsed(own_parser: Start) -> Parse:
     """What the engine's own parser makes of lines, without the variables in front."""
-    asked = [[word for word in shlex.split(line.rpartition("&& ")[2]) if not word.isupper()] for line in made]
-    program = f"import json, sys\n{PARSE[engine]}\nfor words in json.load(sys.stdin):\n    found = parse(words)\n"
-    program += "    print('\\n' + json.dumps(found, default=str))"
-    return spoken(engine, program, asked)
+
+    def parse(engine: str, made: list[str]) -> list[dict[str, Any]]:
+        asked = [[word for word in shlex.split(line.rpartition("&& ")[2]) if not word.isupper()] for line in made]
+        return own_parser(engine).read(asked)[0]
+
+    return parse
 
 
-def spoken(engine: str, program: str, told: object) -> list[dict[str, Any]]:
-    """The objects that a program prints beside an engine's packages."""
-    environ = {**os.environ, "PYTHONPATH": f"{witness.packages(engine)}:{Path(__file__).parents[2]}"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=json.dumps(told),
-        env=environ,
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
-def test_rays_own_parser_reads_its_lines() -> None:
+def test_rays_own_parser_reads_its_lines(parsed: Parse) -> None:
     head, worker = parsed("ray", lines(job(), "ray"))
     assert (head["head"], head["node_ip_address"], head["port"], head["num_gpus"]) == (True, "10.0.0.1", 6379, 2)
     assert (worker["head"], worker["address"], worker["node_ip_address"]) == (False, "10.0.0.1:6379", "10.0.0.2")
@@ -96,7 +150,7 @@ def test_rays_own_parser_reads_its_lines() -> None:
     assert script == "python3 train.py --x"
 
 
-def test_accelerates_own_parser_reads_its_lines() -> None:
+def test_accelerates_own_parser_reads_its_lines(parsed: Parse) -> None:
     for rank, one in enumerate(parsed("accelerate", lines(job("train.py", "--x", "1"), "accelerate"))):
         assert (one["num_machines"], one["machine_rank"], one["num_processes"]) == (2, rank, 4)
         assert (one["main_process_ip"], one["main_process_port"], one["same_network"]) == ("10.0.0.1", 29500, True)
@@ -106,7 +160,7 @@ def test_accelerates_own_parser_reads_its_lines() -> None:
     assert (alone["cpu"], alone["multi_gpu"], alone["num_processes"]) == (True, False, 2)
 
 
-def test_deepspeeds_own_parser_reads_its_lines_and_its_hostfile(tmp_path: Path) -> None:
+def test_deepspeeds_own_parser_reads_its_lines_and_its_hostfile(parsed: Parse, tmp_path: Path) -> None:
     made = lines(job("train.py", "--deepspeed", "c.json"), "deepspeed")
     for rank, one in enumerate(parsed("deepspeed", made)):
         assert (one["hostfile"], one["no_ssh"], one["node_rank"]) == ("deepspeed-hosts", True, rank)
@@ -116,7 +170,7 @@ def test_deepspeeds_own_parser_reads_its_lines_and_its_hostfile(tmp_path: Path) 
     assert (tmp_path / "deepspeed-hosts").read_text() == "10.0.0.1 slots=2\n10.0.0.2 slots=2\n"
 
 
-def test_vllms_own_parser_reads_its_lines() -> None:
+def test_vllms_own_parser_reads_its_lines(parsed: Parse) -> None:
     for rank, one in enumerate(parsed("vllm", lines(job("org/model", "--port", "8000"), "vllm"))):
         assert (one["model_tag"], one["port"], one["headless"]) == ("org/model", 8000, bool(rank))
         assert (one["tensor_parallel_size"], one["pipeline_parallel_size"]) == (2, 2)
@@ -124,7 +178,7 @@ def test_vllms_own_parser_reads_its_lines() -> None:
         assert (one["master_addr"], one["master_port"]) == ("10.0.0.1", 29500)
 
 
-def test_sglangs_own_parser_reads_its_lines() -> None:
+def test_sglangs_own_parser_reads_its_lines(parsed: Parse) -> None:
     for rank, one in enumerate(parsed("sglang", lines(job("org/model", "--port", "8000"), "sglang"))):
         assert (one["model_path"], one["port"], one["tp_size"]) == ("org/model", 8000, 4)
         assert (one["nnodes"], one["node_rank"], one["dist_init_addr"]) == (2, rank, "10.0.0.1:29500")
@@ -133,13 +187,9 @@ def test_sglangs_own_parser_reads_its_lines() -> None:
     assert one["tp_size"] == 4
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_what_the_tables_say_of_engines_is_so(engine: str) -> None:
-    keep = """
-found = {name.lstrip("-").replace("-", "_"): one.nargs != 0 for one in parser._actions for name in one.option_strings}
-print("\\n" + json.dumps(found))
-"""
-    [theirs] = spoken(engine, f"import json\n{PARSE[engine]}\n{keep}", None)
+@pytest.mark.parametrize(("engine", "line"), [("vllm", "vllm serve m"), ("sglang", "python3 -m s --model-path m")])
+def test_what_the_tables_say_of_engines_is_so(engine: str, line: str, own_parser: Start) -> None:
+    _, theirs = own_parser(engine).read([line.split()])
     table = LAUNCHERS[engine].options
     whole = {name: next(one for one in (name, *theirs) if one in theirs and one.startswith(name)) for name in table}
     assert {name: theirs[of] for name, of in whole.items()} == table
@@ -184,18 +234,7 @@ def test_what_an_engine_can_not_do_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["accelerate", "deepspeed"])
-def test_the_tables_are_those_of_the_programs_themselves(engine: str) -> None:
-    keep = """
-import argparse
-made = []
-first = argparse.ArgumentParser.parse_args
-argparse.ArgumentParser.parse_args = lambda self, *a, **k: made.append(self) or first(self, *a, **k)
-parse(["program", "launch", "t.py"])
-parser = made[-1]
-found = {name.lstrip("-").replace("-", "_"): one.nargs != 0 for one in parser._actions for name in one.option_strings}
-print("\\n" + json.dumps(found))
-"""
-    program = f"import json\n{PARSE[engine]}\n{keep}"
-    [theirs] = spoken(engine, program, None)
+def test_the_tables_are_those_of_the_programs_themselves(engine: str, own_parser: Start) -> None:
+    _, theirs = own_parser(engine).read([["program", "launch", "t.py"]])
     assert theirs == LAUNCHERS[engine].options
     assert theirs == options_of(engine, [os.fspath(witness.packages(engine))])

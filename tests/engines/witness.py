@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -113,14 +114,17 @@ def ray() -> Path:
 
 
 def packages(name: str) -> Path:
-    """The folder with a witness, out of the package index where scripts/setup did not put it there."""
+    """The folder with a witness, out of the package index where scripts/setup did not put it there.
+
+    Nothing of it is compiled but what a test imports, at its first import: of a witness that is a tenth.
+    """
     cache, witness = Path(sys.prefix) / "witnesses", WITNESSES[name]
     target = cache / f"{witness.packages[0].replace('==', '-')}-{sys.version_info[0]}.{sys.version_info[1]}"
     cache.mkdir(parents=True, exist_ok=True)
-    with Path(cache, "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
+    with Path(f"{target}.lock").open("w") as lock, tempfile.TemporaryDirectory(dir=cache) as folder:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several workers may want it at once
         if not target.exists():
-            command = [sys.executable, "-m", "pip", "install", "--quiet", "--target"]
+            command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target"]
             environ = {**os.environ, **witness.variables}
             if witness.build:
                 subprocess.run([*command, f"{folder}/build", *witness.build], check=True)
@@ -130,12 +134,26 @@ def packages(name: str) -> Path:
     return target
 
 
+def environment() -> dict[str, str]:
+    """This process's variables for an interpreter that keeps what it compiles of a witness."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def observe(folder: Path, layouts: list[Layout]) -> list[dict[str, Any]]:
     """Facts of each host as the probe reads them, and by program what it took; needs root."""
     command = [sys.executable, "-m", "tests.engines.witness", os.fspath(folder)]
     told = json.dumps([asdict(one) for one in layouts])
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, cwd=root, input=told, text=True, capture_output=True, check=False, timeout=600)
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env=environment(),
+        input=told,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=600,
+    )
     if done.returncode != 0:
         raise RuntimeError(f"the hosts could not be tried: {done.stderr[-2000:]}")
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
@@ -241,7 +259,8 @@ def _serve(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    for one in WITNESSES if len(sys.argv) < 2 else ():
-        packages(one)
+    if len(sys.argv) < 2:
+        with ThreadPoolExecutor() as installing:
+            list(installing.map(packages, WITNESSES))
     for one in sys.argv[1:]:
         _serve(one)

@@ -81,13 +81,12 @@ for line in sys.stdin:
 """
 
     def __init__(self, engine: str) -> None:
-        environ = {**os.environ, "PYTHONPATH": f"{witness.packages(engine)}:{Path(__file__).parents[2]}"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", self.program.format(parse=PARSE[engine])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environ,
+            env={**witness.environment(), "PYTHONPATH": f"{witness.packages(engine)}:{Path(__file__).parents[2]}"},
             text=True,
         )
 

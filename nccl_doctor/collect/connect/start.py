@@ -16,6 +16,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -186,6 +187,9 @@ def bundle() -> bytes:
     return zlib.compress(program.encode(), 3) + MAGIC_NUMBER + marshal.dumps(modules, 2)
 
 
+_digest = lru_cache(1)(zlib.crc32)  # of the bundle, at the line for each host
+
+
 def _renamed(code: CodeType, name: str) -> CodeType:
     """The code with a file name as if it had been compiled on the host."""
     constants = (_renamed(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
@@ -208,7 +212,7 @@ def command(python: str, nonce: str, silence_s: float) -> str:
     """
     loader = LOADER.format(
         size=len(bundle()),
-        crc=zlib.crc32(bundle()),
+        crc=_digest(bundle()),
         damaged=DAMAGED,
         silent=SILENT,
         silence=math.ceil(silence_s),

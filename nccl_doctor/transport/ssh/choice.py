@@ -130,7 +130,7 @@ def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> st
             return ", ".join(host.beyond)
     for host in way:
         name = known_hosts.entry_name(host.hostname, host.port, host.host_key_alias)
-        if known_hosts.has_authority(paramiko.known_keys(host), name):
+        if paramiko.known_keys(host).has_authority(name):
             return "@cert-authority"
     return ""
 

@@ -16,7 +16,7 @@ from nccl_doctor.transport.ssh import failures, known_hosts
 from nccl_doctor.transport.ssh.config import BeyondError
 from nccl_doctor.transport.ssh.failures import Login, Target
 from nccl_doctor.transport.ssh.identities import Identities, gather, out_of_time
-from nccl_doctor.transport.ssh.known_hosts import KnownKey
+from nccl_doctor.transport.ssh.known_hosts import KnownKey, KnownKeys
 from nccl_doctor.transport.ssh.session import GreetedStream, ProxyCommandStream, SshSession, Stream, ends_at
 from nccl_doctor.transport.ssh.settings import HostSettings
 
@@ -33,13 +33,13 @@ def negotiate(
     stream: GreetedStream,
     settings: HostSettings,
     target: Target,
-    entries: Sequence[KnownKey],
+    entries: KnownKeys,
     span: tuple[float, float],
 ) -> None:
     """The handshake by the end of ``span``, the host's key judged; DroppedError: may be tried again; AccessError."""
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
-    _choose_algorithms(transport, settings, target, known_hosts.matching(entries, name))
+    _choose_algorithms(transport, settings, target, entries.matching(name))
     transport.banner_timeout = transport.handshake_timeout = remaining(deadline) + 1
     done = threading.Event()
     transport.start_client(event=done)
@@ -70,7 +70,8 @@ def _choose_algorithms(
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
         here = tuple(getattr(options, sort))
-        allowed = tuple(name for name in settings.algorithms[sort] if name in here)
+        # first those without a MAC of their own, which paramiko computes and compares in Python
+        allowed = tuple(sorted((n for n in settings.algorithms[sort] if n in here), key=lambda n: "-gcm@" not in n))
         if not allowed:
             raise failures.broken(target, "the SSH handshake", f"paramiko has none of the {sort} that are allowed")
         setattr(options, sort, allowed)
@@ -197,7 +198,7 @@ class Deadlines(NamedTuple):
 def establish(
     settings: HostSettings,
     connect: Callable[[], Stream],
-    entries: Sequence[KnownKey],
+    entries: KnownKeys,
     by: Deadlines,
     *,
     hop: bool,

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -201,16 +202,20 @@ class Identities:
         return True
 
 
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def _public_blob(path: Path) -> bytes:
     """The public key of a file, of .pub beside it, or in it (authfile.c, sshkey_load_public); empty for none."""
+    return _public_key(path, _read(path), _read(Path(f"{path}.pub")))
 
-    def read(path: Path) -> str:
-        try:
-            return path.read_text("utf-8", errors="replace")
-        except OSError:
-            return ""
 
-    texts = [read(path), read(Path(f"{path}.pub"))]
+@lru_cache(64)  # all hosts' logins look at the same few files
+def _public_key(path: Path, *texts: str) -> bytes:
     for text in texts:
         entry = next(known_hosts.parse(path, f"- {text}"), None)
         if entry is not None:
@@ -240,11 +245,18 @@ def _exposed(path: Path) -> bool:
 def _load(path: Path) -> paramiko.PKey | str | None:
     """The key of a file; None where it needs a passphrase; else what is wrong with it."""
     try:
+        return _private_key(path, path.read_bytes())
+    except OSError as error:
+        return error.strerror or "unreadable"
+
+
+@lru_cache(64)
+def _private_key(path: Path, _content: bytes) -> paramiko.PKey | str | None:
+    """The same of a file with this content."""
+    try:
         return paramiko.PKey.from_path(path)
     except (TypeError, paramiko.PasswordRequiredException):  # cryptography's word for "needs a password"
         return None
-    except OSError as error:
-        return error.strerror or "unreadable"
     except (ValueError, paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm):
         return "no private key of a kind that can be used here"
 

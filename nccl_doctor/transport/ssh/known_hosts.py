@@ -11,6 +11,7 @@ import binascii
 import fnmatch
 import hashlib
 import hmac
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,32 @@ class KeyMatch:
     by: KnownKey | None = None
 
 
-def read(paths: Iterable[Path]) -> tuple[KnownKey, ...]:
+class KnownKeys:
+    """Entries in order, found by the name that most of them spell out: a cluster's file has a line for each host."""
+
+    def __init__(self, entries: Iterable[KnownKey]) -> None:
+        self._entries = tuple(entries)
+        self._places: defaultdict[str, list[int]] = defaultdict(list)
+        self._patterns: list[int] = []
+        for place, entry in enumerate(self._entries):
+            if any(sign in entry.patterns for sign in "|*?!"):
+                self._patterns.append(place)
+            else:
+                for word in set(entry.patterns.lower().split(",")):
+                    self._places[word].append(place)
+
+    def matching(self, name: str) -> tuple[KnownKey, ...]:
+        """The entries that speak of ``name``."""
+        by_pattern = [place for place in self._patterns if _matches(self._entries[place].patterns, name)]
+        return tuple(self._entries[place] for place in sorted((*self._places.get(name, ()), *by_pattern)))
+
+    def has_authority(self, name: str) -> bool:
+        """A CA vouches for hosts of this name: whether for this one, only the ssh program can tell."""
+        names = (name, _portless(name))
+        return any(entry.marker == "@cert-authority" for each in names if each for entry in self.matching(each))
+
+
+def read(paths: Iterable[Path]) -> KnownKeys:
     """The entries of all files that can be read, in order; lines that make no sense are left out, as OpenSSH does."""
     entries: list[KnownKey] = []
     for path in paths:
@@ -48,7 +74,7 @@ def read(paths: Iterable[Path]) -> tuple[KnownKey, ...]:
         except OSError:
             continue
         entries.extend(parse(path, text))
-    return tuple(entries)
+    return KnownKeys(entries)
 
 
 def parse(path: Path, text: str) -> Iterator[KnownKey]:
@@ -75,15 +101,9 @@ def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
     return hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}"
 
 
-def matching(entries: Iterable[KnownKey], name: str) -> tuple[KnownKey, ...]:
-    """The entries that speak of ``name``."""
-    return tuple(entry for entry in entries if _matches(entry.patterns, name))
-
-
-def match_key(entries: Iterable[KnownKey], name: str, key: bytes) -> KeyMatch:
+def match_key(entries: KnownKeys, name: str, key: bytes) -> KeyMatch:
     """Judges whether ``key`` is that of ``name`` (:func:`entry_name`); without its port a name only ever confirms."""
-    entries = tuple(entries)
-    there = matching(entries, name)
+    there = entries.matching(name)
     for entry in there:
         if entry.marker == "@revoked" and entry.key == key:
             return KeyMatch("revoked", entry)
@@ -97,12 +117,6 @@ def match_key(entries: Iterable[KnownKey], name: str, key: bytes) -> KeyMatch:
     portless = _portless(name)
     there_too = match_key(entries, portless, key) if portless else KeyMatch("unknown")
     return there_too if there_too.outcome in ("known", "revoked") else KeyMatch("unknown")
-
-
-def has_authority(entries: Iterable[KnownKey], name: str) -> bool:
-    """A CA vouches for hosts of this name: whether for this one, only the ssh program can tell."""
-    authorities = [entry for entry in entries if entry.marker == "@cert-authority"]
-    return any(matching(authorities, each) for each in (name, _portless(name)) if each)
 
 
 def _portless(name: str) -> str | None:

@@ -113,9 +113,22 @@ def _acknowledged(connection: socket.socket) -> int:
 
 _CHUNK, _CHUNKS = 256 * 1024, 64
 _PACKET = 32 * 1024  # what paramiko sends at once
-_SLICE_S = 0.05  # stderr is emptied this often while stdout is silent: its window of 2 MiB must not fill
+_SLICE_S = 0.05  # stdout and stderr are emptied this often while we send: their windows of 2 MiB must not fill
 _CLOSE_S = 2.0
 _STATUS_S = 0.5
+
+
+class _Arrival(threading.Event):
+    """Set when anything comes on stdout or stderr, or they end.
+
+    paramiko's clearing of it is left out: one stream's would hide what came on the other. Whoever reads forgets what
+    came before, and then looks.
+    """
+
+    forget = threading.Event.clear
+
+    def clear(self) -> None:
+        """Nothing."""
 
 
 class ParamikoChannel:
@@ -123,7 +136,9 @@ class ParamikoChannel:
 
     def __init__(self, session: SshSession, channel: paramiko.Channel, small: Callable[[float], SshSession]) -> None:
         self._session, self._channel, self._small = session, channel, small
-        self._lines, self._tail = LineBuffer(), Tail()
+        self._lines, self._tail, self._arrival = LineBuffer(), Tail(), _Arrival()
+        channel.in_buffer.set_event(self._arrival)
+        channel.in_stderr_buffer.set_event(self._arrival)
         self._ended = False
         self._closing, self._sending = threading.Event(), threading.Lock()
 
@@ -165,7 +180,9 @@ class ParamikoChannel:
             line = self._lines.pop()
             if line is not None:
                 return line
-            self._channel.settimeout(min(_SLICE_S, remaining(deadline)))
+            left = remaining(deadline)
+            self._arrival.forget()
+            self._channel.settimeout(0.0)
             try:
                 chunk = self._channel.recv(_CHUNK)
             except TimeoutError:
@@ -173,7 +190,9 @@ class ParamikoChannel:
             except (OSError, EOFError, paramiko.SSHException):
                 chunk = b""
             self._take(chunk)
-            self._drain_stderr()
+            self._drain_stderr()  # its window of 2 MiB must not fill
+            if chunk is None:
+                self._arrival.wait(left)
 
     def stderr_tail(self) -> str:
         """The last 8 KiB of stderr, with what has come since the last read."""
@@ -252,7 +271,7 @@ class ParamikoTransport:
         self._tries: Counter[Target] = Counter()
         self._jumps: dict[tuple[str, int], Future[_Jump]] = {}  # by jump hosts, and the try of those behind them
         self._channels: WeakSet[ParamikoChannel] = WeakSet()
-        self._known: dict[tuple[Path, ...], tuple[known_hosts.KnownKey, ...]] = {}
+        self._known: dict[tuple[Path, ...], known_hosts.KnownKeys] = {}
 
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
         """Starts ``command`` on the host; AccessError, or BeyondError where only the ssh program can use the keys."""
@@ -318,7 +337,7 @@ class ParamikoTransport:
             session = establish(settings, connect, self.known_keys(settings), by, hop=hop, alone=self._alone)
             return session, by.login
 
-    def known_keys(self, settings: HostSettings) -> tuple[known_hosts.KnownKey, ...]:
+    def known_keys(self, settings: HostSettings) -> known_hosts.KnownKeys:
         """The entries of every file that may know the host, read once."""
         paths = settings.known_hosts
         if paths not in self._known:

@@ -6,6 +6,8 @@ That is a TCP connection, a proxy command, or a channel through a jump host; eve
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import os
 import queue
 import select
@@ -355,13 +357,53 @@ def _takes_more(stream: Stream) -> bool:
     return bool(poll.poll(0))
 
 
+class _Watch:
+    """Closes sessions whose deadline passes: one thread for all, for a host has a dozen deadlines in turn."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._ends: list[tuple[float, int]] = []  # a heap; what was called off stays in it until its time
+        self._watched: dict[int, paramiko.Transport] = {}
+        self._numbers = itertools.count()
+        self._runs = False
+
+    def begin(self, deadline: float, session: paramiko.Transport) -> int:
+        """Closes the session at the deadline; the number to call that off by."""
+        with self._changed:
+            number = next(self._numbers)
+            self._watched[number] = session
+            heapq.heappush(self._ends, (deadline, number))
+            if not self._runs:
+                threading.Thread(target=self._serve, name="deadlines", daemon=True).start()
+                self._runs = True
+            elif self._ends[0][1] == number:
+                self._changed.notify()
+        return number
+
+    def call_off(self, number: int) -> None:
+        """Leaves the session open."""
+        with self._changed:
+            self._watched.pop(number, None)
+
+    def _serve(self) -> None:
+        with self._changed:
+            while True:
+                while self._ends and (self._ends[0][0] <= time.monotonic() or self._ends[0][1] not in self._watched):
+                    _, number = heapq.heappop(self._ends)
+                    if (session := self._watched.pop(number, None)) is not None:
+                        # it may wait for the session's own thread, and the others' deadlines run
+                        threading.Thread(target=session.close, daemon=True).start()
+                self._changed.wait(self._ends[0][0] - time.monotonic() if self._ends else None)
+
+
+_WATCH = _Watch()
+
+
 @contextmanager
-def ends_at(deadline: float, transport: paramiko.Transport) -> Iterator[None]:
+def ends_at(deadline: float, session: paramiko.Transport) -> Iterator[None]:
     """Closes the session at the deadline, which ends whatever paramiko waits for without one."""
-    timer = threading.Timer(max(0.0, deadline - time.monotonic()), transport.close)
-    timer.daemon = True
-    timer.start()
+    number = _WATCH.begin(deadline, session)
     try:
         yield
     finally:
-        timer.cancel()
+        _WATCH.call_off(number)

@@ -116,6 +116,19 @@ def test_everything_is_captured(host: Host) -> None:
     )
 
 
+def test_firewalld_is_asked_everything_at_once(host: Host) -> None:
+    """Each start of firewall-cmd takes a third of a second."""
+    started = host.folder / "started"
+    started.mkdir()
+    host.program("nft", f"[ $1 = -j ] && echo '{XT}' || echo 'table inet t'")
+    host.program("iptables-nft-save", f"printf %b '{MANAGED}'")
+    wait = f'PATH=/usr/bin:/bin; touch {started}/$$; until [ "$(ls {started} | wc -l)" = 4 ]; do sleep 0.01; done'
+    host.program("firewall-cmd", f'{wait}; echo "$1"')
+    facts = collect()
+    assert isinstance(facts.firewalld, Firewalld)
+    assert (facts.firewalld.default_zone, facts.firewalld.direct) == ("--get-default-zone", "--direct\n")
+
+
 def test_managers_that_have_no_rule_in_force_are_not_asked(host: Host) -> None:
     host.program("nft", f"[ $1 = -j ] && echo '{XT}' || echo 'table inet t'")
     host.program("iptables-nft-save", "echo '-A INPUT -p tcp --dport 22 -j ACCEPT'")

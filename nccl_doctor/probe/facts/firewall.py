@@ -26,7 +26,7 @@ class Root:
     """Runs programs as root before one deadline; :class:`Unavailable` where we can't become root."""
 
     def __init__(self, deadline: float, sudo: bool) -> None:
-        self._deadline = deadline
+        self.deadline = deadline
         self._sudo: list[str] = []
         self._wraps = True
         if os.geteuid() == 0:
@@ -60,13 +60,13 @@ class Root:
             raise Unavailable("%s is not installed" % command[0])
         # timeout(1) runs under sudo with the program: we may not end what belongs to root ourselves. Where sudo allows
         # the program but no timeout, a program that hangs is left to end when its pipe is closed.
-        seconds = "%.2f" % max(self._deadline - time.monotonic(), 0.01)
+        seconds = "%.2f" % max(self.deadline - time.monotonic(), 0.01)
         timeout = find("timeout") if self._wraps else None
         bound = [timeout, "-k", "1", seconds] if timeout else []
         return self._run([*self._sudo, *bound, program, *command[1:]], command[0])
 
     def _run(self, command: list[str], name: str) -> tuple[int, str, str]:
-        left = self._deadline - time.monotonic()
+        left = self.deadline - time.monotonic()
         if left <= 0:
             raise Unavailable("no time was left to ask " + name)
         try:
@@ -110,6 +110,7 @@ def find(program: str) -> str | None:
     return tools.find(program, tools.SYSTEM, for_root=True)
 
 
+END_S = 5.0  # what a program that did not end in time may take to be ended
 FIREWALLD_DOWN = 252
 """NOT_RUNNING: firewall-cmd's exit status where the daemon is not there (firewall/errors.py of firewalld)."""
 XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
@@ -206,18 +207,34 @@ def _program(root: Root, family: str, backend: str) -> str | None:
 def _firewalld(root: Root, iptables: object) -> dict[str, str] | None:
     if find("firewall-cmd") is None:
         return None
-    status, zone, complaint = root.attempt(["firewall-cmd", "--get-default-zone"])
-    if status == FIREWALLD_DOWN:
-        return None
-    if status:
-        raise Unavailable("firewall-cmd: " + " ".join(complaint.split())[:200])
-    return {
-        "default_zone": zone.strip(),
-        "runtime": root.output("firewall-cmd", "--list-all-zones"),
-        "permanent": root.output("firewall-cmd", "--permanent", "--list-all-zones"),
+    questions = {
+        "default_zone": ("--get-default-zone",),
+        "runtime": ("--list-all-zones",),
+        "permanent": ("--permanent", "--list-all-zones"),
         # they are iptables' in the kernel, whatever the back end is
-        "direct": root.output("firewall-cmd", "--direct", "--get-all-rules") if iptables != [] else "",
+        **({"direct": ("--direct", "--get-all-rules")} if iptables != [] else {}),
     }
+
+    def ask(name: str) -> tuple[int, str, str] | Unavailable:
+        try:
+            return root.attempt(["firewall-cmd", *questions[name]])
+        except Unavailable as why:
+            return why
+
+    # each start of it takes a third of a second
+    told = tools.side_by_side(ask, list(questions), root.deadline + END_S)
+    answers = {"direct": ""}
+    for name, words in questions.items():
+        answer = told.get(name) or Unavailable("firewall-cmd gave no answer in time")
+        if isinstance(answer, Unavailable):
+            raise answer
+        status, printed, complaint = answer
+        if status == FIREWALLD_DOWN:
+            return None
+        if status:
+            raise Unavailable(f"firewall-cmd {words[-1]}: {' '.join((complaint or printed).split())[:200]}")
+        answers[name] = printed
+    return {**answers, "default_zone": answers["default_zone"].strip()}
 
 
 def _ufw(root: Root) -> str | None:

@@ -49,7 +49,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
 def gather(items: Sequence[pytest.Item]) -> list[list[int]]:
     """The tests' numbers by what is run without a break, the dearest first: who share a module's fixture, and chunks.
 
-    A test of two of the dear marks costs more than one of a single one.
+    All of a browser share one, and the pages that it has open. A test of two of the dear marks costs more than one of a
+    single one.
     """
     shared: defaultdict[Any, list[int]] = defaultdict(list)
     cheap: defaultdict[Any, list[int]] = defaultdict(list)
@@ -58,6 +59,8 @@ def gather(items: Sequence[pytest.Item]) -> list[list[int]]:
         definitions = getattr(item, "_fixtureinfo").name2fixturedefs.values()  # noqa: B009 - private
         if any(one.scope in ("class", "module", "package") for some in definitions for one in some):
             shared[item.path].append(number)
+        elif item.get_closest_marker("browser"):
+            shared["browser"].append(number)
         elif any(item.get_closest_marker(mark) for mark in DEAR):
             dear.append([number])
         else:

@@ -37,7 +37,7 @@ def command(words: list[str], folder: Path, cores: int) -> tuple[list[str], str]
     ]
     words = [_placed(word, folder) if number in places else word for number, word in enumerate(words)]
     paths = [words[number] for number in places]
-    forks = max(4, 3 * cores)  # more than half of what the lab does is waiting
+    forks = max(4, 4 * cores)  # more than half of what the lab does is waiting
     whole = ["-m", QUICK, *words] if quick else words
     text = SOME_TEXT if paths else QUICK_TEXT if quick else WHOLE_TEXT
     if not paths and not any(word.split("=")[0] in OWN_FORKS for word in words):

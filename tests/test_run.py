@@ -14,14 +14,14 @@ from tests.run import QUICK, ROOT, command
 
 def test_without_words_all_run_by_more_forks_than_cores() -> None:
     words, text = command([], ROOT, 2)
-    assert words == ["--forks", "6"]
-    assert "All tests, in 6 forks" in text
+    assert words == ["--forks", "8"]
+    assert "All tests, in 8 forks" in text
     assert "About 15 minutes" in text
 
 
 def test_quick_leaves_out_what_takes_long_and_never_waits() -> None:
     words, text = command(["--quick", "-x"], ROOT, 2)
-    assert words == ["--forks", "6", "-m", QUICK, "-x"]
+    assert words == ["--forks", "8", "-m", QUICK, "-x"]
     assert "about two minutes" in text
 
 

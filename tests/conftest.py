@@ -36,10 +36,17 @@ MANY_LABS = 10
 """Tests of a lab for each fork, of which some need torch."""
 
 
-def pytest_configure() -> None:
-    """A shell that starts the suite in the background ignores Ctrl-C for it and all its children; the tests send it."""
+def pytest_configure(config: pytest.Config) -> None:
+    """A shell that starts the suite in the background ignores Ctrl-C for it and all its children; the tests send it.
+
+    What the lab's programs are forked from takes as long to import as the tests to collect, so both begin now.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    option = config.option
+    named = config.args_source is not pytest.Config.ArgsSource.TESTPATHS or option.markexpr or option.keyword
+    if option.forks and not (named or option.collectonly):
+        warm.start()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

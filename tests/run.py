@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 QUICK = "not lab and not browser and not slow"
 WHOLE_TEXT = (
     "All tests, in {forks} forks: the lab's clusters, Slurm, containers and a browser among them.\n"
-    "About 15 minutes on two quiet cores, more beside other work; scripts/test --quick takes two."
+    "Ten to fifteen minutes on two quiet cores, more beside other work; scripts/test --quick takes two."
 )
 QUICK_TEXT = "All tests but those of the lab, the browser and what takes long, in {forks} forks: about two minutes."
 SOME_TEXT = "{paths}: as long as these tests take, one after the other; with --forks 4 in four at a time."

@@ -16,7 +16,7 @@ def test_without_words_all_run_by_more_forks_than_cores() -> None:
     words, text = command([], ROOT, 2)
     assert words == ["--forks", "8"]
     assert "All tests, in 8 forks" in text
-    assert "About 15 minutes" in text
+    assert "Ten to fifteen minutes" in text
 
 
 def test_quick_leaves_out_what_takes_long_and_never_waits() -> None:

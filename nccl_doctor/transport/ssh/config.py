@@ -167,10 +167,24 @@ def compiled_in() -> Values:
     return ask(["-F", os.devnull], "host", time.monotonic() + 10)
 
 
-def beyond(values: Values, defaults: Values) -> tuple[str, ...]:
+USUAL = {
+    "addressfamily": ["any"],
+    "gssapikeyexchange": ["no"],
+    "hostbasedauthentication": ["no"],
+    "nohostauthenticationforlocalhost": ["no"],
+    "proxyusefdpass": ["no"],
+    "pubkeyauthentication": ["true"],
+    "verifyhostkeydns": ["false"],
+}
+"""What is done here anyway, as ``ssh -G`` prints it."""
+
+
+def beyond(values: Values) -> tuple[str, ...]:
     """The options that are set and that nobody but the ssh program honours."""
     unknown = values.keys() - IMPLEMENTED - WITHOUT_BEARING
-    return tuple(sorted(key for key in unknown if values[key] != defaults.get(key)))
+    unusual = [key for key in unknown if values[key] != USUAL.get(key)]
+    defaults = compiled_in() if unusual else {}
+    return tuple(sorted(key for key in unusual if values[key] != defaults.get(key)))
 
 
 def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:

@@ -156,9 +156,9 @@ def resolve(
     target = asked(name, options)
     try:
         if shutil.which("ssh") is None or not (options.options or ssh_config.exists(config)):
-            return _read(name, options, {}, {})
+            return _read(name, options, {})
         values = (answers or ssh_config.Answers(config)).of(arguments(options), name, deadline)
-        return _read(name, options, values, ssh_config.compiled_in())
+        return _read(name, options, values)
     except ssh_config.NoAccountError:
         raise ControllerError(
             f"the user id {os.getuid()} has no name on this machine, and ssh works for none without: add a line for it "
@@ -186,9 +186,9 @@ def unread_configuration(config: Path | None = None) -> bool:
     return shutil.which("ssh") is None and ssh_config.exists(config)
 
 
-def _read(name: str, options: SshOptions, values: Values, defaults: Values) -> HostSettings:
+def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
     """The settings in an answer of ``ssh -G``, without one the defaults; what only ssh can read is beyond us."""
-    beyond = list(ssh_config.beyond(values, defaults))
+    beyond = list(ssh_config.beyond(values))
 
     def first(key: str) -> str | None:
         value = next(iter(values.get(key, [])), None)

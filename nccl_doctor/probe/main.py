@@ -188,7 +188,7 @@ class Server:
     def _dial(self, request: dict[str, Any]) -> dict[str, Any]:
         from nccl_doctor.probe.mesh.mesh import dial
 
-        return dial(request["targets"], request["timeout_s"])
+        return (self._mesh.dial if self._mesh else dial)(request["targets"], request["timeout_s"])
 
     def _unlisten(self, _request: dict[str, Any]) -> None:
         if self._mesh is not None:
@@ -212,7 +212,7 @@ class Server:
         return links(request["interfaces"])
 
     def _ways(self, request: dict[str, Any]) -> list[dict[str, Any]]:
-        from nccl_doctor.probe.mesh.mesh import look_up
+        from nccl_doctor.probe.netlink import look_up
 
         return look_up(request["packets"])
 

@@ -3,10 +3,14 @@
 Beyond /proc/net/tcp, sock_diag tells sockets that are bound and neither listen nor are connected (since Linux 6.8,
 TCP_BOUND_INACTIVE in include/net/tcp_states.h), and does not print the whole table to find one port. A kernel without
 it (gVisor's, or one built so) has that table.
+
+The kernel's own look-up of a packet shows policy rules, all tables and strict reverse-path filtering; it needs no root.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import socket
 import struct
@@ -276,3 +280,115 @@ def _dump(port: int, extensions: int, timeout_s: float, states: int) -> Iterator
         for family in (socket.AF_INET, socket.AF_INET6):
             wanted = _REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, states)
             yield from dump(kernel, SOCK_DIAG_BY_FAMILY, wanted + _SOCKET_ID.pack(port, 0, b"", b""))
+
+
+RTM_GETROUTE = 26
+RTM_F_CLONED, RTM_F_LOOKUP_TABLE = 0x200, 0x1000
+RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 6, 7, 15
+TIMEOUT_S = 2.0
+REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: ("prohibit", "EACCES")}
+"""Route types of linux/rth, and the error of a packet that meets one."""
+
+MOST_ROUTES = 20000
+"""Of all tables, that are read to name the one that refuses; a host with more, a router, is not asked."""
+
+_ROUTE = struct.Struct("=BBBBBBBBI")
+
+
+def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """snapshot.Way of each ``{"to", "source" or None, "iif" or None}``; of one refused with the route that does it."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+        kernel.settimeout(TIMEOUT_S)
+        kernel.bind((0, 0))
+        ways = [_way(kernel, number, packet) for number, packet in enumerate(wanted, 1)]
+    refused = [way for way in ways if way["iif"] is None and way["error"] in {error for _, error in REFUSING.values()}]
+    for family in {_family(way["to"]) for way in refused}:
+        with contextlib.suppress(OSError):  # then nobody can name the route
+            routes = _routes(family)
+            for way in refused:
+                if _family(way["to"]) == family:
+                    way["refusal"] = find_refusal(routes, way["to"], way["error"])
+    return ways
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
+    """Table, destination, its bits, metric and type of every route; none where there are too many."""
+    found: list[tuple[int, bytes, int, int, int]] = []
+    deadline = time.monotonic() + TIMEOUT_S
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
+        kernel.settimeout(TIMEOUT_S)
+        for body in dump(kernel, RTM_GETROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
+            if len(found) == MOST_ROUTES or time.monotonic() > deadline:
+                return []
+            _, bits, of_source, tos, table, _, _, kind, flags = _ROUTE.unpack_from(body)
+            if not (of_source or tos or flags & RTM_F_CLONED):
+                told = attributes(body[_ROUTE.size :])
+                number = NUMBER.unpack(told[RTA_TABLE])[0] if RTA_TABLE in told else table
+                metric = NUMBER.unpack(told[RTA_PRIORITY])[0] if RTA_PRIORITY in told else 0
+                found.append((number, told.get(RTA_DST, b""), bits, metric, kind))
+    return found
+
+
+def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
+    """snapshot.Refusal: the route that answers so, if it is the best of its table for the address, and of one alone."""
+    wanted = socket.inet_pton(_family(to), to)
+    size = len(wanted) * 8
+    number = int.from_bytes(wanted, "big")
+    best: dict[int, tuple[int, int, bytes, int]] = {}
+    for table, destination, bits, metric, kind in routes:
+        network = int.from_bytes(destination.ljust(len(wanted), b"\0"), "big")
+        if (network ^ number) >> (size - bits) == 0:
+            rank = (-bits, metric, destination, kind)
+            best[table] = min(best.get(table, rank), rank)
+    refusing = [
+        {
+            "kind": REFUSING[kind][0],
+            "destination": f"{socket.inet_ntop(_family(to), destination.ljust(len(wanted), bytes(1)))}/{-bits}",
+            "table": table,
+        }
+        for table, (bits, _, destination, kind) in best.items()
+        if kind in REFUSING and REFUSING[kind][1] == error
+    ]
+    return refusing[0] if len(refusing) == 1 else None
+
+
+def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str, Any]:
+    told: dict[str, Any] = {**packet, "dev": None, "gateway": None, "prefers": None, "table": None, "error": None}
+    try:
+        kernel.send(way_request(number, packet["to"], packet["source"], packet["iif"]))
+        return {**told, **parse_way(kernel.recv(1 << 16))}
+    except OSError as error:
+        return {**told, "error": errno.errorcode.get(error.errno or 0, str(error))}
+
+
+def way_request(number: int, to: str, source: str | None, iif: str | None) -> bytes:
+    """The message that asks for one way; OSError where an interface or address is none."""
+    family = _family(to)
+    bits = 128 if family == socket.AF_INET6 else 32
+    body = _ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_LOOKUP_TABLE)
+    body += attribute(RTA_DST, socket.inet_pton(family, to))
+    if source is not None:
+        body += attribute(RTA_SRC, socket.inet_pton(family, source))
+    if iif is not None:
+        body += attribute(RTA_IIF, NUMBER.pack(socket.if_nametoindex(iif)))
+    return request(RTM_GETROUTE, 0, number, body)
+
+
+def parse_way(message: bytes) -> dict[str, Any]:
+    """The way in an answer, whose addresses are text; the errno's name where there is none."""
+    _, kind, *_ = HEADER.unpack_from(message)
+    body = message[HEADER.size :]
+    if kind == NLMSG_ERROR:
+        raise refusal(body)
+    family, found = body[0], attributes(body[_ROUTE.size :])
+    gateway, source = found.get(RTA_GATEWAY), found.get(RTA_PREFSRC)
+    return {
+        "dev": socket.if_indextoname(NUMBER.unpack(found[RTA_OIF])[0]) if RTA_OIF in found else None,
+        "gateway": socket.inet_ntop(family, gateway) if gateway else None,
+        "prefers": socket.inet_ntop(family, source) if source else None,
+        "table": NUMBER.unpack(found[RTA_TABLE])[0] if RTA_TABLE in found else None,
+    }

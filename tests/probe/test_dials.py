@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.probe.mesh.dials import FULL, Dial, Place, Round, dial_all
-from tests.patience import joined
+from nccl_doctor.probe.mesh.mesh import MeshEnd, dial
+from tests.patience import LONG_S, joined
 
 NONCE = b"0123456789abcdef"
 
@@ -128,3 +129,24 @@ def test_the_second_address_of_a_name_is_not_spoken_to_for_the_first(port: int) 
         ends = Round(1.0).run([((0, port), Dial(places, NONCE))])
         joined(thread)
     assert ends[0, port][:2] == ("connected", None)
+
+
+def test_who_dials_answers_meanwhile_and_after() -> None:
+    """One thread does both while the dials go on: its own listeners are among those that it dials."""
+    end = MeshEnd(NONCE.decode())
+    wanted = [{"address": "127.0.0.1", "port": 0, "step": 0, "tries": 1}] * 2
+    targets = [["127.0.0.1", end.listen(wanted)["ports"], NONCE.decode()]] * 3
+    try:
+        for dials in (end.dial, dial, end.dial, dial):
+            told = dials(targets, LONG_S)
+            assert (told["connected"], told["failed"]) == (6, [])
+    finally:
+        end.close()
+    assert {row[2] for row in dial(targets, LONG_S)["failed"]} == {"refused"}
+
+
+def test_an_end_that_never_dialled_closes() -> None:
+    for _ in range(200):  # the word that all is over may come at any moment
+        end = MeshEnd(NONCE.decode())
+        end.listen([])
+        end.close()

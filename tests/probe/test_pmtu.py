@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nccl_doctor.probe.mesh.mesh import try_all, try_large
+from nccl_doctor.probe.mesh.mesh import try_all
 from tests.patience import LONG_S
 
 ROUTER = r"""
@@ -42,8 +42,8 @@ done
 nsenter -t $right -n "$PYTHON" -c "$LISTENER" | {
     read ready
     nsenter -t $left -n "$PYTHON" -c "import json
-from nccl_doctor.probe.mesh.mesh import try_all, try_large
-print(json.dumps(try_large('10.2.0.1', 5000, 1.5)))"
+from nccl_doctor.probe.mesh.mesh import try_all
+print(json.dumps(try_all([('10.2.0.1', 5000)], 1.5)[0]))"
     kill $left $right
 }
 """
@@ -108,7 +108,7 @@ def test_a_listener_need_not_read(listener: socket.socket) -> None:
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    result = try_large("127.0.0.1", port, 1.0)
+    (result,) = try_all([("127.0.0.1", port)], 1.0)
     assert result["outcome"] == "not-connected"
     assert "refused" in result["error"]
     assert try_all([], 1.0) == []

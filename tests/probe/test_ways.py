@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe.mesh.mesh import find_refusal, look_up, request
+from nccl_doctor.probe.netlink import find_refusal, look_up, way_request
 
 
 def asked(to: str, source: str | None = None, iif: str | None = None) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def test_this_machine_reaches_itself() -> None:
 
 @pytest.mark.parametrize("family", ["10.1.2.3", "fd00::1"])
 def test_a_request_is_as_long_as_it_says(family: str) -> None:
-    message = request(7, family, family, "lo")
+    message = way_request(7, family, family, "lo")
     assert int.from_bytes(message[:4], "little") == len(message)
 
 

@@ -11,7 +11,7 @@ import selectors
 import socket
 import struct
 import time
-from typing import Any, Tuple, Union
+from typing import Any, Callable, Tuple, Union
 
 from nccl_doctor.probe.tools import side_by_side
 
@@ -37,6 +37,7 @@ Outcome = Tuple[str, Union[str, None]]  # as snapshot.Dial has it, and what the 
 Ended = Tuple[str, Union[str, None], Union[float, None]]  # the same, and the seconds that the dial took
 Key = Tuple[int, int]  # a target's index, and a port
 Place = Tuple[int, Any]  # an address family, and an address as its sockets take it
+Beside = Tuple[int, Callable[[], None]]  # a file, and what is called where something waits there, and now and then
 
 
 def end_with_reset(sock: socket.socket) -> None:
@@ -143,12 +144,15 @@ def tcp_info(sock: socket.socket) -> dict[str, int]:
 
 
 def dial_all(
-    targets: list[list[Any]], timeout_s: float, trips: dict[int, tuple[int, int]] | None = None
+    targets: list[list[Any]],
+    timeout_s: float,
+    trips: dict[int, tuple[int, int]] | None = None,
+    beside: Beside | None = None,
 ) -> list[list[Any]]:
     """Dials ``[address, ports, nonce]`` each: ``[index, port, outcome, error, seconds]``, None for an unknown name.
 
     A fourth member is the interface by which it has to leave. ``trips`` takes by index the shortest round trip in
-    µs, and how many packets were sent again.
+    µs, and how many packets were sent again; ``beside`` is looked after meanwhile.
     """
     places = resolved({target[0] for target in targets}, timeout_s)
     results: dict[Key, Ended] = {}
@@ -162,7 +166,7 @@ def dial_all(
                 at_port = [(family, (place[0], port, *place[2:])) for family, place in found]
                 waiting.append(((index, port), Dial(at_port, nonce.encode(), *interface)))
     dials = list(waiting)
-    results.update(Round(timeout_s).run(waiting))
+    results.update(Round(timeout_s, beside).run(waiting))
     for (index, _), dial in dials if trips is not None else ():
         if dial.trip is not None and trips is not None:
             shortest, again = trips.get(index, (dial.trip[0], 0))
@@ -170,12 +174,20 @@ def dial_all(
     return [[index, port, *results[index, port]] for index, target in enumerate(targets) for port in target[1]]
 
 
-class Round:
-    """Dials in flight, each until its time is over."""
+def _selector() -> selectors.BaseSelector:
+    """The quickest; poll(2), which takes no file of its own, where none is left."""
+    try:
+        return selectors.EpollSelector()
+    except OSError:
+        return selectors.PollSelector()
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
-        self._selector = selectors.PollSelector()  # poll(2) takes no file of its own, and there may be none left
+
+class Round:
+    """Dials in flight, each until its time is over; ``beside``: what the same thread looks after."""
+
+    def __init__(self, timeout_s: float, beside: Beside | None = None) -> None:
+        self._timeout_s, self._beside = timeout_s, beside
+        self._selector = _selector()
         self._flying: dict[Key, tuple[float, Dial]] = {}
         self._results: dict[Key, Ended] = {}
         self._waiting: list[tuple[Key, Dial]] = []
@@ -185,15 +197,21 @@ class Round:
         """How each ended."""
         self._waiting, at_once = waiting[::-1], min(AT_ONCE, _room())
         with self._selector:
+            if self._beside is not None:
+                self._selector.register(self._beside[0], selectors.EVENT_READ)
             while self._waiting or self._flying:
                 while self._waiting and len(self._flying) < at_once and self._begin(*self._waiting.pop()):
                     pass
                 now = time.monotonic()
                 first, _ = next(iter(self._flying.values()), (now + FULL_S, None))
-                for ready, _ in self._selector.select(max(0.0, min(first - now, FULL_S if self._waiting else first))):
-                    self._selector.unregister(ready.fileobj)
-                    key, dial = ready.data
-                    self._go_on(key, dial, dial.heard())
+                often = FULL_S if self._waiting or self._beside else first
+                for ready, _ in self._selector.select(max(0.0, min(first - now, often))):
+                    if ready.data is not None:
+                        self._selector.unregister(ready.fileobj)
+                        key, dial = ready.data
+                        self._go_on(key, dial, dial.heard())
+                if self._beside is not None:
+                    self._beside[1]()
                 self._end_late(time.monotonic())
         return self._results
 

@@ -1,4 +1,4 @@
-"""A host's end of the port mesh: listeners that prove they are ours, large packets, and the kernel's routes.
+"""A host's end of the port mesh: listeners that prove they are ours, and large packets.
 
 A listener writes its host's own nonce to whoever connects, so that "connected" means "to that host": not to whatever
 else listens there, nor to the dialling host itself, which may have the same address on a bridge.
@@ -8,8 +8,8 @@ both ends and the router's "fragmentation needed" is lost, the handshake passes 
 connection stalls for ever. So: connect, send a few full segments, and watch the kernel's count of bytes that the other
 kernel has not acknowledged (SIOCOUTQ, tcp(7)); nobody need read them.
 
-The kernel's own look-up of a packet shows policy rules, all tables and strict reverse-path filtering; it needs no root.
-The listeners have a thread with a selector: asyncio takes 40 ms to import, and three times as much a connection.
+The listeners have a thread with a selector: asyncio takes 40 ms to import, and three times as much a connection. While
+the host dials, the dials' thread looks after them: two would hand the interpreter to and fro at every system call.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ import contextlib
 import errno
 import fcntl
 import itertools
+import os
 import selectors
 import socket
-import struct
 import termios
 import threading
 import time
 from typing import Any, Callable
 
-from nccl_doctor.probe import netlink
-from nccl_doctor.probe.mesh.dials import dial_all, end_with_reset, endpoints
+from nccl_doctor.probe.mesh.dials import Beside, Place, dial_all, end_with_reset, endpoints, resolved
 
 PATIENCE_S = 60.0
 """How long a listener waits for the other side to hang up; a busy host that looks later is told of a reset."""
@@ -43,11 +42,12 @@ class MeshEnd:
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce.encode()
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
         self._listening: list[socket.socket] = []
         self._answered: dict[socket.socket, float] = {}
         self._resting: dict[socket.socket, float] = {}
         self._closing = False
+        self._turn = threading.Lock()  # whoever holds it looks after the sockets
         self._room = bytearray(ROOM)
         self._heard, self._wake = socket.socketpair()
         self._selector.register(self._heard, selectors.EVENT_READ, lambda sock: sock.recv(CHUNK))
@@ -85,18 +85,30 @@ class MeshEnd:
             sock.close()
         self._selector.close()
 
+    def dial(self, targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
+        """As :func:`dial`; the listeners are looked after meanwhile."""
+        with self._turn:
+            return dial(targets, timeout_s, (self._selector.fileno(), self._attend))
+
     def _serve(self) -> None:
+        wait: float | None = None
         while not self._closing:
-            ends = [next(iter(times.values())) for times in (self._answered, self._resting) if times]
-            for key, _ in self._selector.select(max(0.0, min(ends) - time.monotonic()) if ends else None):
-                act: Callable[[socket.socket], object] = key.data
-                act(key.fileobj)  # type: ignore[arg-type]  # a socket: nothing else is registered
-            now = time.monotonic()
-            for sock in _due(self._answered, now):
-                self._hang_up(sock)
-            for sock in _due(self._resting, now):
-                del self._resting[sock]
-                self._selector.register(sock, selectors.EVENT_READ, self._accept)
+            self._selector.select(wait)
+            with self._turn:
+                self._attend()  # which may hear that all is over
+                ends = [next(iter(times.values())) for times in (self._answered, self._resting) if times]
+                wait = max(0.0, min(ends) - time.monotonic()) if ends else None
+
+    def _attend(self) -> None:
+        for key, _ in self._selector.select(0):
+            act: Callable[[socket.socket], object] = key.data
+            act(key.fileobj)  # type: ignore[arg-type]  # a socket: nothing else is registered
+        now = time.monotonic()
+        for sock in _due(self._answered, now):
+            self._hang_up(sock)
+        for sock in _due(self._resting, now):
+            del self._resting[sock]
+            self._selector.register(sock, selectors.EVENT_READ, self._accept)
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -136,10 +148,10 @@ def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
     return [sock for sock, _ in itertools.takewhile(lambda item: item[1] <= now, times.items())]
 
 
-def dial(targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
+def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = None) -> dict[str, Any]:
     """Dials as :func:`dial_all`: ``{"connected": count, "failed": its rows that did not, "trips": of the others}``."""
     trips: dict[int, tuple[int, int]] = {}
-    results = dial_all(targets, timeout_s, trips)
+    results = dial_all(targets, timeout_s, trips, beside)
     failed = [row for row in results if row[2] != "connected"]
     told = [[index, *trip] for index, trip in trips.items()]
     return {"connected": len(results) - len(failed), "failed": failed, "trips": told}
@@ -186,52 +198,124 @@ PAYLOAD = bytes(32 * 1024)
 """A few segments of 9,000 bytes, and less than a receive buffer takes unread (net.ipv4.tcp_rmem: 128 KiB)."""
 
 AT_ONCE = 32
-STEP_S = 0.01
+LEAST_STEP_S, STEP_S = 0.001, 0.01
 TCP_MAXSEG = 2  # linux/tcp.h
 
 
-def try_large(address: str, port: int, deadline_s: float) -> dict[str, Any]:
-    """Sends full segments to a listener, best one of ours, in more than a second (the kernel sends again at 0.2 s).
+class Push:
+    """Full segments to a listener, by the first of its addresses that takes a connection; ``result`` once it is known.
 
     Only "stalled" is a fault: "reset" means that something answered, and "not-connected" is the port mesh's to judge.
     """
-    deadline = time.monotonic() + deadline_s
-    try:
-        connection = socket.create_connection((address, port), timeout=deadline_s)
-    except OSError as error:
-        return _result("not-connected", 0, 0, 0, str(error))
-    with connection:
-        connection.setblocking(False)
+
+    def __init__(self, places: list[Place]) -> None:
+        self._places = list(places)
+        self._sent = 0
+        self.sock: socket.socket | None = None
+        self.result: dict[str, Any] | None = None
+        self._connect("no address")
+
+    def go_on(self) -> bool:
+        """Sends over a connection that stands, else begins another; False where that has to be waited for."""
+        assert self.sock is not None
+        number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            self._connect(os.strerror(number))
+            return self.sock is None
         try:
-            sent = connection.send(PAYLOAD)
-            left = unacked(connection)
-            while left and time.monotonic() < deadline:
-                time.sleep(STEP_S)
-                left = unacked(connection)
-            error_number = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            segment = connection.getsockopt(socket.IPPROTO_TCP, TCP_MAXSEG)
+            self._sent = self.sock.send(PAYLOAD)
         except OSError as error:
-            return _result("reset", 0, 0, 0, str(error))
-        if error_number:
-            return _result("reset", sent, left, segment, str(OSError(error_number, "SO_ERROR")))
-        return _result("stalled" if left else "passed", sent, left, segment, None)
+            self._end("reset", str(error))
+        return True
+
+    def look(self) -> None:
+        """Finds out whether all that was sent is acknowledged."""
+        if self.sock is None:
+            return
+        try:
+            left = unacked(self.sock)
+            number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        except OSError as error:
+            self._end("reset", str(error))
+            return
+        if number or not left:
+            self._end("reset" if number else "passed", os.strerror(number) if number else None)
+
+    def end(self) -> None:
+        """Its time is over."""
+        if self.result is None and self.sock is not None and self._sent:
+            self.look()
+        if self.result is None:
+            self._end("stalled" if self._sent else "not-connected", None if self._sent else "timed out")
+
+    def _connect(self, error: str) -> None:
+        while self._places:
+            family, place = self._places.pop(0)
+            if self.sock is not None:
+                self.sock.close()
+            try:
+                self.sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                number = self.sock.connect_ex(place)
+            except OSError as fault:
+                error = str(fault)
+                continue
+            if number in (0, errno.EINPROGRESS):
+                return
+            error = os.strerror(number)
+        self._end("not-connected", error)
+
+    def _end(self, outcome: str, error: str | None) -> None:
+        left = segment = 0
+        if self.sock is not None:
+            if outcome in ("passed", "stalled"):
+                left = unacked(self.sock)
+                segment = self.sock.getsockopt(socket.IPPROTO_TCP, TCP_MAXSEG)
+            self.sock.close()
+            self.sock = None
+        self.result = {"outcome": outcome, "sent": self._sent, "unacked": left, "segment": segment, "error": error}
 
 
 def try_all(targets: list[tuple[str, int]], deadline_s: float) -> list[dict[str, Any]]:
-    """:func:`try_large` for every target, side by side; in their order."""
-    results: list[dict[str, Any]] = [{} for _ in targets]
+    """The outcome of full segments to each target (answers.PathMtuResult), side by side; in their order.
 
-    def work(place: int) -> None:
-        results[place] = try_large(*targets[place], deadline_s)
-
+    It takes more than a second to tell (the kernel sends again at 0.2 s).
+    """
+    found = resolved({address for address, _ in targets}, deadline_s)
+    results: list[dict[str, Any]] = []
     for first in range(0, len(targets), AT_ONCE):
-        some = range(first, min(first + AT_ONCE, len(targets)))
-        threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in some]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        pushes = []
+        for address, port in targets[first : first + AT_ONCE]:
+            places = found[address]
+            known = [] if isinstance(places, tuple) else places
+            pushes.append(Push([(family, (place[0], port, *place[2:])) for family, place in known]))
+        _push(pushes, time.monotonic() + deadline_s)
+        results += [push.result for push in pushes if push.result is not None]
     return results
+
+
+def _push(pushes: list[Push], deadline: float) -> None:
+    """Takes all to their results."""
+    sent: list[Push] = []
+    step = LEAST_STEP_S
+    with selectors.PollSelector() as selector:
+
+        def wait(push: Push) -> None:
+            if push.sock is not None:
+                selector.register(push.sock, selectors.EVENT_WRITE, push)
+
+        for push in pushes:
+            wait(push)
+        while (sent or selector.get_map()) and (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(min(step, left) if sent else left):
+                selector.unregister(key.fileobj)
+                push = key.data
+                (sent.append if push.go_on() else wait)(push)
+            for push in sent:
+                push.look()
+            sent = [push for push in sent if push.result is None]
+            step = min(2 * step, STEP_S) if sent else step
+    for push in pushes:
+        push.end()
 
 
 def unacked(connection: socket.socket) -> int:
@@ -239,119 +323,3 @@ def unacked(connection: socket.socket) -> int:
     count = array.array("i", [0])
     fcntl.ioctl(connection, termios.TIOCOUTQ, count)
     return count[0]
-
-
-def _result(outcome: str, sent: int, left: int, segment: int, error: str | None) -> dict[str, Any]:
-    return {"outcome": outcome, "sent": sent, "unacked": left, "segment": segment, "error": error}
-
-
-RTM_GETROUTE = 26
-RTM_F_CLONED, RTM_F_LOOKUP_TABLE = 0x200, 0x1000
-RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 6, 7, 15
-TIMEOUT_S = 2.0
-REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: ("prohibit", "EACCES")}
-"""Route types of linux/rtnetlink.h, and the error of a packet that meets one."""
-
-MOST_ROUTES = 20000
-"""Of all tables, that are read to name the one that refuses; a host with more, a router, is not asked."""
-
-_ROUTE = struct.Struct("=BBBBBBBBI")
-
-
-def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """snapshot.Way of each ``{"to", "source" or None, "iif" or None}``; of one refused with the route that does it."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-        kernel.settimeout(TIMEOUT_S)
-        kernel.bind((0, 0))
-        ways = [_way(kernel, number, packet) for number, packet in enumerate(wanted, 1)]
-    refused = [way for way in ways if way["iif"] is None and way["error"] in {error for _, error in REFUSING.values()}]
-    for family in {_family(way["to"]) for way in refused}:
-        with contextlib.suppress(OSError):  # then nobody can name the route
-            routes = _routes(family)
-            for way in refused:
-                if _family(way["to"]) == family:
-                    way["refusal"] = find_refusal(routes, way["to"], way["error"])
-    return ways
-
-
-def _family(address: str) -> int:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
-    """Table, destination, its bits, metric and type of every route; none where there are too many."""
-    found: list[tuple[int, bytes, int, int, int]] = []
-    deadline = time.monotonic() + TIMEOUT_S
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
-        kernel.settimeout(TIMEOUT_S)
-        for body in netlink.dump(kernel, RTM_GETROUTE, _ROUTE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
-            if len(found) == MOST_ROUTES or time.monotonic() > deadline:
-                return []
-            _, bits, of_source, tos, table, _, _, kind, flags = _ROUTE.unpack_from(body)
-            if not (of_source or tos or flags & RTM_F_CLONED):
-                told = netlink.attributes(body[_ROUTE.size :])
-                number = netlink.NUMBER.unpack(told[RTA_TABLE])[0] if RTA_TABLE in told else table
-                metric = netlink.NUMBER.unpack(told[RTA_PRIORITY])[0] if RTA_PRIORITY in told else 0
-                found.append((number, told.get(RTA_DST, b""), bits, metric, kind))
-    return found
-
-
-def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
-    """snapshot.Refusal: the route that answers so, if it is the best of its table for the address, and of one alone."""
-    wanted = socket.inet_pton(_family(to), to)
-    size = len(wanted) * 8
-    number = int.from_bytes(wanted, "big")
-    best: dict[int, tuple[int, int, bytes, int]] = {}
-    for table, destination, bits, metric, kind in routes:
-        network = int.from_bytes(destination.ljust(len(wanted), b"\0"), "big")
-        if (network ^ number) >> (size - bits) == 0:
-            rank = (-bits, metric, destination, kind)
-            best[table] = min(best.get(table, rank), rank)
-    refusing = [
-        {
-            "kind": REFUSING[kind][0],
-            "destination": f"{socket.inet_ntop(_family(to), destination.ljust(len(wanted), bytes(1)))}/{-bits}",
-            "table": table,
-        }
-        for table, (bits, _, destination, kind) in best.items()
-        if kind in REFUSING and REFUSING[kind][1] == error
-    ]
-    return refusing[0] if len(refusing) == 1 else None
-
-
-def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str, Any]:
-    told: dict[str, Any] = {**packet, "dev": None, "gateway": None, "prefers": None, "table": None, "error": None}
-    try:
-        kernel.send(request(number, packet["to"], packet["source"], packet["iif"]))
-        return {**told, **parse(kernel.recv(1 << 16))}
-    except OSError as error:
-        return {**told, "error": errno.errorcode.get(error.errno or 0, str(error))}
-
-
-def request(number: int, to: str, source: str | None, iif: str | None) -> bytes:
-    """The message that asks for one way; OSError where an interface or address is none."""
-    family = _family(to)
-    bits = 128 if family == socket.AF_INET6 else 32
-    body = _ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_LOOKUP_TABLE)
-    body += netlink.attribute(RTA_DST, socket.inet_pton(family, to))
-    if source is not None:
-        body += netlink.attribute(RTA_SRC, socket.inet_pton(family, source))
-    if iif is not None:
-        body += netlink.attribute(RTA_IIF, netlink.NUMBER.pack(socket.if_nametoindex(iif)))
-    return netlink.request(RTM_GETROUTE, 0, number, body)
-
-
-def parse(message: bytes) -> dict[str, Any]:
-    """The way in an answer, whose addresses are text; the errno's name where there is none."""
-    _, kind, *_ = netlink.HEADER.unpack_from(message)
-    body = message[netlink.HEADER.size :]
-    if kind == netlink.NLMSG_ERROR:
-        raise netlink.refusal(body)
-    family, found = body[0], netlink.attributes(body[_ROUTE.size :])
-    gateway, source = found.get(RTA_GATEWAY), found.get(RTA_PREFSRC)
-    return {
-        "dev": socket.if_indextoname(netlink.NUMBER.unpack(found[RTA_OIF])[0]) if RTA_OIF in found else None,
-        "gateway": socket.inet_ntop(family, gateway) if gateway else None,
-        "prefers": socket.inet_ntop(family, source) if source else None,
-        "table": netlink.NUMBER.unpack(found[RTA_TABLE])[0] if RTA_TABLE in found else None,
-    }

@@ -287,7 +287,7 @@ RTM_F_CLONED, RTM_F_LOOKUP_TABLE = 0x200, 0x1000
 RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 6, 7, 15
 TIMEOUT_S = 2.0
 REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: ("prohibit", "EACCES")}
-"""Route types of linux/rth, and the error of a packet that meets one."""
+"""Route types of linux/rtnetlink.h, and the error of a packet that meets one."""
 
 MOST_ROUTES = 20000
 """Of all tables, that are read to name the one that refuses; a host with more, a router, is not asked."""

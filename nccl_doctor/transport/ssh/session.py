@@ -391,9 +391,17 @@ class _Watch:
                 while self._ends and (self._ends[0][0] <= time.monotonic() or self._ends[0][1] not in self._watched):
                     _, number = heapq.heappop(self._ends)
                     if (session := self._watched.pop(number, None)) is not None:
-                        # it may wait for the session's own thread, and the others' deadlines run
-                        threading.Thread(target=session.close, daemon=True).start()
-                self._changed.wait(self._ends[0][0] - time.monotonic() if self._ends else None)
+                        _close(session)
+                left = self._ends[0][0] - time.monotonic() if self._ends else threading.TIMEOUT_MAX
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+
+
+def _close(session: paramiko.Transport) -> None:
+    """Closes a session without a wait for its own thread, while the others' deadlines run."""
+    try:
+        threading.Thread(target=session.close, daemon=True).start()
+    except RuntimeError:  # this machine starts no further thread; then the others wait
+        session.close()
 
 
 _WATCH = _Watch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,10 @@ def doctor(lab: Lab, *arguments: str, hosts: str | None = None) -> Run:
     command, *rest = arguments
     done = run_in(lab.controller, command, "hosts.yaml", *rest, "-o", "json")
     assert "Traceback" not in done.stderr, done.stderr
-    return Run(done.returncode, json.loads(done.stdout), done.stderr)
+    report = json.loads(done.stdout)
+    found = json.dumps(report.get("diagnoses"), indent=1)
+    sys.stdout.write(f"nccl-doctor {command} ended with {done.returncode}\n{done.stderr}\n{found}\n")  # if a test fails
+    return Run(done.returncode, report, done.stderr)
 
 
 def ours(host: LabHost) -> list[tuple[int, str]]:

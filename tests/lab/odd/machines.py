@@ -10,18 +10,7 @@ from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
 from tests.lab.odd.row import READY, Make, Row
 from tests.lab.odd.shells import bashrc
-from tests.lab.odd.sshd import restart
-from tests.lab.odd.users import AS_ALICE, runs
-
-
-def under(prefix: str, *commands: str) -> Make:
-    """A host whose sshd, and so every login, was started by way of this."""
-
-    def make(lab: Lab, host: LabHost) -> None:
-        runs(*commands)(lab, host)
-        restart(host, prefix)
-
-    return make
+from tests.lab.odd.users import AS_ALICE, restarted, runs
 
 
 def without_programs(*programs: str) -> Make:
@@ -61,9 +50,9 @@ ROWS = (
     Row(
         "a home that a login by key can't read, as Kerberos' NFS is",
         READY,
-        runs("mkdir /opt/keys && cp /home/alice/.ssh/authorized_keys /opt/keys/alice && chmod 644 /opt/keys/alice",
-             "sed -i 's|^AuthorizedKeysFile.*|AuthorizedKeysFile /opt/keys/%u .ssh/authorized_keys|' /etc/ssh/sshd_config",
-             "chown root: /home/alice && chmod 700 /home/alice && kill -HUP $(cat /run/sshd.pid)"),
+        restarted("mkdir /opt/keys && cp /home/alice/.ssh/authorized_keys /opt/keys/alice && chmod 644 /opt/keys/alice",
+                  "sed -i 's|^AuthorizedKeysFile.*|AuthorizedKeysFile /opt/keys/%u .ssh/authorized_keys|' /etc/ssh/sshd_config",
+                  "chown root: /home/alice && chmod 700 /home/alice"),
         (0, "Permission denied"),
         ALICES,
     ),
@@ -76,11 +65,11 @@ ROWS = (
         without_programs("ip", "ss", "nft", "iptables", "iptables-save", "ip6tables-save", "xtables-nft-multi", "ps", "lspci")),
     Row("no coreutils but busybox", READY,
         runs("for name in ls cat rm sleep timeout id uname hostname env test echo; do ln -sf /usr/bin/busybox /usr/bin/$name; done")),
-    Row("root without CAP_NET_ADMIN", READY, under("setpriv --bounding-set -net_admin")),
+    Row("root without CAP_NET_ADMIN", READY, restarted(by="setpriv --bounding-set -net_admin")),
     Row("root as in a container: few capabilities", READY,
-        under("setpriv --bounding-set -sys_admin,-net_admin,-sys_ptrace,-sys_resource,-ipc_lock,-sys_nice,-syslog,-mac_admin,-bpf,-perfmon")),
+        restarted(by="setpriv --bounding-set -sys_admin,-net_admin,-sys_ptrace,-sys_resource,-ipc_lock,-sys_nice,-syslog,-mac_admin,-bpf,-perfmon")),
     Row("root that may not read others' files, as under SELinux", READY,
-        under("setpriv --bounding-set -dac_override,-dac_read_search,-sys_ptrace,-net_admin,-net_raw")),
+        restarted(by="setpriv --bounding-set -dac_override,-dac_read_search,-sys_ptrace,-net_admin,-net_raw")),
     Row("no memfd that runs", READY, runs("echo 2 >/proc/sys/vm/memfd_noexec")),
     Row("/proc that shows a user's own processes alone", READY, runs("mount -o remount,hidepid=2 /proc"), entry=ALICES),
     Row("/sys that is not there", READY, runs("umount /sys")),

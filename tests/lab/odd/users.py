@@ -8,7 +8,7 @@ from typing import Any
 from tests.lab.cluster import Lab
 from tests.lab.host import LabHost
 from tests.lab.odd.row import READY, Make, Row
-from tests.lab.odd.sshd import configure, pam, sshd
+from tests.lab.odd.sshd import configure, pam, restart, sshd
 
 AS_ALICE: Mapping[str, Any] = {"ssh": {"user": "alice"}}
 DENIED = (255, "Permission denied")
@@ -24,6 +24,16 @@ def runs(*commands: str) -> Make:
     return make
 
 
+def restarted(*commands: str, by: str = "") -> Make:
+    """A host whose sshd, and so every login, was started after these commands, by way of a prefix."""
+
+    def make(lab: Lab, host: LabHost) -> None:
+        runs(*commands)(lab, host)
+        restart(host, by)
+
+    return make
+
+
 def sudoers(rule: str) -> Make:
     """alice may run something as root."""
 
@@ -33,10 +43,10 @@ def sudoers(rule: str) -> Make:
     return make
 
 
-def bob(more: str = "true") -> Make:
+def bob(*more: str) -> Make:
     """A user of this host alone, who has alice's keys."""
     home = "mkdir -p /home/bob && cp -a /home/alice/.ssh /home/bob/ && chown -R bob: /home/bob"
-    return runs("useradd -u 1001 -s /bin/bash bob && usermod -p '*' bob", home, more)
+    return restarted("useradd -u 1001 -s /bin/bash bob && usermod -p '*' bob", home, *more)
 
 
 def key(host: LabHost, controller: LabHost, options: str = "", form: str = "-t ed25519 -N ''") -> str:
@@ -133,8 +143,7 @@ ROWS = (
         "a user without a home",
         READY,
         bob("cp -r /home/bob/.ssh /opt/keys && chown -R bob: /opt/keys && rm -r /home/bob "
-            "&& sed -i 's|^AuthorizedKeysFile.*|AuthorizedKeysFile /opt/keys/authorized_keys|' /etc/ssh/sshd_config "
-            "&& kill -HUP $(cat /run/sshd.pid)"),
+            "&& sed -i 's|^AuthorizedKeysFile.*|AuthorizedKeysFile /opt/keys/authorized_keys|' /etc/ssh/sshd_config"),
         (0, "Could not chdir to home directory"),
         {"ssh": {"user": "bob"}},
     ),
@@ -193,8 +202,8 @@ ROWS = (
     Row(
         "a banner of two pages with control characters",
         READY,
-        runs("printf 'Authorized use only \\033[2J\\007\\n%.0s' $(seq 100) >/etc/issue.net",
-             "sed -i '1i Banner /etc/issue.net' /etc/ssh/sshd_config && kill -HUP $(cat /run/sshd.pid)"),
+        restarted("printf 'Authorized use only \\033[2J\\007\\n%.0s' $(seq 100) >/etc/issue.net",
+                  "sed -i '1i Banner /etc/issue.net' /etc/ssh/sshd_config"),
     ),
     Row(
         "two factors",

@@ -177,15 +177,17 @@ def test_a_master_port_that_is_held_is_no_clean_bill(fresh_lab: Lab) -> None:
 
 
 def test_the_master_port_taken_between_check_and_all_reduce(fresh_lab: Lab) -> None:
-    """The thief waits for the store's own bind: the trial of the facts found the port free before."""
+    """The thief waits until ranks are forked: the trial of the facts found the port free before."""
     host = fresh_lab.host("node1")
     thief = (
-        "import os, socket, sys\n"
+        "import os, socket\n"
+        "held = []\n"
+        "def take():\n"
+        "    held.append(socket.socket())\n"
+        "    held[0].bind(('0.0.0.0', 29500))\n"
+        "    held[0].listen()\n"
         "if 'NCDOCTOR_ALLREDUCE' in os.environ:\n"
-        "    held = socket.socket()\n"
-        "    held.bind(('0.0.0.0', 29500))\n"
-        "    held.listen()\n"
-        "    sys.modules['held'] = held\n"
+        "    os.register_at_fork(before=take)\n"
     )
     host.write("/opt/thief/sitecustomize.py", thief)
     env = {"PYTHONPATH": "/opt/thief", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -19,7 +19,7 @@ from tests.cli.program import run_in, start_in
 from tests.cli.smoking import all_reduce_processes
 from tests.lab.cluster import Lab
 from tests.lab.containers import end, feign_gpu, prepare, start
-from tests.patience import crowd
+from tests.patience import LONG_S, crowd
 
 pytestmark = [pytest.mark.lab, pytest.mark.usefixtures("users_python")]
 
@@ -206,7 +206,7 @@ def test_a_container_that_stops_in_the_middle_is_named(boxes: Lab, phase: str) -
     """Its interpreter takes its time there, so that it is stopped in that phase: in the last the others' ranks wait."""
     one, two, _ = boxes.hosts
     tried = 2 if phase == "smoke" else 3  # each more imports torch
-    slow = f"import os, time\ntime.sleep(30 * (('NCDOCTOR_ALLREDUCE' in os.environ) is {phase == 'smoke'}))\n"
+    slow = f"import os, time\ntime.sleep({LONG_S} * (('NCDOCTOR_ALLREDUCE' in os.environ) is {phase == 'smoke'}))\n"
     two.write("/opt/slow/sitecustomize.py", slow)
     start(two, phase, *HEALTHY, "--volume=/opt/slow:/opt/slow:ro", "--env=PYTHONPATH=/opt/slow")
     inside = [{"podman": "train"}, {"podman": phase}, {"podman": "train"}]

@@ -124,11 +124,11 @@ def test_a_held_port_is_named_and_its_holder_ended_through_the_job(slurm: Slurm,
 
 def test_a_step_that_may_use_one_cpu_for_two_ranks_is_named(slurm: Slurm) -> None:
     node, cpu = slurm.lab.host("node3"), min(os.sched_getaffinity(0))
-    node.run(f"kill $(cat /run/slurmd.pid); sleep 0.5; taskset -c {cpu} slurmd -N node3")
+    slurm.restart(node, f"taskset -c {cpu}")
     job = slurm.allocate("-w", "node[2-3]", "--ntasks-per-node=2")
     run = check(slurm, "--slurm-job", job, *NO_SMOKE, "--only", "step-limits-low")
     slurm.cancel(job)
-    node.run("kill $(cat /run/slurmd.pid); sleep 0.5; slurmd -N node3")
+    slurm.restart(node)
     assert (run.names, run.first["hosts"]) == (["step-limits-low"], ["node3"])
     assert run.first["facts"] == {"cpus": 1, "nproc_per_node": 2}
 

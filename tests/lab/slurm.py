@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass
 
 from tests.lab.cluster import Lab
+from tests.lab.host import LabHost
 from tests.lab.requirements import find_tool
 
 CPUS = 4
@@ -93,6 +94,11 @@ class Slurm:
     def idle(self) -> set[str]:
         """The nodes that have nothing to do and answer."""
         return set(self.lab.controller.run("sinfo -h -N -t idle -o '%N %T'; true").stdout.replace(" idle", "").split())
+
+    def restart(self, host: LabHost, by: str = "") -> None:
+        """Ends a host's slurmd and starts it, by way of a prefix."""
+        end = "pid=$(cat /run/slurmd.pid); kill $pid; while kill -0 $pid 2>/dev/null; do sleep 0.01; done"
+        host.run(f"{end}; {by} slurmd -N {host.name}")
 
     def answering(self) -> set[str]:
         """The nodes whose slurmd answers its controller now."""

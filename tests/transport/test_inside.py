@@ -16,7 +16,7 @@ from nccl_doctor.transport.base import AccessError
 from nccl_doctor.transport.containers import InsideOptions, Runtime
 from nccl_doctor.transport.containers.transport import Entry, InsideTransport, failure
 from nccl_doctor.transport.process import LocalTransport
-from tests.patience import LONG_S
+from tests.patience import LONG_S, crowd
 
 # what the programs say: podman 4.3 with crun 1.8, docker 20.10 and util-linux 2.38 as seen; nerdctl and apptainer were not run
 SAID: list[tuple[Runtime, int, str, str, str]] = [
@@ -129,5 +129,5 @@ def test_the_first_words_are_told_where_a_later_try_does_not_explain_them(
     node = Node.model_validate({"name": "x", "address": "x", "node_rank": 0, "access": access})
     now = time.monotonic()
     with pytest.raises(AccessError) as caught:
-        InsideTransport(LocalTransport()).open(node, "true", now + seconds, now + 5)
+        InsideTransport(LocalTransport()).open(node, "true", now + min(LONG_S, seconds * crowd()), now + 5 * crowd())
     assert caught.value.failure.detail.endswith('it ended with status 137, and said "strange"')

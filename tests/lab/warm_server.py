@@ -17,7 +17,7 @@ import mmap
 import os
 import resource
 import runpy
-import select
+import selectors
 import signal
 import socket
 import struct
@@ -28,12 +28,13 @@ import threading
 import traceback
 import types
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import process, spawn
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.lab import kernel
-from tests.lab.host import enter
+from tests.lab.host import WHOLE_HOST
 from tests.lab.warm import DOCTOR, KNOWN
 
 WHAT, PATH = sys.argv[1:3]
@@ -59,87 +60,138 @@ _finders, _hooks = [*sys.meta_path], [*sys.path_hooks]
 _places = [place for place in sys.path if place not in (str(Path.cwd()), str(Path(PATH).parent))]
 
 
-def serve(calls: socket.socket) -> None:
-    """Takes calls until it is killed."""
-    kernel.die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how the forks ended that wait for programs
-    gc.freeze()
-    while True:
-        call, _ = calls.accept()
-        if os.fork() == 0:
-            calls.close()
-            with contextlib.suppress(ConnectionError, FileNotFoundError, ProcessLookupError):  # the caller has gone
-                answer(call)
-            os._exit(0)
+class Server:
+    """Starts programs, hands signals on to them, and says how they ended.
+
+    Each is this process's own child: a fork of a fork would copy the page tables twice, which takes longer than most of
+    what such a program does.
+    """
+
+    def __init__(self, calls: socket.socket) -> None:
+        self.calls = calls
+        self.own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(calls, selectors.EVENT_READ, self.accept)
+
+    def serve(self) -> NoReturn:
+        """Takes calls until it is killed."""
+        kernel.die_with_parent(signal.SIGKILL)
+        gc.freeze()
+        while True:
+            key, _ = self.selector.select()[0]  # one at a time: what is done for it may end the next
+            key.data()
+
+    def accept(self) -> None:
+        """Takes a call, whose text is still to come."""
+        call, _ = self.calls.accept()
+        self.selector.register(call, selectors.EVENT_READ, partial(self.begin, call))
+
+    def begin(self, call: socket.socket) -> None:
+        """Starts the program of a call."""
+        try:
+            pid = start(call, self.own)
+        except OSError:  # the caller has gone, or its host
+            pid = None
+        if pid is None:
+            self.close(call)
+            return
+        ended = os.pidfd_open(pid)
+        self.selector.modify(call, selectors.EVENT_READ, partial(self.hear, call, pid))
+        self.selector.register(ended, selectors.EVENT_READ, partial(self.end, call, pid, ended))
+
+    def hear(self, call: socket.socket, pid: int) -> None:
+        """Hands a signal on; where the caller has gone, its program ends."""
+        try:
+            number = int(call.recv(100) or signal.SIGKILL)
+        except ConnectionError:
+            number = signal.SIGKILL
+        os.kill(pid, number)  # it was not waited for yet
+        if number == signal.SIGKILL:
+            self.selector.unregister(call)
+
+    def end(self, call: socket.socket, pid: int, ended: int) -> None:
+        """Says how a program ended."""
+        with contextlib.suppress(ConnectionError):  # the caller has gone
+            call.send(b"%d" % os.waitpid(pid, 0)[1])
+        self.selector.unregister(ended)
+        os.close(ended)
+        self.close(call)
+
+    def close(self, call: socket.socket) -> None:
+        """Ends a call."""
+        if call in self.selector.get_map():
+            self.selector.unregister(call)
         call.close()
 
 
-def answer(call: socket.socket) -> None:
-    """Runs one program for who calls, hands signals on to it, and says how it ended."""
-    kernel.die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def start(call: socket.socket, own: int) -> int | None:
+    """Starts the program that a call asks for; its PID, None where nothing was asked. ``own`` is our PID namespace."""
     text, streams, _, _ = socket.recv_fds(call, 1 << 20, 3)
+    if not text:
+        return None
     caller, user, _ = struct.unpack("3i", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    wish: dict[str, Any] = json.loads(text) if streams else {"init": caller}
+    there = os.pidfd_open(wish["init"] or caller)
+    affinity, nice = os.sched_getaffinity(caller), os.getpriority(os.PRIO_PROCESS, caller)
+    try:
+        if wish["init"] is not None:
+            kernel.setns(there, kernel.CLONE_NEWPID)  # in a PID namespace are those who are born into it
+        pid = os.fork()
+        if pid == 0:
+            try:
+                kernel.die_with_parent(signal.SIGKILL)
+                if streams:
+                    run_for_test(wish, dict(enumerate(streams)), there)
+                os.sched_setaffinity(0, affinity)
+                os.setpriority(os.PRIO_PROCESS, 0, nice)
+                with contextlib.suppress(ConnectionError, FileNotFoundError, ProcessLookupError):  # the caller has gone
+                    run_for_caller(call, text.decode(errors="surrogateescape").split("\0"), caller, there, user)
+            except BaseException:  # noqa: BLE001 - there is nobody to tell
+                traceback.print_exc()
+            finally:
+                os._exit(255)
+    finally:
+        kernel.setns(own, kernel.CLONE_NEWPID)
+        for file in (there, *streams):
+            os.close(file)
     if streams:
-        pid, files = start_for_test(json.loads(text), dict(enumerate(streams)), caller)
         call.send(b"%d" % pid)
-    else:
-        pid, files = start(call, text.decode(errors="surrogateescape").split("\0"), caller, user)
-    for file in files.values():
-        os.close(file)
-    ended = os.pidfd_open(pid)
-    while True:
-        ready, _, _ = select.select([call.fileno(), ended], [], [])
-        if ended in ready:
-            call.send(b"%d" % os.waitpid(pid, 0)[1])
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, int(call.recv(100) or signal.SIGKILL))
+    return pid
 
 
-def start_for_test(wish: dict[str, Any], files: dict[int, int], caller: int) -> tuple[int, dict[int, int]]:
-    """Starts what a test of the suite types (tests/cli/program.py); its PID, and its files, which are ours still."""
-    if wish["init"] is None:
-        enter(caller, kernel.CLONE_NEWNS)  # out of what this server sees of /etc
-    else:
-        enter(wish["init"])
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        os.chdir(wish["cwd"])
-        hold(files)
-        if wish["user"] != 0:
-            kernel.become(wish["user"])
-        kernel.die_with_parent(signal.SIGKILL)
-        become([sys.executable, str(DOCTOR), *wish["arguments"]], wish["env"])
-    return pid, files
+def run_for_test(wish: dict[str, Any], files: dict[int, int], there: int) -> NoReturn:
+    """Runs what a test of the suite types (tests/cli/program.py) in this process."""
+    # without a host, out of what the server sees of /etc
+    kernel.setns(there, kernel.CLONE_NEWNS if wish["init"] is None else WHOLE_HOST & ~kernel.CLONE_NEWPID)
+    os.setsid()
+    os.chdir(wish["cwd"])
+    hold(files)
+    if wish["user"] != 0:
+        kernel.become(wish["user"])
+        kernel.die_with_parent(signal.SIGKILL)  # another user's process has forgotten it
+    become([sys.executable, str(DOCTOR), *wish["arguments"]], wish["env"])
 
 
-def start(call: socket.socket, words: list[str], caller: int, user: int) -> tuple[int, dict[int, int]]:
-    """Starts one program where a process waits for it; its PID, and its files, which are ours still."""
-    files = inherited(caller)
+def run_for_caller(call: socket.socket, words: list[str], caller: int, there: int, user: int) -> NoReturn:
+    """Runs one program in this process where another one waits for it, the caller by /proc of this machine."""
+    files = inherited(caller, there)
     folder = os.open(f"/proc/{caller}/cwd", os.O_PATH)
     limits, capabilities = limits_of(caller), int(status_of(caller)["CapBnd"], 16)
     call.send(b"taken")
-    os.sched_setaffinity(0, os.sched_getaffinity(caller))
-    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, caller))
-    enter(caller)
-    pid = os.fork()  # in a PID namespace are those who are born into it
-    if pid == 0:
-        os.setsid()
-        os.fchdir(folder)
-        hold(files)
-        for number, limit in enumerate(limits):
-            resource.setrlimit(number, limit)
-        os.umask(int(words[0]))
-        kernel.lose_capabilities(capabilities)
-        if user != 0:
-            kernel.become(user)
-        kernel.die_with_parent(signal.SIGKILL)  # another user's process would have forgotten it
-        count = int(words[1]) + 3
-        program = [sys.executable, str(DOCTOR)] if WHAT == "tool" else [words[2]]
-        become([*program, *words[3:count]], dict(one.split("=", 1) for one in words[count:]))
-    return pid, files
+    kernel.setns(there, WHOLE_HOST & ~kernel.CLONE_NEWPID)
+    os.setsid()
+    os.fchdir(folder)
+    hold(files)
+    for number, limit in enumerate(limits):
+        resource.setrlimit(number, limit)
+    os.umask(int(words[0]))
+    kernel.lose_capabilities(capabilities)
+    if user != 0:
+        kernel.become(user)
+        kernel.die_with_parent(signal.SIGKILL)  # another user's process has forgotten it
+    count = int(words[1]) + 3
+    program = [sys.executable, str(DOCTOR)] if WHAT == "tool" else [words[2]]
+    become([*program, *words[3:count]], dict(one.split("=", 1) for one in words[count:]))
 
 
 def status_of(caller: int) -> dict[str, str]:
@@ -154,14 +206,13 @@ def limits_of(caller: int) -> list[tuple[int, int]]:
     return [(int(soft), int(hard)) for soft, hard, *_ in words]
 
 
-def inherited(caller: int) -> dict[int, int]:
+def inherited(caller: int, process: int) -> dict[int, int]:
     """Descriptors of ours for the files that a program has from who started it, by its own numbers of them."""
-    process, found = os.pidfd_open(caller), {}
+    found = {}
     for entry in Path(f"/proc/{caller}/fdinfo").iterdir():
         flags = entry.read_text().partition("flags:")[2].split()[0]
         if not int(flags, 8) & os.O_CLOEXEC:
             found[int(entry.name)] = kernel.take_file(process, int(entry.name))
-    os.close(process)
     return found
 
 
@@ -347,4 +398,4 @@ if __name__ == "__main__":
         setattr(_posixsubprocess, "fork_exec", fork_or_exec)  # noqa: B010 - multiprocessing's
     if WHAT == "torch":
         assert torch.distributed.is_gloo_available()
-    serve(socket.socket(fileno=0))
+    Server(socket.socket(fileno=0)).serve()

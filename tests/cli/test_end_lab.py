@@ -15,6 +15,7 @@ from tests.cli.program import Started, start_in
 from tests.cli.smoking import all_reduce_processes, with_env
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults import fault
+from tests.lab.host import LabHost
 from tests.lab.warm import interpreter
 from tests.patience import crowd
 
@@ -47,14 +48,15 @@ def start_and_wait_for(lab: Lab, phase: str, *options: str, python: str | None =
 
 
 def assert_clean(lab: Lab, before: dict[str, set[str]], patience_s: float) -> None:
+    def left(host: LabHost) -> tuple[list[tuple[int, str]], set[int]]:
+        """Processes, and listeners: one that dies loses its command line before its sockets."""
+        return ours(host), {port for _, port in host.listeners()} - {22}
+
     deadline = time.monotonic() + patience_s * crowd()
-    while time.monotonic() < deadline and any(ours(host) for host in lab.hosts):
+    while time.monotonic() < deadline and any(any(left(host)) for host in lab.hosts):
         time.sleep(0.05)
-    assert {host.name: ours(host) for host in lab.hosts} == {host.name: [] for host in lab.hosts}
+    assert {host.name: left(host) for host in lab.hosts} == {host.name: ([], set()) for host in lab.hosts}
     assert {host.name: files(host) - before[host.name] for host in lab.hosts} == {h.name: set() for h in lab.hosts}
-    assert {host.name: {port for _, port in host.listeners()} for host in lab.hosts} == {
-        h.name: {22} for h in lab.hosts
-    }
 
 
 @pytest.mark.parametrize("phase", PHASES)

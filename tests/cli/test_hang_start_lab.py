@@ -22,10 +22,10 @@ def start(lab: Lab, number: int) -> None:
     lab.hosts[number].popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def waited(lab: Lab) -> tuple[int, str, list[str]]:
+def waited(lab: Lab, *arguments: str) -> tuple[int, str, list[str]]:
     """What is said as soon as all launchers wait: exit code, message and hosts."""
     for _ in range(int(PATIENCE_S)):
-        code, told = hang(lab, "--interval", "1")
+        code, told = hang(lab, "--interval", "1", *arguments)
         if told["verdict"] == "not-started":
             return code, told["message"], told["diagnoses"][0]["hosts"]
         assert (code, told["diagnoses"]) == (3, []), told
@@ -37,7 +37,7 @@ def test_a_node_is_missing_and_then_does_not_reach_the_others(fresh_lab: Lab) ->
         start(fresh_lab, number)
     assert waited(fresh_lab) == (1, "torchrun on node[1-2] waits for 3 nodes; none runs on node3.", ["node3"])
     (waits,) = [pid for pid, line in fresh_lab.hosts[1].processes() if "torch.distributed.run" in line]
-    assert hang(fresh_lab, "--pid", str(waits))[1]["verdict"] == "not-started"
+    assert waited(fresh_lab, "--pid", str(waits))[0] == 1
     fresh_lab.hosts[2].run(["nft", "-f", "-"], input=DROP)
     start(fresh_lab, 2)
     address = fresh_lab.hosts[0].address

@@ -109,30 +109,27 @@ class Look(NamedTuple):
 def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
     """For each job, as its PIDs, what showed that it lives; None where nothing moved for the whole window.
 
-    CPU time counts once it was used a second time, in twice the window: what else a busy machine does, interrupts above
-    all, is charged to who happens to run, such as a thread of gloo's that looks at its connections 100 times a second.
+    CPU time counts once it was used a second time: what else a busy machine does, interrupts above all, is charged to
+    who happens to run, such as a thread of gloo's that looks at its connections 100 times a second.
     """
     try:
         before = [_look(pids) for pids in jobs]
     except OSError as error:
         return [f"what it exchanges with its peers is not known: {error}"] * len(jobs)
     seen: list[str | None] = [_talked(look) for look in before]
-    ends, computed = [time.monotonic() + WINDOW_S] * len(jobs), set()
-    while True:
-        at = time.monotonic()
-        quiet = [place for place, end in enumerate(ends) if seen[place] is None and at < end]
-        if not quiet:
-            break
-        time.sleep(min(POLL_S, *(ends[place] - at for place in quiet)))
-        for place in quiet:
+    began, computed = time.monotonic(), set()
+    ends = {place: began + WINDOW_S for place, sign in enumerate(seen) if sign is None}
+    while ends:
+        time.sleep(max(0.0, min(POLL_S, min(ends.values()) - time.monotonic())))
+        for place, end in [*ends.items()]:
             now = _look(jobs[place])
-            seen[place] = _exchanged(before[place], now)
             used = _computed(before[place], now)
-            if used and place in computed:
-                seen[place] = used
-            elif used:
+            seen[place] = _exchanged(before[place], now) or (used if place in computed else None)
+            if seen[place] is None and used:
                 computed.add(place)
-                before[place], ends[place] = now, now.at + 2 * WINDOW_S
+                before[place], ends[place] = now, max(began + 2 * WINDOW_S, now.at + WINDOW_S)
+            elif seen[place] or now.at >= end:  # by a look, not by the clock: this machine may have stood still
+                del ends[place]
     return [sign or _on_gpu(pids) for sign, pids in zip(seen, jobs)]
 
 

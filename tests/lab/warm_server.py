@@ -131,11 +131,15 @@ def start(call: socket.socket, own: int) -> int | None:
         return None
     caller, user, _ = struct.unpack("3i", call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     wish: dict[str, Any] = json.loads(text) if streams else {"init": caller}
-    there = os.pidfd_open(wish["init"] or caller)
-    affinity, nice = os.sched_getaffinity(caller), os.getpriority(os.PRIO_PROCESS, caller)
-    try:
+    with contextlib.ExitStack() as ours:
+        for file in streams:
+            ours.callback(os.close, file)
+        there = os.pidfd_open(wish["init"] or caller)
+        ours.callback(os.close, there)
+        affinity, nice = os.sched_getaffinity(caller), os.getpriority(os.PRIO_PROCESS, caller)
         if wish["init"] is not None:
             kernel.setns(there, kernel.CLONE_NEWPID)  # in a PID namespace are those who are born into it
+            ours.callback(kernel.setns, own, kernel.CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
             try:
@@ -150,12 +154,9 @@ def start(call: socket.socket, own: int) -> int | None:
                 traceback.print_exc()
             finally:
                 os._exit(255)
-    finally:
-        kernel.setns(own, kernel.CLONE_NEWPID)
-        for file in (there, *streams):
-            os.close(file)
     if streams:
-        call.send(b"%d" % pid)
+        with contextlib.suppress(ConnectionError):  # the caller has gone, as will be heard
+            call.send(b"%d" % pid)
     return pid
 
 

@@ -169,7 +169,7 @@ def _bytes(flow: Flow | None) -> int:
 
 
 def _exchanged(before: Look, now: Look) -> str | None:
-    """What went to or came from peers and files; a process that was not there at the first look was started since."""
+    """Tells what peers and files gave or took; a process that was not there at the first look was started since."""
     seconds = now.at - before.at
     for inode, flow in now.peers.items():
         moved = _bytes(flow) - _bytes(before.peers.get(inode))

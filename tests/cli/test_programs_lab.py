@@ -28,6 +28,8 @@ LOGIN = {
     "/usr/lib/openssh/sshd-session": "the same from OpenSSH 9.8 on",
     "/usr/lib/openssh/sshd-auth": "likewise",
     "/bin/bash": "the login's shell, by passwd(5)",
+    "/usr/bin/env": "the variables of a login shell, which is asked where torch did not show itself in time",
+    "/usr/bin/id": "which Debian's /etc/profile starts there",
 }
 OURS = {
     sys.executable: "the interpreter that the hosts file names: the probe, torch's place, torchrun and its ranks",

@@ -107,29 +107,19 @@ class Look(NamedTuple):
 
 
 def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
-    """For each job, as its PIDs, what showed that it lives; None where nothing moved for the whole window.
-
-    CPU time counts once it was used a second time: what else a busy machine does, interrupts above all, is charged to
-    who happens to run, such as a thread of gloo's that looks at its connections 100 times a second.
-    """
+    """For each job, as its PIDs, what showed that it lives; None where nothing moved for the whole window."""
     try:
         before = [_look(pids) for pids in jobs]
     except OSError as error:
         return [f"what it exchanges with its peers is not known: {error}"] * len(jobs)
     seen: list[str | None] = [_talked(look) for look in before]
-    began, computed = time.monotonic(), set()
-    ends = {place: began + WINDOW_S for place, sign in enumerate(seen) if sign is None}
-    while ends:
-        time.sleep(max(0.0, min(POLL_S, min(ends.values()) - time.monotonic())))
-        for place, end in [*ends.items()]:
-            now = _look(jobs[place])
-            used = _computed(before[place], now)
-            seen[place] = _exchanged(before[place], now) or (used if place in computed else None)
-            if seen[place] is None and used:
-                computed.add(place)
-                before[place], ends[place] = now, max(began + 2 * WINDOW_S, now.at + WINDOW_S)
-            elif seen[place] or now.at >= end:  # by a look, not by the clock: this machine may have stood still
-                del ends[place]
+    deadline = time.monotonic() + WINDOW_S
+    over = False
+    while None in seen and not over:
+        time.sleep(max(0.0, min(POLL_S, deadline - time.monotonic())))
+        over = time.monotonic() >= deadline  # known before the last look: this machine may stand still meanwhile
+        for place, pids in enumerate(jobs):
+            seen[place] = seen[place] or _moved(before[place], _look(pids))
     return [sign or _on_gpu(pids) for sign, pids in zip(seen, jobs)]
 
 
@@ -168,26 +158,20 @@ def _bytes(flow: Flow | None) -> int:
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
 
-def _exchanged(before: Look, now: Look) -> str | None:
-    """Tells what peers and files gave or took; a process that was not there at the first look was started since."""
+def _moved(before: Look, now: Look) -> str | None:
+    """Tells what the second look shows; a process that was not there at the first was started meanwhile."""
     seconds = now.at - before.at
     for inode, flow in now.peers.items():
         moved = _bytes(flow) - _bytes(before.peers.get(inode))
         if moved:
             return f"{moved} bytes went between it and {_peer(flow)} in {seconds:.1f} s"
-    for pid, files in now.files.items():
-        moved = files - before.files.get(pid, 0)
-        if moved >= FILE_BYTES:
-            return f"pid {pid} read or wrote {moved} bytes in {seconds:.1f} s"
-    return None
-
-
-def _computed(before: Look, now: Look) -> str | None:
-    seconds = now.at - before.at
     for pid, cpu in now.cpu.items():
         used = cpu - before.cpu.get(pid, 0.0)
-        if used > CPU_SHARE * max(WINDOW_S, seconds):
+        if used > CPU_SHARE * WINDOW_S:
             return f"pid {pid} used {used:.2f} s of CPU time in {seconds:.1f} s"
+        moved = now.files[pid] - before.files.get(pid, 0)
+        if moved >= FILE_BYTES:
+            return f"pid {pid} read or wrote {moved} bytes in {seconds:.1f} s"
     return None
 
 

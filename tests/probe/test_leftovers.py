@@ -106,15 +106,6 @@ def test_one_that_computes_now_and_then_is_alive(start: Start) -> None:
     assert kind(start(f"exec({code!r})")) == "alive"
 
 
-def test_one_that_once_used_cpu_time_is_a_leftover(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
-    """As a waiting thread does that others' interrupts are charged to."""
-    pid = start()
-    used = iter([0.0, 0.5])
-    monkeypatch.setattr(progress, "cpu_s", lambda _pid: next(used, 0.5))
-    assert refusal(pid) is None
-    assert next(used, None) is None
-
-
 def test_one_that_reads_its_data_is_alive(start: Start) -> None:
     code = "f = os.open('/dev/zero', 0)\nwhile True: os.read(f, 1 << 16); time.sleep(0.05)"
     found = refusal(start(f"exec({code!r})"))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from nccl_doctor.cli.main import GARBAGE
 from tests.lab import warm
 from tests.lab.cluster import Lab, MakeLab, hosts_python, supervisors_python
 from tests.lab.errors import LabError
@@ -52,6 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What was collected stays: thousands of tests need no garbage collector to look through them again and again.
 
+    Nor do they need the tool's own objects looked through more often than the tool does.
+
     Forks share what programs of the lab are forked from, where they will need it all.
     """
     option = session.config.option
@@ -60,6 +63,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         warm.start()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GARBAGE)
 
 
 def _up(hosts: int = 3, *, shm_size: str = "1g") -> Lab:

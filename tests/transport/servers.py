@@ -24,8 +24,9 @@ LOOPBACK = "127.0.0.1"
 
 
 def keygen(path: Path, kind: str = "ed25519", passphrase: str = "") -> Path:
+    bits = ["-b", "2048"] if kind == "rsa" else []  # more take seconds
     subprocess.run(
-        ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path)],
+        ["ssh-keygen", "-q", "-t", kind, *bits, "-N", passphrase, "-C", path.name, "-f", str(path)],
         check=True,
         stdin=subprocess.DEVNULL,
     )

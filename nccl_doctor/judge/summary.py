@@ -326,9 +326,13 @@ class _Texts:
         if not isinstance(mesh, Mesh):
             return ""
         if mesh.failed:
-            bad = mesh.failures.keys()
+            # a host that can't dial itself is no pair
+            bad = [dst for src, dst in mesh.failures if src != dst]
+            if not bad:
+                own = sorted({dst for _, dst in mesh.failures})
+                return f"{fold(own)} can't reach {'its own address' if len(own) == 1 else 'their own addresses'}"
             count = mesh.pairs if mesh.sample is None else mesh.tested
-            return f"{len(bad)} of {count} pairs failed: into {fold(sorted({dst for _, dst in bad}))}"
+            return f"{len(bad)} of {count} pairs failed: into {fold(sorted(set(bad)))}"
         share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %)"
         if share and mesh.sample is not None:
             peers = f"{len(mesh.sample.distances) - 2} random peers a host"

@@ -48,6 +48,14 @@ def test_a_failed_dial_shows_where_it_was_going() -> None:
     assert seen["all-reduce"] == ("skip", "could not succeed")
 
 
+def test_a_host_that_fails_to_dial_itself_is_no_pair() -> None:
+    lost = {"dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}
+    own, other = {"src": "node1", **lost}, {"src": "node2", **lost}
+    skipped = {"smoke": {"$skipped": "could not succeed"}}
+    assert rows({"mesh": {"failed": [own, other]}, **skipped})["ports"] == ("error", "1 of 6 pairs failed: into node1")
+    assert rows({"mesh": {"failed": [own]}, **skipped})["ports"] == ("error", "node1 can't reach its own address")
+
+
 def test_a_row_says_on_how_many_hosts_was_looked() -> None:
     away = {"facts": None, "failure": {"kind": "ssh-unreachable", "detail": "no answer in 10 s", "facts": UNREACHABLE}}
     patch = {"hosts": {"node2": away, "node3": away}, "mesh": {"$unknown": "fewer than two hosts were reached"}}

@@ -21,13 +21,13 @@ STARTERS = {
     "facts/firewall.py": "a program of the list, as root",
     "children.py": "what its callers start, and a folder's keeper by /bin/sh",
     "facts/software.py": "the login's own shell, by passwd(5)",
-    "hang/recorder.py": "forks, and runs nothing",
+    "privileges.py": "forks, and runs nothing",
+    "hang/watch.py": "py-spy, of the list or sent along, out of memory",
     "smoke/worker.py": "forks ranks of the all-reduce, and runs nothing",
 }
 CALLERS = {
     "facts/software.py": "the interpreter that runs the probe",
     "smoke/allreduce.py": "the same, for torchrun",
-    "hang/watch.py": "py-spy, of the list or out of memory",
 }
 """Who calls children.start."""
 

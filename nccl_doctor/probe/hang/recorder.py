@@ -4,10 +4,9 @@ The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a unix so
 TORCH_WORKER_SERVER_SOCKET begins with; no other socket is asked, for a stranger's request can end a program. A pipe
 (TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump: only when asked to.
 
-Root that opens a path for somebody follows that one's links with root's rights, and between a look and an open the
-path can come to lead elsewhere. So all of it is done in a child, which takes the rank's root and folder, its user and
-its groups, gives up every capability, and only then resolves a path: what it reaches is what the rank reaches itself.
-It opens nothing before it has seen of which kind it is, and nothing that would wait. It loads nothing either: below a
+All of it is done in a child, which takes the rank's root and folder, its user and its groups, gives up every
+capability, and only then resolves a path (probe/privileges.py): what it reaches is what the rank reaches itself. It
+opens nothing before it has seen of which kind it is, and nothing that would wait. It loads nothing either: below a
 container's root that would be the container's code.
 """
 
@@ -15,28 +14,20 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import ctypes
 import json
 import os
-import select
-import signal
 import socket
 import stat
 import struct
-import sys
 import time
+from functools import partial
 from typing import Any, Callable, Iterator, NamedTuple
 
-from nccl_doctor.probe import children, procs
+from nccl_doctor.probe import privileges
 from nccl_doctor.probe.hang.flows import inodes_of
 from nccl_doctor.probe.tools import Unavailable, read
 
-ERROR_TEXT = 300
-REAP_S = 1.0
-CAPABILITIES = 0x20080522, 0, 0, 0, 0, 0, 0, 0
-"""capset(2)'s header, version 3 and the calling thread, and its data: none effective, permitted or inheritable."""
 PEER = struct.Struct("3i")  # struct ucred (unix(7)): PID, user and group of who called listen(2)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class RankFiles(NamedTuple):
@@ -57,8 +48,13 @@ class RankFiles(NamedTuple):
         os.fchdir(self.own)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         server.settimeout(timeout_s)
-        server.connect(str(found))
+        try:
+            server.connect(str(found))
+        except OSError:
+            server.close()
+            raise
         if PEER.unpack(server.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))[0] != pid:
+            server.close()
             raise OSError("another process listens there")
         return server
 
@@ -73,97 +69,24 @@ class RankFiles(NamedTuple):
 
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
     """The answer of work that is done as the rank that started at these ticks since boot; it may import nothing."""
-    reading, writing = os.pipe()
-    parent, child = os.getpid(), os.fork()
-    if not child:
-        _serve(lambda: _enter(pid, started, writing), work, writing, parent)
-    os.close(writing)
-    answer, whole, limit = bytearray(), False, most + 4 * ERROR_TEXT
-    try:
-        while len(answer) <= limit and select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            block = os.read(reading, 1 << 18)
-            whole = not block
-            if whole:
-                break
-            answer += block
-    finally:
-        os.close(reading)
-        os.kill(child, signal.SIGKILL)
-        until = time.monotonic() + REAP_S  # one that the kernel holds, as a dead file server does, is left to it
-        while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < until:
-            time.sleep(0.001)
-    if not whole or not answer:
-        raise Unavailable("no answer in time" if len(answer) <= limit else f"more than {most >> 20} MiB")
-    if answer[:1] != b"+":
-        raise Unavailable(answer[1:].decode("utf-8", "replace")[:ERROR_TEXT])
-    return bytes(answer[1:])
+    return privileges.answer_of(partial(_enter, pid, started), work, deadline, most)
 
 
-def _serve(enter: Callable[[], RankFiles], work: Callable[[RankFiles], bytes], writing: int, parent: int) -> None:
-    """The child's whole life."""
-    try:
-        try:
-            files = enter()
-            children.die_with(parent)
-            answer = b"+" + work(files)
-        except Exception as error:  # noqa: BLE001 - told to the parent
-            answer = b"-" + str(error).encode("utf-8", "replace")[:ERROR_TEXT]
-        while answer:
-            answer = answer[os.write(writing, answer) :]
-    finally:
-        os._exit(0)
-
-
-def _enter(pid: int, started: int, writing: int) -> RankFiles:
+def _enter(pid: int, started: int) -> RankFiles:
     """Takes the rank's place, for good."""
-    sys.meta_path.clear()
-    sys.path_hooks.clear()
-    null = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):  # a child that the kernel holds must not hold the connection
-        os.dup2(null, number)
-    for number in map(int, os.listdir("/proc/self/fd")):
-        if number > 2 and number != writing:
-            try:
-                os.close(number)
-            except OSError:  # the one with which they were listed
-                continue
-    place = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY)  # of this very process, whoever has its number later
-    now = procs.read_proc(pid)
-    if now is None or now.started != started:
-        raise Unavailable("the rank has ended")
-    user, group, groups = _rights(place)
+    place = privileges.open_process(pid, started)
+    wanted = privileges.credentials(privileges.status_of(place))
     files = RankFiles(
         root=os.open("root", os.O_PATH | os.O_DIRECTORY, dir_fd=place),
         folder=os.open("cwd", os.O_PATH | os.O_DIRECTORY, dir_fd=place),
         own=os.open("/proc/self/fd", os.O_PATH | os.O_DIRECTORY),
     )
     if os.geteuid() == 0:
-        same_mounts = os.readlink("ns/mnt", dir_fd=place) == os.readlink("/proc/self/ns/mnt")
-        if not (same_mounts and os.path.samestat(os.stat("root", dir_fd=place), os.stat("/"))):
+        if not privileges.shares_root(place):
             os.fchdir(files.root)
             os.chroot(".")
-        _become(user, group, groups)
+        privileges.become(wanted)
     return files
-
-
-def _rights(place: int) -> tuple[int, int, list[int]]:
-    """User, group and further groups of a process (proc_pid_status(5))."""
-    file = os.open("status", os.O_RDONLY, dir_fd=place)
-    lines = os.read(file, 1 << 16).decode("utf-8", "replace").splitlines()
-    told = {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
-    if len({*told["Uid"]}) > 1 or len({*told["Gid"]}) > 1:
-        raise Unavailable("it has the rights of several users")
-    return int(told["Uid"][0]), int(told["Gid"][0]), [int(one) for one in told["Groups"]]
-
-
-def _become(user: int, group: int, groups: list[int]) -> None:
-    if sorted(os.getgroups()) != sorted(groups):
-        os.setgroups(groups)
-    os.setresgid(group, group, group)
-    os.setresuid(user, user, user)
-    header, data = (ctypes.c_uint32 * 2)(*CAPABILITIES[:2]), (ctypes.c_uint32 * 6)(*CAPABILITIES[2:])
-    if _libc.capset(header, data):
-        raise OSError(ctypes.get_errno(), "capset")
 
 
 REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"

@@ -1,23 +1,27 @@
 """Looks at ranks for a controller, as often as asked, and reads their Python stacks by py-spy.
 
-py-spy is the host's own (probe/tools.py), else the one sent along, run from memory (memfd_create(2)). By default it
-only reads the process's memory and never stops it. A pause, or native frames, which need one, are asked for; a process
-that is stopped already or sits in the kernel is never attached to: it could not be let go again.
+py-spy is the host's own (probe/tools.py), else the one sent along, run from memory (memfd_create(2)). It opens the
+files that a process has mapped by their names, which are the process's own choice: root runs it with the rights of the
+rank's user, in the rank's root (probe/privileges.py). By default it only reads the process's memory and never stops it.
+A pause, or native frames, which need one, are asked for; a process that is stopped already or sits in the kernel is
+never attached to: it could not be let go again.
 """
 
 from __future__ import annotations
 
 import binascii
+import fcntl
 import json
 import os
 import select
-import subprocess
+import signal
+import struct
 import time
 import zlib
 from functools import partial
 from typing import Any, Callable
 
-from nccl_doctor.probe import children, gpus, progress, tools
+from nccl_doctor.probe import children, gpus, privileges, progress, tools
 from nccl_doctor.probe.facts import hardware, run
 from nccl_doctor.probe.hang import flows, ranks, recorder
 from nccl_doctor.probe.hang.ranks import find_launchers, loaded_nccl
@@ -68,7 +72,8 @@ class Watch:
         states = {pid: progress.look(pid, self._ranks[pid]["started"], table) for pid in pids}
         alive = {pid: told["state"] for pid, told in states.items() if told is not None}
         at = time.clock_gettime(time.CLOCK_BOOTTIME)
-        stacks = self._spy.dump(alive, request["stacks"], deadline) if request["stacks"] else {}
+        named = {(pid, self._ranks[pid]["started"]): letter for pid, letter in alive.items()}
+        stacks = self._spy.dump(named, request["stacks"], deadline) if request["stacks"] else {}
         age_s = max((self._ranks[pid]["age_s"] for pid in pids), default=0.0)
         left_s = max(deadline - time.monotonic(), 0.5)
         around = run(
@@ -150,27 +155,33 @@ def _safe(version: str) -> bool:
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360}
 """The system call's number, by machine (the kernel's syscall tables)."""
-MFD_CLOEXEC = 1
+MFD_CLOEXEC, MFD_ALLOW_SEALING = 1, 2
+F_ADD_SEALS, ALL_SEALS = 1033, 0b1111  # fcntl(2); before Python 3.8 its module does not name them
 
 
 def write_memory_file(data: bytes) -> int:
     """The descriptor of a file that exists in memory only."""
     # Pythons built against a glibc before 2.27, such as conda's, don't have the call.
     if hasattr(os, "memfd_create"):
-        file = os.memfd_create("py-spy")
+        file = os.memfd_create("py-spy", MFD_CLOEXEC | MFD_ALLOW_SEALING)
     else:
         import ctypes
 
-        file = ctypes.CDLL(None, use_errno=True).syscall(MEMFD_CREATE[os.uname().machine], b"py-spy", MFD_CLOEXEC)
+        number = MEMFD_CREATE[os.uname().machine]
+        file = ctypes.CDLL(None, use_errno=True).syscall(number, b"py-spy", MFD_CLOEXEC | MFD_ALLOW_SEALING)
         if file < 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
+    # a rank's user may open what runs with that user's rights, and write to it
+    fcntl.fcntl(file, F_ADD_SEALS, ALL_SEALS)
     return file
 
 
+ELF, PT_INTERP = b"\x7fELF", b"\x03\0\0\0"
+MOST_PROGRAM = 64 << 20
 AT_ONCE = 8
 EACH_S = 4.0
 MOST_BYTES = 4 << 20
@@ -184,16 +195,22 @@ UNTOUCHABLE = "DTt"
 
 
 class Spy:
-    """A py-spy that serves; ``path`` is None where there is none yet."""
+    """A py-spy that serves; ``program`` is a descriptor of it, None where there is none yet."""
 
     def __init__(self) -> None:
-        self.path: str | None = None
+        self.program: int | None = None
         self._problem = "py-spy is not installed on the host, and none was sent along"
 
     def find(self) -> bool:
         """Looks where programs are looked for; never where a process that is looked at has them."""
-        self.path = tools.find("py-spy", [*tools.login_folders(), *tools.SYSTEM]) or self.path
-        return self.path is not None
+        path = tools.find("py-spy", [*tools.login_folders(), *tools.SYSTEM])
+        if path is not None:
+            with open(path, "rb") as file:
+                data = file.read(MOST_PROGRAM)
+            # A script, as pyenv's, is no program that runs out of memory; ours is sent along instead.
+            if data.startswith(ELF):
+                self.program = write_memory_file(data)
+        return self.program is not None
 
     def install(self, bundle: dict[str, Any]) -> None:
         """Takes the one sent along (collect/hang/hang.py); where it can't serve, every dump says why."""
@@ -201,53 +218,92 @@ class Spy:
             told = bundle.get("missing") or f"the one sent along is for {bundle['machine']}"
             self._problem = f"py-spy is not installed on the host, and {told}"
             return
-        file = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
-        self.path = f"/proc/{os.getpid()}/fd/{file}"
+        self.program = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
 
-    def dump(self, states: dict[int, str], mode: str, deadline: float) -> dict[int, Any]:
-        """snapshot.Threads of each process, or why there are none."""
+    def dump(self, states: dict[tuple[int, int], str], mode: str, deadline: float) -> dict[int, Any]:
+        """snapshot.Threads of each process, by PID and start, or why there are none."""
         found: dict[int, Any] = {}
         pids = sorted(states)
         for first in range(0, len(pids), AT_ONCE):
             until = min(deadline, time.monotonic() + EACH_S)
-            started: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
-            for pid in pids[first : first + AT_ONCE]:
+            running: dict[int, tuple[int, int]] = {}
+            for pid, started in pids[first : first + AT_ONCE]:
+                how = MODES["read" if states[pid, started] in UNTOUCHABLE else mode]
                 try:
-                    started[pid] = self._start(pid, MODES["read" if states[pid] in UNTOUCHABLE else mode])
+                    running[pid] = self._start(pid, started, how)
                 except (OSError, Unavailable) as error:
                     found[pid] = {"$unknown": str(error)}
-            for pid, (child, pipe) in started.items():
+            for pid, (child, pipe) in running.items():
                 found[pid] = _understood(*_read(child, pipe, until))
         return found
 
-    def _start(self, pid: int, how: list[str]) -> tuple[subprocess.Popen[bytes], int]:
-        if self.path is None:
+    def _start(self, pid: int, started: int, how: list[str]) -> tuple[int, int]:
+        """Return its PID and a pipe with its output."""
+        if self.program is None:
             raise Unavailable(self._problem)
         reading, writing = os.pipe()
-        try:
-            argv = [self.path, "dump", "--pid", str(pid), "--json", *how]
-            return children.start(argv, {"PATH": os.pathsep.join(tools.SYSTEM)}, writing), reading
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
+        parent, child = os.getpid(), os.fork()
+        if child:
             os.close(writing)
+            return child, reading
+        try:
+            os.setsid()
+            null = os.open(os.devnull, os.O_RDONLY)
+            for number, taken in enumerate((null, writing, writing)):
+                os.dup2(taken, number)
+            self._become_spy(pid, started, parent, how)
+        except Exception as error:  # noqa: BLE001 - told to the parent, as py-spy tells its own
+            os.write(1, f"Reason: {error}\n".encode("utf-8", "replace"))
+        finally:
+            os._exit(1)
+
+    def _become_spy(self, pid: int, started: int, parent: int, how: list[str]) -> None:
+        assert self.program is not None
+        if os.geteuid() == 0:
+            pid = privileges.enter_for_program(pid, started, parent, loads=_is_loaded(self.program))
+        else:
+            children.die_with(parent)
+        argv = ["py-spy", "dump", "--pid", str(pid), "--json", *how]
+        os.execve(self.program, argv, {"PATH": os.pathsep.join(tools.SYSTEM)})  # noqa: S606 - by descriptor, no shell
 
 
-def _read(child: subprocess.Popen[bytes], pipe: int, deadline: float) -> tuple[int | None, bytes]:
+def _is_loaded(program: int) -> bool:
+    """Return whether a program names another that loads it (PT_INTERP, elf(5))."""
+    head = os.pread(program, 64, 0)
+    if head[4:6] != b"\x02\x01":
+        return True  # of 32 bits or big-endian: not known
+    offset, size, count = struct.unpack("<Q", head[32:40])[0], *struct.unpack("<2H", head[54:58])
+    kinds = (os.pread(program, 4, offset + number * size) for number in range(count))
+    return PT_INTERP in kinds
+
+
+def _read(child: int, pipe: int, deadline: float) -> tuple[int | None, bytes]:
     """Exit status and output; None where it did not end in time, and was ended."""
-    data = b""
+    data, status = b"", None
     try:
         while len(data) < MOST_BYTES and select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
             block = os.read(pipe, 1 << 16)
             if not block:
-                return child.wait(EACH_S), data
+                status = _ended(child)
+                break
             data += block
     finally:
-        child.kill()
-        child.wait()
         os.close(pipe)
-    return None, data
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            _ended(child)
+    return status, data
+
+
+def _ended(child: int) -> int | None:
+    """Return its exit status; None where it did not end in time."""
+    until = time.monotonic() + EACH_S
+    while time.monotonic() < until:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+        time.sleep(0.001)
+    return None
 
 
 def _understood(status: int | None, output: bytes) -> Any:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
+import shlex
 import shutil
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +20,9 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.probe.hang import recorder
+from nccl_doctor.collect.hang.hang import pack
+from nccl_doctor.probe import procs
+from nccl_doctor.probe.hang import recorder, watch
 from nccl_doctor.probe.hang.recorder import RankFiles, ask
 from nccl_doctor.probe.tools import Unavailable
 from tests.lab import kernel
@@ -260,3 +265,77 @@ def test_what_does_not_end_or_says_too_much_is_ended() -> None:
             ask(pid, started, waits, 0.0, 1)
         with pytest.raises(Unavailable, match="more than 1 MiB"):
             ask(pid, started, lambda _files: bytes(2 << 20), soon(), 1 << 20)
+
+
+PY_SPY = "import os; os.write(1, b'x'); import signal; signal.pause()"
+
+
+def python_rank(uid: int, root: Path | None = None) -> tuple[subprocess.Popen[bytes], int]:
+    """A Python process of that user, in a root and in mount and PID namespaces of its own where one is given."""
+    argv = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", sys.executable, "-c", PY_SPY]
+    if root is not None:
+        inside = f"mount --rbind / {root} && mount -t proc proc {root}/proc && exec chroot {root} {shlex.join(argv)}"
+        argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", inside]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(1) == b"x"
+    pid = process.pid
+    while below := Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        pid = int(below[0])
+    return process, pid
+
+
+def stack(pid: int) -> Any:
+    spy = watch.Spy()
+    spy.install(pack(os.uname().machine))
+    started = procs.read_proc(pid)
+    assert started is not None
+    return spy.dump({(pid, started.started): "S"}, "read", soon())[pid]
+
+
+@pytest.mark.parametrize("contained", [False, True])
+@pytest.mark.parametrize("uid", [USER, 0])
+def test_stacks_are_read_with_the_ranks_rights_in_its_root(folder: Path, uid: int, *, contained: bool) -> None:
+    (folder / "all").mkdir()
+    process, pid = python_rank(uid, folder / "all" if contained else None)
+    try:
+        threads = stack(pid)
+        assert isinstance(threads, list), threads
+        assert [frame["function"] for frame in threads[0]["frames"]] == ["<module>"]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+MAPS_A_LIE = """\
+import mmap, os, signal, sys
+folder, target = sys.argv[1:]
+path = folder + "/libpython3.11.so.1.0"
+with open(path, "wb") as file:
+    file.write(open("/proc/self/exe", "rb").read())
+with open(path, "rb") as file:
+    held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC, flags=mmap.MAP_PRIVATE)
+os.unlink(path)
+os.symlink(target, path + " (deleted)")
+os.write(1, b"x")
+signal.pause()
+"""
+
+
+def test_root_opens_no_file_that_a_rank_has_mapped_by_name(folder: Path) -> None:
+    """py-spy opens by name; a link of the name leads to a FIFO of root's, whose reader would see it opened."""
+    os.mkfifo(folder / "root/pipe", 0o600)
+    argv = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups", sys.executable, "-c", MAPS_A_LIE]
+    with subprocess.Popen([*argv, folder / "rank", folder / "root/pipe"], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"x"
+        opened: list[int] = []
+        # open(2) of a FIFO for writing returns once somebody opens it for reading
+        writer = threading.Thread(target=lambda: opened.append(os.open(folder / "root/pipe", os.O_WRONLY)), daemon=True)
+        writer.start()
+        stack(process.pid)
+        process.kill()
+    assert opened == []
+    os.close(os.open(folder / "root/pipe", os.O_RDONLY | os.O_NONBLOCK))
+    writer.join()
+    os.close(opened[0])

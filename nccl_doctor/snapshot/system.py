@@ -286,6 +286,8 @@ class SameEntry(Observed):
     files: dict[Path, str] = Field(default_factory=dict)
     size: Count = 0  # of all files together, in bytes
     commit: str | None = None
+    # of a checkout, SHA-256 of the modes, identifiers and paths of its index
+    staged: str | None = None
     problem: str | None = None  # why not all of it could be read
 
 

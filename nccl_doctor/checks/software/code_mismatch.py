@@ -5,8 +5,9 @@ mismatch between collectives on ranks"), or the job computes something that nobo
 
 How we know: the hosts file names what has to be the same: `same: [train.py, data/index.json, src]`. A relative path
 starts from the home directory, where a command over SSH starts. SHA-256 and sizes of files are compared, and of every
-file in a folder (`__pycache__` left out); a folder with `.git` is compared by its commit and by the tracked files
-that were changed in it. A path that is missing on all hosts is a difference too: it was named to be there.
+file in a folder (`__pycache__` left out; a link counts as what it says, and is not followed); a folder with `.git` is
+compared by its commit, its index (what is staged) and the tracked files that were changed. git itself is not run: its
+configuration could start programs. A path that is missing on all hosts is a difference too: it was named to be there.
 
 Fix: copy from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared file system.
 """
@@ -62,7 +63,8 @@ def _summary(entry: SameEntry) -> str:
         return "missing"
     changed = hashlib.sha256(repr(sorted(entry.files.items())).encode()).hexdigest()[:12] if entry.files else ""
     if entry.kind == "checkout":
-        return f"commit {(entry.commit or '')[:12]}" + (f" with changes ({changed})" if changed else "")
+        staged = f", index {entry.staged[:12]}" if entry.staged else ""
+        return f"commit {(entry.commit or '')[:12]}{staged}" + (f", with changes ({changed})" if changed else "")
     digest = entry.files.get("", "")[:12] if entry.kind == "file" else changed
     return f"{entry.kind} of {entry.size} bytes ({digest or 'empty'})"
 

@@ -1,0 +1,286 @@
+"""A Git checkout by its own files: the commit, the index, and the tracked files that are not as the index has them.
+
+git itself is never run: its configuration names programs (filters, monitors, hooks), and whoever may write a word of
+it would have them run by whoever looks. Formats: gitrepository-layout(5), gitformat-index(5), Git 2.47.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import stat
+import struct
+import time
+from typing import Iterator, NamedTuple
+
+from nccl_doctor.probe.tools import Unavailable
+
+BLOCK = 1 << 20
+MOST_TEXT = 64 << 10
+MOST_PACKED_REFS = 16 << 20
+MOST_INDEX = 64 << 20
+OBJECT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+REFERENCE = re.compile(r"ref: (refs/(?!.*\.\.)[^\x00-\x20]{1,300})")
+FOLDER = re.compile(r"gitdir: (.{1,4096})", re.DOTALL)
+LINK, SUBMODULE, SPARSE = 0o120000, 0o160000, 0o040000
+VALID, EXTENDED, SKIPPED, STAGE = 0x8000, 0x4000, 0x4000, 0x3000
+FIXED = struct.Struct(">10I")
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
+"""What Git LFS commits in place of a file (its specification, v1)."""
+
+
+class State(NamedTuple):
+    """A checkout: its commit, a digest of its index, and the paths of tracked files that differ from the index."""
+
+    commit: str
+    staged: str | None
+    changed: list[str]
+
+
+class Entry(NamedTuple):
+    """A tracked file as the index has it."""
+
+    path: str
+    mode: int
+    identifier: str
+    size: int  # modulo 2**32, as the modification time in seconds
+    modified: tuple[int, int]
+    ignored: bool  # not to be looked at in the working tree
+
+
+def is_one(root: int) -> bool:
+    """Return whether a folder holds a checkout, by a descriptor."""
+    try:
+        os.close(os.open(".git", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root))
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read(root: int, deadline: float) -> State:
+    """Return the state of a checkout.
+
+    Raises:
+        Unavailable: it can't be read, or its format is not known.
+    """
+    try:
+        folder = _git_folder(root)
+        try:
+            commit = _commit(folder)
+            data = _content(folder, "index", MOST_INDEX)
+            if data is None:
+                return State(commit, None, [])
+            entries = parse_index(data, len(commit) // 2)
+            written = os.stat("index", dir_fd=folder, follow_symlinks=False).st_mtime_ns
+        finally:
+            os.close(folder)
+        changed = [entry.path for entry in entries if _differs(root, entry, written, deadline)]
+    except OSError as error:
+        raise Unavailable(f"is a Git checkout that can't be read: {error.strerror}") from None
+    except (ValueError, IndexError, struct.error):
+        raise Unavailable("is a Git checkout in a format that is not known") from None
+    listing = "".join(f"{entry.mode:o} {entry.identifier} {entry.path}\0" for entry in entries)
+    return State(commit, hashlib.sha256(listing.encode("utf-8", "surrogateescape")).hexdigest(), changed)
+
+
+def _git_folder(root: int) -> int:
+    """Open the folder of HEAD and index; a worktree's and a submodule's ``.git`` is a file that names it."""
+    place = os.open(".git", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
+    status = os.fstat(place)
+    if stat.S_ISDIR(status.st_mode):
+        return place
+    os.close(place)
+    told = FOLDER.fullmatch((_content(root, ".git", MOST_TEXT) or b"").decode("utf-8", "surrogateescape").rstrip("\n"))
+    if told is None:
+        raise ValueError
+    if os.geteuid() == 0 and (status.st_uid != 0 or os.fstat(root).st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+        raise Unavailable("is a Git checkout whose .git leads to where others than root chose")
+    return os.open(told[1], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+
+
+def _commit(folder: int) -> str:
+    head = _text(folder, "HEAD")
+    if head is None:
+        raise Unavailable("is a Git checkout without HEAD")
+    if OBJECT_ID.fullmatch(head):
+        return head
+    told = REFERENCE.fullmatch(head)
+    if told is None:
+        raise ValueError
+    if told[1] == "refs/heads/.invalid":
+        raise Unavailable("is a Git checkout whose references are in reftables, which are not read")
+    common = _text(folder, "commondir")
+    places = [folder] if common is None else [folder, os.open(common, os.O_PATH | os.O_DIRECTORY, dir_fd=folder)]
+    try:
+        for place in places:
+            found = _text(place, told[1])
+            if found is not None and OBJECT_ID.fullmatch(found):
+                return found
+            packed = (_content(place, "packed-refs", MOST_PACKED_REFS) or b"").decode("utf-8", "replace")
+            for line in packed.splitlines():
+                identifier, _, name = line.partition(" ")
+                if name == told[1] and OBJECT_ID.fullmatch(identifier):
+                    return identifier
+    finally:
+        for place in places[1:]:
+            os.close(place)
+    raise Unavailable("is a Git checkout without a commit")
+
+
+def parse_index(data: bytes, width: int) -> list[Entry]:
+    """Return the entries of an index of version 2 to 4, whose object identifiers have ``width`` bytes."""
+    signature, version, count = struct.unpack(">4s2I", data[:12])
+    if signature != b"DIRC" or version not in (2, 3, 4) or count * (FIXED.size + width) > len(data):
+        raise ValueError
+    entries: list[Entry] = []
+    at, before = 12, b""
+    for _ in range(count):
+        begin = at
+        values = FIXED.unpack_from(data, at)
+        at += FIXED.size
+        identifier = data[at : at + width].hex()
+        (flags,) = struct.unpack_from(">H", data, at + width)
+        at += width + 2
+        more = 0
+        if version >= 3 and flags & EXTENDED:
+            (more,) = struct.unpack_from(">H", data, at)
+            at += 2
+        if version == 4:
+            kept, at = _number(data, at)
+            before = before[: len(before) - kept] if kept else before
+        else:
+            before = b""
+        end = data.index(b"\0", at)
+        before += data[at:end]
+        at = end + 1 if version == 4 else begin + ((end - begin) // 8 + 1) * 8
+        path = before.decode("utf-8", "surrogateescape")
+        if not path or path.startswith("/") or ".." in path.split("/"):
+            raise ValueError
+        ignored = bool(flags & VALID or more & SKIPPED)
+        entries.append(Entry(path, values[6], identifier, values[9], (values[2], values[3]), ignored))
+    while at + 8 <= len(data) - width:
+        name, length = struct.unpack_from(">4sI", data, at)
+        if name == b"link":
+            raise Unavailable("is a Git checkout with a split index, which is not read")
+        at += 8 + length
+    return entries
+
+
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number of version 4's paths, and where it ends (as the offsets of gitformat-pack(5))."""
+    value = data[at] & 127
+    while data[at] & 128:
+        at += 1
+        value = ((value + 1) << 7) | (data[at] & 127)
+        if value > MOST_INDEX:
+            raise ValueError
+    return value, at + 1
+
+
+def _differs(root: int, entry: Entry, written_ns: int, deadline: float) -> bool:
+    kind = entry.mode & 0o170000
+    if entry.ignored or kind == SPARSE:
+        return False
+    try:
+        place = beneath(root, entry.path)
+    except (FileNotFoundError, NotADirectoryError):
+        return kind != SUBMODULE
+    try:
+        status = os.fstat(place)
+        if kind == SUBMODULE:
+            return stat.S_ISDIR(status.st_mode) and is_one(place) and _submodule_commit(place) != entry.identifier
+        if kind == LINK and stat.S_ISLNK(status.st_mode):
+            return _blob(os.readlink(b"", dir_fd=place), len(entry.identifier)) != entry.identifier
+        return kind == LINK or _is_changed(place, status, entry, written_ns, deadline)
+    finally:
+        os.close(place)
+
+
+def _is_changed(place: int, status: os.stat_result, entry: Entry, written_ns: int, deadline: float) -> bool:
+    """Return whether a file differs from the index, which was written at that time."""
+    if not stat.S_ISREG(status.st_mode) or bool(entry.mode & 0o100) != bool(status.st_mode & 0o100):
+        return True
+    modified = (status.st_mtime_ns // 10**9 & 0xFFFFFFFF, status.st_mtime_ns % 10**9)
+    alike = status.st_size & 0xFFFFFFFF == entry.size and modified == entry.modified
+    if alike and status.st_mtime_ns < written_ns:  # changed in the index's own moment, it may look the same
+        return False
+    return entry.identifier not in _identifiers(place, status.st_size, len(entry.identifier), deadline)
+
+
+def _submodule_commit(place: int) -> str:
+    folder = _git_folder(place)
+    try:
+        return _commit(folder)
+    finally:
+        os.close(folder)
+
+
+def _identifiers(place: int, size: int, digits: int, deadline: float) -> tuple[str, str]:
+    """Return a file's identifiers as a blob, and as what Git LFS commits in its place."""
+    own, whole = _hasher(digits), hashlib.sha256()
+    own.update(b"blob %d\0" % size)
+    for block in blocks(place, deadline):
+        own.update(block)
+        whole.update(block)
+    return own.hexdigest(), _blob(LFS.format(whole.hexdigest(), size).encode(), digits)
+
+
+def _blob(data: bytes, digits: int) -> str:
+    hasher = _hasher(digits)
+    hasher.update(b"blob %d\0" % len(data) + data)
+    return hasher.hexdigest()
+
+
+def _hasher(digits: int) -> hashlib._Hash:
+    return hashlib.sha256() if digits == 64 else hashlib.sha1()  # noqa: S324 - what Git calls an object
+
+
+def beneath(root: int, path: str) -> int:
+    """Open a path below a folder with O_PATH, and follow no link on the way."""
+    here = os.dup(root)
+    for name in path.split("/"):
+        try:
+            following = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+        finally:
+            os.close(here)
+        here = following
+    return here
+
+
+def blocks(place: int, deadline: float) -> Iterator[bytes]:
+    """Yield what a regular file holds, by an O_PATH descriptor of it."""
+    number = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while True:
+            if time.monotonic() > deadline:
+                raise Unavailable("too much to read in the time there is; name the files that matter")
+            block = os.read(number, BLOCK)
+            if not block:
+                return
+            yield block
+    finally:
+        os.close(number)
+
+
+def _content(folder: int, path: str, most: int) -> bytes | None:
+    """Return what a regular file below a folder holds; None where there is none."""
+    try:
+        place = beneath(folder, path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        status = os.fstat(place)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        if status.st_size > most:
+            raise ValueError
+        return b"".join(blocks(place, math.inf))
+    finally:
+        os.close(place)
+
+
+def _text(folder: int, path: str) -> str | None:
+    data = _content(folder, path, MOST_TEXT)
+    return None if data is None else data.decode("utf-8", "replace").strip()

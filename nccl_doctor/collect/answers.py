@@ -135,6 +135,22 @@ class Dialled(base.Observed):
     trips: tuple[TripRow, ...] = ()
 
 
+class Accepted(NamedTuple):
+    """Connections that a listener took, from one peer; one that dialled an address of its own is a peer, too."""
+
+    address: base.HostAddress
+    port: base.Port
+    peer: base.HostAddress
+    connections: base.Count
+
+
+class Heard(base.Observed):
+    """What a host's listeners saw: by ``dropped``, the peers of which so many connections were too many to hold."""
+
+    accepted: Annotated[tuple[Accepted, ...], Field(max_length=4096)] = ()
+    dropped: Annotated[tuple[tuple[base.HostAddress, base.Count], ...], Field(max_length=4096)] = ()
+
+
 class PathMtuResult(base.Observed):
     """The outcome of full-size packets to a target (probe/mesh/mesh.py)."""
 
@@ -200,6 +216,7 @@ class FirewallAgain(base.Observed):
 HELLO = TypeAdapter(Hello)
 LISTENING = TypeAdapter(Listening)
 DIALLED = TypeAdapter(Dialled)
+HEARD: TypeAdapter[Heard | None] = TypeAdapter(Heard | None)
 PATH_MTU = TypeAdapter(tuple[PathMtuResult, ...])
 RATE: TypeAdapter[Figures | NoRate] = TypeAdapter(Figures | NoRate)
 LINKS = TypeAdapter(tuple[RateLink, ...])

@@ -260,8 +260,10 @@ def _rate_words(found: Diagnosis) -> str:
         return f"PCIe link slow on {fold(found.hosts)}"
     does = {"send": "sends", "receive": "receives", "send and receive": "sends and receives"}
     who = f"{fold(found.hosts)} {does.get(found.facts['direction'], 'reach each other')}"
-    if len({one["src"] for one in found.facts["pairs"]}) == 1 and len(found.hosts) == 2:
-        who = f"{found.hosts[0]} reaches {found.hosts[1]}"
+    ways = {(one["src"], one["dst"]) for one in found.facts["pairs"]}
+    ends = {name for way in ways for name in way}
+    if len(ends) == 2 and found.facts["direction"] is None:
+        who = " reaches ".join(*ways) if len(ways) == 1 else f"{fold(ends)} reach each other"
     if found.facts["whole_rail"]:
         by = " and ".join(found.facts["interfaces"])
         return f"all hosts reach {gbps_words(found.facts['gbps'])} of {gbps_words(found.facts['usual'])} by {by}"

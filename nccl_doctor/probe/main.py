@@ -190,10 +190,10 @@ class Server:
 
         return (self._mesh.dial if self._mesh else dial)(request["targets"], request["timeout_s"])
 
-    def _unlisten(self, _request: dict[str, Any]) -> None:
-        if self._mesh is not None:
-            self._mesh.close()
-            self._mesh = None
+    def _unlisten(self, _request: dict[str, Any]) -> dict[str, Any] | None:
+        """answers.Heard of the listeners; None where there are none."""
+        mesh, self._mesh = self._mesh, None
+        return None if mesh is None else mesh.close()
 
     def _path_mtu(self, request: dict[str, Any]) -> list[dict[str, Any]]:
         from nccl_doctor.probe.mesh.mesh import try_all

@@ -93,8 +93,18 @@ class Sample(Observed):
         return {name: rank for rank, name in enumerate(self.order)}
 
 
+class Disputed(Observed):
+    """A dial of which its two ends tell different things: it did not connect, and the connection was accepted."""
+
+    src: str
+    dst: str
+    address: HostAddress
+    port: Port
+    outcome: DialOutcome
+
+
 Answers = dict[str, dict[HostAddress, tuple[str, ...]]]  # by host and address, the hosts that met its listener there
-Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial)
+Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial, Disputed)
 
 
 class Mesh(Observed):
@@ -106,6 +116,7 @@ class Mesh(Observed):
     ports: dict[str, tuple[Port, ...]]  # by host, the ports it listened on
     failed: tuple[FailedDial, ...] = ()  # every dial that did not reach our own listener
     not_listening: dict[str, Clipped] = Field(default_factory=dict)  # by host, why it could not listen
+    disputed: tuple[Disputed, ...] = ()  # they are not among the failed ones
     # the pairs between which large packets vanish
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
     # by host and address, the hosts that say that they met its listener there, which said its own nonce
@@ -152,6 +163,7 @@ class Mesh(Observed):
             tested=min(self.tested, pairs),
             ports={name: ports for name, ports in self.ports.items() if name in names},
             failed=between(self.failed),
+            disputed=between(self.disputed),
             not_listening={name: why for name, why in self.not_listening.items() if name in names},
             stalls=self.stalls if isinstance(self.stalls, Unknown | Skipped) else between(self.stalls),
             sample=self.sample,
@@ -174,8 +186,12 @@ class Mesh(Observed):
     def names(self) -> set[str]:
         """Every host that it names: in ports, dials, stalls or answers."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
-        dials: tuple[FailedDial | Stall | Interception | RdmaDial, ...] = (*self.failed, *stalls, *self.intercepted)
-        pairs = (*dials, *self.rdma)
+        dials: tuple[FailedDial | Stall | Interception | RdmaDial | Disputed, ...] = (
+            *self.failed,
+            *stalls,
+            *self.intercepted,
+        )
+        pairs = (*dials, *self.rdma, *self.disputed)
         ends = [(pair.src, pair.dst) for pair in pairs]
         witnesses = chain.from_iterable(met.values() for met in self.answered.values())
         hosts = (
@@ -193,6 +209,19 @@ class Mesh(Observed):
         """The failed dials of each ordered pair of hosts that has some: a large mesh is asked pair by pair."""
         found = grouped(((dial.src, dial.dst), dial) for dial in self.failed)
         return {pair: tuple(dials) for pair, dials in found.items()}
+
+
+def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return those of the hosts that these pairs, source and target, show at fault: one host's word accuses no other.
+
+    A source speaks for itself; a target needs two that say so. Where that leaves none, the sources are returned.
+    """
+    sources: dict[str, set[str]] = {}
+    for src, dst in pairs:
+        sources.setdefault(dst, set()).add(src)
+    speaking = set().union(*sources.values())
+    found = tuple(name for name in hosts if name in speaking or len(sources.get(name, ())) > 1)
+    return found or tuple(sorted(speaking))
 
 
 EXACT_UP_TO = 14

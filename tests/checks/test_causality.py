@@ -115,7 +115,7 @@ def test_a_dial_that_every_rule_lets_through_is_a_fault_of_its_own() -> None:
     report = judge(Snapshot.model_validate(overlaid(healthy(), lost)), "check")
     assert [(one.name, one.hosts, one.explains) for one in report.diagnoses] == [
         ("firewall-blocks-port", ("node1",), ()),
-        ("port-unreachable", ("node1",), ()),
+        ("port-unreachable", ("node2",), ()),
     ]
 
 
@@ -129,7 +129,7 @@ def test_two_interfaces_on_a_subnet_cut_no_single_pair_unless_the_kernel_filters
 
 
 def test_a_dial_that_failed_one_way_follows_from_a_fault_of_either_end() -> None:
-    """Alone, it is its target's; what else the host at fault can't reach is told by another check."""
+    """Alone, it is that of the host that says so; what else the host at fault can't reach is told by another check."""
     (down,) = (one for one in _fires("interface-down") if {"=eno1", "2.28.9"} <= set(json.dumps(one).split('"')))
     failed = [{**_DIAL, "src": "node2", "dst": "node1", "address": "10.0.0.1"}]
     for source, follows in (("node2", True), ("node3", False)):

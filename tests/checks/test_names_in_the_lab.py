@@ -43,7 +43,7 @@ def test_hosts_see_different_addresses(fresh_lab: Lab) -> None:
     found = only(check(fresh_lab), "hostname-mismatch", ["node2"])
     assert found["severity"] == "error"
     assert found["facts"]["matrix"]["node2"] == ["10.77.0.252"]
-    assert [(effect["name"], effect["hosts"]) for effect in found["explains"]] == [("port-unreachable", ["node1"])]
+    assert [(effect["name"], effect["hosts"]) for effect in found["explains"]] == [("port-unreachable", ["node2"])]
     is_healthy(check(fresh_lab, by_address=True))
 
 

@@ -19,7 +19,7 @@ from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
 from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot.mesh import Stall
+from nccl_doctor.snapshot.mesh import Stall, accused
 from nccl_doctor.text.hostlist import fold, grouped
 
 
@@ -46,7 +46,7 @@ def mtu_blackhole(view: View) -> Findings:
         return
     for host, stalls in shares.items():
         others = tuple(name for name in _ends(stalls) if name != host)
-        hosts = (host,) if len(others) > 1 else _ends(stalls)
+        hosts = accused((host,) if len(others) > 1 else _ends(stalls), ((one.src, one.dst) for one in stalls))
         yield _finding(view, hosts, f"{host} and {fold(others)}", stalls)
 
 

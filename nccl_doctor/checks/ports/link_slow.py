@@ -34,6 +34,7 @@ from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.model.report import gbps_span, gbps_words
 from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
+from nccl_doctor.snapshot.mesh import accused
 from nccl_doctor.snapshot.network import PciLink
 from nccl_doctor.snapshot.rate import Rates
 from nccl_doctor.text.hostlist import fold, grouped, plural
@@ -65,7 +66,7 @@ def _by_rates(view: View, rates: Rates) -> Findings:
     judgement = judge_rates(rates)
     for slow in judgement.slow:
         yield Finding(
-            hosts=slow.hosts,
+            hosts=slow.hosts if slow.whole_rail else accused(slow.hosts, ((one.src, one.dst) for one in slow.rates)),
             severity=Severity.ERROR if slow.share < GRAVE else None,
             message=_message(slow, rates),
             evidence=tuple(_evidence(slow, rates, view)),

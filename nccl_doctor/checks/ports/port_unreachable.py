@@ -17,7 +17,9 @@ A host is dialled by every interface over which NCCL or gloo will move data; and
 master dials its own port, and what runs several ranks its own ports.
 
 Of the hosts on failed pairs the fewest that explain them all are named: one that is cut off from four others, not the
-four. Where several choices are as good, as for a single pair, all are.
+four. Where several choices are as good, all are. Of a pair of which one way fails the host that says so is named: one
+host's word accuses no other. Where a host says that a connection failed and the other end accepted it, the pair is
+unknown.
 
 Fix: ask whoever runs what lies between the two hosts to let all TCP ports through among the cluster's addresses, both
 ways. In a cloud that is the security group of both instances (a rule whose source is the group itself) and the network
@@ -36,7 +38,7 @@ from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.snapshot.mesh import Group, Mesh, Rail, groups
+from nccl_doctor.snapshot.mesh import Group, Mesh, Rail, accused, groups
 from nccl_doctor.snapshot.network import FirewallFacts
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, nouns
@@ -60,6 +62,9 @@ def port_unreachable(view: View) -> Findings:
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
+    for (src, dst), dials in grouped(((dial.src, dial.dst), dial) for dial in mesh.disputed).items():
+        ports = ", ".join(map(str, sorted({dial.port for dial in dials})))
+        yield Unjudged((src, dst), f"{src} says that it could not connect to {dst}:{ports}, but {dst} accepted it")
     rest = [dial for dial in view.dials.unexplained if dial.src != dial.dst]
     from_others = {dial.dst for dial in rest}  # what keeps them out keeps the host's own dials out, too
     alone = (dial.dst for dial in view.dials.unexplained if dial.src == dial.dst and dial.dst not in from_others)
@@ -82,7 +87,8 @@ def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[F
             mine = [dial for dial in among if name in (dial.src, dial.dst)]
             among = [dial for dial in among if name not in (dial.src, dial.dst)]
             if mine:
-                yield _finding(view, (name,), _sentence(name, mine, len(view.mesh.ports)), mine, rail)
+                hosts = accused((name,), ((dial.src, dial.dst) for dial in mine))
+                yield _finding(view, hosts, _sentence(name, mine, len(view.mesh.ports)), mine, rail)
 
 
 def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
@@ -101,13 +107,11 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
 
 
 def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -> Finding:
-    """The finding where none is likelier; a one-way pair is its target's."""
+    """The finding where none is likelier."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
     if len(names) == 2:
-        ends = {dial.dst for dial in dials}
-        hosts = names if len(ends) == 2 else tuple(ends)
-        return _finding(view, hosts, _sentence(hosts[0], dials, len(names)), dials, rail)
+        return _finding(view, accused(names, pairs), _sentence(dials[0].dst, dials, len(names)), dials, rail)
     if pairs == set(permutations(names, 2)):
         return _finding(view, names, f"Of {fold(names)}, none can reach any other", dials, rail)
     return _finding(view, names, f"Among {fold(names)}, {len(pairs)} of the ways from one to another fail", dials, rail)

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import Dialled, DialRow, Listening, MalformedError, ProbeError
+from nccl_doctor.collect.answers import Dialled, DialRow, Heard, Listening, MalformedError, ProbeError
 from nccl_doctor.collect.connect.reach import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
@@ -191,11 +191,20 @@ def listening(
     nonce: str,
     sockets: Callable[[ProbeSession], list[dict[str, Any]]],
     window: Window | None = None,
+    heard: dict[str, Heard] | None = None,
 ) -> Iterator[dict[str, Listening | Exception]]:
-    """Has hosts listen as long as the block runs: by host, on which ports of those asked for, or why it does not."""
+    """Has hosts listen as long as the block runs: by host, on which ports of those asked for, or why it does not.
+
+    ``heard`` gets what each host's listeners saw, once the block has ended.
+    """
     opened = ask_all(lambda session: open_listeners(session, nonce, sockets(session)), sessions, window=window)
     yield {session.node.name: told for session, told in zip(sessions, opened, strict=True)}
-    ask_all(lambda session: session.ask(answers.NOTHING, "unlisten", time.monotonic() + LISTEN_ANSWER_S), sessions)
+    ended = ask_all(
+        lambda session: session.ask(answers.HEARD, "unlisten", time.monotonic() + LISTEN_ANSWER_S), sessions
+    )
+    if heard is not None:
+        told = zip(sessions, ended, strict=True)
+        heard.update({session.node.name: end for session, end in told if isinstance(end, Heard)})
 
 
 def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import Dialled, Listening, MalformedError
+from nccl_doctor.collect.answers import Dialled, Heard, Listening, MalformedError
 from nccl_doctor.collect.connect.reach import Window, ask_all
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
 from nccl_doctor.collect.mesh.dials import (
+    LATE,
     LISTEN_ANSWER_S,
     Dialling,
     dial_targets,
@@ -34,8 +35,8 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import DialOutcome, FailedDial
 from nccl_doctor.nccl.rdma_pairs import Way
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, Stall, Trips
-from nccl_doctor.snapshot.network import PortTrial
+from nccl_doctor.snapshot.mesh import Disputed, Mesh, RdmaDial, Stall, Trips
+from nccl_doctor.snapshot.network import Interfaces, PortTrial
 from nccl_doctor.text.hostlist import grouped
 
 PARTNERS = 8  # Hosts that each one tries, the next in the list; every host is tried by as many
@@ -104,7 +105,8 @@ def run_mesh(
         free = session.node.node_rank == 0 and isinstance(own.master_port, PortTrial) and own.master_port.free
         return plan.listeners(own, cluster.master_port if free else None, plan.own_nonce(nonce, session.node.name))
 
-    with listening(sessions, nonce, sockets, Window()) as opened:
+    heard: dict[str, Heard] = {}
+    with listening(sessions, nonce, sockets, Window(), heard) as opened:
         ports, silent = _listening(opened)
         sample = plan.sampled([node.name for node in cluster.nodes], limits.size)
         addresses = {session.node.name: plan.address_of(session.node, facts[session.node.name]) for session in sessions}
@@ -135,17 +137,25 @@ def run_mesh(
                 unmet.setdefault(to.dst, {}).setdefault(to.address, {})[name] = seen["outcome"]
                 continue
             failed.append(FailedDial(src=name, dst=to.dst, address=to.address, **seen))
-        lost = Counter(row.target for row in answer.failed)
+        vain = Counter(row.target for row in answer.failed)
         for place, to in enumerate(targets[name]):
-            if lost[place] < len(to.ports) and to.dst != name:  # nobody vouches for himself
+            if vain[place] < len(to.ports) and to.dst != name:  # nobody vouches for himself
                 mine = met.setdefault(to.dst, {})
                 mine[to.address] = (*mine.get(to.address, ()), name)
+    crowded = {name: crowd(told) for name, told in heard.items() if told.dropped}
+    doubtful = [dial for dial in failed if dial.outcome in LATE and dial.dst in crowded]
+    silent.update({dial.dst: crowded[dial.dst] for dial in doubtful})
+    failed = [dial for dial in failed if dial not in doubtful]
+    disputed = disputes(failed, facts, heard)
+    denied = {(dial.src, dial.dst, dial.address, dial.port) for dial in disputed}
+    failed = [dial for dial in failed if (dial.src, dial.dst, dial.address, dial.port) not in denied]
     return Mesh(
         hosts=len(names),
         pairs=len(names) * (len(names) - 1),
         tested=tested,
         ports=ports,
         failed=tuple(failed),
+        disputed=disputed,
         not_listening=silent,
         stalls=stalls,
         answered=met,
@@ -155,6 +165,41 @@ def run_mesh(
         rdma=rdma,
         trips=_trips(names, targets, dialled),
     )
+
+
+NOT_CONNECTED = frozenset({"timed-out", "refused", "no-route", "unreachable"})
+
+
+def disputes(
+    failed: Sequence[FailedDial], facts: Mapping[str, HostFacts], heard: Mapping[str, Heard]
+) -> tuple[Disputed, ...]:
+    """The dials that did not connect by their own host's word, and that the dialled host accepted.
+
+    A busy host can give up a dial that comes through a moment later; one that lies accuses its peer. Neither is known.
+    """
+    owners: dict[str, set[str]] = {}
+    for name, own in facts.items():
+        if isinstance(own.interfaces, Interfaces):
+            for one in own.interfaces.addresses:
+                owners.setdefault(one.address, set()).add(name)
+    accepted = {
+        (next(iter(owners[row.peer])), name, row.address, row.port)
+        for name, told in heard.items()
+        for row in told.accepted
+        if len(owners.get(row.peer, ())) == 1  # an address that several hosts have, as docker0's, names none
+    }
+    return tuple(
+        Disputed(src=dial.src, dst=dial.dst, address=dial.address, port=dial.port, outcome=dial.outcome)
+        for dial in failed
+        if dial.src != dial.dst and dial.outcome in NOT_CONNECTED and dial.error != "SILENT"
+        if (dial.src, dial.dst, dial.address, dial.port) in accepted
+    )
+
+
+def crowd(heard: Heard) -> str:
+    """Say who came so often that dials of ours may have been lost."""
+    who = ", ".join(f"{count} from {peer}" for peer, count in heard.dropped[:4])
+    return f"dials to it failed while other connections crowded its listeners ({who} were closed): not judged"
 
 
 RDMA_S = 4.0  # the kernel gives up its search for an address after three

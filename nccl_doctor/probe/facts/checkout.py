@@ -25,7 +25,7 @@ OBJECT_ID = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 REFERENCE = re.compile(r"ref: (refs/(?!.*\.\.)[^\x00-\x20]{1,300})")
 FOLDER = re.compile(r"gitdir: (.{1,4096})", re.DOTALL)
 LINK, SUBMODULE, SPARSE = 0o120000, 0o160000, 0o040000
-VALID, EXTENDED, SKIPPED, STAGE = 0x8000, 0x4000, 0x4000, 0x3000
+VALID, EXTENDED, SKIPPED = 0x8000, 0x4000, 0x4000
 FIXED = struct.Struct(">10I")
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
 """What Git LFS commits in place of a file (its specification, v1)."""

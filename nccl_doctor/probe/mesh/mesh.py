@@ -35,6 +35,9 @@ PAUSE_S = 0.05  # After an accept that failed: the other side hung up first, or 
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
 CHUNK = 65536  # bytes that are taken at once
 ROOM = 1 << 20  # the same of what dialled us, which at full speed (probe/mesh/rate.py) is much
+MOST_HELD = 600  # connections at once, the oldest of them goes first; a process may often have 1,024 files
+MOST_OF_ONE = 100  # the same from one address; all addresses of this host count as one, since any local user has them
+MOST_PEERS = 4096  # addresses that are told apart
 
 
 class MeshEnd:
@@ -45,6 +48,10 @@ class MeshEnd:
         self._selector = selectors.EpollSelector()
         self._listening: list[socket.socket] = []
         self._answered: dict[socket.socket, float] = {}
+        self._held: dict[str, dict[socket.socket, None]] = {}
+        self._peer: dict[socket.socket, str] = {}
+        self._accepted: dict[tuple[str, int, str], int] = {}
+        self._dropped: dict[str, int] = {}
         self._resting: dict[socket.socket, float] = {}
         self._closing = False
         self._turn = threading.Lock()  # whoever holds it looks after the sockets
@@ -75,8 +82,8 @@ class MeshEnd:
         self._thread.start()
         return {"ports": ports, "errors": errors}
 
-    def close(self) -> None:
-        """Hangs up on everybody and closes all sockets."""
+    def close(self) -> dict[str, Any]:
+        """Hang up on everybody, close all sockets, and return answers.Heard: who came, and who was hung up on."""
         self._closing = True
         self._wake.send(b"\0")
         if self._thread.ident is not None:
@@ -84,6 +91,8 @@ class MeshEnd:
         for sock in (*self._answered, *self._listening, self._heard, self._wake):
             sock.close()
         self._selector.close()
+        accepted = [[*key, count] for key, count in self._accepted.items()]
+        return {"accepted": accepted, "dropped": [[peer, count] for peer, count in self._dropped.items()]}
 
     def dial(self, targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
         """As :func:`dial`; the listeners are looked after meanwhile."""
@@ -113,7 +122,7 @@ class MeshEnd:
     def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                sock, _ = listener.accept()
+                sock, peer = listener.accept()
             except BlockingIOError:
                 return
             except OSError:
@@ -124,6 +133,7 @@ class MeshEnd:
             end_with_reset(sock)
             with contextlib.suppress(OSError):  # it hung up: the reader sees that too
                 sock.send(self._nonce)
+            self._count(sock, _plain(peer[0]))
             self._answered[sock] = time.monotonic() + PATIENCE_S
             self._selector.register(sock, selectors.EVENT_READ, self._take)
 
@@ -137,10 +147,39 @@ class MeshEnd:
         if not more:
             self._hang_up(sock)
 
+    def _count(self, sock: socket.socket, peer: str) -> None:
+        """Note who came, and hang up on the oldest where there are too many: of that peer, or at all."""
+        own = sock.getsockname()
+        local = _plain(own[0])
+        key = local, int(own[1]), peer
+        if key in self._accepted or len(self._accepted) < MOST_PEERS:
+            self._accepted[key] = self._accepted.get(key, 0) + 1
+        source = "" if peer == local or peer.startswith("127.") or peer == "::1" else peer
+        mine = self._held.setdefault(source, {})
+        for crowd, most in ((mine, MOST_OF_ONE), (self._answered, MOST_HELD)):
+            if len(crowd) >= most:
+                oldest = next(iter(crowd))
+                named = self._peer[oldest] or local
+                if named in self._dropped or len(self._dropped) < MOST_PEERS:
+                    self._dropped[named] = self._dropped.get(named, 0) + 1
+                self._hang_up(oldest)
+        self._held.setdefault(source, {})[sock] = None
+        self._peer[sock] = source
+
     def _hang_up(self, sock: socket.socket) -> None:
         del self._answered[sock]
+        source = self._peer.pop(sock)
+        del self._held[source][sock]
+        if not self._held[source]:
+            del self._held[source]
         self._selector.unregister(sock)
         sock.close()
+
+
+def _plain(address: str) -> str:
+    """Return an address without its zone, and IPv4's without the form that a socket of both families gives it."""
+    bare = address.partition("%")[0]
+    return bare[7:] if bare.startswith("::ffff:") and "." in bare else bare
 
 
 def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:

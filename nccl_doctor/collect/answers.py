@@ -261,6 +261,22 @@ def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
         raise MalformedError(f"{what}: {next(iter(problems(error).values()))}") from error
 
 
+def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...], str | None]:
+    """Type a list item by item, since any local user can have an odd item stand in it.
+
+    Returns:
+        The items that fit, and how many don't, with the reason of the first; None where all do.
+    """
+    fitting: list[T] = []
+    reasons: list[str] = []
+    for place, value in enumerate(values):
+        try:
+            fitting.append(kind.validate_python(value))
+        except ValidationError as error:
+            reasons.append(f"{place}.{next(iter(problems(error).values()))}")
+    return tuple(fitting), f"{len(reasons)} of {len(values)} left out: {reasons[0]}" if reasons else None
+
+
 def problems(error: ValidationError) -> dict[str, str]:
     """The first fault of each part of a value, as a phrase; a part is named as far as it is a field or a place."""
     found: dict[str, str] = {}

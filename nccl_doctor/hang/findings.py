@@ -281,6 +281,9 @@ def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[s
     hidden = {host.name: host.job.hidden for host in snapshot.hosts if host.job and host.job.hidden}
     if hidden and (not evidence.ranks or evidence.lost or evidence.unseen):
         yield f"Python processes on {fold(hidden)} are hidden from you: other users', or ptrace is restricted there"
+    odd = {name: f"{what}, {why}" for name, job in jobs.items() for what, why in job.misfits.items()}
+    if odd and (not evidence.ranks or evidence.lost or evidence.unseen):
+        yield f"processes on {fold(odd)} whose variables are not understood ({next(iter(odd.values()))})"
 
 
 def _rivals(snapshot: HangSnapshot) -> Iterator[str]:

@@ -282,6 +282,8 @@ def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
             gaps.append(Unjudged((host.name,), reasons[0]))
         else:
             hosts.append(host)
+            odd = (f"{need}, {host.facts.misfits[need]}" for need in check.needs if need in host.facts.misfits)
+            gaps += (Unjudged((host.name,), words) for words in odd)
     return hosts, gaps
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, NamedTuple
 from pydantic import Field
 
 from nccl_doctor.model.base import (
+    Clipped,
     Count,
     Fact,
     FrozenModel,
@@ -228,6 +229,8 @@ class JobRanks(Observed):
     unnumbered: Fact[Annotated[tuple[StoreClient, ...], Field(max_length=4096)]] = ()
     starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
     hidden: Count
+    # by list, how many of its items were no such thing, and why the first was not
+    misfits: Annotated[dict[Short, Clipped], Field(max_length=8)] = Field(default_factory=dict)
     py_spy: bool
     machine: Short
 

@@ -21,6 +21,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from nccl_doctor.model.base import (
+    Clipped,
     EnvValue,
     Fact,
     HostAddress,
@@ -126,6 +127,8 @@ class HostFacts(Observed):
     ways: Fact[tuple[network.Way, ...]] = ()  # of the packets of dials that failed, out of the host and into it
     # of the container that all of this was found in; None where that is the host itself
     surroundings: Fact[Surroundings | None] = None
+    # by fact that is a list, how many of its items were no such thing, and why the first was not; the others stand
+    misfits: Annotated[dict[Clipped, Clipped], Field(max_length=64)] = Field(default_factory=dict)
 
 
 class Host(Observed):

@@ -22,7 +22,7 @@ from nccl_doctor.collect.mesh.dials import dial_targets, open_listeners
 from nccl_doctor.collect.mesh.plan import Target, listeners, own_nonce
 from nccl_doctor.collect.smoke.allreduce import MOST_EVENTS, AllReduceRun
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits
-from nccl_doctor.model.base import Unknown
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AccessFailure
 from nccl_doctor.snapshot.hosts import HostFacts
@@ -194,7 +194,7 @@ FACTS: dict[str, Any] = healthy()["hosts"][0]["facts"]
 def test_a_malformed_fact_is_unknown_and_the_others_stand(lies: dict[str, Any]) -> None:
     facts = typed(FACTS | lies)
     whole = typed(FACTS)
-    for field in HostFacts.model_fields:
+    for field in HostFacts.model_fields.keys() - {"misfits"}:
         assert field in lies or getattr(facts, field) == getattr(whole, field)
 
 
@@ -214,6 +214,14 @@ def test_it_says_what_does_not_fit(field: str, value: Any) -> None:
     told = getattr(typed(FACTS | {field: value}), field)
     assert isinstance(told, Unknown)
     assert told.reason.startswith(f"malformed: {field}")
+
+
+def test_an_item_of_anybody_s_that_does_not_fit_is_counted_and_the_others_stand() -> None:
+    good = {"remote_address": None, "remote_port": None, "state": "LISTEN", "pid": None}
+    good |= {"local_address": "10.0.0.1", "local_port": 22}
+    told = typed(FACTS | {"sockets": [good, {**good, "local_port": 70000}]})
+    assert len(known(told.sockets)) == 1
+    assert told.misfits["sockets"].startswith("1 of 2 left out: 1.")
 
 
 def test_facts_that_are_missing_are_unknown_and_facts_that_are_none_of_ours_are_refused() -> None:

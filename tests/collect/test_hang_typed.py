@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.hang.answers import LOOK, host_look, recorded
+from nccl_doctor.collect.hang.answers import LOOK, RANKS, host_look, job_ranks, recorded
 from nccl_doctor.logs import flight
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.snapshot.hang import JobRanks, RankState, Recorded
@@ -95,3 +95,23 @@ def test_ranks_that_were_not_asked_for_are_not_taken() -> None:
     told = answer()
     told["ranks"][1]["pid"] = 4711
     assert [rank.pid for rank in host_look(LOOK.validate_python(told), job(), flight.read).ranks] == [1002]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"master_addr": "$(x)"},
+        {"master_addr": ""},
+        {"master_addr": "10.0.0.1 10.0.0.2 "},
+        {"master_port": 70000},
+        {"world_size": 10**9},
+        {"told": {"NCCL_RAS_ADDR": 7}},
+        {"pid": None},
+    ],
+)
+def test_a_process_of_anybody_s_hides_no_rank_of_its_host(odd: dict[str, Any]) -> None:
+    told = job().model_dump(mode="json", by_alias=True)
+    told["ranks"] = [{**told["ranks"][0], "pid": 7, **odd}, *told["ranks"]]
+    found = job_ranks(RANKS.validate_python(told))
+    assert found.ranks == job().ranks
+    assert found.misfits["ranks"].startswith(f"1 of {len(job().ranks) + 1} left out: 0.{next(iter(odd))}")

@@ -16,22 +16,23 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems
+from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems, typed_items
 from nccl_doctor.collect.connect.reach import Window, ask_all, failure_of, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.launch.line import read_line
 from nccl_doctor.model.base import MALFORMED, IpAddress, Unknown, ip_address, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import place_of
+from nccl_doctor.model.ports import TcpSocket
 from nccl_doctor.probe.tools import SYSTEM
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.network import Names, ResolverAnswer, literal
 from nccl_doctor.snapshot.surroundings import Outside
-from nccl_doctor.snapshot.system import Clock, ResourceLimits
+from nccl_doctor.snapshot.system import Clock, GpuProcess, ResourceLimits, TrainingJob
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.transport.base import AccessError, Allowance, Channel, Transport
 from nccl_doctor.transport.containers import InsideOptions
@@ -213,8 +214,22 @@ def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
     return Clock(offset_s=there - (sent + received) / 2, error_s=max(received - sent, 0.0) / 2)
 
 
+ANYBODYS: dict[str, TypeAdapter[Any]] = {
+    "processes": TypeAdapter(TrainingJob),
+    "gpu_processes": TypeAdapter(GpuProcess),
+    "sockets": TypeAdapter(TcpSocket),
+}
+"""Facts that are lists in which any local user can have an item, and its type."""
+
+
 def typed(answer: dict[str, Any]) -> HostFacts:
-    """The probe's answer as facts, each that does not fit unknown; MalformedError where it is no set of facts."""
+    """The probe's answer as facts, each that does not fit unknown; MalformedError where it is no set of facts.
+
+    Of lists in which any local user can have an item, those that do not fit are left out and counted. Of others, such
+    as routes and GPUs, one item less would be another fact: they are unknown as a whole.
+    """
+    misfits: dict[str, str] = {}
+    answer = {**answer, "misfits": misfits}
     for _ in HostFacts.model_fields:
         try:
             return HostFacts.model_validate(answer)
@@ -222,7 +237,13 @@ def typed(answer: dict[str, Any]) -> HostFacts:
             faults = problems(error)
             if not faults.keys() <= HostFacts.model_fields.keys():
                 raise MalformedError(f"facts: {min(faults)[:80]!r} is none") from error
-            answer = {**answer, **{field: {"$unknown": MALFORMED + words} for field, words in faults.items()}}
+            for field, words in faults.items():
+                items, kind = answer.get(field), ANYBODYS.get(field)
+                fitting, left_out = typed_items(kind, items) if kind and isinstance(items, list) else ((), None)
+                if fitting and left_out:
+                    answer[field], misfits[field] = fitting, left_out
+                else:
+                    answer[field] = {"$unknown": MALFORMED + words}
     raise MalformedError("facts that do not fit their types")
 
 

@@ -7,8 +7,9 @@ import json
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from nccl_doctor.collect.answers import typed, typed_items
 from nccl_doctor.collect.hang.reader import MOST_CALLS
 from nccl_doctor.logs import flight
 from nccl_doctor.model.base import Count, Fact, Phased, Seconds, Unknown, unknown
@@ -31,6 +32,37 @@ class _Row(BaseModel):
     state: Any
     stack: Any
     recorder: Any
+
+
+class RanksAnswer(BaseModel):
+    """A host's ranks as they come; any local user can have processes among them, whose variables say anything."""
+
+    model_config = ConfigDict(extra="allow")
+
+    ranks: Annotated[list[Any], Field(max_length=4096)]
+    launchers: Annotated[list[Any], Field(max_length=4096)]
+    unnumbered: Any = ()
+    starters: Any = ()
+
+
+RANKS = TypeAdapter(RanksAnswer)
+_ITEMS: dict[str, TypeAdapter[Any]] = {
+    "ranks": TypeAdapter(hang.JobRank),
+    "launchers": TypeAdapter(hang.Launcher),
+    "unnumbered": TypeAdapter(hang.StoreClient),
+    "starters": TypeAdapter(hang.Starter),
+}
+_JOB = TypeAdapter(hang.JobRanks)
+
+
+def job_ranks(answer: RanksAnswer) -> hang.JobRanks:
+    """Type a host's ranks, each for itself: what does not fit is counted, and the others stand."""
+    parts, misfits = answer.model_dump(), {}
+    for name, kind in _ITEMS.items():
+        if isinstance(parts[name], list):
+            parts[name], left_out = typed_items(kind, parts[name])
+            misfits.update({name: left_out} if left_out else {})
+    return typed(_JOB, "ranks", {**parts, "misfits": misfits})
 
 
 class LookAnswer(BaseModel):

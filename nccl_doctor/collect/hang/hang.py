@@ -21,9 +21,10 @@ from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
 from nccl_doctor.collect import answers
+from nccl_doctor.collect.answers import MalformedError
 from nccl_doctor.collect.connect.reach import MOST, Reach, Window, apart, ask_all, failure_of, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.hang.answers import LOOK, host_look
+from nccl_doctor.collect.hang.answers import LOOK, RANKS, host_look, job_ranks
 from nccl_doctor.collect.hang.jobs import Choice, choose, with_counted
 from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.errors import NotReachedError
@@ -83,7 +84,6 @@ RAS_HOSTS = 2
 Stacks = Literal["read", "pause", "native", "none"]
 Result = TypeVar("Result")
 
-_JOB = TypeAdapter(JobRanks)
 _PIDS = TypeAdapter(tuple[int, ...])
 _STARTERS: TypeAdapter[Fact[tuple[Starter, ...]]] = TypeAdapter(Fact[tuple[Starter, ...]])
 _RAS: TypeAdapter[Phased[Ras]] = TypeAdapter(Phased[Ras])
@@ -146,7 +146,11 @@ class _Watch:
         began = self._phase("finding ranks", [session.node.name for session in self._sessions])
 
         def find(session: ProbeSession) -> JobRanks:
-            found = _ask(session, _JOB, "ranks", ANSWER_S)
+            told = _ask(session, RANKS, "ranks", ANSWER_S)
+            try:
+                found = job_ranks(told)
+            except MalformedError as error:
+                raise session.gone(error) from error
             unnumbered = not isinstance(found.unnumbered, Unknown) and found.unnumbered
             if (found.ranks or unnumbered) and not found.py_spy and self._options.stacks != "none":
                 bundle = pack(session.hello.machine)

@@ -7,6 +7,39 @@ MIXED = "aB3dE5fG7hJ9kL1mN2pQ4rS6tU8vW0xY"
 BODY = "MIIEowIBAAKCAQEA3Tz2mr7SZiAMfQyuvBjM9OiJjRazXBZ1BjP5CE0Wm9Rr0Yv1"
 
 PLANTED: dict[str, tuple[str, str]] = {
+    "an option's key": ("train.py --wandb-key 0123456789abcdef0123456789 --lr 3", "0123456789abcdef"),
+    "an option's key with =": ("train.py --wandb_key=0123456789abcdef0123456789", "0123456789abcdef"),
+    "an option's user and password": ("fetch --auth bob:hunter2 url", "hunter2"),
+    "a proxy without scheme": ("https_proxy=bob:hunter2@proxy:80 train.py", "hunter2"),
+    "a proxy's option": ("fetch --proxy bob:hunter2@proxy:80", "hunter2"),
+    "sshpass by a variable": ("SSHPASS=hunter2 ssh node1", "hunter2"),
+    "a PAT": ("GITHUB_PAT=hunter2hunter2 git pull", "hunter2"),
+    "a JWT": ("JWT=hunter2.hunter2 serve", "hunter2"),
+    "--pass": ("login --pass hunter2", "hunter2"),
+    "--pwd": ("login --pwd=hunter2", "hunter2"),
+    "pwd=": ("connect pwd=hunter2 host=db", "hunter2"),
+    **{
+        f"a vendor's key: {name}": (f"train.py --{name.lower().replace('_', '-')} {MIXED}a1", MIXED[:16])
+        for name in (
+            *("WANDB_KEY", "COMET_KEY", "NEPTUNE_AUTH", "CLEARML_KEY", "MLFLOW_AUTH", "OPENAI_KEY", "ANTHROPIC_KEY"),
+            *("COHERE_KEY", "MISTRAL_KEY", "GROQ_KEY", "TOGETHER_KEY", "FIREWORKS_KEY", "REPLICATE_KEY", "HF_KEY"),
+            *("AWS_KEY", "AZURE_KEY", "GCP_KEY", "OCI_KEY", "DO_KEY", "LINODE_KEY", "VULTR_KEY", "HETZNER_KEY"),
+            *("LAMBDA_KEY", "RUNPOD_KEY", "VAST_KEY", "COREWEAVE_KEY", "PAPERSPACE_KEY", "MODAL_KEY", "ANYSCALE_KEY"),
+            *("DATABRICKS_PAT", "SNOWFLAKE_JWT", "MONGO_AUTH", "REDIS_AUTH", "PG_AUTH", "ELASTIC_KEY", "PINECONE_KEY"),
+            *("WEAVIATE_KEY", "QDRANT_KEY", "MILVUS_CREDS", "SLACK_AUTH", "DISCORD_KEY", "TWILIO_AUTH", "SENDGRID_KEY"),
+            *("MAILGUN_KEY", "STRIPE_KEY", "DATADOG_KEY", "NEWRELIC_KEY", "SENTRY_KEY", "GRAFANA_KEY", "HONEYCOMB_KEY"),
+            *(
+                "GITHUB_PAT",
+                "GITLAB_PAT",
+                "BITBUCKET_KEY",
+                "JIRA_PAT",
+                "NGC_KEY",
+                "NVCF_KEY",
+                "DVC_CREDS",
+                "ROBOFLOW_KEY",
+            ),
+        )
+    },
     "hugging face": (f"train.py --hub hf_{MIXED}ab", f"hf_{MIXED}"),
     "github": (f"git clone ghp_{MIXED}abcd", f"ghp_{MIXED}"),
     "github fine-grained": (f"fetch github_pat_11ABCDEFG0_{MIXED}", f"11ABCDEFG0_{MIXED}"),
@@ -115,6 +148,8 @@ HARMLESS = (
     "cat: /etc/passwd: Permission denied",
     "open /var/run/secrets/kubernetes.io/serviceaccount/token: no such file or directory",
     "token=None, secret: null, password=''",
+    "train.py --sort-key attention_weights_mean --key /etc/ssl/private/a-long-name-1.pem --pass 3 --bypass yes",
+    "PWD=/home/ann/a-long-folder-name-1 http_proxy=proxy:3128 --cache-key=none --auth-type=plain compass=north",
     "Unknown error: unhandled system error, NCCL version 2.27.7+cuda12.8",
 )
 """Looks like a secret and is none."""

@@ -111,6 +111,14 @@ def _walk(tree: Any, done: Redacted, key: str) -> Any:  # noqa: ANN401 - JSON
 
 
 def _field(name: str, value: Any, done: Redacted, whole: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    if name == "line" and isinstance(value, str) and "nodes" in whole:
+        return _launch_line(value, done)
+    if name == "options" and isinstance(value, list):
+        return [_ssh_option(option, done) for option in value]
+    return _common_field(name, value, done, whole)
+
+
+def _common_field(name: str, value: Any, done: Redacted, whole: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
     if name == "user" and isinstance(value, str):
         return done.users.get(value, value)
     if name == "env" and isinstance(value, dict):
@@ -155,6 +163,60 @@ def _command(line: str, done: Redacted) -> str:
     if "…" in " ".join(told):
         done.command_lines += 1
     return " ".join(told)
+
+
+NUMBER = re.compile(r"[\d.,:x-]{1,100}")
+PLACE = re.compile(r"(?:tcp://)?(?:[\w.-]{1,255}|\[[0-9a-fA-F:]{2,45}\]):\d{1,5}")
+PLACES = frozenset({"dist_url", "init_method", "rdzv_endpoint", "master_addr", "dist_init_addr", "address"})
+"""Options of scripts and engines whose values are addresses."""
+LAUNCHERS = re.compile(
+    r"(?:[\w./-]{0,200}/)?(?:python[\d.]*|torchrun|torch\.distributed\.(?:run|launch)|accelerate|launch|deepspeed|srun"
+    r"|mpirun|mpiexec|env|vllm|serve|sglang\.launch_server|sglang|ray|start|uv|run|conda|numactl|nohup|time|bash|docker"
+    r"|exec|composer|llamafactory-cli)"
+)
+"""Words of a launch line that name what starts the job, and no value of anybody's."""
+
+
+def _launch_line(line: str, done: Redacted) -> str:
+    """A launch line with what its judgement needs: programs, scripts, options, numbers and addresses."""
+    words = line.split()
+    told: list[str] = []
+    for number, word in enumerate(words):
+        before = words[number - 1] if number else ""
+        option = before.lstrip("-").replace("-", "_") if before.startswith("-") and "=" not in before else ""
+        variable = CONFIG_LINE.match(word)
+        if variable is not None:
+            told.append(f"{variable[1]}={_variable(variable[1], variable[2], done)}")
+        elif word.startswith("-"):
+            told.append(_valued(word, done))
+        elif _is_plain(option, word):
+            told.append(_text(word, done))
+        else:
+            told.append("…")
+            done.command_lines += 1
+    return " ".join(told)
+
+
+def _is_plain(option: str, value: str) -> bool:
+    """Return whether a word of a launch line, behind that option or none, holds nothing of anybody's own."""
+    if NUMBER.fullmatch(value) or LAUNCHERS.fullmatch(value) or (value.endswith(".py") and "://" not in value):
+        return True
+    return option in OPTIONS or (option in PLACES and PLACE.fullmatch(value) is not None)
+
+
+def _valued(word: str, done: Redacted) -> str:
+    name, equals, value = word.partition("=")
+    if not equals or _is_plain(name.lstrip("-").replace("-", "_"), value):
+        return _text(word, done)
+    done.command_lines += 1
+    return f"{name}=…"
+
+
+def _ssh_option(option: Any, done: Redacted) -> Any:  # noqa: ANN401 - JSON
+    """An option of ssh by its name (ssh_config(5)): values such as SetEnv's and ProxyCommand's are anybody's words."""
+    match = re.match(r"\s*(\w{1,40})[\s=]", option) if isinstance(option, str) else None
+    done.command_lines += 1
+    return f"{match[1]}=…" if match else "…"
 
 
 def _option(word: str, done: Redacted) -> str:

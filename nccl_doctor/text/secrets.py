@@ -110,6 +110,14 @@ def _option(name: str, guard: str = "") -> str:
     return rf"({start}{name}(?:['\"],\s{{0,4}}|\s{{1,4}})){_GIVEN}(?!['\"]?-){guard}{_WORD}"
 
 
+_ENDS = r"(?:key|auth|jwt|pat|creds?)"
+"""How names of secrets end that name other things as well: ``--wandb-key``, ``--sort-key``."""
+_LONG = r"(?=['\"]?[^\s'\"/~.$,;&][^\s'\"]{15,4000})(?!['\"]?[A-Za-z_.,:-]{1,4000}(?![^\s'\",;&]))"
+"""A value of 16 characters or more that is no path and no plain word."""
+_PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
+"""``user:password``."""
+
+
 class _Shape(NamedTuple):
     """A pattern, and words of which a text holds one, in small letters, where it fits; its first group stays."""
 
@@ -135,6 +143,30 @@ _BEHIND_A_NAME = (
     _Shape(("token",), _option(_WEAK, _NO_COUNT)),
     _Shape((*_STRONG_WORDS, "token"), rf"(<(?:{_STRONG}|{_WEAK})>)(?!\(left)[^<\n]{{1,4000}}"),
     _Shape(("pass=",), rf"((?<![a-z])pass=){_GIVEN}{_NO_COUNT}{_WORD}"),
+    _Shape(
+        ("sshpass=", "jwt=", "_pat="),
+        rf"((?<![a-z0-9])(?:sshpass|jwt|(?-i:[A-Z][A-Z0-9_]{{0,60}}_(?:PAT|JWT)))=){_GIVEN}{_WORD}",
+    ),
+    # the shell's own PWD is a path
+    _Shape(("pwd=",), rf"((?<![a-z])pwd=)(?!['\"]?[/~]){_GIVEN}{_NO_COUNT}{_WORD}"),
+    _Shape(
+        ("-pass", "-pwd"),
+        rf"((?<![\w%-])--(?:pass|pwd)(?:['\"],\s{{0,4}}|[=\s]\s{{0,4}}))(?!['\"]?[-/~]){_GIVEN}{_NO_COUNT}{_WORD}",
+    ),
+    _Shape(
+        ("key", "auth", "jwt", "pat", "cred"),
+        _named(rf"(?<![\w-])-{{0,2}}[A-Za-z0-9](?:[\w-]{{0,60}}[_-])?{_ENDS}", _LONG),
+    ),
+    _Shape(("key", "auth", "jwt", "pat", "cred"), _option(_ENDS, _LONG)),
+    _Shape(
+        ("-auth",),
+        rf"((?<![\w%-])--(?:[a-z]{{1,40}}[_-])?auth(?:['\"],\s{{0,4}}|[=\s]\s{{0,4}})){_GIVEN}{_PAIR}{_WORD}",
+    ),
+    # a proxy's address without a scheme
+    _Shape(
+        ("proxy",),
+        rf"(proxy{_STOP}(?:['\"],\s{{0,4}}|\s{{0,4}}[=:\s]\s{{0,4}})['\"]?)(?!\(left)[^\s:@/'\"]{{1,100}}:[^\s@/'\"]{{1,200}}(?=@)",
+    ),
     _Shape(("_key=",), rf"((?-i:\b[A-Z][A-Z0-9_]{{0,60}}_KEY=)){_GIVEN}{_WORD}"),
     _Shape(("_auth",), rf"((?<![a-z])_auth{_STOP}\s{{0,4}}[=:]\s{{0,4}}){_GIVEN}{_WORD}"),
     # signed addresses: Azure's sig=

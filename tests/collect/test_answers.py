@@ -217,7 +217,7 @@ def test_it_says_what_does_not_fit(field: str, value: Any) -> None:
 
 
 def test_an_item_of_anybody_s_that_does_not_fit_is_counted_and_the_others_stand() -> None:
-    good = {"remote_address": None, "remote_port": None, "state": "LISTEN", "pid": None}
+    good: dict[str, Any] = {"remote_address": None, "remote_port": None, "state": "LISTEN", "pid": None}
     good |= {"local_address": "10.0.0.1", "local_port": 22}
     told = typed(FACTS | {"sockets": [good, {**good, "local_port": 70000}]})
     assert len(known(told.sockets)) == 1

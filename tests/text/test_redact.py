@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text.redact import redact
 from nccl_doctor.text.secrets import LEFT_OUT, without_secrets
 from nccl_doctor.transport.ssh.failures import Login, Target, auth_failed
-from tests.checks.snapshots import patched
+from tests.checks.snapshots import healthy, patched
 
 
 def text(patch: dict[str, Any]) -> str:
@@ -203,3 +206,49 @@ def test_no_text_breaks_it(line: str, env: dict[str, str], user: str) -> None:
     patch = holder(line, user.strip())
     patch["hosts"]["node2"] = {"facts": {"env": env}}
     redact(patched({**patch, "smoke": {"output": {"node1": [line]}}}))
+
+
+LINE = (
+    "SECRET_X=s3cr3t torchrun --nnodes=2 --nproc_per_node 8 --rdzv_id=s3cr3t --rdzv_endpoint=node1:29400 train.py "
+    "s3cr3t --auth bob:s3cr3t --wandb-key s3cr3t --name=s3cr3t --batch 64"
+)
+
+
+def test_a_launch_line_keeps_what_is_judged_and_options_of_ssh_their_names() -> None:
+    options = ["SetEnv=TOK=s3cr3t", "ProxyCommand=nc -l s3cr3t", "Port 22", "s3cr3t"]
+    cluster = {"line": LINE, "access": {"ssh": {"options": options}}}
+    kept, _ = redact(patched({"cluster": cluster}))
+    text = kept.model_dump_json()
+    assert "s3cr3t" not in text
+    assert kept.cluster.line == (
+        "SECRET_X=(left out) torchrun --nnodes=2 --nproc_per_node 8 --rdzv_id=… --rdzv_endpoint=node1:29400 train.py "
+        "… --auth … --wandb-key … --name=… --batch 64"
+    )
+    assert kept.cluster.access == {"ssh": {"options": ["SetEnv=…", "ProxyCommand=…", "Port=…", "…"]}}
+
+
+def texts(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of each text in a document."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield from texts(value, (*path, key))
+    if isinstance(tree, str):
+        yield path
+
+
+def test_a_secret_in_any_text_of_a_snapshot_is_left_out() -> None:
+    secret = "hf_aB3dE5fG7hJ9kL1mN2pQ4rS6"
+    planted = 0
+    for path in texts(healthy()):
+        document = healthy()
+        at: Any = document
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = f"x {secret}"
+        try:
+            snapshot = Snapshot.model_validate(document)
+        except ValidationError:  # no text but an address, a version or a word of a list
+            continue
+        planted += 1
+        assert secret not in redact(snapshot)[0].model_dump_json(), path
+    assert planted > 50

@@ -124,7 +124,7 @@ LOOKS = [
     Look(YOLO, "ps -aux | grep python; sudo kill PID", "ports/port_in_use/fires", "port-in-use",
          ("fix-port", "--kill --yes")),
     Look(YOLO, "another --master_port", "ports/port_in_use/fires", "port-in-use",
-         ("set another master_port", "fix-port --hosts hosts.yaml --host node1 --next finds one")),
+         ("set another master_port", "fix-port --next finds one")),
     Look(YOLO, "NCCL_IB_DISABLE by hand", "environment/env_bad_value/fires", "env-bad-value", ("NCCL_IB_DISABLE",)),
     Look(YOLO, "ufw status", "ports/firewall_blocks_port/fires-ufw", "firewall-blocks-port", ("ufw allow proto tcp from",)),
     Look(YOLO, "ps -aux | grep python on every machine", "processes/stale_process/fires", "stale-process", ("fix-port",)),

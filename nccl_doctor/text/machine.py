@@ -26,20 +26,21 @@ _LINKS = 40  # as many links in a row as Linux follows (path_resolution(7))
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     """Writes a draft beside the file and renames it: nobody reads half; else OSError.
 
-    The file keeps its mode and owner; a new one is its owner's alone where it is ``private``. A link is followed as
-    Linux does with ``fs.protected_symlinks``: not one that another user planted in a folder that all may write to. What
-    is no plain file (/dev/null, a named pipe) is written to as it is, and what is open already (/dev/stdout, /dev/fd/3)
-    through its descriptor.
+    The file keeps its mode and owner; a new one is its owner's alone where it is ``private``. One that another user
+    made in a shared folder is refused, and a link is followed as Linux does with ``fs.protected_symlinks``: not one
+    that another user planted there. What is no plain file (/dev/null, a named pipe) is written to as it is, and what is
+    open already (/dev/stdout, /dev/fd/3) through its descriptor.
     """
     number = _descriptor(path)
     if number is not None:
         with os.fdopen(os.dup(number), "wb") as stream:
             stream.write(data)
         return
+    place = _followed(path)
+    _refuse_planted(place)
     if path.exists() and not path.is_file():
         path.write_bytes(data)
         return
-    place = _followed(path)
     descriptor, draft = tempfile.mkstemp(prefix=f".{place.name[:100]}.", dir=place.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -68,6 +69,7 @@ def try_file(path: Path) -> None:
         return
     if stat.S_ISDIR(before.st_mode):
         raise _error(errno.EISDIR)
+    _refuse_planted(_followed(path))
     if stat.S_ISREG(before.st_mode):
         _refuse_place(_followed(path).parent)
         if os.geteuid() not in (0, before.st_uid):  # a file in its place could not be given to its owner
@@ -114,6 +116,21 @@ def _followed(path: Path) -> Path:
             raise OSError(errno.ELOOP, "a link that another user made stands there")
         path = path.parent / path.readlink()
     raise _error(errno.ELOOP)
+
+
+def _refuse_planted(place: Path) -> None:
+    """Raise the OSError with which Linux refuses a file that another user made where others may (protected_regular).
+
+    Its owner could read what is written there. The folder's own owner may have files in it.
+    """
+    try:
+        before = place.lstat()
+    except FileNotFoundError:
+        return
+    folder = place.parent.stat()
+    shared = folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if shared and before.st_uid not in (os.geteuid(), folder.st_uid):
+        raise OSError(errno.EACCES, "another user made that file, in a folder that others may write to")
 
 
 def _as_before(place: Path, descriptor: int, *, private: bool) -> None:

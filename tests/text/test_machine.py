@@ -207,3 +207,26 @@ def test_files_are_written_in_one_place() -> None:
     package = Path(nccl_doctor.__file__).parent
     writers = {str(path.relative_to(package)) for path in package.rglob("*.py") if WRITES.search(path.read_text())}
     assert writers == {"text/machine.py", *OTHERS}
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_what_a_stranger_left_in_a_shared_folder_gets_no_report(tmp_path: Path, kind: str) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    place = shared / "report"
+    if kind == "file":
+        place.write_text("theirs")
+    else:
+        os.mkfifo(place)
+    place.chmod(0o666)
+    os.chown(place, 12345, 12345)
+    with pytest.raises(OSError, match="another user made that file"):
+        try_file(place)
+    with pytest.raises(OSError, match="another user made that file"):
+        write_atomically(place, b"secret", private=True)
+    assert kind == "pipe" or place.read_text() == "theirs"
+    shared.chmod(0o755)  # the folder's owner alone puts files there: as before, its owner and mode stay
+    if kind == "file":
+        write_atomically(place, b"mine", private=True)
+        assert (place.stat().st_uid, place.read_text()) == (12345, "mine")

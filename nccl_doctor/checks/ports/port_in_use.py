@@ -93,9 +93,7 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
 
 def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     """The way out by the cause of the failed bind."""
-    found = fix_port(cluster, host.node, line("--next"))
-    command = found[0].command if found else "nccl-doctor fix-port --next"
-    move = f"set another master_port in the hosts file ({command} finds one)"
+    move = "set another master_port in the hosts file (fix-port --next finds one)"
     if trial.cause == "time-wait":
         wait = fix_port(cluster, host.node, line("{port} --wait", port=trial.port))
         seconds = f"{trial.time_wait_s or 60:.0f} seconds"

@@ -37,10 +37,11 @@ def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def listens(pids: list[int], port: int) -> bool:
-    """True where one of the processes, in the probe's own network namespace, listens on a port."""
-    inodes = {one.inode for one in netlink.sockets_on(port) if one.state == "LISTEN"}
-    return any(inode in inodes for pid in pids for inode in inodes_of(pid))
+def listeners(pids: list[int], port: int) -> list[str]:
+    """Return the addresses at which one of the processes listens on a port, in the probe's own network namespace."""
+    own = {inode for pid in pids for inode in inodes_of(pid)}
+    found = (netlink.plain(one.local_address) for one in netlink.sockets_on(port) if one.inode in own)
+    return [EVERYWHERE.get(address, address) for address in found]
 
 
 def inodes_of(pid: int) -> Iterator[int]:
@@ -79,20 +80,20 @@ def table_of(pid: int) -> dict[int, dict[str, Any]]:
 
 
 PORT = 28028
-LOCALHOST = "localhost"
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where one listens, not where we do
 COLLECT_S = 5
 MOST_BYTES = 8 << 20
 
 
-def address(variables: dict[str, str]) -> tuple[str, int] | None:
-    """Where a job's service listens, by its variables; None where it is switched off."""
+def service_port(variables: dict[str, str]) -> int | None:
+    """The port of a job's service, by its variables; None where it is switched off.
+
+    The address that they name as well is anybody's: the service is dialled where a rank listens (:func:`listeners`).
+    """
     if variables.get("NCCL_RAS_ENABLE", "1").strip() == "0":
         return None
-    named = variables.get("NCCL_RAS_ADDR", "").strip()
-    host, _, port = named.rpartition(":")
-    if named and port.isdigit() and 0 < int(port) < 65536:
-        return host.strip("[]") or LOCALHOST, int(port)
-    return LOCALHOST, PORT
+    named = variables.get("NCCL_RAS_ADDR", "").strip().rpartition(":")[2]
+    return int(named) if named.isascii() and named.isdigit() and 0 < int(named[:6]) < 65536 else PORT
 
 
 def ask(host: str, port: int, *, json_form: bool, deadline: float) -> dict[str, Any]:

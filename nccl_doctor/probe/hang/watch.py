@@ -82,7 +82,7 @@ class Watch:
                 "killed": partial(hardware.killed, age_s),
                 "xids": hardware.xids,
                 "gpus": partial(gpus.work, time.monotonic() + min(left_s, ASK_S)),
-                "serves_ras": lambda: any(flows.listens([*alive], port) for _, port in self._ras_places([*alive])),
+                "serves_ras": lambda: any(flows.listeners([*alive], port) for port in self._ras_ports([*alive])),
             },
             left_s,
         )
@@ -104,9 +104,9 @@ class Watch:
             **around,
         }
 
-    def _ras_places(self, pids: list[int]) -> set[tuple[str, int]]:
-        """Where NCCL's RAS service of these ranks listens."""
-        return {place for pid in pids if (place := flows.address(self._ranks[pid]["told"])) is not None}
+    def _ras_ports(self, pids: list[int]) -> set[int]:
+        """The ports of NCCL's RAS service of these ranks."""
+        return {port for pid in pids if (port := flows.service_port(self._ranks[pid]["told"])) is not None}
 
     def _record(self, pid: int, deadline: float) -> Any:
         row = self._ranks[pid]
@@ -131,16 +131,20 @@ class Watch:
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         loaded = {pid: found for pid in pids if (found := loaded_nccl(pid)) is not None}
         versions = sorted({found["version"] or "unknown" for found in loaded.values()})
-        where = self._ras_places(pids)
+        ports = self._ras_ports(pids)
         answer = {"versions": versions, "reports": []}
-        if not where:
+        if not ports:
             raise Unavailable("NCCL's RAS is switched off in the job (NCCL_RAS_ENABLE=0)")
         if not request["force"] and any(not _safe(version) for version in versions or ["unknown"]):
             told = " and ".join(versions or ["of unknown version"])
             why = f"NCCL {told}: before 2.27.3 the question can crash a job that is starting; --force asks all the same"
             return {**answer, "refused": why}
         reports: dict[str, Any] = {}
-        for host, port in sorted(where):
+        # no address that a variable names is dialled: it may be anybody's
+        where = sorted((host, port) for port in ports for host in flows.listeners(pids, port))
+        if not where:
+            raise Unavailable(f"no rank listens on NCCL's RAS port {', '.join(map(str, sorted(ports)))} here")
+        for host, port in where:
             for turn in range(RAS_TURNS):
                 report = flows.ask(host, port, json_form=turn < RAS_TURNS // 2, deadline=deadline)
                 reports.setdefault(report["text"], report)

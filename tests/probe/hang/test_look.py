@@ -227,12 +227,13 @@ def test_which_nccl_a_process_has_loaded() -> None:
 
 def test_an_old_nccl_is_asked_only_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     looker = watch.Watch()
-    looker._ranks = {7: {"told": {"NCCL_RAS_ADDR": "127.0.0.1:1"}}}
+    looker._ranks = {7: {"told": {"NCCL_RAS_ADDR": "10.255.255.1:1"}}}
     monkeypatch.setattr(watch, "loaded_nccl", lambda _pid: {"path": "x", "version": "2.26.2"})
     told = looker.handlers["ras"]({"pids": [7], "force": False})
     assert "2.26.2" in told["refused"]
     assert "--force" in told["refused"]
-    assert "refused" in looker.handlers["ras"]({"pids": [7], "force": True})["$unknown"]  # by the port: it was dialled
+    told = looker.handlers["ras"]({"pids": [7], "force": True})
+    assert told["$unknown"] == "no rank listens on NCCL's RAS port 1 here"  # what it names was not dialled
     looker._ranks = {7: {"told": {"NCCL_RAS_ENABLE": "0"}}}
     assert "NCCL_RAS_ENABLE=0" in looker.handlers["ras"]({"pids": [7], "force": True})["$unknown"]
 
@@ -242,8 +243,9 @@ def test_two_jobs_on_one_port_are_both_heard(monkeypatch: pytest.MonkeyPatch) ->
     texts = [f"NCCL version 2.28.{number} compiled with CUDA 13.0" for number in range(2)]
     with serving(*(Service(text, '{"nccl_version": "2.28.9", "communicators": []}') for text in texts)) as port:
         looker = watch.Watch()
-        looker._ranks = {7: {"told": {"NCCL_RAS_ADDR": f"127.0.0.1:{port}"}}}
-        told = looker.handlers["ras"]({"pids": [7], "force": False})
+        own = os.getpid()
+        looker._ranks = {own: {"told": {"NCCL_RAS_ADDR": f"somewhere.invalid:{port}"}}}
+        told = looker.handlers["ras"]({"pids": [own], "force": False})
     assert {one["form"] for one in told["reports"]} == {"json", "text"}
     assert set(texts) < {one["text"] for one in told["reports"]}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from pathlib import Path
 
@@ -61,15 +63,23 @@ def test_nobody_on_the_port() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "address"),
+    ("told", "port"),
     [
-        ({}, ("localhost", 28028)),
-        ({"NCCL_RAS_ADDR": "10.0.0.1:99"}, ("10.0.0.1", 99)),
-        ({"NCCL_RAS_ADDR": ":99"}, ("localhost", 99)),
-        ({"NCCL_RAS_ADDR": "[::1]:99"}, ("::1", 99)),
-        ({"NCCL_RAS_ADDR": "nonsense"}, ("localhost", 28028)),
+        ({}, 28028),
+        ({"NCCL_RAS_ADDR": "10.0.0.1:99"}, 99),
+        ({"NCCL_RAS_ADDR": ":99"}, 99),
+        ({"NCCL_RAS_ADDR": "[::1]:99"}, 99),
+        ({"NCCL_RAS_ADDR": "nonsense"}, 28028),
+        ({"NCCL_RAS_ADDR": "10.0.0.1:" + "9" * 5000}, 28028),
         ({"NCCL_RAS_ENABLE": "0"}, None),
     ],
 )
-def test_where_it_listens(told: dict[str, str], address: tuple[str, int] | None) -> None:
-    assert flows.address(told) == address
+def test_on_which_port_it_listens(told: dict[str, str], port: int | None) -> None:
+    assert flows.service_port(told) == port
+
+
+def test_it_is_dialled_where_a_rank_of_the_job_listens_alone() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        port = server.getsockname()[1]
+        assert flows.listeners([os.getpid()], port) == ["127.0.0.1"]
+        assert flows.listeners([1], port) == []

@@ -36,13 +36,12 @@ OURS = {
     "/bin/sh": "the keeper of a scratch folder (probe/children.py)",
     "/usr/bin/rm": "which it removes",
     "/usr/bin/sleep": "and between two tries",
-    "memory": "py-spy, sent along",
+    "memory": "py-spy, sent along or copied; in a container's test podman, which starts itself anew from memory",
 }
 CONTAINERS = {
     "/usr/bin/podman": "the runtime that the hosts file names",
     "/usr/bin/conmon": "its monitor",
     "/usr/bin/crun": "and the runtime below it",
-    "": "which starts itself anew from memory",
     **dict.fromkeys(("/usr/bin/cat", "/usr/bin/df", "/usr/bin/readlink"), "the host around a container"),
 }
 EXECUTION = re.compile(r'^execve(?:at\([^,]+, )?\(?"((?:[^"\\]|\\.)*)"', re.MULTILINE)
@@ -59,7 +58,8 @@ class Traced:
         text = self.host.run(f"cat {TRACE}.*; rm -f {TRACE}.*").stdout
         found = set(EXECUTION.findall(text))
         assert text.count("execve") == len(EXECUTION.findall(text)), text
-        return {"memory" if re.fullmatch(r"/proc/(?:self|[0-9]+)/fd/[0-9]+", path) else path for path in found}
+        # a descriptor's path, or none, as execveat(2) takes a descriptor itself
+        return {"memory" if re.fullmatch(r"(?:/proc/(?:self|[0-9]+)/fd/[0-9]+)?", path) else path for path in found}
 
 
 def listed(path: str) -> bool:

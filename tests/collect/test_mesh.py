@@ -13,14 +13,19 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import NoAnswerError
+from nccl_doctor.collect.answers import Heard, NoAnswerError
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.host_facts import Asking, FactLimits
 from nccl_doctor.collect.mesh.failed_dials import CLOSED, find_interceptions
-from nccl_doctor.collect.mesh.mesh import MeshLimits, run_mesh
+from nccl_doctor.collect.mesh.mesh import MeshLimits, disputes, run_mesh
+from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.model.report import FailedDial
+from nccl_doctor.probe.mesh.mesh import MOST_OF_ONE, MeshEnd
+from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
+from nccl_doctor.snapshot.mesh import accused
 from nccl_doctor.transport.process import LocalTransport
+from tests.checks.snapshots import healthy
 from tests.collect.nodes import node
 from tests.patience import LONG_S, crowd, joined
 
@@ -222,3 +227,75 @@ def test_a_listener_on_ipv6s_loopback_leaves_the_port_to_ours_as_to_torchs(
         answer = sessions[0].ask(answers.DIALLED, "dial", deadline, targets=targets, timeout_s=20)
     assert list(told.ports) == [port]
     assert answer.connected == 1
+
+
+HEALTHY = {host.name: host.facts for host in Snapshot.model_validate(healthy()).hosts if host.facts}
+
+
+def own(name: str) -> str:
+    """An address that this host alone has."""
+    return next(one.address for one in known(HEALTHY[name].interfaces).addresses if one.interface == "eno1")
+
+
+def dial(src: str, dst: str, outcome: str = "timed-out", **more: Any) -> FailedDial:
+    ends = {"src": src, "dst": dst, "address": own(dst)}
+    return FailedDial.model_validate({**ends, "port": 29500, "outcome": outcome, **more})
+
+
+def accepted(dst: str, src: str, port: int = 29500) -> dict[str, Heard]:
+    ends = [own(name) for name in (dst, src)]
+    return {dst: Heard.model_validate({"accepted": [[ends[0], port, ends[1], 1]]})}
+
+
+@pytest.mark.parametrize(
+    ("failed", "heard", "is_disputed"),
+    [
+        (dial("node2", "node1"), accepted("node1", "node2"), True),
+        (dial("node2", "node1", "refused"), accepted("node1", "node2"), True),
+        (dial("node2", "node1"), accepted("node1", "node3"), False),
+        (dial("node2", "node1"), accepted("node1", "node2", 40000), False),
+        (dial("node2", "node1", "stranger"), accepted("node1", "node2"), False),
+        (dial("node2", "node1", error="SILENT"), accepted("node1", "node2"), False),
+        (dial("node2", "node1"), {}, False),
+    ],
+)
+def test_a_dial_is_disputed_where_the_dialled_host_accepted_it(
+    failed: FailedDial, heard: dict[str, Heard], *, is_disputed: bool
+) -> None:
+    assert bool(disputes([failed], HEALTHY, heard)) is is_disputed
+
+
+@pytest.mark.parametrize(
+    ("hosts", "pairs", "found"),
+    [
+        (("node1",), [("node2", "node1")], ("node2",)),
+        (("node1",), [("node2", "node1"), ("node3", "node1")], ("node1",)),
+        (("node1",), [("node1", "node2")], ("node1",)),
+        (("node1", "node2"), [("node1", "node2"), ("node2", "node1")], ("node1", "node2")),
+        (("node1", "node2"), [("node2", "node1")], ("node2",)),
+    ],
+)
+def test_one_hosts_word_accuses_no_other(
+    hosts: tuple[str, ...], pairs: list[tuple[str, str]], found: tuple[str, ...]
+) -> None:
+    assert accused(hosts, pairs) == found
+
+
+def test_idle_connections_of_one_host_are_bounded_and_others_come_through() -> None:
+    """The oldest of this host's go first, by whichever of its addresses they came."""
+    end = MeshEnd("nonce")
+    (port,) = end.listen([ANY])["ports"]
+    crowd = [socket.create_connection(("127.0.0.1", port), LONG_S) for _ in range(MOST_OF_ONE + 20)]
+    try:
+        for one in crowd:
+            one.settimeout(LONG_S)
+            assert one.recv(5) == b"nonce"
+        for one in crowd[:20]:  # hung up on
+            with pytest.raises(ConnectionResetError):
+                one.recv(1)
+        heard = end.close()
+        assert heard["accepted"] == [["127.0.0.1", port, "127.0.0.1", MOST_OF_ONE + 20]]
+        assert heard["dropped"] == [["127.0.0.1", 20]]
+    finally:
+        for one in crowd:
+            one.close()

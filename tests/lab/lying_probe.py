@@ -2,6 +2,7 @@
 
 ``lying_probe.py SEED MADE_UP PYTHON -I -c LOADER``: the seed decides which answers are changed and how; with "s" in
 front they are the all-reduce's, with "p" those that ``fix-port`` asks for, with "h" those of ``hang``; with "H" none is.
+With "a" the host accuses the first host that it dials: every dial to it failed, as it says.
 MADE_UP is a file of what the host answers to ``hang`` in place of the real probe, "-" for none. It passes requests on as
 they are, and ends with its stdin, as the probe does.
 """
@@ -70,18 +71,19 @@ def main() -> None:
     liar = Liar(json.loads(header)["nonce"].encode(), random.Random(seed), seed[0])
     if made_up != "-":
         liar.made_up = json.loads(Path(made_up).read_text(encoding="utf-8"))
-    threading.Thread(target=pass_on, args=(real.stdin, liar.asked), daemon=True).start()
+    threading.Thread(target=pass_on, args=(real.stdin, liar), daemon=True).start()
     for line in real.stdout:
         liar.answer(line)
     os._exit(real.wait())
 
 
-def pass_on(into: BinaryIO, asked: dict[int, str]) -> None:
+def pass_on(into: BinaryIO, liar: Liar) -> None:
     """Requests as they come; the probe ends at their end, and with it this program."""
     for line in sys.stdin.buffer:
         if line.strip():  # else it is the pulse
             request = json.loads(line)
-            asked[request["id"]] = request.get("what", request["do"])
+            liar.asked[request["id"]] = request.get("what", request["do"])
+            liar.targets[request["id"]] = request.get("targets", [])
         try:
             into.write(line)
             into.flush()
@@ -95,11 +97,14 @@ class Liar:
 
     Attributes:
         asked: what each request was, by its number.
+        targets: whom each request has it dial, by its number.
         made_up: what is answered to some requests in place of the probe's own words.
     """
 
     def __init__(self, nonce: bytes, draw: random.Random, about: str) -> None:
         self.asked: dict[int, str] = {}
+        self.targets: dict[int, list[Any]] = {}
+        self._accused: str | None = None
         self.made_up: dict[str, Any] = {}
         self._nonce, self._draw = nonce, draw
         some = draw.choices(REQUESTS, WEIGHTS, k=draw.choice((1, 1, 2)))
@@ -109,6 +114,8 @@ class Liar:
         if about in "hH":
             self._about = set(draw.choices(HANG, OFTEN, k=draw.choice((1, 2)))) if about == "h" else set()
         (self._way,) = draw.choices(WAYS, PATIENT)
+        if about == "a":
+            self._about, self._way = {"dial"}, "accuse"
 
     def answer(self, line: bytes) -> None:
         """Says a line of the real probe, or something else."""
@@ -130,6 +137,17 @@ class Liar:
             self._frame(self._changed(message))
         else:
             getattr(self, f"_{self._way}")(message)
+
+    def _accuse(self, message: Any) -> None:
+        """Say of all dials to one host, the first that was dialled and is not this one, that they timed out."""
+        told, targets = message["ok"], self.targets[message["id"]]
+        self._accused = self._accused or targets[0][0]
+        places = [place for place, target in enumerate(targets) if target[0] == self._accused]
+        rows = [[place, port, "timed-out", None, 3.0] for place in places for port in targets[place][1]]
+        failed = [row for row in told["failed"] if row[0] not in places] + rows
+        asked = sum(len(target[1]) for target in targets)
+        trips = [trip for trip in told["trips"] if trip[0] not in places]
+        self._frame({**message, "ok": {**told, "connected": asked - len(failed), "failed": failed, "trips": trips}})
 
     def _frame(self, message: Any) -> None:
         say(b"\n" + self._nonce + b" " + json.dumps(message).encode() + b"\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ import pytest
 
 from tests.cli.doctor import Run, doctor
 from tests.lab.cluster import Lab, MakeLab
+from tests.lab.faults import fault
 from tests.lab.host import LabHost
 from tests.lab.liar import interpreter
 
@@ -39,42 +42,46 @@ def test_a_host_that_lies_about_its_dials_accuses_nobody(make_lab: MakeLab) -> N
 
 
 CROWD = """\
-import socket, sys, threading, time
-def hold(address, port, keep=[]):
-    while True:
-        try:
-            keep.append(socket.create_connection((address, port), 1))
-        except OSError:
-            time.sleep(0.001)
+import socket, sys
+keep, known = [], set()
 def listening():
-    for line in open("/proc/net/tcp").read().splitlines()[1:] + open("/proc/net/tcp6").read().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] == "0A" and int(fields[1].split(":")[1], 16) != 22:
-            yield int(fields[1].split(":")[1], 16)
-known = set()
+    for table in ("tcp", "tcp6"):
+        with open("/proc/net/" + table) as file:
+            for line in file.read().splitlines()[1:]:
+                fields = line.split()
+                port = int(fields[1].split(":")[1], 16)
+                if fields[3] == "0A" and port != 22:
+                    yield port
 print("ready", flush=True)
 while True:
-    for port in {*listening()} - known:
-        known.add(port)
-        for _ in range(2):
-            threading.Thread(target=hold, args=(sys.argv[1], port), daemon=True).start()
-    time.sleep(0.001)
+    fresh = {*listening()} - known
+    known |= fresh
+    for _ in range(450):
+        for port in fresh:
+            one = socket.socket()
+            one.setblocking(False)
+            one.connect_ex((sys.argv[1], port))
+            keep.append(one)
 """
 
 
 @contextmanager
 def crowding(host: LabHost) -> Iterator[None]:
     """Have alice connect to every listener on the host as often as she may, and say nothing."""
-    crowd = host.popen(f"ulimit -n 8192; exec {sys.executable} -c '{CROWD}' {host.address}", user="alice")
+    line = f"ulimit -n 65536; exec {sys.executable} -c {shlex.quote(CROWD)} {host.address}"
+    crowd = host.popen(["sh", "-c", line], user="alice", stdout=subprocess.PIPE)
+    assert crowd.stdout is not None
+    assert crowd.stdout.readline() == "ready\n"
     try:
         yield
     finally:
         crowd.kill()
-        crowd.wait()
+        crowd.communicate()
 
 
 def test_a_local_user_who_crowds_the_listeners_accuses_nobody(make_lab: MakeLab) -> None:
     lab = make_lab(3)
+    fault("nofile-low")(lab, lab.host("node1"))
     with crowding(lab.host("node1")):
         run = doctor(lab, *NO_SMOKE)
     assert not {"port-unreachable", "firewall-blocks-ephemeral", "proxy-intercepts"} & {*run.names}, run.names

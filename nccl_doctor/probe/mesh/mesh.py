@@ -20,6 +20,7 @@ import errno
 import fcntl
 import itertools
 import os
+import resource
 import selectors
 import socket
 import termios
@@ -35,7 +36,7 @@ PAUSE_S = 0.05  # After an accept that failed: the other side hung up first, or 
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
 CHUNK = 65536  # bytes that are taken at once
 ROOM = 1 << 20  # the same of what dialled us, which at full speed (probe/mesh/rate.py) is much
-MOST_HELD = 600  # connections at once, the oldest of them goes first; a process may often have 1,024 files
+MOST_HELD = 600  # connections at once, and at most half of the files that may be open; the oldest of them goes first
 MOST_OF_ONE = 100  # the same from one address; all addresses of this host count as one, since any local user has them
 MOST_PEERS = 4096  # addresses that are told apart
 
@@ -53,6 +54,9 @@ class MeshEnd:
         self._accepted: dict[tuple[str, int, str], int] = {}
         self._dropped: dict[str, int] = {}
         self._resting: dict[socket.socket, float] = {}
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        files = 2 * MOST_HELD if files == resource.RLIM_INFINITY else files
+        self._most, self._most_of_one = min(MOST_HELD, files // 2), min(MOST_OF_ONE, files // 8)
         self._closing = False
         self._turn = threading.Lock()  # whoever holds it looks after the sockets
         self._room = bytearray(ROOM)
@@ -156,7 +160,7 @@ class MeshEnd:
             self._accepted[key] = self._accepted.get(key, 0) + 1
         source = "" if peer == local or peer.startswith("127.") or peer == "::1" else peer
         mine = self._held.setdefault(source, {})
-        for crowd, most in ((mine, MOST_OF_ONE), (self._answered, MOST_HELD)):
+        for crowd, most in ((mine, self._most_of_one), (self._answered, self._most)):
             if len(crowd) >= most:
                 oldest = next(iter(crowd))
                 named = self._peer[oldest] or local

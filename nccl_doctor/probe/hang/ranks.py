@@ -129,9 +129,20 @@ def find_ranks(table: Table) -> dict[str, Any]:
     ranks = [pid for pid in numbered if _is_rank(pid, numbered, table)]
     readable = [pid for pid in ranks if os.getuid() in (0, table.uid(pid))]
     return {
-        "ranks": [_row(pid, numbered[pid], table) for pid in sorted(readable)[:MOST]],
+        "ranks": [_row(pid, numbered[pid], table) for pid in fairly(readable, table)],
         "hidden": len(hidden),
     }
+
+
+def fairly(pids: Iterable[int], table: Table) -> list[int]:
+    """Return at most MOST of these processes by PID, as many of each user: thousands of one hide no other's."""
+    counts: Counter[int | None] = Counter()
+    turns = []
+    for pid in sorted(pids):
+        uid = table.uid(pid)
+        turns.append((counts[uid], pid))
+        counts[uid] += 1
+    return sorted(pid for _, pid in sorted(turns)[:MOST])
 
 
 def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
@@ -140,7 +151,7 @@ def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
     parents = {pid for pid in above if pid in table.procs and jobs.is_python(table.executable(pid))}
     named = {pid for pid in table.procs if jobs.is_launcher(table.argv(pid))}
     found = []
-    for pid in sorted((named | parents) - _ours(table))[:MOST]:
+    for pid in fairly((named | parents) - _ours(table), table):
         below = [proc for proc in map(table.procs.__getitem__, table.descendants(pid)) if proc.ppid == pid]
         launcher = {
             "pid": pid,
@@ -165,8 +176,8 @@ def unnumbered(table: Table) -> list[dict[str, Any]]:
         and jobs.is_python(table.executable(pid))
         and not jobs.is_launcher(table.argv(pid))
     ]
-    found = clients(table, may)
-    return [{**_describe(one["pid"], table), **one} for one in found[:MOST]]
+    found = {one["pid"]: one for one in clients(table, may)}
+    return [{**_describe(pid, table), **found[pid]} for pid in fairly(found, table)]
 
 
 def _ours(table: Table) -> set[int]:

@@ -89,3 +89,13 @@ def test_whose_a_rank_is_and_whether_it_is_in_a_container() -> None:
     inside.environ["SLURM_JOB_ID"] = "77"
     told = found(bare, inside)["ranks"]
     assert [(row["uid"], row["contained"]) for row in told] == [(1000, False), (1000, True)]
+
+
+def test_a_thousand_false_ranks_of_one_user_hide_no_rank_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    false = [rank(100 + number, 1, number, RANK="1") for number in range(ranks.MOST)]
+    true = rank(5000, 1, 0, RANK="0")
+    true.uid = 1001
+    told = [row["pid"] for row in found(*false, true)["ranks"]]
+    assert len(told) == ranks.MOST
+    assert 5000 in told

@@ -145,7 +145,7 @@ class Accepted(NamedTuple):
 
 
 class Heard(base.Observed):
-    """What a host's listeners saw: by ``dropped``, the peers of which so many connections were too many to hold."""
+    """Connections to a host's listeners; ``dropped``: by peer, how many were closed as there were too many."""
 
     accepted: Annotated[tuple[Accepted, ...], Field(max_length=4096)] = ()
     dropped: Annotated[tuple[tuple[base.HostAddress, base.Count], ...], Field(max_length=4096)] = ()

@@ -21,7 +21,7 @@ from nccl_doctor.collect.mesh.mesh import MeshLimits, disputes, run_mesh
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.probe.mesh.mesh import MOST_OF_ONE, MeshEnd
+from nccl_doctor.probe.mesh.mesh import MOST_PER_PEER, MeshEnd
 from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
 from nccl_doctor.snapshot.mesh import accused
 from nccl_doctor.transport.process import LocalTransport
@@ -285,7 +285,7 @@ def test_idle_connections_of_one_host_are_bounded_and_others_come_through() -> N
     """The oldest of this host's go first, by whichever of its addresses they came."""
     end = MeshEnd("nonce")
     (port,) = end.listen([ANY])["ports"]
-    crowd = [socket.create_connection(("127.0.0.1", port), LONG_S) for _ in range(MOST_OF_ONE + 20)]
+    crowd = [socket.create_connection(("127.0.0.1", port), LONG_S) for _ in range(MOST_PER_PEER + 20)]
     try:
         for one in crowd:
             one.settimeout(LONG_S)
@@ -294,7 +294,7 @@ def test_idle_connections_of_one_host_are_bounded_and_others_come_through() -> N
             with pytest.raises(ConnectionResetError):
                 one.recv(1)
         heard = end.close()
-        assert heard["accepted"] == [["127.0.0.1", port, "127.0.0.1", MOST_OF_ONE + 20]]
+        assert heard["accepted"] == [["127.0.0.1", port, "127.0.0.1", MOST_PER_PEER + 20]]
         assert heard["dropped"] == [["127.0.0.1", 20]]
     finally:
         for one in crowd:

@@ -50,7 +50,7 @@ class Entry(NamedTuple):
     ignored: bool  # not to be looked at in the working tree
 
 
-def is_one(root: int) -> bool:
+def is_checkout(root: int) -> bool:
     """Return whether a folder holds a checkout, by a descriptor."""
     try:
         os.close(os.open(".git", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root))
@@ -190,7 +190,7 @@ def _differs(root: int, entry: Entry, written_ns: int, deadline: float) -> bool:
     try:
         status = os.fstat(place)
         if kind == SUBMODULE:
-            return stat.S_ISDIR(status.st_mode) and is_one(place) and _submodule_commit(place) != entry.identifier
+            return stat.S_ISDIR(status.st_mode) and is_checkout(place) and _submodule_commit(place) != entry.identifier
         if kind == LINK and stat.S_ISLNK(status.st_mode):
             return _blob(os.readlink(b"", dir_fd=place), len(entry.identifier)) != entry.identifier
         return kind == LINK or _is_changed(place, status, entry, written_ns, deadline)

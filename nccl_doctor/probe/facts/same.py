@@ -128,7 +128,7 @@ def _look(path: str, deadline: float) -> dict[str, Any]:
         found: dict[str, Any] = {"kind": "folder"}
         names = _files(root)
         try:
-            if checkout.is_one(root):
+            if checkout.is_checkout(root):
                 found["kind"] = "checkout"
                 state = checkout.read(root, deadline)
                 found.update(commit=state.commit, staged=state.staged)

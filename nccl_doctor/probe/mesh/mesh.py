@@ -37,7 +37,7 @@ BACKLOG = 1024  # connections that wait to be accepted: of every host of a large
 CHUNK = 65536  # bytes that are taken at once
 ROOM = 1 << 20  # the same of what dialled us, which at full speed (probe/mesh/rate.py) is much
 MOST_HELD = 600  # connections at once, and at most half of the files that may be open; the oldest of them goes first
-MOST_OF_ONE = 100  # the same from one address; all addresses of this host count as one, since any local user has them
+MOST_PER_PEER = 100  # the same from one address; all addresses of this host count as one, since any local user has them
 MOST_PEERS = 4096  # addresses that are told apart
 
 
@@ -56,7 +56,7 @@ class MeshEnd:
         self._resting: dict[socket.socket, float] = {}
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         files = 2 * MOST_HELD if files == resource.RLIM_INFINITY else files
-        self._most, self._most_of_one = min(MOST_HELD, files // 2), min(MOST_OF_ONE, files // 8)
+        self._most, self._most_per_peer = min(MOST_HELD, files // 2), min(MOST_PER_PEER, files // 8)
         self._closing = False
         self._turn = threading.Lock()  # whoever holds it looks after the sockets
         self._room = bytearray(ROOM)
@@ -160,7 +160,7 @@ class MeshEnd:
             self._accepted[key] = self._accepted.get(key, 0) + 1
         source = "" if peer == local or peer.startswith("127.") or peer == "::1" else peer
         mine = self._held.setdefault(source, {})
-        for crowd, most in ((mine, self._most_of_one), (self._answered, self._most)):
+        for crowd, most in ((mine, self._most_per_peer), (self._answered, self._most)):
             if len(crowd) >= most:
                 oldest = next(iter(crowd))
                 named = self._peer[oldest] or local

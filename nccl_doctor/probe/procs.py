@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import socket
+import time
 from itertools import islice
 from typing import Iterator, NamedTuple
 
@@ -18,24 +19,52 @@ from nccl_doctor.probe import netlink
 MOST_FILES = 1 << 16  # Descriptors of one process that are looked at
 
 
-def pids_by_inode(inodes: set[int]) -> dict[int, list[int]]:
-    """All processes that hold each socket, as far as we may look; several where it was inherited."""
+FEW_FILES = 1024
+"""Of each process so many are looked at first: any user can have 120 processes with 20,000 files each."""
+MORE_FILES_S = 6.0
+
+
+def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dict[int, list[int]], bool]:
+    """All processes that hold each socket, as far as we may look; several where it was inherited.
+
+    Returns:
+        Them by inode, and whether every file was looked at: of processes with many, the rest only ``within_s`` seconds.
+    """
     wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
     found: dict[int, list[int]] = {}
-    for pid, _, target in open_files() if wanted else ():
+    if not wanted:
+        return found, True
+
+    def note(pid: int, target: str) -> None:
         inode = wanted.get(target)
         if inode is not None and pid not in found.setdefault(inode, []):
             found[inode].append(pid)
-    return found
+
+    crowded: set[int] = set()
+    last = count = 0
+    for pid, _, target in open_files(most=FEW_FILES):
+        last, count = pid, count + 1 if pid == last else 1
+        if count > FEW_FILES // 2:  # it may have more: some were closed meanwhile
+            crowded.add(pid)
+        note(pid, target)
+    deadline = time.monotonic() + within_s
+    for pid, _, target in open_files(crowded, first=FEW_FILES):
+        if time.monotonic() >= deadline:
+            return found, False
+        note(pid, target)
+    return found, True
 
 
-def open_files(pids: set[int] | None = None) -> Iterator[tuple[int, str, str]]:
-    """(pid, link, target) of every /proc/PID/fd link that we may read, of all processes or of these."""
+def open_files(pids: set[int] | None = None, first: int = 0, most: int = MOST_FILES) -> Iterator[tuple[int, str, str]]:
+    """(pid, link, target) of every /proc/PID/fd link that we may read, of all processes or of these.
+
+    Of each process those from place ``first`` on and before ``most``, by the numbers of their descriptors.
+    """
     everybody = (int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if pids is None else pids
     for pid in sorted(everybody):
         try:
             with os.scandir(f"/proc/{pid}/fd") as entries:
-                links = [entry.path for entry in islice(entries, MOST_FILES)]
+                links = [entry.path for entry in islice(entries, first, most)]
         except OSError:  # gone, or another user's
             continue
         for link in links:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import importlib
 import json
 import os
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nccl_doctor.probe import netlink
+from nccl_doctor.probe import netlink, procs
 from nccl_doctor.probe.netlink import DiagSocket
 from nccl_doctor.probe.ports import requests as ports
 from nccl_doctor.snapshot.network import PortTrial
@@ -229,7 +230,7 @@ def test_what_blocks_most_surely_is_the_cause(found: list[DiagSocket], cause: st
 
 
 def test_a_hint_says_whose_socket_it_is_where_the_process_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "pids_by_inode", lambda _inodes: {})
+    monkeypatch.setattr(ports, "pids_by_inode", lambda _inodes: ({}, True))
     hints = []
     with port_in("listener") as port:
         for uid in (1000, 0):
@@ -283,3 +284,18 @@ def ask_torch() -> dict[str, dict[str, bool]]:
 
 if __name__ == "__main__":
     sys.stdout.write("\n" + json.dumps(ask_torch()) + "\n")
+
+
+def test_a_holder_is_found_before_thousands_of_other_files_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user's process can have many files, and its socket behind all of them."""
+    monkeypatch.setattr(procs, "FEW_FILES", 64)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        inode = os.fstat(server.fileno()).st_ino
+        assert procs.pids_by_inode({inode}, 0)[0] == {inode: [os.getpid()]}
+        high = fcntl.fcntl(server.fileno(), fcntl.F_DUPFD_CLOEXEC, 900)
+        files = [os.open("/dev/null", os.O_RDONLY) for _ in range(100)]
+        server.close()
+        assert procs.pids_by_inode({inode}, 0) == ({}, False)
+        assert procs.pids_by_inode({inode}) == ({inode: [os.getpid()]}, True)
+    for number in (high, *files):
+        os.close(number)

@@ -205,7 +205,7 @@ def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
         found = netlink.find_sockets(ports, listeners=True)
     except OSError as error:
         raise Unavailable(f"neither sock_diag nor /proc/net/tcp can be read: {error.strerror or error}") from error
-    pids = pids_by_inode({one.inode for one in found})
+    pids, _ = pids_by_inode({one.inode for one in found})
     rows = [netlink.describe_socket(one, min(pids.get(one.inode, ()), default=None)) for one in found]
     return sorted(rows, key=lambda row: (row["local_port"], row["local_address"], row["remote_port"] or 0))
 

@@ -122,7 +122,7 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
         found = netlink.find_sockets({port})
     except OSError:  # no table can be read
         found = []
-    pids = pids_by_inode({one.inode for one in found})
+    pids, is_whole = pids_by_inode({one.inode for one in found})
     cause = cause_of(found)
     nobody: list[int | None] = [None]
     rows = [netlink.describe_socket(one, pid) for one in found for pid in pids.get(one.inode, nobody)]
@@ -138,7 +138,8 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     if cause == "time-wait":
         explained["time_wait_s"] = max((one.expires_s for one in found if one.expires_s is not None), default=None)
     elif not processes:
-        explained["hint"] = _hint(port, found)
+        few = "" if is_whole else "; processes with more than a thousand open files could not all be looked at in time"
+        explained["hint"] = _hint(port, found) + few
     return explained
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab import port_liar
-from tests.lab.cluster import Lab
+from tests.lab import local_user, port_liar
+from tests.lab.cluster import Lab, MakeLab
 from tests.lab.liar import MOST_MIB, Lie, in_process, through_cli
 
 pytestmark = pytest.mark.slow
@@ -30,3 +30,9 @@ def test_a_host_that_lies_to_the_command_line(seed: str, fresh_lab: Lab) -> None
 def test_a_host_that_lies_to_fix_port(fresh_lab: Lab) -> None:
     found = {number: port_liar.through_cli(port_liar.lie(number), fresh_lab) for number in (0, 2, 5, 8)}
     assert [*filter(None, found.values())] == [], found
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_a_local_user_accuses_nobody_and_has_nothing_run(seed: int, make_lab: MakeLab) -> None:
+    assert local_user.run(make_lab(3), seed) == []

@@ -110,6 +110,6 @@ def test_a_thread_that_can_not_start_is_an_unknown_fact(monkeypatch: pytest.Monk
 def test_every_fact_that_a_host_collects_is_a_field_of_the_snapshot() -> None:
     facts.import_collectors()
     assert (
-        COLLECTORS.keys() | {"clock", "login_shell", "outside", "firewall_after", "ways"}
+        COLLECTORS.keys() | {"clock", "login_shell", "outside", "firewall_after", "ways", "misfits"}
         == HostFacts.model_fields.keys()
     )

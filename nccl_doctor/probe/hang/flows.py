@@ -40,7 +40,8 @@ def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
 def listeners(pids: list[int], port: int) -> list[str]:
     """Return the addresses at which one of the processes listens on a port, in the probe's own network namespace."""
     own = {inode for pid in pids for inode in inodes_of(pid)}
-    found = (netlink.plain(one.local_address) for one in netlink.sockets_on(port) if one.inode in own)
+    listening = (one for one in netlink.sockets_on(port) if one.state == "LISTEN" and one.inode in own)
+    found = (netlink.plain(one.local_address) for one in listening)
     return [EVERYWHERE.get(address, address) for address in found]
 
 

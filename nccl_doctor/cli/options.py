@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache, partial, wraps
 from pathlib import Path
@@ -157,8 +157,8 @@ Inside = Annotated[
 class NameOptions:
     """Hosts by their names."""
 
-    where: Annotated[str | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")] = None
-    exclude: Annotated[str | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")] = None
+    where: Annotated[list[str] | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")] = None
+    exclude: Annotated[list[str] | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")] = None
     engine: dict[str, Any] = field(default_factory=dict, metadata={"options": of_engines("-w")})
 
     def cluster(
@@ -173,13 +173,18 @@ class NameOptions:
 
         return load(
             path,
-            where=self.where,
-            exclude=self.exclude,
+            where=_together(self.where),
+            exclude=_together(self.exclude),
             environ={**os.environ, **(variables or {})},
             engine=requested(self.engine, transport, os.environ, named=path is not None),
             transport=transport,
             overrides=overrides,
         )
+
+
+def _together(lists: list[str] | None) -> str | None:
+    """Return the lists of an option that was given several times as one, as pdsh and clush understand it."""
+    return None if lists is None else ",".join(lists)
 
 
 @dataclass(frozen=True)
@@ -300,11 +305,17 @@ class SelectOptions:
             return None
         from nccl_doctor.model.register import all_checks
 
-        named = (check for word in self.only for check in _named(word)) if self.only else all_checks()
-        return {check.code for check in named} - {check.code for word in self.skip or () for check in _named(word)}
+        wanted = _named(self.only) if self.only else all_checks()
+        return {check.code for check in wanted} - {check.code for check in _named(self.skip or ())}
 
 
-def _named(word: str) -> tuple[Check, ...]:
+def _named(lists: Iterable[str]) -> Iterator[Check]:
+    """Yield the checks of each word; several may stand in one, with commas."""
+    for word in (word for one in lists for word in one.split(",")):
+        yield from _meant(word.strip())
+
+
+def _meant(word: str) -> tuple[Check, ...]:
     from nccl_doctor.model.register import all_checks, find
 
     found = find(word)

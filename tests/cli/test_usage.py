@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.cli import snapshots
-from nccl_doctor.errors import HostsFileError
+from nccl_doctor.cli.options import SelectOptions
+from nccl_doctor.errors import HostsFileError, UsageError
 from nccl_doctor.inventory import parsed
 from tests.checks.snapshots import patched
 from tests.cli.program import assert_one_sentence, run
@@ -416,3 +417,17 @@ def test_nothing_prints_or_reads_a_job_that_dials_back(tmp_path: Path, words: tu
 def test_rates_that_nobody_would_measure_are_refused(tmp_path: Path, words: list[str], why: str) -> None:
     given = [saved(tmp_path, {}) if word == "SAVED" else word for word in words]
     assert_one_sentence(run("check", *given, "--rate", cwd=tmp_path), why)
+
+
+def test_options_that_name_hosts_and_checks_add_up(tmp_path: Path) -> None:
+    done = run("hosts", "-w", "node[1-2]", "-w", "node3,node4", "-x", "node1", "-x", "node4", cwd=tmp_path)
+    assert [word for word in ("node1", "node2", "node3", "node4") if word in done.stdout] == ["node2", "node3"]
+
+
+def test_checks_are_named_by_several_options_or_with_commas() -> None:
+    several = SelectOptions(only=["access,shm-small", "NCD301"], skip=["ssh-unreachable,NCD102"]).codes()
+    assert several is not None
+    assert {"NCD301", "NCD605"} <= several
+    assert not {"NCD101", "NCD102"} & several
+    with pytest.raises(UsageError, match='"nosuch" is no code'):
+        SelectOptions(skip=["shm-small,nosuch"]).codes()

@@ -109,11 +109,11 @@ def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> in
         loads: whether the program loads others by name, which would be those of the process's root.
 
     Returns the process's PID as it is seen from there; where that is another PID namespace, in a child of the caller.
-    CAP_SYS_PTRACE is kept where the kernel would refuse without it: Yama, and a process with capabilities, not dumpable
-    or of another user namespace (ptrace(2)).
+    CAP_SYS_PTRACE is kept, where root has it, if the kernel would refuse without it: Yama, and a process with
+    capabilities, not dumpable or of another user namespace (ptrace(2)).
     """
     place = open_process(pid, started)
-    status = status_of(place)
+    status, own = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
     wanted = credentials(status)
     own_root = shares_root(place)
     if own_root and wanted.user == 0:
@@ -144,7 +144,8 @@ def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> in
         if child:
             _follow(child, parent)
         parent = 0  # of another PID namespace; whose parent dies gets that namespace's first process
-    become(wanted, CAP_SYS_PTRACE if needed else None)
+    has = int(own["CapPrm"][0], 16) >> CAP_SYS_PTRACE & 1
+    become(wanted, CAP_SYS_PTRACE if needed and has else None)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
     children.die_with(parent)
     return int(status["NSpid"][-1]) if forks else pid

@@ -20,7 +20,7 @@ MOST_FILES = 1 << 16  # Descriptors of one process that are looked at
 
 
 FEW_FILES = 1024
-"""Of each process so many are looked at first: any user can have 120 processes with 20,000 files each."""
+"""Files of each process that are looked at first: any user can have 120 processes with 20,000 files each."""
 MORE_FILES_S = 6.0
 
 

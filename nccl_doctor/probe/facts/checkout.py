@@ -28,7 +28,7 @@ LINK, SUBMODULE, SPARSE = 0o120000, 0o160000, 0o040000
 VALID, EXTENDED, SKIPPED = 0x8000, 0x4000, 0x4000
 FIXED = struct.Struct(">10I")
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
-"""What Git LFS commits in place of a file (its specification, v1)."""
+"""The text that Git LFS commits in place of a file (its specification, v1)."""
 
 
 class State(NamedTuple):

@@ -143,9 +143,8 @@ def run_mesh(
                 mine = met.setdefault(to.dst, {})
                 mine[to.address] = (*mine.get(to.address, ()), name)
     crowded = {name: crowd(told) for name, told in heard.items() if told.dropped}
-    doubtful = [dial for dial in failed if dial.outcome in LATE and dial.dst in crowded]
-    silent.update({dial.dst: crowded[dial.dst] for dial in doubtful})
-    failed = [dial for dial in failed if dial not in doubtful]
+    silent.update({dial.dst: crowded[dial.dst] for dial in failed if dial.outcome in LATE and dial.dst in crowded})
+    failed = [dial for dial in failed if not (dial.outcome in LATE and dial.dst in crowded)]
     disputed = disputes(failed, facts, heard)
     denied = {(dial.src, dial.dst, dial.address, dial.port) for dial in disputed}
     failed = [dial for dial in failed if (dial.src, dial.dst, dial.address, dial.port) not in denied]

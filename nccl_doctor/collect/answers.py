@@ -145,10 +145,10 @@ class Accepted(NamedTuple):
 
 
 class Heard(base.Observed):
-    """Connections to a host's listeners; ``dropped``: by peer, how many were closed as there were too many."""
+    """Connections to a host's listeners; ``crowds``: by peer, how often its connections left no room for others."""
 
     accepted: Annotated[tuple[Accepted, ...], Field(max_length=4096)] = ()
-    dropped: Annotated[tuple[tuple[base.HostAddress, base.Count], ...], Field(max_length=4096)] = ()
+    crowds: Annotated[tuple[tuple[base.HostAddress, base.Count], ...], Field(max_length=4096)] = ()
 
 
 class PathMtuResult(base.Observed):

@@ -295,7 +295,7 @@ def test_idle_connections_of_one_host_are_bounded_and_others_come_through() -> N
                 one.recv(1)
         heard = end.close()
         assert heard["accepted"] == [["127.0.0.1", port, "127.0.0.1", MOST_PER_PEER + 20]]
-        assert heard["dropped"] == [["127.0.0.1", 20]]
+        assert heard["crowds"] == [["127.0.0.1", 20]]
     finally:
         for one in crowd:
             one.close()

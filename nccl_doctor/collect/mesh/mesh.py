@@ -142,7 +142,7 @@ def run_mesh(
             if vain[place] < len(to.ports) and to.dst != name:  # nobody vouches for himself
                 mine = met.setdefault(to.dst, {})
                 mine[to.address] = (*mine.get(to.address, ()), name)
-    crowded = {name: crowd(told) for name, told in heard.items() if told.dropped}
+    crowded = {name: crowd(told) for name, told in heard.items() if told.crowds}
     silent.update({dial.dst: crowded[dial.dst] for dial in failed if dial.outcome in LATE and dial.dst in crowded})
     failed = [dial for dial in failed if not (dial.outcome in LATE and dial.dst in crowded)]
     disputed = disputes(failed, facts, heard)
@@ -197,8 +197,8 @@ def disputes(
 
 def crowd(heard: Heard) -> str:
     """Say who came so often that dials of ours may have been lost."""
-    who = ", ".join(f"{count} from {peer}" for peer, count in heard.dropped[:4])
-    return f"dials to it failed while other connections crowded its listeners ({who} were closed): not judged"
+    who = ", ".join(peer for peer, _ in sorted(heard.crowds, key=lambda row: -row[1])[:4])
+    return f"dials to it failed while connections from {who} left no room on its listeners: not judged"
 
 
 RDMA_S = 4.0  # the kernel gives up its search for an address after three

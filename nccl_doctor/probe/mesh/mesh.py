@@ -38,6 +38,8 @@ CHUNK = 65536  # bytes that are taken at once
 ROOM = 1 << 20  # the same of what dialled us, which at full speed (probe/mesh/rate.py) is much
 MOST_HELD = 600  # connections at once, and at most half of the files that may be open; the oldest of them goes first
 MOST_PER_PEER = 100  # the same from one address; all addresses of this host count as one, since any local user has them
+FEW_PER_PEER = 8  # and no less where few files may be open: a host dials several ports of another at once
+YOUNG_S = 1.0  # a connection of ours is heard and over by then: none younger gives way to a stranger's
 MOST_PEERS = 4096  # addresses that are told apart
 
 
@@ -52,11 +54,12 @@ class MeshEnd:
         self._held: dict[str, dict[socket.socket, None]] = {}
         self._peer: dict[socket.socket, str] = {}
         self._accepted: dict[tuple[str, int, str], int] = {}
-        self._dropped: dict[str, int] = {}
+        self._crowds: dict[str, int] = {}
         self._resting: dict[socket.socket, float] = {}
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         files = 2 * MOST_HELD if files == resource.RLIM_INFINITY else files
-        self._most, self._most_per_peer = min(MOST_HELD, files // 2), min(MOST_PER_PEER, files // 8)
+        self._most = min(MOST_HELD, files // 2)
+        self._most_per_peer = min(MOST_PER_PEER, max(FEW_PER_PEER, files // 8))
         self._closing = False
         self._turn = threading.Lock()  # whoever holds it looks after the sockets
         self._room = bytearray(ROOM)
@@ -87,7 +90,7 @@ class MeshEnd:
         return {"ports": ports, "errors": errors}
 
     def close(self) -> dict[str, Any]:
-        """Hang up on everybody, close all sockets, and return answers.Heard: who came, and who was hung up on."""
+        """Hang up on everybody, and return answers.Heard: who came, and whose connections were too many."""
         self._closing = True
         self._wake.send(b"\0")
         if self._thread.ident is not None:
@@ -96,7 +99,7 @@ class MeshEnd:
             sock.close()
         self._selector.close()
         accepted = [[*key, count] for key, count in self._accepted.items()]
-        return {"accepted": accepted, "dropped": [[peer, count] for peer, count in self._dropped.items()]}
+        return {"accepted": accepted, "crowds": [[peer, count] for peer, count in self._crowds.items()]}
 
     def dial(self, targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
         """As :func:`dial`; the listeners are looked after meanwhile."""
@@ -113,8 +116,8 @@ class MeshEnd:
                 wait = max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def _attend(self) -> None:
-        for key, _ in self._selector.select(0):
-            act: Callable[[socket.socket], object] = key.data
+        for key, _ in sorted(self._selector.select(0), key=lambda ready: ready[0].fileobj in self._listening):
+            act: Callable[[socket.socket], object] = key.data  # those that hung up go before others come
             act(key.fileobj)  # type: ignore[arg-type]  # a socket: nothing else is registered
         now = time.monotonic()
         for sock in _due(self._answered, now):
@@ -125,13 +128,19 @@ class MeshEnd:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
+            if self._is_full(self._answered, self._most):
+                oldest, end = next(iter(self._answered.items()))
+                if time.monotonic() < end - PATIENCE_S + YOUNG_S:
+                    self._note_crowd(oldest)
+                    self._rest(listener)
+                    return
+                self._give_way(oldest)
             try:
                 sock, peer = listener.accept()
             except BlockingIOError:
                 return
             except OSError:
-                self._selector.unregister(listener)
-                self._resting[listener] = time.monotonic() + PAUSE_S
+                self._rest(listener)
                 return
             sock.setblocking(False)
             end_with_reset(sock)
@@ -152,23 +161,37 @@ class MeshEnd:
             self._hang_up(sock)
 
     def _count(self, sock: socket.socket, peer: str) -> None:
-        """Note who came, and hang up on the oldest where there are too many: of that peer, or at all."""
+        """Note who came; where a peer has too many, the oldest of them gives way."""
         own = sock.getsockname()
         local = _plain(own[0])
         key = local, int(own[1]), peer
         if key in self._accepted or len(self._accepted) < MOST_PEERS:
             self._accepted[key] = self._accepted.get(key, 0) + 1
         source = "" if peer == local or peer.startswith("127.") or peer == "::1" else peer
-        mine = self._held.setdefault(source, {})
-        for crowd, most in ((mine, self._most_per_peer), (self._answered, self._most)):
-            if len(crowd) >= most:
-                oldest = next(iter(crowd))
-                named = self._peer[oldest] or local
-                if named in self._dropped or len(self._dropped) < MOST_PEERS:
-                    self._dropped[named] = self._dropped.get(named, 0) + 1
-                self._hang_up(oldest)
+        if self._is_full(self._held.get(source, {}), self._most_per_peer):
+            self._give_way(next(iter(self._held[source])))
         self._held.setdefault(source, {})[sock] = None
         self._peer[sock] = source
+
+    def _is_full(self, crowd: dict[socket.socket, Any], most: int) -> bool:
+        """True where so many are still there once those that hung up are let go."""
+        if len(crowd) >= most:
+            for sock in list(crowd):
+                self._take(sock)
+        return len(crowd) >= most
+
+    def _note_crowd(self, sock: socket.socket) -> None:
+        named = self._peer[sock] or _plain(sock.getsockname()[0])
+        if named in self._crowds or len(self._crowds) < MOST_PEERS:
+            self._crowds[named] = self._crowds.get(named, 0) + 1
+
+    def _give_way(self, sock: socket.socket) -> None:
+        self._note_crowd(sock)
+        self._hang_up(sock)
+
+    def _rest(self, listener: socket.socket) -> None:
+        self._selector.unregister(listener)
+        self._resting[listener] = time.monotonic() + PAUSE_S
 
     def _hang_up(self, sock: socket.socket) -> None:
         del self._answered[sock]

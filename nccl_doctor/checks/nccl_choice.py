@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
-from nccl_doctor.checks.view import ALLREDUCE, View, folded, on_each, ordered, pasted
+from nccl_doctor.checks.effects import NCCL_CONNECTIONS
+from nccl_doctor.checks.view import View, folded, on_each, ordered, pasted
+from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, Fault, Kind, faults
@@ -15,7 +17,7 @@ from nccl_doctor.text.shell import line
 NEEDS = ("interfaces", "env", "config_files")
 """Without these facts nobody can say what NCCL does on a host."""
 
-EXPLAINS = ("port-unreachable", *ALLREDUCE)
+EXPLAINS = ("port-unreachable", NCCL_CONNECTIONS)
 """What follows where NCCL's addresses do not reach each other."""
 
 MISLED = ("route-missing", *EXPLAINS)
@@ -48,8 +50,8 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
                 "interface": used,
                 "addresses": {fault.host: fault.used.address for fault in group if fault.used is not None},
                 "suggestion": nccl.suggestion.interfaces if nccl.suggestion is not None else None,
-                **({"because_of": because} if because else {}),
             },
+            symptoms=(Symptom(kind.value, frozenset(because)),) if because else (),
             fix=_fix(nccl, group),
             severity=severity,
         )

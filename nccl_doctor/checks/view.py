@@ -2,7 +2,7 @@
 
 A live check::
 
-    @check("NCD501", severity=Severity.ERROR, needs=("torch",), explains=("allreduce-failed",))
+    @check("NCD501", severity=Severity.ERROR, needs=("torch",), explains=(STARTING,))
     def torch_missing(view: View) -> Findings: ...
 """
 
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
 
 Findings = Iterator[Finding | Unjudged | Absent]
 """The result of a check."""
-
-ALLREDUCE = ("allreduce-failed", "allreduce-timeout")
-"""The all-reduce's faults, which follow from most others."""
 
 
 class FailedDials:

@@ -10,15 +10,16 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from nccl_doctor.checks.allreduce.culprits import causes_from_output
+from nccl_doctor.checks.allreduce.symptoms import causes_from_output
 from nccl_doctor.checks.view import PHASES, Derived, FailedDials, UnnamedDials, View
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.judge import summary
+from nccl_doctor.judge.attribution import attach_consequences
 from nccl_doctor.judge.summary import NOT_SELECTED
 from nccl_doctor.model.base import Skipped, Unknown, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import engines, engines_of, placed
-from nccl_doctor.model.finding import CheckResult, Consequence, Diagnosis, Finding, Gap, Outcome, Severity
+from nccl_doctor.model.finding import CheckResult, Diagnosis, Finding, Gap, Outcome, Severity
 from nccl_doctor.model.register import Absent, Check, Unjudged, all_checks, entry
 from nccl_doctor.model.report import HostSummary, RdmaAnswer, Report
 from nccl_doctor.nccl.cluster_nccl import rdma_answers
@@ -31,7 +32,6 @@ from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import network_of, prefix_length
 
 Selection = Callable[[Check], bool]
-_Row = tuple[Check, Finding]
 
 SETTLED = ("interfaces", "environment", "software")
 """Categories of what does not change between the look at a host and the all-reduce: their checks know better than a
@@ -101,24 +101,27 @@ def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
 
 def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[CheckRun]:
     """The same with what the output of a failed all-reduce shows as its cause."""
-    failed = {j.check.name for j in judged if j.check.in_output and j.findings}
     smoke = derived.snapshot.smoke
-    if not failed or not isinstance(smoke, Smoke):
+    if not isinstance(smoke, Smoke) or not any(j.check.in_output and j.findings for j in judged):
         return judged
-    by_name = {j.check.name: replace(j) for j in judged}
+    by_name = {j.check.name: j for j in judged}
     passed = {name for name, j in by_name.items() if j.outcome is Outcome.PASS}
     for name, finding in causes_from_output(smoke, passed):
         check, live = entry(name), by_name.get(name)
         settled = check.category in SETTLED and check.function is not None
-        if live is not None and (live.findings or (settled and run_check(check, derived).outcome is Outcome.PASS)):
-            continue
-        cause = replace(check, explains=(*check.explains, *failed))
-        # a cause that a live check has found takes that as its consequence, as it takes the all-reduce's failure
-        for run in by_name.values():
-            if failed & set(run.check.explains):
-                run.check = replace(run.check, explains=(*run.check.explains, name))
-        by_name[name] = CheckRun(cause, Outcome.FOUND, None, [finding])
+        if live is not None and live.findings:
+            live.findings = [_said(one, finding, check) for one in live.findings]
+        elif live is None or not (settled and run_check(check, derived).outcome is Outcome.PASS):
+            by_name[name] = CheckRun(check, Outcome.FOUND, None, [finding])
     return sorted(by_name.values(), key=lambda j: j.check.code)
+
+
+def _said(found: Finding, words: Finding, check: Check) -> Finding:
+    """What a check found, with what comes of it where the ranks' words name it on a host of its own, too."""
+    if set(found.hosts).isdisjoint(words.hosts):
+        return found
+    own = check.explains if found.explains is None else found.explains
+    return found.model_copy(update={"explains": (*own, *(words.explains or ()))})
 
 
 def _host(host: Host, derived: Derived, rdma: tuple[RdmaAnswer, ...]) -> HostSummary:
@@ -285,62 +288,3 @@ def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
             odd = (f"{need}, {host.facts.misfits[need]}" for need in check.needs if need in host.facts.misfits)
             gaps += (Unjudged((host.name,), words) for words in odd)
     return hosts, gaps
-
-
-def attach_consequences(found: Iterable[tuple[Check, Finding]]) -> tuple[Diagnosis, ...]:
-    """Diagnoses, gravest first; a finding that another one explains stands under it.
-
-    A finding follows from another where that one's check names it in ``explains`` and they share a host (of failed
-    dials: one end of each is the cause's; where it names hosts ``because_of`` which it is, one of those), or where it
-    is the all-reduce's or a log's: those suffer from every host's faults.
-    """
-    rows = list(found)
-    order = sorted(range(len(rows)), key=lambda number: (-_severity(*rows[number]).rank, rows[number][0].code))
-    cause_of: dict[int, int] = {}
-    for number, row in enumerate(rows):
-        causes = (each for each in order if each != number and each not in cause_of and _explains(rows[each], row))
-        if (cause := next(causes, None)) is not None:
-            cause_of[number] = cause
-    effects: dict[int, list[_Row]] = {number: [] for number in order if number not in cause_of}
-    for number, row in enumerate(rows):
-        root = number
-        while root in cause_of:
-            root = cause_of[root]
-        if root != number:
-            effects[root].append(row)
-    return tuple(_diagnosis(rows[number], its) for number, its in effects.items())
-
-
-def _explains(cause: _Row, effect: _Row) -> bool:
-    (check, finding), (follower, symptom) = cause, effect
-    if follower.name not in check.explains or (finding.explains is not None and follower.name not in finding.explains):
-        return False
-    if follower.job_wide:
-        return True
-    hosts, mine = set(finding.hosts), finding.facts.get("failed")
-    theirs = symptom.facts.get("failed") if follower.category == "ports" else None  # others tell what follows of them
-    if theirs is not None:
-        # Both name the dials that failed. The effect blames the host that was not reached, and the cause may be the
-        # other end: one that looked up a wrong address, say.
-        return all(pair in mine if mine is not None else hosts & {pair["src"], pair["dst"]} for pair in theirs)
-    # a host has many processes, and each finding may name its own
-    pids, others = finding.facts.get("pids"), symptom.facts.get("pids")
-    apart = pids is not None and others is not None and set(pids).isdisjoint(others)
-    return not apart and not hosts.isdisjoint(symptom.facts.get("because_of", symptom.hosts))
-
-
-def _severity(check: Check, finding: Finding) -> Severity:
-    return finding.severity or check.severity
-
-
-def _diagnosis(row: _Row, effects: list[_Row]) -> Diagnosis:
-    check, finding = row
-    gravest = max((row, *effects), key=lambda r: _severity(*r).rank)
-    follows = (Consequence(code=c.code, name=c.name, hosts=one.hosts, message=one.message) for c, one in effects)
-    return Diagnosis(
-        code=check.code,
-        name=check.name,
-        severity=_severity(*gravest),
-        explains=tuple(follows),
-        **{name: getattr(finding, name) for name in ("hosts", "message", "evidence", "facts", "fix", "entities")},
-    )

@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from nccl_doctor.hang.findings import NEXT_TIME, findings, gaps, sentence
 from nccl_doctor.hang.observed_rank import ObservedRank, doing, folded
 from nccl_doctor.hang.verdict import Judgement, judge_hang
-from nccl_doctor.judge.diagnose import attach_consequences, judge
+from nccl_doctor.judge.attribution import attach_consequences
+from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.base import skipped
 from nccl_doctor.model.documents import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.model.finding import Diagnosis

@@ -159,7 +159,7 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 def _effects(name: str) -> tuple[str, ...]:
     """Names of what else follows from a cause, beyond the echoes."""
     check = entry(name)
-    return check.explains + check.in_logs
+    return (*(one for one in check.explains if isinstance(one, str)), *check.in_logs)
 
 
 def faults(events: Iterable[Event]) -> set[str]:

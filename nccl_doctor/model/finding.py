@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from nccl_doctor.model.base import FrozenModel
+from nccl_doctor.model.effect import Effect, Symptom
 from nccl_doctor.text.shell import Line, line
 
 
@@ -88,8 +89,10 @@ class Finding(FrozenModel):
     # what to do; a text alone is a fix without commands
     fix: Annotated[Fix, BeforeValidator(lambda fix: Fix(summary=fix) if isinstance(fix, str) else fix)]
     severity: Severity | None = None  # None takes the check's own
-    # of what the check's own ``explains`` names, what may follow from this finding; None for all of it
-    explains: tuple[str, ...] | None = None
+    # what may follow from this finding, instead of all that its check's ``explains`` says
+    explains: tuple[str | Effect, ...] | None = None
+    # what a cause has to fit; without any: its own name, on its hosts
+    symptoms: tuple[Symptom, ...] = ()
     entities: dict[str, Any] | None = None  # what a log names: host, ip, port, iface, rank, nccl_version, torch_version
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from nccl_doctor.model.effect import Effect
 from nccl_doctor.model.finding import Finding, Severity
 
 if TYPE_CHECKING:
@@ -44,10 +45,9 @@ CheckFunction = Callable[..., Iterator[Finding | Unjudged | Absent]]  # of a vie
 class Traits(TypedDict, total=False):
     """Declarations of a diagnosis beyond its code; :class:`Check` tells what each means."""
 
-    explains: tuple[str, ...]
+    explains: tuple[str | Effect, ...]
     in_logs: tuple[str, ...]
     needs_nccl: bool
-    job_wide: bool
     in_output: bool
     outside: bool
     hides: tuple[str, ...]
@@ -67,15 +67,12 @@ class Check:
     category: str
     page: str
     severity: Severity
-    # names of the diagnoses that merely follow from this one; not those that ranks print of any fault of another one
-    # (nccl_doctor.logs.signs, ``LogSigns.echo``)
-    explains: tuple[str, ...] = ()
+    # what merely follows from this one: names of diagnoses on its hosts, and what it does to an all-reduce; not what
+    # ranks print of any fault of another one (nccl_doctor.logs.signs, ``LogSigns.echo``)
+    explains: tuple[str | Effect, ...] = ()
     in_logs: tuple[str, ...] = ()  # what also follows where a log alone tells; facts of a host would show the two apart
     # it judges only hosts of which NCCL's choice is known; its check reads that from ``View.by_host``
     needs_nccl: bool = False
-    # a fault of any host may be its cause, whatever hosts it is found on; as a rule of what only logs or a running job
-    # show
-    job_wide: bool = False
     in_output: bool = False  # the output of the ranks that it is about is read for its cause
     outside: bool = False  # its commands are for the host around a container
     # facts that can't be had of a host that has it; checks that need them are not judged there, and no gap
@@ -103,13 +100,11 @@ _register: dict[str, Check] = {}
 
 def from_logs(module: str, code: str, *, severity: Severity = Severity.ERROR, **traits: Unpack[Traits]) -> None:
     """Registers the calling module (pass ``__name__``) as a diagnosis that only logs show."""
-    traits.setdefault("job_wide", True)
     enter(make_entry(module, code, severity, **traits))
 
 
 def from_hang(module: str, code: str, **traits: Unpack[Traits]) -> None:
     """Registers the calling module (pass ``__name__``) as a diagnosis of a job that stands still."""
-    traits.setdefault("job_wide", True)
     enter(make_entry(module, code, Severity.ERROR, **traits))
 
 

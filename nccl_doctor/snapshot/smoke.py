@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from nccl_doctor.model.base import Clipped, Count, Observed, Phased, Seconds, skipped
 from nccl_doctor.model.report import Growth, IsolationReport, RankReport, SizeReport
 
+ENDED = "the process that starts its ranks ended with status"
+
 
 class Smoke(Observed):
     """The all-reduce."""

@@ -11,7 +11,7 @@ from nccl_doctor.nccl.versions import parse_version
 from tests.checks.live import HERE
 from tests.checks.snapshots import load
 
-KEYS = {"nccl", "where", "severity", "fault", "way", "unless", "first", "date", "source"}
+KEYS = {"nccl", "where", "severity", "fault", "way", "unless", "shows", "date", "source"}
 WHERE = {"machine", "wheel", "gpu", "gpus", "hosts", "ofi_below"}
 
 

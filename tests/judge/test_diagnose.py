@@ -9,9 +9,10 @@ import pytest
 
 from nccl_doctor.checks.view import View
 from nccl_doctor.judge import diagnose
-from nccl_doctor.judge.diagnose import attach_consequences
+from nccl_doctor.judge.attribution import attach_consequences
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import access
+from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Finding, Fix, Outcome, Severity
 from nccl_doctor.model.register import Check, Unjudged, all_checks, find
 from nccl_doctor.transport.containers import InsideOptions
@@ -22,19 +23,23 @@ def entry(name: str, **change: Any) -> Check:
     return replace(find(name)[0], **change)
 
 
+def waiting(*hosts: str, kind: str = "no-store") -> Finding:
+    return finding(*hosts, symptoms=(Symptom(kind, frozenset(hosts), frozenset({"node1"}), "gloo"),))
+
+
 def finding(*hosts: str, **change: Any) -> Finding:
     return Finding(hosts=hosts, message=f"on {' '.join(hosts)}", fix=Fix(summary="mend it"), **change)
 
 
 def test_what_follows_stands_under_its_cause() -> None:
-    cause, effect = finding("node1"), finding("node3")
+    cause, effect = finding("node1"), waiting("node3")
     (only,) = attach_consequences([(entry("allreduce-timeout"), effect), (entry("port-in-use"), cause)])
     assert only.name == "port-in-use"
     assert [(row.name, row.hosts) for row in only.explains] == [("allreduce-timeout", ("node3",))]
 
 
 def test_a_chain_hangs_under_its_first_cause() -> None:
-    first, second, third = finding("node1"), finding("node1"), finding("node2")
+    first, second, third = finding("node1"), finding("node1"), waiting("node2")
     rows = [
         (entry("allreduce-timeout"), third),
         (entry("port-in-use"), second),
@@ -70,10 +75,46 @@ def test_a_cause_that_names_dials_explains_those_alone(named: list[dict[str, str
 def test_a_cause_is_as_grave_as_what_it_causes() -> None:
     rows = [
         (entry("version-mismatch"), finding("node2", severity=Severity.WARNING)),
-        (entry("allreduce-failed"), finding("node2")),
+        (entry("allreduce-failed"), waiting("node2", kind="hang")),
     ]
     (only,) = attach_consequences(rows)
     assert only.severity is Severity.ERROR
+
+
+@pytest.mark.parametrize("kind", ["SIGKILL", "SIGBUS"])
+def test_what_can_t_have_done_it_stands_beside_it_as_grave_as_before(kind: str) -> None:
+    killed = Symptom(kind, frozenset({"node2"}), frozenset({"node1", "node2", "node3"}), "gloo")
+    small = entry("shm-small"), finding("node1", "node2", "node3", severity=Severity.WARNING)
+    found = attach_consequences([small, (entry("allreduce-failed"), finding("node2", symptoms=(killed,)))])
+    assert [(one.name, one.severity) for one in found] == [
+        ("allreduce-failed", Severity.ERROR),
+        ("shm-small", Severity.WARNING),
+    ]
+    over_nccl = replace(killed, backend="nccl")
+    found = attach_consequences([small, (entry("allreduce-failed"), finding("node2", symptoms=(over_nccl,)))])
+    assert len(found) == (1 if kind == "SIGBUS" else 2)
+
+
+def test_others_that_fit_are_named_with_the_cause() -> None:
+    rows = [
+        (entry("mtu-blackhole"), finding("node2")),
+        (entry("version-mismatch"), finding("node2", severity=Severity.WARNING)),
+        (entry("clock-skew"), finding("node2")),
+        (entry("allreduce-timeout"), waiting("node2", kind="hang")),
+    ]
+    cause, beside, skew = attach_consequences(rows)
+    assert (cause.name, [one.name for one in cause.explains]) == ("mtu-blackhole", ["allreduce-timeout"])
+    assert cause.evidence == ("also possible: version-mismatch on node2",)
+    assert (beside.severity, skew.explains) == (Severity.WARNING, ())
+
+
+def test_what_others_show_of_a_dead_rank_comes_along_with_its_end_and_not_alone() -> None:
+    full = entry("gpu-in-use"), finding("node2")
+    memory = Symptom("gpu-memory", frozenset({"node2"}), frozenset(), "nccl")
+    refused = Symptom("connection-refused", frozenset({"node1"}), frozenset({"node2"}), "nccl")
+    both = entry("allreduce-failed"), finding("node1", "node2", symptoms=(memory, refused))
+    alone = entry("allreduce-failed"), finding("node1", symptoms=(refused,))
+    assert [len(attach_consequences([full, row])) for row in (both, alone)] == [1, 2]
 
 
 def test_unlike_faults_stand_apart_gravest_first() -> None:

@@ -141,7 +141,7 @@ def test_a_row_that_only_suffers_says_so() -> None:
     taken = {"facts": {"master_port": {"port": 29500, "free": False, "error": "EADDRINUSE", "cause": "listener"}}}
     smoke = {
         "outcome": "failed",
-        "ranks": [{"rank": 0, "host": "node1", "local_rank": 0, "stage": "none", "ok": False}],
+        "ranks": [{"rank": 0, "host": "node1", "local_rank": 0, "stage": "torch", "ok": False}],
     }
     assert rows({"hosts": {"node1": taken}, "smoke": smoke})["all-reduce"] == ("error", "failed (follows)")
 

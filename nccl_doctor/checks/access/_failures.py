@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from nccl_doctor.checks.view import ALLREDUCE, View
+from nccl_doctor.checks.view import View
 from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.snapshot.access import AccessFailure, EngineFailure, SshTarget
 from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.text.hostlist import fold, grouped
 
-FOLLOWS = (*ALLREDUCE, "port-unreachable")
+FOLLOWS = ("port-unreachable",)
 """What a host that was not reached leads to."""
 
 Failure = TypeVar("Failure", bound=AccessFailure)

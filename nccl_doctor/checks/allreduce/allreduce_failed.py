@@ -14,13 +14,12 @@ Fix: the quoted error decides. What was killed by SIGKILL was mostly ended by th
 """
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, stages
+from nccl_doctor.checks.allreduce.symptoms import shown
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.effect import SIGNALS
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import capital, fold
-
-SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-"""signal(7), x86 and ARM; the host's numbers, whatever this machine's are."""
 
 ADVICE = {
     7: "SIGBUS mostly means that /dev/shm or a mapped file was full",
@@ -33,7 +32,7 @@ WITHOUT_NCCL = "is built without NCCL"
 """How the ranks' own error about a CPU's torch ends (probe/smoke/worker.py)."""
 
 
-@check("NCD702", severity=Severity.ERROR, needs=("smoke",), job_wide=True, in_output=True)
+@check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_failed(view: View) -> Findings:
     """Fires where a rank failed; names those without an echo's error."""
     smoke = view.smoke
@@ -61,6 +60,7 @@ def allreduce_failed(view: View) -> Findings:
             "signal": first.signal,
             "unexplained": found.is_unexplained,
         },
+        symptoms=shown(found),
         fix=f"On {fold(found.hosts)}: {advice}." if advice else found.advice,
     )
 

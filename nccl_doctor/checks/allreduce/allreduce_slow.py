@@ -20,6 +20,7 @@ Fix: `ethtool` on the named host shows the negotiated speed; run with other size
 """
 
 from nccl_doctor.checks.allreduce.link import LinkSpeed, best, counters, ideal_seconds, link, straggler
+from nccl_doctor.checks.allreduce.symptoms import everywhere
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.smoke import Smoke
@@ -30,7 +31,7 @@ LATENCIES = 10
 """A message counts where its ideal time is this many times what the smallest one took."""
 
 
-@check("NCD704", severity=Severity.WARNING, needs=("smoke",), job_wide=True)
+@check("NCD704", severity=Severity.WARNING, needs=("smoke",))
 def allreduce_slow(view: View) -> Findings:
     """Fires where the link is hardly used, or all wait for one."""
     smoke, speed = view.smoke, link(view.snapshot)
@@ -51,11 +52,13 @@ def allreduce_slow(view: View) -> Findings:
         evidence.append(f"{own}, the others {others[0]:.1f} to {others[-1]:.1f} s")
         message = f"The other ranks wait for rank {late.rank} on {late.host}, which is far slower than they are."
     evidence += counted
+    hosts = (late.host,) if late else (speed.host,) if speed else ()
     yield Finding(
-        hosts=(late.host,) if late else (speed.host,) if speed else (),
+        hosts=hosts,
         message=message,
         evidence=tuple(evidence),
         facts={"busbw": reached, "link": speed.gb_per_s if speed else None, "straggler": late.rank if late else None},
+        symptoms=(everywhere("slow", hosts, smoke),),
         fix="Look for what else that host is busy with."
         if late
         else advice or "Look at the negotiated speed (ethtool), the MTU, and what else uses the link.",

@@ -23,29 +23,31 @@ Fix: it depends on the stage; where the ranks stood and what they printed last i
 """
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, place, stacks, stages
+from nccl_doctor.checks.allreduce.symptoms import shown
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.smoke import Smoke
 
 
-@check("NCD701", severity=Severity.ERROR, needs=("smoke",), job_wide=True, in_output=True)
+@check("NCD701", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_timeout(view: View) -> Findings:
     """Fires where the deadline came first; names the ranks to look at."""
     smoke = view.smoke
     if smoke.outcome != "timeout":
         return
     found = culprits(smoke)
-    shown = () if found.isolation else stacks(found.ranks)
+    stood = () if found.isolation else stacks(found.ranks)
     yield Finding(
         hosts=found.hosts,
         message=f"The all-reduce had no end after {smoke.deadline_s:.0f} s: {found.isolated or _what(smoke, found)}.",
-        evidence=(*found.trials, *stages(smoke), *shown, *found.counted, *last_words(smoke, found.hosts)),
+        evidence=(*found.trials, *stages(smoke), *stood, *found.counted, *last_words(smoke, found.hosts)),
         facts={
             "ranks": [rank.rank for rank in found.ranks],
             "stages": {str(rank.rank): rank.stage for rank in smoke.ranks},
             "why": found.why,
             "unexplained": found.is_unexplained,
         },
+        symptoms=shown(found),
         fix=found.advice,
     )
 

@@ -14,6 +14,7 @@ and ACS settings of the host. Without GPUs, suspect memory.
 
 from collections import Counter
 
+from nccl_doctor.checks.allreduce.symptoms import everywhere
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
@@ -23,7 +24,7 @@ from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import fold
 
 
-@check("NCD703", severity=Severity.ERROR, needs=("smoke",), job_wide=True)
+@check("NCD703", severity=Severity.ERROR, needs=("smoke",))
 def allreduce_wrong_result(view: View) -> Findings:
     """Fires where a rank found another sum than expected."""
     smoke = view.smoke
@@ -34,16 +35,18 @@ def allreduce_wrong_result(view: View) -> Findings:
     origin = f"; it comes from {_named(source)}" if source else ""
     groups = [[smoke.ranks[rank] for rank in group] for group in smoke.wrong_groups[:4]]
     again = [f"on {_named(ranks)} alone" if len(ranks) == 1 else f"between {_named(ranks)}" for ranks in groups]
+    hosts = tuple(dict.fromkeys(rank.host for rank in source or wrong))
     yield Finding(
-        hosts=tuple(dict.fromkeys(rank.host for rank in source or wrong)),
+        hosts=hosts,
         message=f"The all-reduce over {smoke.world_size} ranks gave a wrong sum{origin}.",
         evidence=(
             *(f"rank {rank.rank} ({rank.host}): {rank.error}" for rank in wrong[:4]),
             *(f"wrong again {where}" for where in again),
         ),
         facts={"ranks": [rank.rank for rank in source or wrong]},
+        symptoms=(everywhere("wrong-sum", hosts, smoke),),
         fix="On GPUs, put NCCL_P2P_DISABLE: 1 under env in the hosts file, and check again. Without GPUs, "
-        f"test the memory of {fold(dict.fromkeys(rank.host for rank in source or wrong))}.",
+        f"test the memory of {fold(hosts)}.",
     )
 
 

@@ -1,52 +1,34 @@
 """The ranks to blame for a failed all-reduce, as far as they themselves, their output or its repetition show it."""
 
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
 from nccl_doctor.checks.allreduce.link import counters
 from nccl_doctor.model.base import Skipped, Unknown
-from nccl_doctor.model.finding import Finding
+from nccl_doctor.model.effect import DIALS
 from nccl_doctor.model.report import STAGES, IsolationReport, RankReport, Stage
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import fold, fold_numbers, nouns
 from nccl_doctor.text.secrets import part
 
-FAILED_DIALS = frozenset({"connection-refused", "connection-timed-out", "no-route-to-host"})
-"""What other ranks meet, too, where they dial a host that is gone."""
-
 
 @lru_cache(maxsize=256)
+def named_by(error: str) -> tuple[str, ...]:
+    """The diagnoses that an error's words show, likeliest first."""
+    from nccl_doctor.logs.diagnose import LogSource, diagnose
+
+    return tuple(cause.name for cause in diagnose([LogSource("error", [error.encode() + b"\n"])]).causes)
+
+
 def is_echo(error: str, *, lost: bool = False) -> bool:
     """Tells whether an error merely says that others (``lost``: hosts) are gone."""
-    from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.signs import echoes
 
-    causes = diagnose([LogSource("error", [error.encode() + b"\n"])]).causes
-    following = echoes() | FAILED_DIALS if lost else echoes()
-    return bool(causes) and all(cause.name in following for cause in causes)
-
-
-def causes_from_output(smoke: Smoke, passed: Container[str] = ()) -> tuple[tuple[str, Finding], ...]:
-    """Diagnoses that the ranks' output shows as causes, by name, with hosts; ``passed``: checks that found nothing."""
-    from nccl_doctor.checks.processes.pinned_memory_short import instead
-    from nccl_doctor.logs.diagnose import LogSource, diagnose
-    from nccl_doctor.logs.rule import Grade
-    from nccl_doctor.logs.signs import Case, echoes
-    from nccl_doctor.logs.verdict import finding
-
-    lines = {host: "\n".join(output).encode() + b"\n" for host, output in smoke.output.items()}
-    verdict = diagnose([LogSource(host, [text]) for host, text in lines.items()])
-    following = echoes() | FAILED_DIALS if smoke.launchers else echoes()
-    found: list[tuple[str, Finding]] = []
-    for cause in verdict.causes:
-        if cause.grade is Grade.ROOT and cause.name not in following:
-            hosts = tuple(dict.fromkeys(event.file for event in cause.events))
-            made = finding(Case(cause, verdict.log)).model_copy(update={"hosts": hosts})
-            found.append(instead(made) if cause.name == "memlock-low" and cause.name in passed else (cause.name, made))
-    return tuple(found)
+    following = echoes().union(DIALS if lost else ())
+    return bool(names := named_by(error)) and following.issuperset(names)
 
 
 MISSING: dict[Stage, str] = {

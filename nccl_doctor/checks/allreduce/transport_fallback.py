@@ -14,6 +14,8 @@ Fix: take the variable away where one is named; else see what the rank says abou
 from collections.abc import Iterator
 
 from nccl_doctor.checks.allreduce.link import machines
+from nccl_doctor.checks.allreduce.symptoms import everywhere
+from nccl_doctor.checks.effects import SLOW
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
@@ -26,7 +28,7 @@ NET_OFF = ("NCCL_IB_DISABLE", "NCCL_NET", "NCCL_IB_HCA")
 P2P_OFF = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 
 
-@check("NCD705", severity=Severity.WARNING, needs=("smoke",), explains=("allreduce-slow",), job_wide=True)
+@check("NCD705", severity=Severity.WARNING, needs=("smoke",), explains=(SLOW,))
 def transport_fallback(view: View) -> Findings:
     """Fires where NCCL's lines show a slower way than the host has."""
     smoke = view.smoke
@@ -44,6 +46,7 @@ def transport_fallback(view: View) -> Findings:
             message=f"Ranks of {fold(names)} talk through shared memory, although NVSwitch connects their GPUs.",
             evidence=tuple(_reasons(shared, P2P_OFF)) or (f"channels go via SHM on {fold(names)}",),
             facts={"transport": "SHM"},
+            symptoms=(everywhere("no-p2p", names, smoke),),
             fix=_fix(shared, P2P_OFF, "see whether the GPUs' fabric is up (nvidia-smi topo -p2p n) and IPC is allowed"),
         )
 
@@ -66,6 +69,7 @@ def _sockets(view: View, smoke: Smoke) -> Iterator[Finding | Unjudged]:
             *_reasons(on, NET_OFF),
         ),
         facts={"transport": "Socket", "devices": devices},
+        symptoms=(everywhere("transport-fallback", names, smoke),),
         fix=_fix(on, NET_OFF, "see whether ibv_devinfo works there in the training's own environment"),
     )
 

@@ -13,7 +13,8 @@ config file.
 See NCCL's documentation of its environment variables, and src/misc/param.cc in its source.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded
+from nccl_doctor.checks.effects import SETTING
+from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.logs.rule import Grade, likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
@@ -29,7 +30,7 @@ from nccl_doctor.text.hostlist import fold, quoted
     severity=Severity.WARNING,
     needs=("env", "config_files", "interfaces"),
     needs_nccl=True,
-    explains=ALLREDUCE,
+    explains=(SETTING,),
 )
 def env_bad_value(view: View) -> Findings:
     """Yields one finding a name and value; an error for NCCL_COMM_ID."""

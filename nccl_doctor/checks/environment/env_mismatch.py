@@ -11,7 +11,8 @@ HCAs, paths, what is printed) are left out.
 Fix: make them the same; the hosts file's env wins over all other places.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, minority
+from nccl_doctor.checks.effects import SETTING
+from nccl_doctor.checks.view import Findings, View, check, minority
 from nccl_doctor.logs.rule import Grade, root
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
@@ -42,7 +43,7 @@ MUST_AGREE = frozenset(
     severity=Severity.WARNING,
     needs=("env", "config_files", "interfaces"),
     needs_nccl=True,
-    explains=(*ALLREDUCE, "allreduce-wrong-result"),
+    explains=(SETTING,),
 )
 def env_mismatch(view: View) -> Findings:
     """Yields one finding a variable, on the hosts that differ from most."""

@@ -18,7 +18,8 @@ References: torch/distributed/rendezvous.py (env://); torch/distributed/run.py; 
 
 from collections.abc import Collection, Iterator
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, described, folded
+from nccl_doctor.checks.effects import MASTER
+from nccl_doctor.checks.view import Findings, View, check, described, folded
 from nccl_doctor.launch.plan import PlannedNode, contradictions, names_of
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.engine import command_way
@@ -28,7 +29,7 @@ from nccl_doctor.snapshot.network import Names, PortTrial
 from nccl_doctor.text.hostlist import fold, quoted
 
 
-@check("NCD804", severity=Severity.WARNING, needs=("env",), explains=ALLREDUCE)
+@check("NCD804", severity=Severity.WARNING, needs=("env",), explains=(MASTER,))
 def job_variable_conflict(view: View) -> Findings:
     """Yields findings for variables, and for jobs on the same master."""
     places = dict(planned_nodes(view.snapshot))

@@ -72,7 +72,7 @@ class Misled:
     better: str | None
 
 
-@check("NCD222", severity=Severity.ERROR, in_logs=("rendezvous-timeout", "script-failed"), job_wide=True)
+@check("NCD222", severity=Severity.ERROR, in_logs=("rendezvous-timeout", "script-failed"))
 def advertised_address_wrong(view: View) -> Findings:
     """Yields one finding a fault, of hosts and programs that share it."""
     cluster = view.snapshot.cluster

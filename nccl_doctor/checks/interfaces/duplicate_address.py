@@ -10,7 +10,8 @@ everywhere; where NCCL uses such a one, that is ifname-needed or ifname-wrong-in
 Fix: give one of the machines another address.
 """
 
-from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
+from nccl_doctor.checks.effects import CONNECTIONS
+from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.nccl.host_nccl import HostNccl
@@ -24,7 +25,14 @@ from nccl_doctor.text.hostlist import fold, grouped
     severity=Severity.ERROR,
     needs=(*NEEDS, "identity"),
     needs_nccl=True,
-    explains=(*EXPLAINS, "ssh-host-key-changed", "ssh-host-key-unknown", "ssh-auth-failed", "ssh-unreachable"),
+    explains=(
+        "port-unreachable",
+        CONNECTIONS,
+        "ssh-host-key-changed",
+        "ssh-host-key-unknown",
+        "ssh-auth-failed",
+        "ssh-unreachable",
+    ),
 )
 def duplicate_address(view: View) -> Findings:
     """Yields one finding an address that several machines have, or a stranger."""

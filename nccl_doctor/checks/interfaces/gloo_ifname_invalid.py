@@ -12,10 +12,11 @@ See gloo/transport/tcp/device.cc (lookupAddrForIface) and torch's ProcessGroupGl
 """
 
 from nccl_doctor.checks.nccl_choice import good_interfaces
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded
+from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, ifname_command
 from nccl_doctor.model.base import known
+from nccl_doctor.model.effect import LOST, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.gloo import gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
@@ -25,7 +26,15 @@ from nccl_doctor.text.hostlist import fold, quoted
 VARIABLE = "GLOO_SOCKET_IFNAME"
 
 
-@check("NCD210", severity=Severity.ERROR, needs=("interfaces", "env"), explains=ALLREDUCE)
+GLOO = Effect(
+    ("gloo-ifname-invalid", "hostname-loopback", *WAITS, LOST, "peer-died"),
+    Reach.OWN,
+    "gloo makes no device, and the rank raises what it says (gloo/transport/tcp/device.cc, lookupAddrForIface)",
+    ("gloo",),
+)
+
+
+@check("NCD210", severity=Severity.ERROR, needs=("interfaces", "env"), explains=(GLOO,))
 def gloo_ifname_invalid(view: View) -> Findings:
     """Yields one finding for each value that names no interfaces there."""
     failed: dict[str, dict[str, str]] = {}

@@ -15,8 +15,9 @@ Fix: set GLOO_SOCKET_IFNAME, or give the name its real address in /etc/hosts.
 See gloo/transport/tcp/device.cc and torch's ProcessGroupGloo.cpp (createDefaultDevice).
 """
 
+from nccl_doctor.checks.effects import NAMES
 from nccl_doctor.checks.own_names import CHANCE, finding, own_names
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
@@ -29,7 +30,7 @@ from nccl_doctor.text.inet import numeric
     "NCD203",
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
-    explains=ALLREDUCE,
+    explains=(NAMES,),
     in_logs=("no-route-to-host", "wrong-interface"),
 )
 def hostname_loopback(view: View) -> Findings:

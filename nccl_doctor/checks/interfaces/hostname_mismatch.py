@@ -19,8 +19,9 @@ GLOO_SOCKET_IFNAME helps, too.
 
 from collections import Counter
 
+from nccl_doctor.checks.effects import NAMES
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, failed_by
+from nccl_doctor.checks.view import Findings, View, check, failed_by
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, ResolverAnswer, deviations
@@ -31,7 +32,7 @@ from nccl_doctor.text.hostlist import fold, grouped, quoted
     "NCD205",
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
-    explains=("port-unreachable", *ALLREDUCE, "master-addr-not-local"),
+    explains=("port-unreachable", NAMES, "master-addr-not-local"),
 )
 def hostname_mismatch(view: View) -> Findings:
     """Yields one finding a name, and one for all own names."""

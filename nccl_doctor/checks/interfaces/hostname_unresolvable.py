@@ -15,8 +15,9 @@ import re
 from collections import Counter
 from ipaddress import IPv4Address
 
+from nccl_doctor.checks.effects import NAMES
 from nccl_doctor.checks.own_names import CHANCE, finding, is_without_gpus, own_names
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, apply, check, common_labels, failed_where, folded, pasted
+from nccl_doctor.checks.view import Findings, View, apply, check, common_labels, failed_where, folded, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
@@ -37,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
     "NCD204",
     severity=Severity.WARNING,
     needs=("resolution", "identity", "interfaces", "env"),
-    explains=(*ALLREDUCE, "master-addr-not-local", "port-unreachable"),
+    explains=(NAMES, "master-addr-not-local", "port-unreachable"),
     in_logs=("port-in-use", "ssh-unreachable"),
 )
 def hostname_unresolvable(view: View) -> Findings:

@@ -13,6 +13,7 @@ an address in that interface's net.
 Fix: bring the interface up (`ip link set NAME up`), look at the cable and the switch port, or use another interface.
 """
 
+from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.interfaces.route_missing import Hindered, answer_of, hindered_hosts
 from nccl_doctor.checks.nccl_choice import MISLED, NEEDS, bring_up, findings
 from nccl_doctor.checks.view import Findings, View, check, folded
@@ -23,7 +24,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
 
 
-@check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=(*MISSED, *MISLED))
+@check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=(*MISSED, *MISLED, CONNECTIONS))
 def interface_down(view: View) -> Findings:
     """Fires where what the variable lets through, or what peers are reached by, is not running."""
     named: set[str] = set()

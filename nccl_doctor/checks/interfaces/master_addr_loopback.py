@@ -9,13 +9,14 @@ Fix: set `master_addr` to the address of the first host's network interface. On 
 127.0.1.1, as Debian and Ubuntu write it for a machine's own: rank 0 listens on all addresses, and meets itself there.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, failed_by
+from nccl_doctor.checks.effects import MASTER
+from nccl_doctor.checks.view import Findings, View, check, failed_by
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.network import Names
 from nccl_doctor.text.inet import is_loopback
 
 
-@check("NCD201", severity=Severity.ERROR, needs=("resolution",), explains=("port-unreachable", *ALLREDUCE))
+@check("NCD201", severity=Severity.ERROR, needs=("resolution",), explains=("port-unreachable", MASTER))
 def master_addr_loopback(view: View) -> Findings:
     """Fires where hosts but the first take the master address for themselves."""
     nodes = view.snapshot.cluster.nodes

@@ -10,7 +10,8 @@ leads the first host's own ranks back to it, which it rarely does.
 Fix: put the master's host first in the list, or set `master_addr` to an address that `ip addr` shows on it.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, failed_by
+from nccl_doctor.checks.effects import MASTER
+from nccl_doctor.checks.view import Findings, View, check, failed_by
 from nccl_doctor.logs.rule import roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
@@ -23,7 +24,7 @@ from nccl_doctor.text.inet import is_loopback
     "NCD202",
     severity=Severity.ERROR,
     needs=("resolution", "interfaces"),
-    explains=("port-unreachable", "port-in-use", *ALLREDUCE),
+    explains=("port-unreachable", "port-in-use", MASTER),
     scope="master",
     errors=("EADDRNOTAVAIL",),
 )

@@ -15,7 +15,8 @@ See RFC 2923, and NVIDIA/nccl issues 1524, 1957 and 2135.
 
 from collections.abc import Iterable, Sequence
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.effects import SILENCE
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
@@ -23,7 +24,7 @@ from nccl_doctor.snapshot.mesh import Stall, accused
 from nccl_doctor.text.hostlist import fold, grouped
 
 
-@check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
+@check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def mtu_blackhole(view: View) -> Findings:
     """Yields one finding a host of most stalled pairs, or one alone."""
     mesh = view.mesh

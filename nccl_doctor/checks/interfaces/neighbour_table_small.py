@@ -16,6 +16,7 @@ References: arp(7); the kernel's Documentation/networking/ip-sysctl.rst.
 import ipaddress
 from collections.abc import Iterable, Iterator
 
+from nccl_doctor.checks.effects import SILENCE
 from nccl_doctor.checks.view import Findings, View, check, failed_where, on_each, pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
@@ -39,7 +40,7 @@ ROOM = 4
     "NCD217",
     severity=Severity.WARNING,
     needs=("interfaces", "resolution"),
-    explains=("port-unreachable", "allreduce-timeout", "allreduce-failed"),
+    explains=("port-unreachable", SILENCE),
 )
 def neighbour_table_small(view: View) -> Findings:
     """Yields one finding for all hosts with the same limit."""

@@ -14,14 +14,15 @@ any interface: rp_filter=2 (loose) on that interface.
 See Documentation/networking/ip-sysctl.rst in the kernel's source, RFC 3704.
 """
 
+from nccl_doctor.checks.effects import SILENCE
 from nccl_doctor.checks.interfaces.route_missing import hindered_hosts
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pasted
+from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.model.finding import Finding, Severity, on
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
 
-@check("NCD220", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
+@check("NCD220", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def reverse_path_filtered(view: View) -> Findings:
     """Yields one finding for each host that drops packets so."""
     for found in hindered_hosts(view, "filtered"):

@@ -15,15 +15,16 @@ show what there is.
 See ip-rule(8) and ip-route(8).
 """
 
+from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered_hosts
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pasted
+from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.firewall.route_lookup import MAIN_TABLES, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
 
-@check("NCD219", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
+@check("NCD219", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def route_diverted(view: View) -> Findings:
     """Yields one finding for each host that does so."""
     for found in hindered_hosts(view, "diverted"):

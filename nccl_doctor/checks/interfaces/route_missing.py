@@ -15,9 +15,11 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import chain
 
-from nccl_doctor.checks.nccl_choice import EXPLAINS, NEEDS
+from nccl_doctor.checks.effects import CONNECTIONS
+from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check, folded, ordered, pasted
 from nccl_doctor.firewall.route_lookup import NO_ROUTE, NO_WAY, Kind, RouteFault
+from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.nccl.cluster_nccl import faults
 from nccl_doctor.nccl.host_nccl import HostNccl
@@ -63,7 +65,7 @@ def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
     severity=Severity.ERROR,
     needs=(*NEEDS, "routes"),
     needs_nccl=True,
-    explains=EXPLAINS,
+    explains=("port-unreachable", CONNECTIONS),
     errors=("ENETUNREACH",),
 )
 def route_missing(view: View) -> Findings:
@@ -101,7 +103,8 @@ def route_missing(view: View) -> Findings:
         yield Finding(
             hosts=hosts,
             message=_no_route(hosts, following),
-            facts={"to": following[hosts[0]], "because_of": ordered(view.by_host, targets)},
+            facts={"to": following[hosts[0]]},
+            symptoms=(Symptom("route-missing", frozenset(targets)),),
             fix="Have NCCL use another interface there.",
         )
 

@@ -14,6 +14,7 @@ routing.
 See Documentation/networking/ip-sysctl.rst in the kernel's source, and NVIDIA/nccl issues 601, 1269 and 1581.
 """
 
+from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import Phased, Unknown
@@ -33,7 +34,7 @@ KEYS = ("rp_filter", "arp_ignore", "arp_announce")
     severity=Severity.WARNING,
     needs=NEEDS,
     needs_nccl=True,
-    explains=("port-unreachable", "allreduce-timeout"),
+    explains=("port-unreachable", CONNECTIONS),
 )
 def shared_subnet_nics(view: View) -> Findings:
     """Yields one finding a host and subnet, unless sysctls show intent."""
@@ -59,7 +60,7 @@ def shared_subnet_nics(view: View) -> Findings:
                     for link, values in settings.items()
                 ),
                 facts={"network": str(network), "sysctls": settings},
-                explains=("allreduce-timeout",) if meets else None,
+                explains=(CONNECTIONS,) if meets else None,
                 fix=fix(view.nccl.suggestion, advice),
             )
 

@@ -19,7 +19,7 @@ from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, fail
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
-from_logs(__name__, "NCD310", job_wide=False, errors=("ECONNREFUSED",))
+from_logs(__name__, "NCD310", errors=("ECONNREFUSED",))
 
 ADVICE = make_advice(
     "{who} was refused by {target}: nothing listened there. Its process had ended or not yet begun, "

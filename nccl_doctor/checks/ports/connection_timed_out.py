@@ -17,7 +17,7 @@ from nccl_doctor.logs.rule import Grade, failed_connects, failed_pairs, generic,
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
-from_logs(__name__, "NCD312", job_wide=False, errors=("ETIMEDOUT",))
+from_logs(__name__, "NCD312", errors=("ETIMEDOUT",))
 
 ADVICE = make_advice(
     "{who} got no answer from {target}: a firewall or a cloud's security group drops the packets, or "

@@ -25,13 +25,19 @@ from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, failed_connects, root
 from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
 from nccl_doctor.model.base import known
+from nccl_doctor.model.effect import DIALS, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.snapshot.hosts import Host, rank_counts, world_size
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
-ANYWAY = ("port-in-use", "ifname-model-differs", "allreduce-failed", "allreduce-timeout")
+FEW = Effect(
+    ("port-in-use", "ephemeral-ports-few", *DIALS, *WAITS, "nccl-unknown-error"),
+    Reach.OWN,
+    "bind(2) answers EADDRINUSE and connect(2) EADDRNOTAVAIL where no port is left (ip(7), ip_local_port_range)",
+)
+ANYWAY = ("port-in-use", "ifname-model-differs", FEW)
 OWN_PORTS = 6
 WIDE = (15000, 65000)
 """A range of 50,001 ports that leaves most services' own ports alone."""

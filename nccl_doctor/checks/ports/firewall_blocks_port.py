@@ -18,9 +18,10 @@ References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.own_names import is_unreached
 from nccl_doctor.checks.ports.port_unreachable import MEANS
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pasted, ports_of
+from nccl_doctor.checks.view import Findings, View, check, pasted, ports_of
 from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, compiled, opening, remedies, unconfirmed
 from nccl_doctor.firewall.connection import Ruleset, counted
 from nccl_doctor.firewall.manager import describe
@@ -35,7 +36,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 OWN = "its own connections"
 UNSEEN = "not dialled, for the port is held; so say the rules"
 
-EXPLAINS = ("port-unreachable", *ALLREDUCE)
+EXPLAINS = ("port-unreachable", CONNECTIONS)
 """Of these dials, those that no rule was seen to stop follow only where some of the host's rules are not understood."""
 
 
@@ -140,7 +141,7 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
             },
         },
         fix=_fix(blames, ways, unconfirmed(blames, snapshot, listens)),
-        explains=None if any(blame.host.name in unclear for blame in blames) else ALLREDUCE,
+        explains=None if any(blame.host.name in unclear for blame in blames) else (CONNECTIONS,),
     )
 
 

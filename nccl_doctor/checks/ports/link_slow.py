@@ -27,9 +27,11 @@ References: nvidia-smi(1), pcie.link.width.current: "These may be reduced when t
 import re
 from collections.abc import Iterator
 
+from nccl_doctor.checks.effects import SLOW
 from nccl_doctor.checks.rates import GRAVE, SlowLink, judge_rates, link_gbps, rails
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import PENDING, Unknown, skipped
+from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.model.report import gbps_span, gbps_words
@@ -46,7 +48,7 @@ SHARED = re.compile(r"\bG[BH]\d\d")
 """Names of GPUs whose data goes to the processor by NVLink."""
 
 
-@check("NCD320", severity=Severity.WARNING, explains=("allreduce-slow",), also=("rates",), row="rate")
+@check("NCD320", severity=Severity.WARNING, explains=(SLOW,), also=("rates",), row="rate")
 def link_slow(view: View) -> Findings:
     """Yields findings of PCIe links, and one a host, pair or rail by rates; hosts too busy to be judged are gaps."""
     rates = view.snapshot.rates
@@ -152,8 +154,8 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
             f"{host}: {name}: {link.speed:g} GT/s x{link.width} of {link.most}, {link.gbps:.0f} Gb/s"
             for host, name, link in links
         ),
-        # what makes one device's link slow makes no other's
-        facts={"devices": [{"host": host, "device": name} for host, name, _ in links], "because_of": []},
+        facts={"devices": [{"host": host, "device": name} for host, name, _ in links]},
+        symptoms=(Symptom("link-slow", frozenset()),),  # what makes one device's link slow makes no other's
         explains=() if note else None,
         fix="Look again while it works (lspci -vv as root, LnkSta)."
         if note

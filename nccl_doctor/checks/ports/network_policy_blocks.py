@@ -16,15 +16,16 @@ References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 
 
 from collections.abc import Iterable
 
+from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.ports.port_unreachable import MEANS
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, apply, check, common_labels, pairs_of, pasted, ports_of
+from nccl_doctor.checks.view import Findings, View, apply, check, common_labels, pairs_of, pasted, ports_of
 from nccl_doctor.firewall.blame import PolicyBlame, open_policy
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped
 
 
-@check("NCD308", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
+@check("NCD308", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def network_policy_blocks(view: View) -> Findings:
     """Yields one finding for each set of policies that drops dials."""
     kube = view.kube

@@ -16,7 +16,7 @@ from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, fail
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.register import from_logs
 
-from_logs(__name__, "NCD311", job_wide=False, errors=("EHOSTUNREACH",))
+from_logs(__name__, "NCD311", errors=("EHOSTUNREACH",))
 
 
 _ERRNO = r"(?:No route to host|[Hh]ost is unreachable|[Nn]etwork is unreachable)"

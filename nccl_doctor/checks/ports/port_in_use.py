@@ -23,11 +23,12 @@ References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCP
 from collections.abc import Iterator
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, endable, ending, fix_port
+from nccl_doctor.checks.view import Findings, View, check, endable, ending, fix_port
 from nccl_doctor.logs.rule import likely, root, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.effect import DIALS, GIVING_UP, Effect, Reach
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.ports import age_words
@@ -44,12 +45,18 @@ MEANS = {
     "unknown": "nobody that we may see holds it",
 }
 
+TAKEN = Effect(
+    ("port-in-use", "no-store", "no-group", *DIALS, *GIVING_UP, "world-size-mismatch"),
+    Reach.ALL,
+    "rank 0 can't open the master's store, and the others wait for it or talk to a stranger (torch, TCPStore)",
+)
+
 
 @check(
     "NCD304",
     severity=Severity.ERROR,
     needs=("master_port",),
-    explains=("stale-process", "gpu-in-use", *ALLREDUCE),
+    explains=("stale-process", "gpu-in-use", TAKEN),
     scope="master",
     in_logs=("master-addr-not-local",),
     row="processes",

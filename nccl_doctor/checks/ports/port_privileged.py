@@ -8,18 +8,25 @@ How we know: the bind that torch's TCPStore makes was tried on the first host as
 Fix: choose a master port from 1024 up, outside of the ephemeral range: torchrun's own default is 29500.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import known
+from nccl_doctor.model.effect import GIVING_UP, Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
+
+PRIVILEGED = Effect(
+    ("port-privileged", "no-store", "port-in-use", "connection-refused", *GIVING_UP),
+    Reach.ALL,
+    "rank 0 may not bind the master's port, and the others dial it in vain (ip(7), EACCES)",
+)
 
 
 @check(
     "NCD305",
     severity=Severity.WARNING,
     needs=("master_port",),
-    explains=ALLREDUCE,
+    explains=(PRIVILEGED,),
     scope="master",
     row="processes",
     errors=("EACCES",),

@@ -32,7 +32,8 @@ nobody sees from inside of a pod.
 from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pairs_of, ports_of
+from nccl_doctor.checks.effects import CONNECTIONS
+from nccl_doctor.checks.view import Findings, View, check, pairs_of, ports_of
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
@@ -56,7 +57,7 @@ MEANS = {
 }
 
 
-@check("NCD303", severity=Severity.ERROR, needs=("mesh",), explains=ALLREDUCE)
+@check("NCD303", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def port_unreachable(view: View) -> Findings:
     """Yields one finding for each of the fewest hosts that explain all."""
     mesh = view.mesh

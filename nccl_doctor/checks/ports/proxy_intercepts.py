@@ -16,7 +16,8 @@ References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-fir
 Detection".
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, pairs_of, ports_of
+from nccl_doctor.checks.effects import CONNECTIONS
+from nccl_doctor.checks.view import Findings, View, check, pairs_of, ports_of
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped
 
@@ -37,7 +38,7 @@ OTHERWISE = (
     "NCD309",
     severity=Severity.WARNING,
     needs=("mesh",),
-    explains=("port-unreachable", "firewall-blocks-port", "firewall-blocks-ephemeral", *ALLREDUCE),
+    explains=("port-unreachable", "firewall-blocks-port", "firewall-blocks-ephemeral", CONNECTIONS),
 )
 def proxy_intercepts(view: View) -> Findings:
     """Yields one finding for all pairs; an error where dials fail."""
@@ -74,5 +75,5 @@ def proxy_intercepts(view: View) -> Findings:
         facts={"sidecars": kinds, "failed": pairs_of(failed)},
         fix=WITHOUT.format(SIDECARS[kinds[0]]) if len(kinds) == 1 else OTHERWISE,
         severity=Severity.ERROR if failed else None,
-        explains=None if kinds else ("port-unreachable", *ALLREDUCE),
+        explains=None if kinds else ("port-unreachable", CONNECTIONS),
     )

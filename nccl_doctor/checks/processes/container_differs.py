@@ -21,12 +21,14 @@ References: docker-run(1): --network, --ipc, --shm-size, --ulimit, --device, --a
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from nccl_doctor.checks.effects import CONNECTIONS, CUDA, FILES, PINNING, RDMA, SHARED_MEMORY, SOCKETS
 from nccl_doctor.checks.own_names import has_own_network, is_unreached
 from nccl_doctor.checks.processes.memlock_low import too_low
 from nccl_doctor.checks.processes.nofile_low import BASE, PER_RANK
 from nccl_doctor.checks.processes.shm_small import MIB, WANTED, enough_gib, is_fatal
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded
+from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.base import PENDING, Skipped, Unknown, known
+from nccl_doctor.model.effect import Effect
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import Host, HostFacts, world_size
@@ -42,7 +44,7 @@ NETWORK = (
     "hostname-unresolvable", "ifname-no-match", "ifname-needed", "gloo-ifname-invalid",
 )  # fmt: skip
 """What a network of the container's own leads to."""
-GPU, RDMA = "/dev/nvidia", "/dev/infiniband/"
+NVIDIA, INFINIBAND = "/dev/nvidia", "/dev/infiniband/"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Aspect:
     name: str
     phrase: str
     options: tuple[str, ...]
-    explains: tuple[str, ...]
+    explains: tuple[str | Effect, ...]
     severity: Severity = Severity.WARNING
 
 
@@ -76,8 +78,6 @@ LACKS = (
     "nofile-low",
     "gpu-count-low",
     "rdma-device-inaccessible",
-    "transport-fallback",
-    "allreduce-slow",
 )
 
 
@@ -85,7 +85,7 @@ LACKS = (
     "NCD606",
     severity=Severity.WARNING,
     needs=("surroundings", "outside"),
-    explains=(*NETWORK, *LACKS, *ALLREDUCE),
+    explains=(*NETWORK, *LACKS, CONNECTIONS, SHARED_MEMORY, PINNING, FILES, CUDA, RDMA, SOCKETS),
     row="limits",
     outside=True,
 )
@@ -162,7 +162,7 @@ _OTHERS = {
 def _network(sides: Sides) -> Iterator[Aspect]:
     if is_unreached(sides.view.snapshot, sides.host):
         phrase = "a network of its own, in which no other host reaches it"
-        yield Aspect("network", phrase, ("--network=host",), (*NETWORK, *ALLREDUCE), Severity.ERROR)
+        yield Aspect("network", phrase, ("--network=host",), (*NETWORK, CONNECTIONS), Severity.ERROR)
 
 
 def _names(sides: Sides) -> Iterator[Aspect]:
@@ -174,7 +174,7 @@ def _names(sides: Sides) -> Iterator[Aspect]:
     lost = [name for name, answer in answers if answer is not None and not answer.addresses]
     if lost:
         phrase = f"no address for {', '.join(lost[:4])}{' …' if len(lost) > 4 else ''}, which the host's /etc/hosts has"
-        yield Aspect("names", phrase, ("--add-host=NAME:ADDRESS",), (*NETWORK, *ALLREDUCE), Severity.ERROR)
+        yield Aspect("names", phrase, ("--add-host=NAME:ADDRESS",), (*NETWORK, CONNECTIONS), Severity.ERROR)
 
 
 def _shm(sides: Sides) -> Iterator[Aspect]:
@@ -187,7 +187,7 @@ def _shm(sides: Sides) -> Iterator[Aspect]:
         return
     severity = Severity.ERROR if is_fatal(sides.facts, shm, needed) else Severity.WARNING
     phrase = f"{shm.total_bytes // MIB} MiB of /dev/shm (the host: {outside // MIB})"
-    yield Aspect("shm", phrase, ("--ipc=host",), ("shm-small", *ALLREDUCE), severity)
+    yield Aspect("shm", phrase, ("--ipc=host",), ("shm-small", SHARED_MEMORY), severity)
 
 
 def _shm_needed(sides: Sides) -> int:
@@ -202,7 +202,7 @@ def _memlock(sides: Sides) -> Iterator[Aspect]:
     limit = too_low(facts, sides.view.nccl.rdma.sides.get(sides.host.name))
     if limit is not None and (outside.memlock_soft is None or outside.memlock_soft > limit):
         phrase = f"{limit >> 10} KiB that a process may lock ({_host(outside.memlock_soft, 1 << 10)})"
-        yield Aspect("memlock", phrase, ("--ulimit=memlock=-1",), ("memlock-low", *ALLREDUCE))
+        yield Aspect("memlock", phrase, ("--ulimit=memlock=-1",), ("memlock-low", PINNING))
 
 
 def _nofile(sides: Sides) -> Iterator[Aspect]:
@@ -212,7 +212,7 @@ def _nofile(sides: Sides) -> Iterator[Aspect]:
     needed = BASE + PER_RANK * world_size(sides.view.snapshot)
     if limits.nofile_soft < needed and (outside.nofile_soft is None or outside.nofile_soft >= needed):
         phrase = f"{limits.nofile_soft} files that a process may open ({_host(outside.nofile_soft, 1)})"
-        yield Aspect("nofile", phrase, ("--ulimit=nofile=1048576",), ("nofile-low", *ALLREDUCE))
+        yield Aspect("nofile", phrase, ("--ulimit=nofile=1048576",), ("nofile-low", FILES))
 
 
 def _host(limit: int | None, unit: int) -> str:
@@ -221,19 +221,19 @@ def _host(limit: int | None, unit: int) -> str:
 
 def _gpus(sides: Sides) -> Iterator[Aspect]:
     """None of the host's GPUs, or such as do not open."""
-    phrase = _lacking(sides, GPU, "GPU")
+    phrase = _lacking(sides, NVIDIA, "GPU")
     if phrase and sides.host.node.cuda_visible_devices != "":
-        yield Aspect("gpus", phrase, ("--gpus=all",), ("gpu-count-low", *ALLREDUCE), Severity.ERROR)
+        yield Aspect("gpus", phrase, ("--gpus=all",), ("gpu-count-low", CUDA), Severity.ERROR)
 
 
 def _rdma(sides: Sides) -> Iterator[Aspect]:
     """The same of RDMA devices, where a port is up."""
     devices = sides.facts.rdma
     up = not isinstance(devices, Unknown) and any(port.state == "ACTIVE" for one in devices for port in one.ports)
-    phrase = _lacking(sides, RDMA, "RDMA device") if up else ""
+    phrase = _lacking(sides, INFINIBAND, "RDMA device") if up else ""
     if phrase:
         options = ("--device=/dev/infiniband", "--cap-add=IPC_LOCK")
-        follows = ("rdma-device-inaccessible", "transport-fallback", "allreduce-slow", *ALLREDUCE)
+        follows = ("rdma-device-inaccessible", SOCKETS, RDMA)
         yield Aspect("rdma", phrase, options, follows)
 
 

@@ -16,8 +16,9 @@ Fix: a leftover of yours can be ended; of a running job its owner decides. Else 
 References: nvidia-smi(1), --query-compute-apps.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import Unknown, known
+from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
@@ -28,12 +29,19 @@ TAKEN_MIB = 1024
 UNSEEN_MIB = 2048
 """Less is what a driver keeps for itself, which some count as used."""
 
+FULL = Effect(
+    ("gpu-memory", "cuda-error"),
+    Reach.OWN,
+    "the other process has the memory, or the GPU for itself (EXCLUSIVE_PROCESS)",
+    ("nccl",),
+)
+
 
 @check(
     "NCD602",
     severity=Severity.ERROR,
     needs=("gpus", "gpu_processes"),
-    explains=("out-of-memory", *ALLREDUCE),
+    explains=(FULL,),
     row="GPUs",
 )
 def gpu_in_use(view: View) -> Findings:

@@ -13,7 +13,8 @@ Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in anew; `--uli
 `LimitMEMLOCK=infinity` for systemd units such as Slurm's slurmd.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.effects import PINNING
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import Grade, hint, root
 from nccl_doctor.logs.signs import Case, LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
@@ -33,7 +34,7 @@ ENOUGH = 1024 * MIB
     "NCD604",
     severity=Severity.WARNING,
     needs=("limits", "rdma"),
-    explains=ALLREDUCE,
+    explains=(PINNING,),
     in_logs=("ib-fault", "out-of-memory", "plugin-fault"),
     row="limits",
 )

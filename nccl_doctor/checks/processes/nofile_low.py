@@ -15,7 +15,8 @@ good in /etc/security/limits.d (`* - nofile 1048576`), then log in anew. systemd
 their own (`LimitNOFILE=`).
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.effects import FILES
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
@@ -33,7 +34,7 @@ CERTAIN = 2
     "NCD603",
     severity=Severity.WARNING,
     needs=("limits",),
-    explains=ALLREDUCE,
+    explains=(FILES,),
     in_logs=("plugin-fault", "port-in-use", "shm-attach-failed", "shm-exhausted"),
     row="limits",
     errors=("EMFILE",),

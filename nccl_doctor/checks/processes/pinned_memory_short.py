@@ -13,8 +13,9 @@ Fix: `kho=off` on the kernel's command line (kdump and kexec work without it), o
 References: NVIDIA/NV-Kernels pull requests 590 and 591; MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 259.
 """
 
+from nccl_doctor.checks.effects import PINNING
 from nccl_doctor.checks.processes.memlock_low import registers
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, clue
 from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
@@ -32,7 +33,7 @@ REMEDY = Fix(
 )
 
 
-@check("NCD608", severity=Severity.INFO, needs=("limits", "rdma"), explains=ALLREDUCE, row="limits")
+@check("NCD608", severity=Severity.INFO, needs=("limits", "rdma"), explains=(PINNING,), row="limits")
 def pinned_memory_short(view: View) -> Findings:
     """Yields one finding an amount, folded over hosts; a warning on GB10."""
     sides = view.nccl.rdma.sides

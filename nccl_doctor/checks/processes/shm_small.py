@@ -16,7 +16,8 @@ Fix: enlarge it, `mount -o remount,size=… /dev/shm`, for good in /etc/fstab; s
 import math
 from dataclasses import dataclass
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded, on_each, pasted
+from nccl_doctor.checks.effects import SHARED_MEMORY
+from nccl_doctor.checks.view import Findings, View, check, folded, on_each, pasted
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import HostFacts
@@ -44,7 +45,7 @@ class _Lack:
     pod: bool
 
 
-@check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=ALLREDUCE, row="limits")
+@check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=(SHARED_MEMORY,), row="limits")
 def shm_small(view: View) -> Findings:
     """Yields one finding for the hosts that lack room alike."""
     lacks: dict[_Lack, dict[str, int]] = {}

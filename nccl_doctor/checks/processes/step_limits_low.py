@@ -17,8 +17,10 @@ Fix: ask for more: `#SBATCH --cpus-per-task=N`, said again to srun (it no longer
 References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainDevices, ConstrainRAMSpace.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.effects import CUDA, SLOW
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import known
+from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped, plural
@@ -28,12 +30,18 @@ ENOUGH = 2 * GIB
 """A rank of torch with CUDA takes 1 to 3 GiB of the host's memory before it has loaded anything."""
 FATAL = GIB // 2
 
+MEMORY = Effect(
+    ("SIGKILL", "out-of-memory"),
+    Reach.OWN,
+    "the kernel kills a process of a control group that is full (kernel: cgroup-v2, memory.max)",
+)
+
 
 @check(
     "NCD607",
     severity=Severity.WARNING,
     needs=("step", "gpus"),
-    explains=("gpu-count-low", *ALLREDUCE, "allreduce-slow"),
+    explains=("gpu-count-low", MEMORY, CUDA, SLOW),
     row="limits",
 )
 def step_limits_low(view: View) -> Findings:
@@ -61,6 +69,7 @@ def _few_cpus(names: list[str], has: int, ranks: int) -> Finding:
         message=f"The job may use {plural(has, 'CPU')} on {fold(names)} for {ranks} ranks, which will wait for it.",
         evidence=(f"a step's process runs on {plural(has, 'CPU')}",),
         facts={"cpus": has, "nproc_per_node": ranks},
+        explains=(SLOW,),
         fix="Ask for several CPUs a rank, with sbatch and with srun: --cpus-per-task with --ntasks-per-node=1 "
         "is for all ranks of a node together.",
     )
@@ -74,6 +83,7 @@ def _little_memory(names: list[str], has: int, ranks: int) -> Finding:
         evidence=(f"control group: {has} bytes",),
         facts={"memory_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,
+        explains=(MEMORY,),
         fix="Ask for more memory: --mem=0 is all of a node, --mem-per-gpu or --mem a part.",
     )
 
@@ -86,6 +96,7 @@ def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
         evidence=(f"nvidia-smi in the step: {has or 'no'} GPU{'s' * (has > 1)}",),
         facts={"gpus": has, "given": given},
         severity=Severity.ERROR,
+        explains=("gpu-count-low", CUDA),
         fix="See whether the driver works on the node (nvidia-smi outside the job). If it does, Slurm's "
         "gres.conf or its control of devices is at fault, or the container lacks the driver "
         "(NVIDIA_VISIBLE_DEVICES).",

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.model.base import Unknown, known
+from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
@@ -38,8 +39,15 @@ NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 LINKED = re.compile(r"SXM|HBM3\b|NVL\b|G[BH]\d\d\d")
 """Names of GPUs that have NVLink among themselves, also where no NVSwitch shows."""
 
+PEERS = Effect(
+    ("hang", "wrong-sum", "gdr-p2p-fault", "collective-timeout", "cuda-error"),
+    Reach.OWN,
+    "an IOMMU or ACS sends peer-to-peer writes astray: they don't arrive, or elsewhere (NCCL's troubleshooting guide)",
+    ("nccl",),
+)
 
-@check("NCD402", severity=Severity.WARNING, needs=("pci", "gpus"), explains=("allreduce-timeout",))
+
+@check("NCD402", severity=Severity.WARNING, needs=("pci", "gpus"), explains=(PEERS,))
 def gpudirect_hindered(view: View) -> Findings:
     """Yields one finding a set of hindrances, folded over hosts; else those between GPUs."""
     for host, facts in view.facts:

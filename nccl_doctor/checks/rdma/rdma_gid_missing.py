@@ -18,8 +18,9 @@ Fix: leave NCCL_IB_GID_INDEX away from NCCL 2.21 on. Where no entry holds an add
 one. In containers, share the host's network: entries of other network namespaces can't be used.
 """
 
+from nccl_doctor.checks.effects import RDMA
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.rdma import GID_CHOSEN, Entry, ip_of, is_usable
 from nccl_doctor.nccl.rdma_pairs import ClusterRdma
@@ -34,7 +35,7 @@ PIN = "NCCL_IB_GID_INDEX"
     severity=Severity.ERROR,
     needs=("rdma", *NEEDS),
     needs_nccl=True,
-    explains=("rdma-mismatch", *ALLREDUCE),
+    explains=("rdma-mismatch", RDMA),
 )
 def rdma_gid_missing(view: View) -> Findings:
     """Yields one finding for all ports whose GID can't serve."""

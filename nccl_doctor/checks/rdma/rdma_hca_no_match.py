@@ -19,8 +19,9 @@ References: NVIDIA/nccl issue 234 (a host with InfiniBand and one without hang),
 type").
 """
 
+from nccl_doctor.checks.effects import RDMA, SOCKETS
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, folded
+from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.rdma import RdmaList
 from nccl_doctor.nccl.rdma_pairs import NAME, ClusterRdma
@@ -28,7 +29,7 @@ from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.snapshot.hosts import gpu_wish
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
-EXPLAINS = ("transport-fallback", "allreduce-slow", *ALLREDUCE)
+EXPLAINS = (SOCKETS, RDMA)
 """What follows where NCCL finds no RDMA device on a host."""
 
 

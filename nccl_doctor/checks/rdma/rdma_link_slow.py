@@ -24,6 +24,7 @@ DGX-Spark 35 and 38; forums.developer.nvidia.com 367853, "Second ConnectX-7 PCIe
 from collections import Counter
 from collections.abc import Iterator
 
+from nccl_doctor.checks.effects import SLOW
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check, ordered
 from nccl_doctor.model.base import Unknown
@@ -44,7 +45,7 @@ FIRMWARE = "Update the board's firmware (fwupdmgr refresh, fwupdmgr update): old
     severity=Severity.WARNING,
     needs=("rdma", *NEEDS),
     needs_nccl=True,
-    explains=("link-slow", "allreduce-slow"),
+    explains=("link-slow", SLOW),
 )
 def rdma_link_slow(view: View) -> Findings:
     """Yields one finding for links that lost lanes or speed, one for slow ports, one for unused halves."""

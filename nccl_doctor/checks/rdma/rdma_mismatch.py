@@ -20,9 +20,10 @@ or name the devices that all hosts have in NCCL_IB_HCA.
 
 from collections.abc import Iterator
 
+from nccl_doctor.checks.effects import RDMA
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.rdma.rdma_hca_no_match import end, gravity
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, difference, ordered
+from nccl_doctor.checks.view import Findings, View, check, difference, ordered
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.nccl.rdma import RdmaList
@@ -30,7 +31,7 @@ from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold
 
 
-@check("NCD401", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=ALLREDUCE)
+@check("NCD401", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=(RDMA,))
 def rdma_mismatch(view: View) -> Findings:
     """Yields one finding for all that differs."""
     sides = view.nccl.rdma.sides

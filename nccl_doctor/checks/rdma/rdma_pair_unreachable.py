@@ -25,8 +25,9 @@ NCCL_IB_SUBNET_AWARE_ROUTING=1 on all hosts has NCCL look for a device in the ot
 
 from collections.abc import Iterator
 
+from nccl_doctor.checks.effects import RDMA
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.rdma_pairs import Cause, ClusterRdma, Pair
 from nccl_doctor.nccl.suggest import setting
@@ -43,7 +44,7 @@ ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "
     severity=Severity.ERROR,
     needs=("rdma", *NEEDS),
     needs_nccl=True,
-    explains=("rdma-mismatch", *ALLREDUCE),
+    explains=("rdma-mismatch", RDMA),
 )
 def rdma_pair_unreachable(view: View) -> Findings:
     """Yields one finding for each host whose devices can't talk, or for all where nobody knows whose fault it is."""

@@ -14,7 +14,8 @@ Fix: copy from one host to the others (`rsync -a`, `git pull`), or keep code and
 
 import hashlib
 
-from nccl_doctor.checks.view import ALLREDUCE, Difference, Findings, View, check, difference
+from nccl_doctor.checks.effects import VERSIONS
+from nccl_doctor.checks.view import Difference, Findings, View, check, difference
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
@@ -24,7 +25,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 SHOWN = 8
 
 
-@check("NCD508", severity=Severity.ERROR, needs=("same",), explains=ALLREDUCE)
+@check("NCD508", severity=Severity.ERROR, needs=("same",), explains=(VERSIONS,))
 def code_mismatch(view: View) -> Findings:
     """Yields one finding a path."""
     for path in view.snapshot.cluster.same:

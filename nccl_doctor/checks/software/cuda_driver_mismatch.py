@@ -14,7 +14,8 @@ Fix: update the driver on the host (and reboot it), or install a torch that is b
 
 import re
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.effects import CUDA
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
@@ -40,7 +41,7 @@ LEAST = {
     "NCD505",
     severity=Severity.ERROR,
     needs=("torch", "gpus"),
-    explains=ALLREDUCE,
+    explains=(CUDA,),
     in_logs=("cuda-error", "gpu-count-low", "torch-missing"),
 )
 def cuda_driver_mismatch(view: View) -> Findings:

@@ -12,7 +12,8 @@ Fix: install nvidia-fabricmanager of exactly the driver's version, and start it:
 nvidia-fabricmanager`.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, on_each, pasted
+from nccl_doctor.checks.effects import CUDA
+from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.logs.rule import roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
@@ -28,7 +29,7 @@ START = line("systemctl enable --now nvidia-fabricmanager")
     "NCD506",
     severity=Severity.ERROR,
     needs=("pci",),
-    explains=ALLREDUCE,
+    explains=(CUDA,),
     in_logs=("cuda-driver-mismatch", "cuda-error", "gpu-count-low"),
 )
 def fabric_manager_down(view: View) -> Findings:

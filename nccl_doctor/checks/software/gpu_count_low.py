@@ -17,7 +17,8 @@ list has a fault of its driver or its own (`dmesg`; often a power cycle). Else s
 from collections import Counter
 from typing import NamedTuple
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, on_each, pasted
+from nccl_doctor.checks.effects import CUDA
+from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.logs.rule import likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
@@ -35,7 +36,7 @@ ON_THE_BUS = line("lspci -d 10de:")
     "NCD503",
     severity=Severity.ERROR,
     needs=("gpus",),
-    explains=ALLREDUCE,
+    explains=(CUDA,),
     in_logs=("cuda-error", "local-rank-invalid"),
     row="GPUs",
 )

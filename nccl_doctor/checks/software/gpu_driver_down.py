@@ -22,8 +22,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, on_each, pasted
+from nccl_doctor.checks.effects import CUDA
+from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.model.base import Unknown, known
+from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import Host, HostFacts, gpu_wish
 from nccl_doctor.snapshot.system import GpuDriver, Identity, TorchInfo
@@ -57,11 +59,14 @@ class Fault:
         return pasted(self.remedy, on_each(hosts, *self.commands) if self.commands else (), needs_root=True)
 
 
+HANGS = Effect(("not-started", "in-kernel", "exit"), Reach.OWN, "a driver that does not answer holds who asks it")
+
+
 @check(
     "NCD512",
     severity=Severity.ERROR,
     needs=("gpu_driver",),
-    explains=("gpu-count-low", "container-differs", *ALLREDUCE),
+    explains=("gpu-count-low", "container-differs", CUDA, HANGS),
     in_logs=("cuda-error", "cuda-driver-mismatch", "gpu-count-low"),
     hides=("gpus", "gpu_health", "gpu_processes"),
     row="GPUs",

@@ -14,15 +14,23 @@ two out of the list.
 
 import itertools
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import known
+from nccl_doctor.model.effect import GIVING_UP, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import grouped
 
+SHARED = Effect(
+    ("duplicate-gpu", "gpu-memory", "cuda-error", "nccl-unknown-error", *WAITS, *GIVING_UP),
+    Reach.OWN,
+    "NCCL refuses two ranks on a GPU (Duplicate GPU detected, init.cc); two jobs share its memory",
+    ("nccl",),
+)
 
-@check("NCD504", severity=Severity.ERROR, needs=("gpus",), explains=("host-listed-twice", *ALLREDUCE), row="GPUs")
+
+@check("NCD504", severity=Severity.ERROR, needs=("gpus",), explains=("host-listed-twice", SHARED), row="GPUs")
 def gpu_overlap(view: View) -> Findings:
     """Yields one finding a pair of nodes that share GPUs."""
     used: dict[str, dict[str, Gpu]] = {}

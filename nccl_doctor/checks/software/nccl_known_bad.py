@@ -14,13 +14,15 @@ References: the thread that stands with the diagnosis.
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from nccl_doctor import nccl
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.base import Unknown, known
+from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.nccl.host_nccl import nccl_version
 from nccl_doctor.nccl.versions import parse_version, show
@@ -35,7 +37,15 @@ def rows() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads((Path(nccl.__path__[0]) / "known_bad.json").read_text("utf-8")))
 
 
-@check("NCD514", severity=Severity.WARNING, needs=("gpus", "torch"), explains=ALLREDUCE, row="software")
+FAULT = Effect(
+    ("hang", "collective-timeout", "cuda-error", "SIGABRT"),
+    Reach.OWN,
+    "the row's own source; what the first all-reduce shows of it, the row says (shows)",
+    ("nccl",),
+)
+
+
+@check("NCD514", severity=Severity.WARNING, needs=("gpus", "torch"), explains=(FAULT,), row="software")
 def nccl_known_bad(view: View) -> Findings:
     """Yields one finding a fault, folded over the hosts that meet it."""
     size = len(view.snapshot.cluster.nodes)
@@ -48,7 +58,7 @@ def nccl_known_bad(view: View) -> Findings:
             evidence=(f"NCCL {version}, {subject}", f"{row['date']}: {row['source']}"),
             facts={"nccl": version, "source": row["source"], "date": row["date"]},
             severity=Severity(row["severity"]),
-            explains=None if row.get("first") else (),
+            explains=(replace(FAULT, kinds=tuple(row["shows"])),) if "shows" in row else (),
             fix=row["way"],
         )
 

@@ -11,14 +11,15 @@ Fix: name the interpreter of the environment in the hosts file (`python: /opt/tr
 one), or install torch for the interpreter that is named.
 """
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check
+from nccl_doctor.checks.effects import STARTING
+from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 
 
-@check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=ALLREDUCE)
+@check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=(STARTING,))
 def torch_missing(view: View) -> Findings:
     """Yields one finding an interpreter that lacks torch, folded over its hosts."""
     present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)

@@ -26,7 +26,8 @@ Fix: install the same versions everywhere, or name interpreters in the hosts fil
 
 import re
 
-from nccl_doctor.checks.view import ALLREDUCE, Findings, View, check, difference, ordered
+from nccl_doctor.checks.effects import VERSIONS
+from nccl_doctor.checks.view import Findings, View, check, difference, ordered
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, likely, root, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
@@ -51,7 +52,7 @@ MATTERS = {
     "NCD502",
     severity=Severity.ERROR,
     needs=("python", "torch"),
-    explains=ALLREDUCE,
+    explains=(VERSIONS,),
     in_logs=("collective-mismatch", "cuda-error", "torch-missing"),
 )
 def version_mismatch(view: View) -> Findings:

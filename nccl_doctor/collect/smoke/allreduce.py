@@ -24,7 +24,7 @@ from nccl_doctor.model.report import STAGES, RankReport, SizeReport, Stage
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import PortTrial
-from nccl_doctor.snapshot.smoke import Smoke
+from nccl_doctor.snapshot.smoke import ENDED, Smoke
 from nccl_doctor.text.hostlist import fold, grouped
 
 if TYPE_CHECKING:
@@ -366,7 +366,7 @@ def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]
         elif end.signal is not None:
             found[name] = f"the process that starts its ranks was killed by {signal_name(end.signal)}"
         elif end.exit not in (0, None) and name not in explained:
-            found[name] = f"the process that starts its ranks ended with status {end.exit}"
+            found[name] = f"{ENDED} {end.exit}"
     return found
 
 

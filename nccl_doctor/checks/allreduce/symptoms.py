@@ -1,0 +1,107 @@
+"""What ranks showed of a failed all-reduce, as symptoms that causes have to fit."""
+
+import re
+from collections.abc import Container, Iterable, Iterator
+
+from nccl_doctor.checks.allreduce.culprits import Culprits, is_echo, named_by
+from nccl_doctor.model.effect import AFTERMATH, DIALS, KILLED, LOST, SIGNALS, Effect, Reach, Symptom
+from nccl_doctor.model.finding import Finding
+from nccl_doctor.model.register import entry
+from nccl_doctor.model.report import RankReport, Stage
+from nccl_doctor.snapshot.smoke import ENDED, Smoke
+
+_WAITING: dict[Stage, str] = {"none": "not-started", "started": "not-started", "torch": "no-store", "store": "no-group"}
+"""By the last stage that ranks reached; in all later ones they wait in a collective."""
+_ON_A_GPU = re.compile(r"CUDA|HIP|cuda|GPU")
+
+
+def shown(found: Culprits) -> tuple[Symptom, ...]:
+    """The symptoms of the ranks to blame; the hosts that a repetition blames, where there was one."""
+    kinds: dict[str, list[RankReport]] = {}
+    for rank in found.ranks:
+        kinds.setdefault(_kind(rank, found), []).append(rank)
+    if found.isolation is not None:
+        hosts = frozenset(found.hosts)
+        return tuple(Symptom(kind, hosts, backend=found.smoke.backend) for kind in kinds)
+    return tuple(one for kind, ranks in kinds.items() for one in _of(kind, ranks, found.smoke))
+
+
+def everywhere(kind: str, hosts: Iterable[str], smoke: Smoke) -> Symptom:
+    """What these hosts show, and whatever host it comes from."""
+    return Symptom(kind, frozenset(hosts), frozenset(rank.host for rank in smoke.ranks), smoke.backend)
+
+
+def _of(kind: str, ranks: list[RankReport], smoke: Smoke) -> Iterable[Symptom]:
+    hosts = dict.fromkeys(rank.host for rank in ranks)
+    if kind == "no-store":  # what they dial is the master's, whose rank is the first
+        return (Symptom(kind, frozenset(hosts), frozenset({smoke.ranks[0].host}), smoke.backend),)
+    if kind in (*_WAITING.values(), *DIALS, LOST, "hang"):
+        return (everywhere(kind, hosts, smoke),)
+    return (everywhere(kind, (host,), smoke) for host in hosts)
+
+
+def _kind(rank: RankReport, found: Culprits) -> str:
+    if found.why in ("signal", "launcher"):
+        number = rank.signal if found.why == "signal" else found.smoke.launcher_signals.get(rank.host)
+        ended = number is None and found.smoke.launchers[rank.host].startswith(ENDED)
+        return "exit" if ended else "gone" if number is None else SIGNALS.get(number, "signal")
+    if found.why == "stopped":
+        return "in-kernel" if (rank.state or "").startswith("D") else "suspended"
+    if found.why in ("exit", "elsewhere"):
+        return found.why
+    return _WAITING.get(rank.stage, "hang") if rank.error is None else _said(rank.error, found.smoke)
+
+
+def _said(error: str, smoke: Smoke) -> str:
+    """The kind of an exception, by its words."""
+    if is_echo(error, lost=bool(smoke.launchers)):
+        return LOST
+    return _where(next(iter(named_by(error)), "script-failed"), error)
+
+
+def _where(name: str, text: str) -> str:
+    return "gpu-memory" if name == "out-of-memory" and _ON_A_GPU.search(text) else name
+
+
+def causes_from_output(smoke: Smoke, passed: Container[str] = ()) -> tuple[tuple[str, Finding], ...]:
+    """Diagnoses that the ranks' output shows as causes, by name, with hosts; ``passed``: checks that found nothing."""
+    from nccl_doctor.checks.processes.pinned_memory_short import instead
+    from nccl_doctor.logs.diagnose import LogSource, diagnose
+    from nccl_doctor.logs.rule import Grade
+    from nccl_doctor.logs.signs import Case, echoes
+    from nccl_doctor.logs.verdict import finding
+
+    lines = {host: "\n".join(output).encode() + b"\n" for host, output in smoke.output.items()}
+    verdict = diagnose([LogSource(host, [text]) for host, text in lines.items()])
+    following = echoes().union(DIALS if smoke.launchers else ())
+    found: list[tuple[str, Finding]] = []
+    for cause in verdict.causes:
+        if cause.grade is Grade.ROOT and cause.name not in following:
+            hosts = tuple(dict.fromkeys(event.file for event in cause.events))
+            made = finding(Case(cause, verdict.log)).model_copy(update={"hosts": hosts})
+            swap = cause.name == "memlock-low" and cause.name in passed
+            name, made = instead(made) if swap else (cause.name, made)
+            text = "\n".join(event.text for event in cause.events)
+            own = {
+                "symptoms": (everywhere(_where(name, text), hosts, smoke),),
+                "explains": (*entry(name).explains, *words(name)),
+            }
+            found.append((name, made.model_copy(update=own)))
+    return tuple(found)
+
+
+_DIED = ("exit", "not-started", "script-failed", "nccl-unknown-error", "SIGABRT")
+_ENDS = {
+    "disk-full": ("SIGBUS",),
+    "killed": KILLED,
+    "out-of-memory": ("SIGKILL", "gpu-memory"),
+    "plugin-fault": ("SIGSEGV",),
+    "shm-exhausted": ("SIGBUS",),
+}
+"""How ranks may end, besides, whose output names one of these."""
+
+
+def words(name: str) -> Iterator[Effect]:
+    """The effects of a fault that the ranks' own output names."""
+    yield Effect((name, *_DIED, *_ENDS.get(name, ())), Reach.OWN, "the ranks' own words")
+    yield Effect(tuple(AFTERMATH), Reach.MEETS, "the others wait for the ranks that say so, or lose them")

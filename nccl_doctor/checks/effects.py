@@ -1,0 +1,103 @@
+"""What causes do to an all-reduce, where several checks share the mechanism; an effect of one check stands in its file.
+
+Names of kinds are :data:`~nccl_doctor.model.effect.KINDS`, and those of what logs show, for an exception by its words.
+"""
+
+from nccl_doctor.model.effect import DIALS, GIVING_UP, LOST, WAITS, Effect, Reach
+
+_DIALS = (*DIALS, *GIVING_UP)
+
+CONNECTIONS = Effect(
+    (*WAITS, *_DIALS, LOST, "peer-died", "hostname-loopback", "wrong-interface", "nccl-unknown-error"),
+    Reach.MEETS,
+    "ranks that can't connect wait for each other, give up, or lose whom they had",
+)
+SILENCE = Effect(
+    (*WAITS, "connection-timed-out", *GIVING_UP, LOST, "peer-died", "nccl-unknown-error"),
+    Reach.MEETS,
+    "packets vanish without an answer: whoever sends them waits",
+)
+NCCL_CONNECTIONS = Effect(
+    ("hang", *_DIALS, LOST, "peer-died", "wrong-interface", "nccl-unknown-error", "plugin-fault", "ib-fault"),
+    Reach.MEETS,
+    "NCCL's sockets, not the store's or gloo's, have the addresses of the interface that it chose (NCCL_SOCKET_IFNAME)",
+    ("nccl",),
+)
+MASTER = Effect(
+    ("no-store", "no-group", *_DIALS, "hostname-unresolvable", "port-in-use", "world-size-mismatch"),
+    Reach.ALL,
+    "every rank dials the master's store before anything else (torch, TCPStore)",
+)
+NAMES = Effect(
+    ("no-store", "no-group", *_DIALS, LOST, "peer-died", "hostname-loopback", "hostname-unresolvable"),
+    Reach.MEETS,
+    "gloo connects to the address that a host's own name gives it, and all to the master's name",
+)
+RDMA = Effect(
+    ("hang", "ib-fault", "gdr-p2p-fault", "nccl-unknown-error", "collective-timeout", "peer-died", LOST),
+    Reach.MEETS,
+    "a queue pair does not come up, or its packets are not acknowledged (ibv_modify_qp, completion with error 12)",
+    ("nccl",),
+)
+PINNING = Effect(
+    ("memlock-low", "ib-fault", "nccl-unknown-error"),
+    Reach.OWN,
+    "ibv_reg_mr and ibv_create_cq answer ENOMEM beyond what may be locked",
+    ("nccl",),
+)
+SHARED_MEMORY = Effect(
+    ("SIGBUS", "shm-exhausted", "shm-attach-failed", "nccl-unknown-error"),
+    Reach.OWN,
+    "NCCL keeps its buffers between ranks of a host in /dev/shm; a page that finds no room there is SIGBUS",
+    ("nccl",),
+)
+FILES = Effect(
+    ("nofile-low", "plugin-fault", "shm-attach-failed", "nccl-unknown-error", "hostname-unresolvable"),
+    Reach.OWN,
+    "open(2), socket(2) and accept(2) answer EMFILE",
+)
+SLOW = Effect(("slow",), Reach.MEETS, "a ring is as fast as its slowest link")
+SOCKETS = Effect(
+    ("transport-fallback", "slow"),
+    Reach.MEETS,
+    "ranks that can't use RDMA on one host use TCP sockets on all",
+    ("nccl",),
+)
+CUDA = Effect(
+    ("cuda-error", "cuda-driver-mismatch", "gpu-count-low", "local-rank-invalid", "nccl-unknown-error"),
+    Reach.OWN,
+    "CUDA does not start, or finds fewer GPUs than ranks",
+    ("nccl",),
+)
+SETTING = Effect(
+    (
+        *WAITS,
+        "nccl-unknown-error",
+        "collective-timeout",
+        "collective-mismatch",
+        "plugin-fault",
+        "ib-fault",
+        "wrong-sum",
+    ),
+    Reach.MEETS,
+    "hosts whose NCCL is set otherwise agree on no algorithm, network or buffer",
+    ("nccl",),
+)
+VERSIONS = Effect(
+    (
+        "version-mismatch",
+        "collective-mismatch",
+        "collective-timeout",
+        "nccl-unknown-error",
+        "no-group",
+        "hang",
+        "wrong-sum",
+    ),
+    Reach.MEETS,
+    "what two versions say to each other differs (NCCL's bootstrap, torch's store)",
+)
+STARTING = Effect(
+    ("torch-missing", "not-started", "version-mismatch", "exit"),
+    Reach.OWN,
+    "the ranks import torch before anything else",
+)

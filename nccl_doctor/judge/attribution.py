@@ -1,0 +1,96 @@
+"""Which findings are causes, and what merely follows from them.
+
+A finding follows from another one whose check states, in its ``explains``, an effect that fits what it shows: each of
+its symptoms (:mod:`nccl_doctor.model.effect`), or, where it has none, its own name on its hosts. What fits nothing
+stands by itself, and nothing gets graver by being near. Of several causes that fit, the gravest is taken, among those
+the one that does the least else; the others are named with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nccl_doctor.model.effect import AFTERMATH, Effect, Symptom
+from nccl_doctor.model.finding import Consequence, Diagnosis, Finding, Severity
+from nccl_doctor.model.register import Check
+from nccl_doctor.text.hostlist import fold
+
+Row = tuple[Check, Finding]
+
+
+def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
+    """Diagnoses, gravest first; a finding that another one explains stands under it."""
+    rows = sorted(found, key=lambda row: (-_severity(*row).rank, row[0].code))
+    fitting = [_causes(row, rows) for row in rows]
+    above: dict[int, int] = {}  # of each row that follows, its cause
+    for number in sorted(range(len(rows)), key=lambda number: rows[number][0].code):
+        cause = next((cause for cause in fitting[number] if _root(cause, above) != number), None)
+        above |= {} if cause is None else {number: cause}
+    under: dict[int, list[int]] = {number: [] for number in range(len(rows)) if number not in above}
+    for number in above:
+        under[_root(number, above)].append(number)
+    return tuple(_diagnosis(rows, root, its, {_root(c, above) for n in its for c in fitting[n]} - {root})
+                 for root, its in under.items())  # fmt: skip
+
+
+def _causes(row: Row, rows: list[Row]) -> list[int]:
+    """The numbers of those that explain a row, the best first."""
+    widths = {number: width for number, cause in enumerate(rows) if cause is not row and (width := fit(cause, row))}
+    return sorted(widths, key=lambda number: (-_severity(*rows[number]).rank, widths[number]))
+
+
+def _root(number: int, above: dict[int, int]) -> int:
+    while number in above:
+        number = above[number]
+    return number
+
+
+def fit(cause: Row, row: Row) -> int:
+    """How many kinds of symptoms the effects have by which a cause explains a finding; 0 where it does not."""
+    (check, finding), (follower, shown) = cause, row
+    stated = check.explains if finding.explains is None else finding.explains
+    hosts, mine = frozenset(finding.hosts), finding.facts.get("failed")
+    pids, others = finding.facts.get("pids"), shown.facts.get("pids")
+    if pids is not None and others is not None and set(pids).isdisjoint(others):
+        return 0  # a host has many processes
+    if follower.category == "ports" and (lost := shown.facts.get("failed")) is not None and not shown.symptoms:
+        # Both name the dials that failed. The finding blames the host that was not reached, and the cause may be the
+        # other end: one that looked up a wrong address, say.
+        blamed = all(dial in mine if mine is not None else hosts & _ends(dial) for dial in lost)
+        return int(blamed and follower.name in stated)
+    pairs = frozenset(map(_ends, mine)) if mine else None
+    by: dict[Symptom, list[int]] = {}
+    for symptom in shown.symptoms or (Symptom(follower.name, frozenset(shown.hosts)),):
+        meets = not hosts.isdisjoint(symptom.hosts | symptom.peers)
+        named = [1] if symptom.kind in stated and meets else []
+        effects = [one for one in stated if isinstance(one, Effect) and symptom.backend is not None]
+        by[symptom] = named + [len(one.kinds) for one in effects if one.fits(symptom, hosts, pairs)]
+        if not (by[symptom] or (meets and symptom.kind in AFTERMATH)):
+            return 0
+    return sum(min(widths) for widths in by.values() if widths)
+
+
+def _ends(dial: dict[str, Any]) -> frozenset[str]:
+    return frozenset({dial["src"], dial["dst"]})
+
+
+def _severity(check: Check, finding: Finding) -> Severity:
+    return finding.severity or check.severity
+
+
+def _diagnosis(rows: list[Row], root: int, effects: list[int], rivals: Iterable[int]) -> Diagnosis:
+    check, finding = rows[root]
+    gravest = max((root, *effects), key=lambda number: _severity(*rows[number]).rank)
+    follows = (Consequence(code=c.code, name=c.name, hosts=one.hosts, message=one.message)
+               for c, one in (rows[number] for number in sorted(effects)))  # fmt: skip
+    also = (f"also possible: {other.name} on {fold(its.hosts)}" for other, its in (rows[number] for number in rivals))
+    own = {name: getattr(finding, name) for name in ("hosts", "message", "facts", "fix", "entities")}
+    return Diagnosis(
+        code=check.code,
+        name=check.name,
+        severity=_severity(*rows[gravest]),
+        evidence=(*finding.evidence, *sorted(also)),
+        explains=tuple(follows),
+        **own,
+    )

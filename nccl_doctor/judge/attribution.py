@@ -1,4 +1,4 @@
-"""Which findings are causes, and what merely follows from them.
+"""Attribution: findings that are causes, and what merely follows from them.
 
 A finding follows from another one whose check states, in its ``explains``, an effect that fits what it shows: each of
 its symptoms (:mod:`nccl_doctor.model.effect`), or, where it has none, its own name on its hosts. What fits nothing

@@ -110,14 +110,14 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
         check, live = entry(name), by_name.get(name)
         settled = check.category in SETTLED and check.function is not None
         if live is not None and live.findings:
-            live.findings = [_said(one, finding, check) for one in live.findings]
+            live.findings = [_confirmed(one, finding, check) for one in live.findings]
         elif live is None or not (settled and run_check(check, derived).outcome is Outcome.PASS):
             by_name[name] = CheckRun(check, Outcome.FOUND, None, [finding])
     return sorted(by_name.values(), key=lambda j: j.check.code)
 
 
-def _said(found: Finding, words: Finding, check: Check) -> Finding:
-    """What a check found, with what comes of it where the ranks' words name it on a host of its own, too."""
+def _confirmed(found: Finding, words: Finding, check: Check) -> Finding:
+    """A finding of a check, with what comes of it where the ranks' words name it on a host of its own, too."""
     if set(found.hosts).isdisjoint(words.hosts):
         return found
     own = check.explains if found.explains is None else found.explains

@@ -11,6 +11,7 @@ from nccl_doctor.judge.attribution import attach_consequences
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.base import skipped
 from nccl_doctor.model.documents import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
+from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Diagnosis
 from nccl_doctor.model.register import entry
 from nccl_doctor.snapshot.hang import HangSnapshot
@@ -24,9 +25,13 @@ def report(snapshot: HangSnapshot) -> HangReport:
     """The document of ``hang`` from what was seen of a job."""
     judged = judge_hang(snapshot)
     evidence = judged.evidence
+    every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(one.hosts for one in evidence.lost))
     own = next((one.job_rank for one in evidence.ranks.values()), None)
     sure = judged.verdict in STANDS_STILL or judged.verdict in ("slow", "not-hanging")
-    diagnoses = attach_consequences((entry(name), finding) for name, finding in findings(judged))
+    diagnoses = attach_consequences(
+        (entry(name), finding.model_copy(update={"symptoms": (Symptom(name, frozenset(finding.hosts), every),)}))
+        for name, finding in findings(judged)
+    )
     places = [f"{ranks_of(numbers)} {words}" for words, numbers in folded(evidence.ranks.values()).items()]
     more = [f"and {len(places) - MOST_PLACES} more places"] if len(places) > MOST_PLACES else []
     # by the first host's clock: hosts were asked at once

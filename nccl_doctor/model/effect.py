@@ -1,4 +1,4 @@
-"""What hosts and ranks show of a fault, and what a cause can make them show.
+"""Symptoms: what hosts and ranks show of a fault; effects: what a cause can make them show.
 
 A cause explains a fault where it has, for every symptom of that, an effect that fits: its kind, its hosts, the backend.
 That the two meet on a host is no reason.
@@ -28,7 +28,7 @@ SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11
 
 @dataclass(frozen=True)
 class Symptom:
-    """What these hosts showed; ``peers``: those with which it may have to do besides. No backend: under any.
+    """Shown by these hosts; ``peers``: those with which it may have to do besides. No backend: under any.
 
     Kinds: those above; ``not-started``: Python or torch did not come up; ``suspended``: by SIGSTOP, a debugger, a
     freezer; ``in-kernel``: an uninterruptible sleep, of a file system or a driver; ``elsewhere``: it does something
@@ -54,7 +54,7 @@ class Reach(str, Enum):
 
 @dataclass(frozen=True)
 class Effect:
-    """What a cause does: kinds of symptoms, whose ranks show them, under which backends, and why."""
+    """Of a cause: kinds of symptoms, whose ranks show them, under which backends, and why."""
 
     kinds: tuple[str, ...]
     reach: Reach

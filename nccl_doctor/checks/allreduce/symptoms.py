@@ -27,7 +27,7 @@ def shown(found: Culprits) -> tuple[Symptom, ...]:
 
 
 def everywhere(kind: str, hosts: Iterable[str], smoke: Smoke) -> Symptom:
-    """What these hosts show, and whatever host it comes from."""
+    """A symptom of these hosts that any host may have to do with."""
     return Symptom(kind, frozenset(hosts), frozenset(rank.host for rank in smoke.ranks), smoke.backend)
 
 
@@ -49,10 +49,10 @@ def _kind(rank: RankReport, found: Culprits) -> str:
         return "in-kernel" if (rank.state or "").startswith("D") else "suspended"
     if found.why in ("exit", "elsewhere"):
         return found.why
-    return _WAITING.get(rank.stage, "hang") if rank.error is None else _said(rank.error, found.smoke)
+    return _WAITING.get(rank.stage, "hang") if rank.error is None else _exception(rank.error, found.smoke)
 
 
-def _said(error: str, smoke: Smoke) -> str:
+def _exception(error: str, smoke: Smoke) -> str:
     """The kind of an exception, by its words."""
     if is_echo(error, lost=bool(smoke.launchers)):
         return LOST

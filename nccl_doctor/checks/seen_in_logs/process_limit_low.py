@@ -36,6 +36,8 @@ RULES = (
         r"can't start new thread|[Uu]nable to create new native thread|RLIMIT_NPROC",
         "RuntimeError: can't start new thread",
     ),
+    # what C++ throws where a thread can't be started, as torch hands it on; Python itself raises BlockingIOError
+    root(r"RuntimeError: [Rr]esource temporarily unavailable *$", "RuntimeError: Resource temporarily unavailable"),
     likely(
         r"(?:pthread_create|thread creation) failed",
         "OpenBLAS blas_thread_init: pthread_create failed for thread 41 of 64: Operation not permitted",

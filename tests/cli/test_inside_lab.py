@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.transport.containers import InsideOptions
 from tests.cli.doctor import Run, doctor, files, ours
 from tests.cli.program import run_in, start_in
 from tests.cli.smoking import all_reduce_processes
@@ -58,7 +59,7 @@ def only(run: Run, name: str, hosts: list[str]) -> dict[str, Any]:
 
 
 def gone(lab: Lab) -> None:
-    """Nothing of ours runs any more; nsenter ends a moment after the probe that it waits for."""
+    """Nothing of ours runs any more; what entered a container ends a moment after the probe that it waits for."""
     for host in lab.hosts:
         host.wait_until(lambda host=host: not ours(host), "the end of what was started there", 10 * crowd())  # type: ignore[misc]
 
@@ -80,6 +81,24 @@ def test_a_healthy_container_is_silent_and_nothing_stays_in_it(boxes: Lab) -> No
     is_healthy(check(boxes, [{"enter": int(pid)} for pid in pids], "--transport", "openssh"))
     gone(boxes)
     assert [files(host) for host in boxes.hosts] == before
+
+
+def test_a_shell_in_a_process_namespaces_has_no_capability_that_the_process_lacks(boxes: Lab) -> None:
+    """As the runtime's own exec has it; a hostile shell gets nothing of the host by way of "enter"."""
+    host = boxes.hosts[1]
+    start(host, "bound", "--cap-drop=all", "--cap-add=CHOWN", "--security-opt=no-new-privileges", "--pid=private")
+    pid = host.run(["podman", "inspect", "-f", "{{.State.Pid}}", "bound"]).stdout.strip()
+    asked = "grep -E '^(Cap|NoNewPrivs)' /proc/self/status; hostname; echo $$; ls -di /"
+    by_podman = host.run(InsideOptions("podman", "bound").line(asked)).stdout.splitlines()
+    entered = host.run(InsideOptions("enter", pid).line(asked)).stdout.splitlines()
+    number = len(by_podman) - 2  # each shell has a PID of its own
+    assert (entered[:number], entered[number + 1 :]) == (by_podman[:number], by_podman[number + 1 :])
+    assert {"CapEff:\t0000000000000001", "CapBnd:\t0000000000000001", "NoNewPrivs:\t1"} <= set(entered)
+    assert int(entered[number]) < 1000  # of the container's own
+    for script, status in (("exit 7", 7), ("kill -TERM $$", 143), ("exec /no/such", 127)):
+        done = host.run(f"({InsideOptions('enter', pid).line(script)}); echo $?")
+        assert done.stdout.strip() == str(status)
+    end(host, "bound")
 
 
 def test_this_machines_own_container(boxes: Lab) -> None:

@@ -5,12 +5,12 @@ of that name runs there, it has stopped or is paused, the user may not use docke
 service does not answer, or the image has no shell. Nothing is known of what the job would see there.
 
 How we know: on the host `docker exec -i NAME /bin/sh -c …` was run (podman and nerdctl likewise, apptainer exec, for
-`enter` nsenter), and ended before the container's shell said a word. Its own words tell why, and where the name is
-wrong, those that do run there are named.
+`enter` the host's python3), and ended before the container's shell said a word. Its own words tell why, and where the
+name is wrong, those that do run there are named.
 
 Fix: stands with the diagnosis. Commands are for the host, not for the container.
 
-References: docker-exec(1), podman-exec(1), nsenter(1).
+References: docker-exec(1), podman-exec(1), setns(2), capabilities(7).
 """
 
 from nccl_doctor.checks.access._failures import FOLLOWS, of_engine

@@ -116,6 +116,8 @@ _REMEDY = {
     "forbidden enter": "Only root may enter another user's namespaces: log in as root (ssh: user in the hosts file).",
     "no-runtime": "Name what holds the containers on that host (docker, podman, nerdctl, apptainer) under inside: in "
     "the hosts file, or have its folder in the PATH that an SSH command gets.",
+    "no-runtime enter": "Install Python 3 on the host itself, which gives up root's rights before a container's shell "
+    "runs.",
     "no-daemon": "Start it on the host as root: systemctl start docker; nerdctl wants containerd.",
     "no-shell": "The check needs /bin/sh and Python 3.8 where the job runs: use an image that has them.",
     "late": "See on the host whether {program} answers ({program} ps); a service that hangs wants a restart.",

@@ -1,0 +1,115 @@
+"""Runs a program in the namespaces and the root of a process, with no capability that this process may not have.
+
+    python3 enter.py PID PROGRAM [ARGUMENT ...]
+
+It stands alone, for the host's own Python, 3.6 too. What nsenter(1) starts as root has all capabilities of the host,
+and a container's shell is the container's word: here it gets what `docker exec` would give it, the bounding set of the
+process (CapBnd, capabilities(7)), and no new privileges where the process gains none.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+NAMESPACES = (
+    ("uts", 0x04000000),
+    ("ipc", 0x08000000),
+    ("net", 0x40000000),
+    ("cgroup", 0x02000000),
+    ("time", 0x00000080),
+    ("pid", 0x20000000),
+    ("mnt", 0x00020000),
+)
+USER = ("user", 0x10000000)
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 24, 38, 47, 4
+CAPABILITY_VERSION_3 = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def main(pid: str, program: "list[str]") -> int:
+    """Return the program's status; a signal that ended it ends this, too."""
+    try:
+        enter("/proc/{}/".format(pid))
+    except OSError as error:
+        return _refuse("/proc/{}/: {}".format(pid, error.strerror))
+    child = os.fork()  # the first that is of its PID namespace
+    if not child:
+        for number in (signal.SIGPIPE, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            os.execv(program[0], program)  # noqa: S606 - the words are ours
+        except OSError as error:
+            os._exit(_refuse("{}: {}".format(program[0], error.strerror)))
+    os.closerange(0, 3)  # who reads there learns of the program's own end
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
+        os.kill(os.getpid(), os.WTERMSIG(status))
+    return os.WEXITSTATUS(status)
+
+
+def enter(place: str) -> None:
+    """Take the process's namespaces, root and bounding set; what is open of it is opened first."""
+    with open(place + "status") as file:
+        status = dict(line.split(":\t", 1) for line in file if ":\t" in line)
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    root = os.open(place + "root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    order = (*NAMESPACES, USER) if os.geteuid() == 0 else (USER, *NAMESPACES)
+    entered = [(name, kind, os.open(path, os.O_RDONLY | os.O_CLOEXEC)) for name, kind, path in _others(place, order)]
+    for _, kind, namespace in entered:
+        _call("setns", namespace, kind)
+    os.fchdir(root)
+    os.chroot(".")
+    os.chdir("/")
+    if any(name == "user" for name, _, _ in entered):
+        os.setgroups([])
+        os.setresgid(0, 0, 0)
+        os.setresuid(0, 0, 0)
+    _limit(int(status["CapBnd"], 16), last)
+    if status.get("NoNewPrivs", "0").strip() == "1":
+        _prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _others(place: str, order: "tuple[tuple[str, int], ...]") -> "list[tuple[str, int, str]]":
+    """The namespaces of the process that are not this one's, and this kernel has."""
+    known = [(name, kind, "{}ns/{}".format(place, name)) for name, kind in order]
+    return [one for one in known if os.path.exists("/proc/self/ns/" + one[0])
+            and os.readlink(one[2]) != os.readlink("/proc/self/ns/" + one[0])]  # fmt: skip
+
+
+def _limit(allowed: int, last: int) -> None:
+    """Give up every capability but these, of so many, also for programs that are run as root."""
+    for number in range(last + 1):
+        if not allowed >> number & 1:
+            _prctl(PR_CAPBSET_DROP, number)
+    header, both = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    _call("capget", header, both)
+    for half in (0, 1):
+        kept = both[3 * half + 1] & (allowed >> 32 * half & 0xFFFFFFFF)
+        both[3 * half : 3 * half + 3] = [kept, kept, 0]
+    _call("capset", header, both)
+    _prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL)
+
+
+def _prctl(option: int, value: int) -> None:
+    _call("prctl", option, *(ctypes.c_ulong(each) for each in (value, 0, 0, 0)))
+
+
+def _call(name: str, *arguments: object) -> None:
+    """A call of the C library's; raises OSError."""
+    if getattr(_libc, name)(*arguments):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _refuse(words: str) -> int:
+    sys.stderr.write(words + "\n")
+    sys.stderr.flush()
+    return 1
+
+
+if __name__ == "__main__":
+    os._exit(main(sys.argv[1], sys.argv[2:]))

@@ -83,7 +83,7 @@ def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
     """Where ``--save`` was given, writes a snapshot for ``--from``, and says what it lacks."""
     if kept.save is None:
         return
-    from nccl_doctor.text.redact import redact
+    from nccl_doctor.snapshot.redact import redact
 
     left, done = (snapshot, None) if kept.save_whole else redact(snapshot)
     write_file(kept.save, left.model_dump_json(by_alias=True, indent=1) + "\n", private=True)

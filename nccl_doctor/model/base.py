@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from enum import Enum
 from functools import lru_cache
 from typing import Annotated, Any, NewType, NoReturn, TypeVar
 
@@ -186,6 +187,25 @@ Version = Annotated[_Version, Field(max_length=64), _fits(_VERSION, "no version"
 """Of a program: "2.13.0+cu126", "2.28.9", "550.54.14"."""
 Path = Annotated[str, Field(max_length=MAX_TEXT), _fits(r"[^\0]*", "a path has no NUL")]  # of a file on the host
 EnvValue = Annotated[str, Field(max_length=128 << 10)]  # of a variable: execve(2) takes 128 KiB (MAX_ARG_STRLEN)
+
+
+class Holds(Enum):
+    """Contents of a field that tell of people and their secrets; a snapshot to be sent away is cleaned by them.
+
+    A text without it is free text: names of users and what looks like a secret are taken out.
+    """
+
+    USER = "the name of a user"
+    COMMAND = "a command line of a process"
+    LAUNCH_LINE = "a line that starts a job"
+    ENVIRONMENT = "values of variables, by their names"
+    CONFIGURATION = "lines that set variables"
+    ACCESS = "what leads to a host: options of engines and of ssh"
+    RULES = "a language of its own, in which no word is a user's name"
+
+
+UserName = Annotated[str, Holds.USER]
+CommandLine = Annotated[str, Holds.COMMAND]
 HostAddress = Annotated[str, Field(pattern=r"^[0-9A-Za-z_:][0-9A-Za-z_.:%-]{0,254}$")]
 """An address or a name of a host, as the plan has it."""
 CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import ClassVar, Protocol, TypeVar
+from typing import Annotated, ClassVar, Protocol, TypeVar
 
 from pydantic import Field, JsonValue, TypeAdapter
 
-from nccl_doctor.model.base import FrozenModel
+from nccl_doctor.model.base import FrozenModel, Holds
 
 DEFAULT_MASTER_PORT = 29500  # torchrun's static rendezvous and ``env://`` use this port (torch/distributed/run.py)
 
@@ -46,8 +46,10 @@ class Node(FrozenModel):
     cuda_visible_devices: str | None = None  # as the environment variable; None leaves it unset
     python: str = "python3"  # the interpreter that training uses
     # what each way of reaching it was told, by the way's name; :meth:`options` reads it
-    access: dict[str, Json] = Field(default_factory=dict)
-    env: dict[str, str] = Field(default_factory=dict)  # variables as the training job will have them
+    access: Annotated[dict[str, Json], Holds.ACCESS] = Field(default_factory=dict)
+    env: Annotated[dict[str, str], Holds.ENVIRONMENT] = Field(
+        default_factory=dict
+    )  # variables as the training job will have them
     local: bool = False  # this machine: run without SSH
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
@@ -71,8 +73,10 @@ class Cluster(FrozenModel):
     # those of the environment that say where the master is: "master_addr" to "MASTER_ADDR"
     variables: dict[str, str] = Field(default_factory=dict)
     # what an engine knows of all nodes together, by its name; :meth:`options` reads it
-    access: dict[str, Json] = Field(default_factory=dict)
-    line: str | None = None  # the line that is about to start the job, where it is to be judged
+    access: Annotated[dict[str, Json], Holds.ACCESS] = Field(default_factory=dict)
+    line: Annotated[str | None, Holds.LAUNCH_LINE] = (
+        None  # the line that is about to start the job, where it is to be judged
+    )
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
         """The options of an engine for all nodes together."""

@@ -10,7 +10,18 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, computed_field, field_serializer, model_validator
 
-from nccl_doctor.model.base import Count, Document, FrozenModel, IpAddress, Observed, Pid, Seconds, SocketPort
+from nccl_doctor.model.base import (
+    CommandLine,
+    Count,
+    Document,
+    FrozenModel,
+    IpAddress,
+    Observed,
+    Pid,
+    Seconds,
+    SocketPort,
+    UserName,
+)
 
 GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL; what was started less than that ago is not ended, for it may just be starting."""
@@ -59,8 +70,8 @@ class Holder(Observed):
     """A process that has a socket on the port, or that was asked for by its PID."""
 
     pid: Pid
-    user: str
-    command: str
+    user: UserName
+    command: CommandLine
     started: UnixTime  # Unix time in seconds
     ticks: Count  # clock ticks from its host's boot to its start; with the PID, what it is known by
     age_s: Seconds
@@ -68,7 +79,7 @@ class Holder(Observed):
     orphan: bool  # its job lost its launcher
     own: bool  # it is the user's that asks, on that host
     tree: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)]  # PIDs of its job
-    parent: str | None  # its parent's command
+    parent: CommandLine | None  # its parent's command
     cwd: str | None
     terminal: bool
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, field_validator
 
-from nccl_doctor.model.base import Count, Signed, SignedSeconds, SocketPort, Words
+from nccl_doctor.model.base import Count, Signed, SignedSeconds, SocketPort, UserName, Words
 from nccl_doctor.model.report import DialOutcome
 
 Reason = Literal[
@@ -35,7 +35,7 @@ class SshTarget(AccessFacts):
     target: str  # as it was asked for, so that ~/.ssh/config applies; ``address`` is what that means
     address: str
     port: SocketPort
-    user: str
+    user: UserName
     jump_host: str | None = None  # the failure is that of this jump host on the way
 
 

@@ -11,6 +11,7 @@ from nccl_doctor.model.base import (
     Count,
     Fact,
     FrozenModel,
+    Holds,
     HostAddress,
     IpAddress,
     Observed,
@@ -159,9 +160,9 @@ class JobProcess(Observed):
     inner_pid: Pid  # its PID inside of its container, as NCCL tells it
     started: Count  # in the kernel's clock ticks; with the PID it means this process and no later one
     age_s: Seconds
-    user: Short
+    user: Annotated[Short, Holds.USER]
     uid: Count | None = None  # the user's number there
-    command: Short
+    command: Annotated[Short, Holds.COMMAND]
     unit: Short | None  # its Slurm job or container
     contained: bool = False  # it is in a container, as seen from the probe
     nccl: Short | None  # the version that it has loaded, "unknown" where that is not told; None without NCCL

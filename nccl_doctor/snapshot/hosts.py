@@ -24,6 +24,7 @@ from nccl_doctor.model.base import (
     Clipped,
     EnvValue,
     Fact,
+    Holds,
     HostAddress,
     IpAddress,
     Observed,
@@ -98,11 +99,13 @@ class HostFacts(Observed):
     gpus: Annotated[Fact[tuple[system.Gpu, ...]], Shown("GPUs", _gpu_words)]
     limits: Annotated[Fact[system.ResourceLimits], Shown("limits", _limit_words)]
     # as it was before the ports were tested
-    firewall: Annotated[Fact[network.FirewallFacts], Shown("firewall")] = unknown("the firewall was not looked at")
+    firewall: Annotated[Fact[network.FirewallFacts], Shown("firewall"), Holds.RULES] = unknown(
+        "the firewall was not looked at"
+    )
     shm: Annotated[Fact[system.Shm], Shown("shared memory", lambda it: f"{it.total_bytes / 1e9:.3g} GB")]
     routes: Annotated[Fact[tuple[network.Route, ...]], Shown("routes", _route_words)]
     port_range: Fact[network.PortRange]
-    env: Fact[dict[str, EnvValue]]
+    env: Annotated[Fact[dict[str, EnvValue]], Holds.ENVIRONMENT]
     config_files: Fact[tuple[system.ConfigFile, ...]]
     clock: Fact[system.Clock]
     master_port: Phased[network.PortTrial]
@@ -123,7 +126,7 @@ class HostFacts(Observed):
     processes: Fact[tuple[system.TrainingJob, ...]] = unknown("not looked at")
     gpu_processes: Fact[tuple[system.GpuProcess, ...]] = unknown("not looked at")
     # the same again after that, where dials failed: the counters tell which rule they met
-    firewall_after: Fact[network.FirewallFacts | None] = None
+    firewall_after: Annotated[Fact[network.FirewallFacts | None], Holds.RULES] = None
     ways: Fact[tuple[network.Way, ...]] = ()  # of the packets of dials that failed, out of the host and into it
     # of the container that all of this was found in; None where that is the host itself
     surroundings: Fact[Surroundings | None] = None

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from nccl_doctor.model.base import (
+    CommandLine,
     Count,
     Fact,
     InterfaceName,
@@ -28,6 +29,7 @@ from nccl_doctor.model.base import (
     Rate,
     Seconds,
     SocketPort,
+    UserName,
     Version,
     ip_address,
 )
@@ -312,8 +314,8 @@ class Process(Observed):
 
     pid: Pid
     ppid: Pid
-    user: str
-    command: str
+    user: UserName
+    command: CommandLine
     started: Seconds  # Unix time in seconds
     age_s: Seconds
     orphan: bool  # its parent is pid 1 or a subreaper, though a launcher would have been

@@ -8,8 +8,10 @@ from pydantic import Field
 
 from nccl_doctor.model.base import (
     Clipped,
+    CommandLine,
     Count,
     EnvValue,
+    Holds,
     InterfaceName,
     IpAddress,
     Observed,
@@ -19,6 +21,7 @@ from nccl_doctor.model.base import (
     Rate,
     Seconds,
     SignedSeconds,
+    UserName,
     Version,
 )
 from nccl_doctor.snapshot.network import PciLink
@@ -28,7 +31,7 @@ class Identity(Observed):
     """The host, and the user that we are there."""
 
     hostname: str
-    user: str
+    user: UserName
     uid: Count
     machine: str  # the processor architecture, as ``uname -m``
     kernel: str
@@ -132,7 +135,7 @@ class ConfigFile(Observed):
     """A file NCCL may read its variables from; ``text`` None where it does not exist."""
 
     path: Path
-    text: Output | None
+    text: Annotated[Output | None, Holds.CONFIGURATION]
 
 
 class Clock(Observed):
@@ -153,19 +156,19 @@ class TrainingJob(Observed):
     launcher: str | None  # the root's name, where it is one
     # nobody watches over it and it makes no progress: orphaned ranks, a Ray worker on a host without raylet, a zombie
     left_behind: bool
-    user: str
+    user: UserName
     own: bool
-    command: str
+    command: CommandLine
     age_s: Seconds
     ppid: Pid
-    parent: str | None  # of the root, as its command; what has to ask for a zombie
+    parent: CommandLine | None  # of the root, as its command; what has to ask for a zombie
     terminal: bool  # its root has a controlling terminal
     unit: str | None  # its Slurm job or container
     # clock ticks from the host's boot to the root's start; with ``pid``, what it is known by
     ticks: Count | None = None
     refusal: str | None = None  # why ``fix-port`` would not end it without ``--force``; None where it would
     # MASTER_ADDR, MASTER_PORT and WORLD_SIZE of its ranks, as far as they show them
-    env: dict[str, EnvValue] = Field(default_factory=dict)
+    env: Annotated[dict[str, EnvValue], Holds.ENVIRONMENT] = Field(default_factory=dict)
 
 
 class GpuProcess(Observed):
@@ -176,9 +179,9 @@ class GpuProcess(Observed):
     uuid: str
     memory_mib: Count | None  # None where the platform does not tell
     alive: bool  # it shows in /proc; in a container, processes outside never do
-    user: str | None
+    user: UserName | None
     own: bool
-    command: str | None
+    command: CommandLine | None
 
 
 class RdmaGid(Observed):
@@ -300,5 +303,7 @@ class LoginShell(Observed):
     python: str | None
     prefix: str | None = None  # sys.prefix of that, which tells one virtual environment from another
     # variables that bear on training and differ: name to (as SSH has it, as the login shell has it), None where unset
-    differing: dict[str, tuple[EnvValue | None, EnvValue | None]] = Field(default_factory=dict)
+    differing: Annotated[dict[str, tuple[EnvValue | None, EnvValue | None]], Holds.ENVIRONMENT] = Field(
+        default_factory=dict
+    )
     environment: str | None = None  # the conda or virtual environment that it activates

@@ -32,7 +32,7 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.register import all_checks
 from nccl_doctor.probe.facts.network import unpacked
 from nccl_doctor.report.render import render
-from nccl_doctor.text.redact import redact
+from nccl_doctor.snapshot.redact import redact
 from nccl_doctor.transport.process import LocalTransport
 
 SIZES = (1024, 4096)

@@ -82,7 +82,7 @@ def test_a_transport_that_nobody_knows_is_refused_with_those_there_are() -> None
 def test_a_check_reads_nothing_that_only_other_commands_need() -> None:
     code = "import sys, nccl_doctor.cli.main, nccl_doctor.cli.run; print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    others = ("snapshot.hang", "hang", "model.documents", "redact", "logs", "report.human", "report.html")
+    others = ("snapshot.hang", "hang", "model.documents", "snapshot.redact", "logs", "report.human", "report.html")
     assert {f"nccl_doctor.{name}" for name in others}.isdisjoint(told.stdout.split())
 
 

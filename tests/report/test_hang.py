@@ -5,7 +5,7 @@ from __future__ import annotations
 from nccl_doctor.judge.hang_report import report
 from nccl_doctor.report.human import render_hang as render
 from nccl_doctor.report.render import RenderOptions
-from nccl_doctor.text.redact import redact
+from nccl_doctor.snapshot.redact import redact
 from tests.hang.made_up import IN_LOADER, Job, at
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.finding import Diagnosis, Severity
-from nccl_doctor.text.redact import redact
+from nccl_doctor.snapshot.redact import redact
 from tests.checks.snapshots import load, patched
 
 HERE = Path(__file__).parent

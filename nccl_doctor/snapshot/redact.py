@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel
 
+from nccl_doctor.model.base import Holds
 from nccl_doctor.text.secrets import LEFT_OUT, without_secrets
 
 PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCHELASTIC_", "CUDA_", "OMP_", "UCX_", "FI_")
@@ -39,8 +41,6 @@ OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
 """Betrays a text or path. What has none of these is one word, which a check may know by heart: no part of it goes."""
-RULES = frozenset({"firewall", "firewall_after"})
-"""Fields whose words are a language of their own: "accept" is no user there."""
 CONFIG_LINE = re.compile(r"^\s*([A-Za-z_]\w*)\s*=(.*)$")
 
 OPTIONS = frozenset(  # options of Python and torchrun whose values are no secret; with "-" for "_" too
@@ -77,59 +77,92 @@ Kept = TypeVar("Kept", bound=BaseModel)
 
 def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
     """The snapshot without names and secrets, and what that left out."""
-    tree = snapshot.model_dump(mode="json", by_alias=True)
     done = Redacted()
-    for name in sorted(set(_users(tree)) - NOBODY):
+    for name in sorted({*_users(snapshot)} - NOBODY):
         done.users[name] = f"user{len(done.users) + 1}"
-    return type(snapshot).model_validate(_walk(tree, done, "")), done
+    return type(snapshot).model_validate(clean(snapshot, snapshot.model_dump(mode="json", by_alias=True), done)), done
 
 
-def _users(tree: Any) -> Iterator[str]:  # noqa: ANN401 - JSON
-    """User names: fields called so, and owners of home directories in paths."""
+@cache
+def marks(model: type[BaseModel]) -> dict[str, Holds]:
+    """By field of a model, what its type says that it holds."""
+    found = {name: _mark(field.annotation, field.metadata) for name, field in model.model_fields.items()}
+    return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def _mark(annotation: object, metadata: Iterable[object] = ()) -> Holds | None:
+    own = next((one for one in metadata if isinstance(one, Holds)), None)
+    parts = () if own is not None or isinstance(annotation, type) else get_args(annotation)
+    inner = (_mark(part, getattr(part, "__metadata__", ())) for part in parts)
+    return own or next((mark for mark in inner if mark is not None), None)
+
+
+def _users(value: object) -> Iterator[str]:
+    """User names: where the model or a key says so, and owners of home directories in paths."""
+    if isinstance(value, BaseModel):
+        marked = marks(type(value))
+        yield from (part for name, part in value if marked.get(name) is Holds.USER and isinstance(part, str))
+        yield from _users({name: part for name, part in value if marked.get(name) is not Holds.USER})
+    elif isinstance(value, dict):
+        yield from (part for key, part in value.items() if key == "user" and isinstance(part, str))
+        for part in value.values():
+            yield from _users(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _users(part)
+    elif isinstance(value, str):
+        yield from HOME.findall(value)
+
+
+def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
+    """The JSON of a model, changed: without what its types and the looks of its texts say is not to travel."""
+    for name, declared in type(value).model_fields.items():
+        key, mark = declared.alias or name, marks(type(value)).get(name)
+        if key in tree:
+            tree[key] = _part(getattr(value, name), tree[key], done, mark)
+    for name, part in (value.model_extra or {}).items():
+        tree[name] = _untyped(part, done, name)
+    return tree
+
+
+def _part(value: object, tree: Any, done: Redacted, mark: Holds | None) -> Any:  # noqa: ANN401 - JSON
+    """A field's JSON, of this value."""
+    if isinstance(value, BaseModel):
+        return clean(value, tree, replace(done, users={}) if mark is Holds.RULES else done)
+    if mark in _CLEANED and tree is not None:
+        return _CLEANED[mark](tree, done)
+    if isinstance(value, dict):
+        parts = {str(key): part for key, part in value.items()}
+        return _keyed({key: _part(parts.get(key), part, done, mark) for key, part in tree.items()}, done)
+    if isinstance(value, (list, tuple)):
+        return [_part(one, part, done, mark) for one, part in zip(value, tree, strict=True)]
+    return _untyped(tree, done)
+
+
+def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
+    """The same where a key is a path."""
+    return {_without_users(key, done.users) if key.startswith(("/", "~")) else key: part for key, part in tree.items()}
+
+
+def _untyped(tree: Any, done: Redacted, key: str = "") -> Any:  # noqa: ANN401 - JSON
+    """A part for which the model has no type: ways to hosts, by the names of options; texts; numbers."""
     if isinstance(tree, dict):
-        for key, value in tree.items():
-            if key == "user" and isinstance(value, str):
-                yield value
-            yield from _users(value)
-    elif isinstance(tree, list):
-        for value in tree:
-            yield from _users(value)
-    elif isinstance(tree, str):
-        yield from HOME.findall(tree)
-
-
-def _walk(tree: Any, done: Redacted, key: str) -> Any:  # noqa: ANN401 - JSON
-    if isinstance(tree, dict):
-        return {
-            # a path may be a key, too
-            _without_users(name, done.users) if name.startswith(("/", "~")) else name: _field(name, value, done, tree)
-            for name, value in tree.items()
-        }
+        return _keyed({name: _untyped(part, done, name) for name, part in tree.items()}, done)
     if isinstance(tree, list):
-        return [_walk(value, done, key) for value in tree]
-    return _text(tree, done) if isinstance(tree, str) else tree
+        return [_ssh_option(part, done) if key == "options" else _untyped(part, done) for part in tree]
+    if isinstance(tree, str):
+        return done.users.get(tree, tree) if key == "user" else _text(tree, done)
+    return tree
 
 
-def _field(name: str, value: Any, done: Redacted, whole: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    if name == "line" and isinstance(value, str) and "nodes" in whole:
-        return _launch_line(value, done)
-    if name == "options" and isinstance(value, list):
-        return [_ssh_option(option, done) for option in value]
-    return _common_field(name, value, done, whole)
-
-
-def _common_field(name: str, value: Any, done: Redacted, whole: dict[str, Any]) -> Any:  # noqa: ANN401 - JSON
-    if name == "user" and isinstance(value, str):
-        return done.users.get(value, value)
-    if name == "env" and isinstance(value, dict):
-        return {variable: _variable(variable, text, done) for variable, text in value.items()}
-    if name == "differing" and isinstance(value, dict):
-        return {v: [None if one is None else _variable(v, one, done) for one in both] for v, both in value.items()}
-    if name in ("command", "parent") and isinstance(value, str) and "pid" in whole:
-        return _command(value, done)
-    if name == "text" and isinstance(value, str) and set(whole) == {"path", "text"}:
-        return "\n".join(_config_line(line, done) for line in value.split("\n"))
-    return _walk(value, replace(done, users={}) if name in RULES else done, name)
+def _environment(variables: dict[str, Any], done: Redacted) -> dict[str, Any]:
+    """Variables; of each one value or several."""
+    return {
+        name: [one and _variable(name, one, done) for one in value]
+        if isinstance(value, list)
+        else _variable(name, value, done)
+        for name, value in variables.items()
+    }
 
 
 def _variable(name: str, value: Any, done: Redacted) -> Any:  # noqa: ANN401 - JSON
@@ -253,3 +286,13 @@ def _without_users(text: str, users: dict[str, str]) -> str:
 
     elsewhere = OTHER_HOME.sub(lambda match: f"{match[1]}{users.get(match[2], 'user')}", text)
     return WORD.sub(other, elsewhere)
+
+
+_CLEANED: dict[Holds | None, Callable[[Any, Redacted], Any]] = {
+    Holds.USER: lambda name, done: done.users.get(name, name),
+    Holds.COMMAND: _command,
+    Holds.LAUNCH_LINE: _launch_line,
+    Holds.ENVIRONMENT: _environment,
+    Holds.CONFIGURATION: lambda text, done: "\n".join(_config_line(line, done) for line in text.split("\n")),
+    Holds.ACCESS: _untyped,
+}

@@ -21,6 +21,7 @@ STARTERS = {
     "facts/firewall.py": "a program of the list, as root",
     "children.py": "what its callers start, and a folder's keeper by /bin/sh",
     "facts/software.py": "the login's own shell, by passwd(5)",
+    "enter.py": "the shell of the container that the hosts file names, with its rights alone",
     "privileges.py": "forks, and runs nothing",
     "hang/watch.py": "py-spy, of the list or sent along, out of memory",
     "smoke/worker.py": "forks ranks of the all-reduce, and runs nothing",

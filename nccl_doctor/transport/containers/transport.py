@@ -97,6 +97,7 @@ _DETAIL = {
     "stopped": "{place} does not run{running}",
     "paused": "{place} is paused",
     "forbidden": "the user who logs in may not use {program}{quoted}",
+    "forbidden enter": "the user who logs in may not enter {place}",
     "no-runtime": "there is no program {program}",
     "no-daemon": "{program} has no service that answers{quoted}",
     "no-shell": "{place} has no /bin/sh",

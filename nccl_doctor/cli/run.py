@@ -26,7 +26,7 @@ from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.summary import decided
 from nccl_doctor.launch.launched import Hosts, remember
-from nccl_doctor.launch.line import joined, read_line
+from nccl_doctor.launch.line import LaunchLine, joined, read_line
 from nccl_doctor.model.base import Skipped
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import written
@@ -41,6 +41,11 @@ from nccl_doctor.transport.base import Transport
 LEAST_TOTAL_S = 300.0  # what a run may take where nobody says
 BESIDE_SMOKE_S = 240.0
 """What all else may need of that: connections, facts, dials, imports of torch (up to 120 s), groups that are tried."""
+
+
+PLACES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES",
+          "GROUP_RANK")  # fmt: skip
+"""Variables of a rank's place, which the line's own judgement is about."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class Request:
             found = self.which.cluster(self.overrides, transport=self.reached.transport, variables=master)
             by = {name: "the line" if text in master else text for name, text in found.variables.items()}
             found = found.model_copy(update={"variables": by})
+        found = Overrides(line=_of_the_job(line, found)).applied(found)
         script = [self._where(word, found) for word in line.script[:1] if word.endswith(".py") or word.startswith("/")]
         engine = found.engine or (line.launcher if line.launcher in ("vllm", "sglang", "ray") else None)
         update = {"line": joined(self.line), "same": (*found.same, *script), "engine": engine}
@@ -86,6 +92,13 @@ class Request:
         """The script's path on the hosts: in this folder where this machine is one, else in their homes."""
         here = Path.cwd() / script
         return str(here) if any(node.local for node in cluster.nodes) and here.is_file() else script
+
+
+def _of_the_job(line: LaunchLine, cluster: Cluster) -> dict[str, str]:
+    """The variables that a line sets for the job, without those of a rank's place and of GPUs that each host has."""
+    own = any(node.cuda_visible_devices or node.nproc_per_node for node in cluster.nodes)
+    left = {*PLACES, *(("CUDA_VISIBLE_DEVICES",) if own else ())}
+    return {name: value for name, value in line.variables.items() if name not in left}
 
 
 def check_cluster(request: Request, out: Out) -> int:

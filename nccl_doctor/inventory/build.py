@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from nccl_doctor.transport.ssh import SshOptions
 SettledHosts = dict[str, tuple[Entry, Settings]]  # Each host by its name, in order, with all that was said of it
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
+LAUNCH_LINE = "launch line"
 
 
 def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) -> Cluster:
@@ -183,6 +184,7 @@ class Overrides:
     env: tuple[str, ...] = ()
     inside: str | None = None
     engine: str | None = None
+    line: Mapping[str, str] = field(default_factory=dict)  # variables that the launch line sets, which win over all
 
     def applied(self, cluster: Cluster) -> Cluster:
         """The cluster with them, each named as the origin of its value."""
@@ -195,9 +197,11 @@ class Overrides:
         login = {name: value for name, value in login.items() if value}
         inside = () if self.inside is None else (self._container(self.inside),)
         env = dict(self._variable(one) for one in self.env)
+        given = dict.fromkeys(env, "--env") | dict.fromkeys(self.line, LAUNCH_LINE)
+        env |= {values.variable(name, _place(LAUNCH_LINE)): value for name, value in self.line.items()}
         devices = env.pop(DEVICES, None)
         if devices is not None:  # as in a hosts file, it stands in one place from here on
-            devices = values.devices(devices, _place("--env"))
+            devices = values.devices(devices, _place(given[DEVICES]))
         origins = dict(cluster.origins)
         whole: dict[str, object] = {}
         if self.master_port:
@@ -213,17 +217,20 @@ class Overrides:
             update = {name: value for name, value in update.items() if value}
             origins |= {f"{node.name}.{name}": f"--{name.replace('_', '-')}" for name in update}
             origins |= {f"{node.name}.ssh.{name}": f"--{name}" for name in login}
-            origins |= {f"{node.name}.env.{name}": "--env" for name in env}
+            origins |= {f"{node.name}.env.{name}": given[name] for name in env}
             if devices is not None:
                 update["cuda_visible_devices"] = devices
-                origins[f"{node.name}.cuda_visible_devices"] = "--env"
-            given = access(replace(node.options(SshOptions), **login), *inside)
+                origins[f"{node.name}.cuda_visible_devices"] = given[DEVICES]
+            ways = access(replace(node.options(SshOptions), **login), *inside)
             origins |= {f"{node.name}.inside.{name}": "--inside" for one in inside for name in vars(one)}
-            update |= {"access": {**node.access, **given}, "env": {**node.env, **env}}
+            own = {**node.env_origins, **{name: given[name] for name in env}}
+            update |= {"access": {**node.access, **ways}, "env": {**node.env, **env}, "env_origins": own}
             nodes.append(node.model_copy(update=update))
             if nproc or devices:
                 count, visible = nodes[-1].nproc_per_node, nodes[-1].cuda_visible_devices
-                refuse_more_ranks_than_gpus(node.name, count, visible, _place("--nproc-per-node" if nproc else "--env"))
+                refuse_more_ranks_than_gpus(
+                    node.name, count, visible, _place("--nproc-per-node" if nproc else given[DEVICES])
+                )
         return cluster.model_copy(update={**whole, "nodes": tuple(nodes), "origins": origins})
 
     @staticmethod

@@ -15,8 +15,7 @@ from nccl_doctor.checks.view import PHASES, Derived, FailedDials, UnnamedDials, 
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.judge import summary
 from nccl_doctor.judge.attribution import attach_consequences
-from nccl_doctor.judge.summary import NOT_SELECTED
-from nccl_doctor.model.base import Skipped, Unknown, unknown
+from nccl_doctor.model.base import NOT_SELECTED, Skipped, Unknown, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import engines, engines_of, placed
 from nccl_doctor.model.finding import CheckResult, Diagnosis, Finding, Gap, Outcome, Severity

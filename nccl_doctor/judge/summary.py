@@ -16,7 +16,7 @@ from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.checks.rates import link_gbps
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.launch.line import line_to_judge, own_lines
-from nccl_doctor.model.base import PENDING, Unknown
+from nccl_doctor.model.base import NOT_SELECTED, PENDING, Skipped, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import CheckResult, Diagnosis, Outcome, Severity
 from nccl_doctor.model.register import Check, entry
@@ -54,7 +54,7 @@ def report(
     """The whole report of one snapshot."""
     gaps = any(check.outcome in (Outcome.UNKNOWN, Outcome.CRASH) for check in checks)
     complete = not gaps and all(host.reached for host in hosts)
-    return Report(
+    made = Report(
         version=__version__,
         command=command,
         status=status(diagnoses),
@@ -69,8 +69,11 @@ def report(
         smoke=_smoke(snapshot),
         load=snapshot.load,
         timings=snapshot.timings,
-        next_step=(_next_step(snapshot, diagnoses) if complete else _without(snapshot)) if command == "check" else None,
     )
+    if command != "check":
+        return made
+    next_step = _without(snapshot) if not complete else _next_step(snapshot, made)
+    return made.model_copy(update={"next_step": next_step})
 
 
 def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
@@ -93,20 +96,23 @@ def _title(snapshot: Snapshot) -> str:
     return f"{plural(count, 'host')}{ranks}, master {master}{by}"
 
 
-def _next_step(snapshot: Snapshot, diagnoses: Sequence[Diagnosis]) -> str | None:
+def _next_step(snapshot: Snapshot, report: Report) -> str | None:
     """The command to run next when nothing stands in the way."""
-    grave = any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses)
-    if grave or not reaching(snapshot.cluster.nodes).launches:
+    if report.status == "error" or not reaching(snapshot.cluster.nodes).launches:
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
         return "Several machines:  nccl-doctor check hosts.yaml"
+    words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).check_words))
+    if report.left_out:
+        return f"All of it:  nccl-doctor check {words}"
     line = line_to_judge(snapshot)
+    if line is not None and line.nested:
+        return f"Start with:  {snapshot.cluster.line}"
     if line is not None:
         lines = own_lines(line, snapshot.cluster, rank_counts(snapshot), gpu_counts(snapshot))
         alike = len({str(line) for line in lines.values()}) == 1
         each = (f"  {name}:  {line}" for name, line in lines.items())
         return f"Start with:  {next(iter(lines.values()))}" if alike else "\n".join(("Start with:", *each))
-    words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).check_words))
     started = {"vllm": " -- MODEL", "sglang": " -- MODEL", "ray": ""}.get(snapshot.cluster.engine or "", " -- train.py")
     return f"Start with:  nccl-doctor launch {words}{started}"
 
@@ -169,9 +175,6 @@ def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
     )
 
 
-NOT_SELECTED = "not selected"
-"""Why a check was skipped that the call does not ask for; a row of such checks is not shown."""
-
 ROWS: dict[str, tuple[str, ...]] = {
     "access": ("access",),
     "software": ("software", "rdma"),
@@ -229,6 +232,8 @@ def rows(
             yield Row(name=row, outcome=OUTCOMES[gravest], text=why or text)
         elif gaps:
             yield Row(name=row, outcome="unknown", text=gaps[0].reason or "")
+        elif row == "ports" and isinstance(snapshot.mesh, Skipped) and not snapshot.mesh.hindered and len(hosts) > 1:
+            yield Row(name=row, outcome="skip", text=snapshot.mesh.reason)
         elif not any(check.outcome is Outcome.PASS for check in mine):
             skipped = [check for check in mine if check.outcome is Outcome.SKIP]
             reason = (skipped or mine)[0].reason or ""

@@ -9,10 +9,12 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from itertools import takewhile
+from pathlib import Path, PurePath
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import nearest
+from nccl_doctor.launch.wrappers import ASSIGNMENT, SHELLS, front_of, the_start
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.probe.options import LAUNCHERS, Launcher, Option, find_launcher, read_words
@@ -22,7 +24,14 @@ from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.inet import endpoint
 from nccl_doctor.text.shell import Line
 
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+SCRIPTS = frozenset({".sh", ".bash", ".sbatch", ".slurm"})
+"""Endings of what a shell or a batch system runs."""
+TRAINERS = frozenset(
+    {"yolo", "lightning", "litgpt", "tune", "axolotl", "llamafactory-cli", "ns-train", "mim", "simple_tuner"}
+)
+"""Programs that are scripts of Python, and start their own ranks as one does."""
+_PYTHON = re.compile(r"python[\d.]*")
+_MOST_SCRIPT = 1 << 16  # bytes of a shell's script
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,10 @@ class LaunchLine:
         own: the same as they were written, those that it knows.
         unknown: what this launcher does not know, as it was written; the nearest that it knows stands in ``own``.
         script: the script and its arguments.
+        wrapped: of the variables those that a program in front of the launcher sets, as env or docker run.
+        started: the words of srun or mpirun in front, which start it on the hosts.
+        nested: it stands in one word of a shell's, or in a script of one.
+        unread: why it can't be told what the line starts; None where it can.
     """
 
     launcher: str
@@ -46,6 +59,10 @@ class LaunchLine:
     own: tuple[Option, ...] = ()
     unknown: tuple[str, ...] = ()
     script: tuple[str, ...] = ()
+    wrapped: frozenset[str] = frozenset()
+    started: tuple[str, ...] = ()
+    nested: bool = False
+    unread: str | None = None
 
     @property
     def master(self) -> dict[str, str]:
@@ -84,9 +101,12 @@ class LaunchLine:
                 )
         more = [(self.table.written(name), value) for name, value in left.items()] if self.is_placed else []
         added = [f"{name}={value}" if value else name for name, value in more]
-        front = shell.assignments({**self.variables, **variables})
+        front = {name: value for name, value in {**self.variables, **variables}.items() if name not in self.wrapped}
+        start = list(self.start)
+        for name in self.wrapped & variables.keys():
+            start = [word.replace(f"{name}={self.variables[name]}", f"{name}={variables[name]}") for word in start]
         words = (*script, *added, *kept) if self.table.engine else (*added, *kept, *script)
-        return shell.script("{line}", line=[*front, *map(shell.argument, (*self.start, *words))])
+        return shell.script("{line}", line=[*shell.assignments(front), *map(shell.argument, (*start, *words))])
 
     def spans(self, count: int) -> bool:
         """True where the line's number of nodes, "2" or for c10d "1:4", is this one."""
@@ -131,8 +151,25 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
     if len(before) > 1:
         raise UsageError(f"one hosts file, and the line to be judged behind --; {before[1]} is too much")
     if "--" in argv:
+        line = list(_out_of_script(line))
         read_line(line)
     return (before[0] if before else None), tuple(line)
+
+
+def _out_of_script(words: Sequence[str]) -> Sequence[str]:
+    """The line that a script of a shell on this machine starts, where these words run one; it is read, and not run."""
+    path = next((word for word in words if not word.startswith("-") and PurePath(word).name not in SHELLS), "")
+    if PurePath(path).suffix not in SCRIPTS or PurePath(words[0]).name not in {*SHELLS, PurePath(path).name}:
+        return words
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return the_start(file.read(_MOST_SCRIPT))
+    except OSError as error:
+        raise UsageError(
+            f"{shell.word(path)} can't be read here ({error.strerror}); give the line that it starts"
+        ) from None
+    except UsageError as error:
+        raise UsageError(f"{shell.word(path)}: {error}") from None
 
 
 def joined(words: Sequence[str]) -> str:
@@ -146,23 +183,40 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
     Raises:
         UsageError: there is no program in it, or a shell's script.
     """
-    variables, rest = {}, list(words)
-    if rest[:1] == ["env"]:
-        rest = rest[1:]
-    while rest and (match := _VARIABLE.fullmatch(rest[0])):
-        variables[match[1]] = match[2]
-        rest = rest[1:]
+    every = list(words)
+    if len(every) == 1 and any(map(str.isspace, every[0])):
+        every = shlex.split(every[0])  # quoted as a whole
+    if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
+        every = every[1:]
+    set_first = list(takewhile(ASSIGNMENT.fullmatch, every))
+    front = front_of(every)
+    if front.inner is not None:
+        inner = read_line(front.inner, known)
+        return replace(inner, variables={**front.variables, **inner.variables}, nested=True)
+    rest = every[front.count :] if front.unread is None else every[len(set_first) :]
     if not rest:
         raise UsageError("which line is to be judged? nccl-doctor check hosts.yaml -- torchrun --nnodes=2 train.py")
-    if PurePath(rest[0]).suffix in {".sh", ".bash", ".sbatch", ".slurm"}:
+    if PurePath(rest[0]).suffix in SCRIPTS:
         raise UsageError(f"{shell.word(rest[0])} is a shell script; give the line in it that starts the job")
+    passed = tuple(every[len(set_first) : front.count]) if front.unread is None else ()
+    wrapped = front.variables.keys() - {word.partition("=")[0] for word in set_first}
+    line = LaunchLine("script", front.variables, (), wrapped=frozenset(wrapped), started=front.started)
+    if front.unread is not None:
+        return replace(line, script=tuple(rest), unread=front.unread)
     launcher, count = find_launcher(rest)
+    if launcher.name == "script" and front.started:  # srun or mpirun itself starts the ranks
+        rest = every[front.begun :]
+        passed = tuple(every[len(set_first) : front.begun])
+        launcher, count = find_launcher(rest)
+    line = replace(line, launcher=launcher.name, start=(*passed, *rest[:count]), script=tuple(rest[count:]))
     if launcher.name == "script":
-        return LaunchLine("script", variables, tuple(rest[:count]), script=tuple(rest[count:]))
+        program = PurePath(rest[0]).name
+        known_here = _PYTHON.fullmatch(program) or program.endswith(".py") or program in TRAINERS
+        return line if known_here else replace(line, unread=f"what {program} starts is not known here")
     if known:
         launcher = launcher._replace(options={**known, **{n: v for n, v in launcher.options.items() if n in known}})
-    found, start = read_words(launcher, rest[count:]), tuple(rest[:count])
-    return LaunchLine(launcher.name, variables, start, found.told, found.options, found.unknown, found.rest)
+    found = read_words(launcher, rest[count:])
+    return replace(line, options=found.told, own=found.options, unknown=found.unknown, script=found.rest)
 
 
 def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:

@@ -234,6 +234,8 @@ Rate = Annotated[float, Field(ge=0, le=1e12)]  # GB/s, 10⁹ bytes a second
 MALFORMED = "malformed: "  # so begins the reason where a host answered what is no such fact
 PENDING = "not reached"  # why a phase was skipped that had not yet begun
 NOT_ASKED = "not asked for"  # so begins the reason where nobody wanted a phase
+NOT_SELECTED = "not selected"
+"""The reason why a check was skipped that the call does not ask for; a row of such checks is not shown."""
 
 
 class Unknown(Observed):

@@ -47,9 +47,9 @@ class Node(FrozenModel):
     python: str = "python3"  # the interpreter that training uses
     # what each way of reaching it was told, by the way's name; :meth:`options` reads it
     access: Annotated[dict[str, Json], Holds.ACCESS] = Field(default_factory=dict)
-    env: Annotated[dict[str, str], Holds.ENVIRONMENT] = Field(
-        default_factory=dict
-    )  # variables as the training job will have them
+    # variables as the training job will have them; which of them an option or the launch line sets
+    env: Annotated[dict[str, str], Holds.ENVIRONMENT] = Field(default_factory=dict)
+    env_origins: dict[str, str] = Field(default_factory=dict)
     local: bool = False  # this machine: run without SSH
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:

@@ -12,6 +12,8 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from nccl_doctor.model.base import (
+    NOT_ASKED,
+    NOT_SELECTED,
     Clipped,
     Count,
     Document,
@@ -25,7 +27,7 @@ from nccl_doctor.model.base import (
     Seconds,
     Version,
 )
-from nccl_doctor.model.finding import CheckResult, Diagnosis, LogEvent
+from nccl_doctor.model.finding import CheckResult, Diagnosis, LogEvent, Outcome
 
 
 class NcclInterface(FrozenModel):
@@ -364,6 +366,9 @@ class AllReduceReport(FrozenModel):
     isolation: IsolationReport | None = None
 
 
+MOST_NAMES = 3
+
+
 class Report(Document):
     """The document that every judging command prints."""
 
@@ -382,6 +387,16 @@ class Report(Document):
     events: tuple[LogEvent, ...] = ()
     timings: dict[str, float] = Field(default_factory=dict)
     next_step: str | None = None
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Phrases for what a check was asked not to judge; other commands judge what they are for."""
+        skipped = [check for check in self.checks if check.outcome is Outcome.SKIP and self.command == "check"]
+        reasons = {check.reason for check in skipped}
+        phases = {"--no-smoke": "the all-reduce", "--mesh none": "the ports between hosts"}
+        found = [f"{phase} ({by})" for by, phase in phases.items() if f"{NOT_ASKED} ({by})" in reasons]
+        names = [check.name for check in skipped if check.reason == NOT_SELECTED]
+        return (*found, *(names if len(names) <= MOST_NAMES else [f"{len(names)} checks that were not selected"]))
 
     def of_category(self, category: str) -> tuple[Diagnosis, ...]:
         """The diagnoses whose checks are of this category."""

@@ -10,7 +10,7 @@ from typing import Literal
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.report import NcclInterface
 from nccl_doctor.nccl.interfaces import Choice, Chosen, choose, choose_all
-from nccl_doctor.nccl.variables import Variable, resolve
+from nccl_doctor.nccl.variables import HOSTS_FILE, Variable, resolve
 from nccl_doctor.nccl.versions import CONF_FILE, OLDEST, Version, oldest_with, parse_version, show
 from nccl_doctor.snapshot.hosts import Host, HostFacts
 from nccl_doctor.snapshot.network import Interfaces, Link, Names, Route
@@ -163,7 +163,16 @@ def _variables(
         return facts.env
     if isinstance(facts.config_files, Unknown):
         return facts.config_files
-    return resolve({**host.node.env, **overrides}, facts.env, facts.config_files, version)
+    found = resolve({**host.node.env, **overrides}, facts.env, facts.config_files, version)
+    given = host.node.env_origins
+    return (
+        found
+        if isinstance(found, Unknown)
+        else {
+            name: replace(one, origin=given[name]) if one.origin == HOSTS_FILE and name in given else one
+            for name, one in found.items()
+        }
+    )
 
 
 def _with_answer(

@@ -271,7 +271,7 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
     outcomes = Counter(check.outcome for check in report.checks)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     grave = cause is not None and cause.severity is not Severity.INFO
-    ready = report.complete and outcomes[Outcome.PASS] > 0 and not gaps and not grave
+    ready = report.complete and outcomes[Outcome.PASS] > 0 and not gaps and not grave and not report.left_out
     counts = _counts(report.diagnoses, outcomes)
     if not ready and cause is None:
         counts.insert(0, "Nothing found")
@@ -280,6 +280,8 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
     line = ("Ready. " if ready else "") + ", ".join(counts) + took + "."
     if not report.complete and not gaps:
         line += " Not everything could be looked at."
+    if report.left_out and report.status != "error":
+        line += f" Not judged: {', '.join(report.left_out)}."
     return ready, counts, line
 
 

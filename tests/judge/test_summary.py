@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.judge.diagnose import Selection, judge
 from nccl_doctor.model.base import unknown as unknown_fact
 from nccl_doctor.model.report import MachineLoad
 from nccl_doctor.snapshot.mesh import Mesh
@@ -214,6 +214,21 @@ def test_a_master_port_that_nobody_dialled_is_not_said_to_have_been() -> None:
     (rule,) = [one for one in told.diagnoses if one.name == "firewall-blocks-port"]
     assert "node[2-3] -> node1:29500: not dialled, for the port is held; so say the rules" in rule.evidence[0]
     assert rule.fix.commands
+
+
+@pytest.mark.parametrize(
+    ("patch", "selected"),
+    [
+        ({"mesh": {"$skipped": "not asked for (--mesh none)"}}, lambda _check: True),
+        ({"smoke": {"$skipped": "not asked for (--no-smoke)"}}, lambda _check: True),
+        ({}, lambda check: check.category == "ports"),
+        ({}, lambda check: check.name != "shm-small"),
+    ],
+)
+def test_what_was_not_judged_is_the_next_step(patch: dict[str, Any], selected: Selection) -> None:
+    report = judge(patched(patch), "check", selected)
+    assert report.left_out
+    assert report.next_step == "All of it:  nccl-doctor check hosts.yaml"
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,18 @@ def unjudged(*gaps: list[Gap]) -> str:
             "Nothing found, 3 checks passed, 1 could not be judged, in 6.2 s.",
         ),
         (
+            {"checks": (*passed(3), check(Outcome.SKIP, "not asked for (--mesh none)"))},
+            "Nothing found, 3 checks passed in 6.2 s. Not judged: the ports between hosts\n(--mesh none).",
+        ),
+        (
+            {"checks": (*passed(3), *(check(Outcome.SKIP, "not selected", f"NCD30{n}") for n in range(5)))},
+            "Nothing found, 3 checks passed in 6.2 s. Not judged: 5 checks that were not\nselected.",
+        ),
+        (
+            {"checks": (*passed(3), check(Outcome.SKIP, "not selected")), "command": "smoke"},
+            "Ready. 3 checks passed in 6.2 s.",
+        ),
+        (
             {"checks": (*passed(3), check(Outcome.CRASH, "KeyError: 'x'"))},
             "Nothing found, 3 checks passed, 1 crashed, in 6.2 s.",
         ),

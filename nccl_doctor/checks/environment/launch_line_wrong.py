@@ -15,7 +15,8 @@ Fix: the same line with what must change, for each host its own where they diffe
 References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, tcp://); accelerate launch; deepspeed.
 """
 
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
@@ -30,14 +31,17 @@ from nccl_doctor.launch.line import (
     line_to_judge,
     model_size,
     own_lines,
+    read_line,
 )
 from nccl_doctor.launch.plan import PlannedNode
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Command, Finding, Severity, on
 from nccl_doctor.model.register import Absent, Unjudged
+from nccl_doctor.probe.options import LAUNCHERS, read_words
 from nccl_doctor.snapshot.hosts import gpu_counts, visible_gpus
 from nccl_doctor.text.hostlist import fold, grouped, plural
 from nccl_doctor.text.inet import is_loopback
+from nccl_doctor.text.shell import Line
 
 
 @dataclass(frozen=True)
@@ -79,27 +83,64 @@ def launch_line_wrong(view: View) -> Findings:
         yield Absent("no launch line was given")
         return
     judged = Judged(view, line, dict(planned_nodes(view.snapshot)))
-    meeting, gaps = _apart((*_meeting(judged), *_url(judged), *_by_hand(judged)))
-    devices, of_devices = _apart(_devices(judged))
-    ports = list(_own_ports(judged))
-    ranks, of_ranks = _apart((*_ranks(judged), *_sizes(judged)))
-    faults = [*_unknown_options(judged), *_nodes(judged), *ranks, *meeting, *ports, *_shared(judged), *devices]
-    yield from (*gaps, *of_devices, *of_ranks)
+    if line.unread is not None:
+        yield Unjudged((), f"the launch line was not judged: {line.unread}")
+    found = _faults(judged)
+    yield from found.gaps
     batch = batch_notes(line.script, judged.world)[1]
-    if faults or batch:
-        first, *others = *faults, *batch
-        how = f"Give {view.snapshot.hosts[0].name}'s address:" if faults and faults == meeting else "Start it so:"
-        lacking = devices or (ranks and line.options.get("nproc_per_node") == "gpu")
-        commands = () if lacking or ports else _commands(judged)
-        else_how = "Give it another port." if ports else "Ask for GPUs that every host has, or for the processor."
+    if found.all or batch:
+        first, *others = *found.all, *batch
+        only_meeting = found.all and found.all == found.meeting
+        how = f"Give {view.snapshot.hosts[0].name}'s address:" if only_meeting else "Start it so:"
+        commands = () if found.beyond_a_line or line.nested or line.started else _commands(judged)
         yield Finding(
             hosts=(),
             message=f"{first[0].upper()}{first[1:]}.",
             evidence=tuple(others),
             facts={"line": cluster.line, "launcher": line.launcher},
-            severity=Severity.ERROR if faults else Severity.WARNING,
-            fix=pasted(how if commands else else_how, commands),
+            severity=Severity.ERROR if found.all else Severity.WARNING,
+            fix=pasted(how, commands) if commands else found.advice,
         )
+
+
+@dataclass(frozen=True)
+class Faults:
+    """All that speaks against a line: faults, by what they are about, and what could not be judged."""
+
+    all: list[str]
+    meeting: list[str]
+    devices: list[str]
+    ports: list[str]
+    ranks: list[str]
+    gaps: list[Unjudged]
+    lacks_gpus: bool
+
+    @property
+    def beyond_a_line(self) -> bool:
+        """True where no other line mends it: another port, GPUs that are not there."""
+        return bool(self.devices or self.ports or self.lacks_gpus)
+
+    @property
+    def advice(self) -> str:
+        """The remedy in words."""
+        if self.ports:
+            return "Give it another port."
+        if self.ranks and not (self.devices or self.lacks_gpus):
+            return "Start no more ranks than each host has GPUs."
+        if self.devices or self.lacks_gpus:
+            return "Ask for GPUs that every host has, or for the processor."
+        return "Correct that where the line is written."
+
+
+def _faults(judged: Judged) -> Faults:
+    meeting, gaps = _apart((*_meeting(judged), *_url(judged), *_by_hand(judged)))
+    devices, of_devices = _apart(_devices(judged))
+    ports = list(_own_ports(judged))
+    ranks, of_ranks = _apart((*_ranks(judged), *_sizes(judged)))
+    started, of_started = _apart(_started(judged))
+    every = [*_unknown_options(judged), *_nodes(judged), *started, *ranks, *meeting, *ports, *_shared(judged), *devices]
+    lacks = bool(ranks) and judged.line.options.get("nproc_per_node") == "gpu"
+    return Faults(every, meeting, devices, ports, ranks, [*gaps, *of_devices, *of_ranks, *of_started], lacks)
 
 
 Fault = str | Unjudged
@@ -117,9 +158,17 @@ def _commands(judged: Judged) -> tuple[Command, ...]:
     lacking = {option for option, _ in _lacking(judged)}
     line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
     lines = own_lines(line, judged.view.snapshot.cluster, counts, gpu_counts(judged.view.snapshot))
+    if not all(_passes(judged, one) for one in lines.values()):
+        return ()
     if len({str(line) for line in lines.values()}) == 1:
         return on(None, next(iter(lines.values())))
     return tuple(command for host, line in lines.items() for command in on(host, line))
+
+
+def _passes(judged: Judged, line: Line) -> bool:
+    """True where a remedy's own line, or one for each host, has no fault: what is printed must mend."""
+    again = replace(judged, line=read_line(shlex.split(str(line))))
+    return not _faults(again).all
 
 
 def _unknown_options(judged: Judged) -> Iterator[str]:
@@ -159,6 +208,36 @@ def _nodes(judged: Judged) -> Iterator[str]:
     for (told, rank), (size, own) in zip(pairs, (("--world-size ", "--rank "), ("WORLD_SIZE=", "RANK=")), strict=True):
         if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
             yield f"{own}{rank} of {size}{told}: ranks are counted from 0"
+
+
+def _started(judged: Judged) -> Iterator[Fault]:
+    """Faults in what starts the launcher, or the ranks, on the hosts: srun, mpirun."""
+    line = judged.line
+    if line.launcher == "mpirun":
+        yield from _slots(judged, line.options)
+        return
+    if not line.started or not line.is_placed:
+        return
+    front = read_words(LAUNCHERS["srun"], line.started[1:]).told
+    tasks, each = front.get("ntasks") or front.get("n"), front.get("ntasks_per_node") or front.get("nproc_per_node")
+    program = line.started[0]
+    if each and is_number(each) and int(each) > 1:
+        yield f"{program} starts {each} of {line.launcher} on each host, and each starts ranks of its own"
+    elif tasks and is_number(tasks) and int(tasks) > judged.count:
+        yield f"{program} starts {line.launcher} {tasks} times, and the hosts are {judged.count}"
+
+
+def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
+    """Faults in mpirun's own number of ranks, against the slots that it names."""
+    named = next((options[name] for name in ("H", "host", "hosts") if options.get(name)), "")
+    ranks = options.get("world_size", "")
+    elsewhere = any(name in options for name in ("hostfile", "machinefile", "f", "nproc_per_node"))
+    if not named and judged.count > 1 and not elsewhere:
+        yield Unjudged((), "the launch line was not judged: mpirun's hosts are not in it (-H, --hostfile)")
+        return
+    slots = [part.rpartition(":")[2] if ":" in part else "1" for part in named.split(",") if part]
+    if slots and all(map(is_number, slots)) and is_number(ranks) and int(ranks) > sum(map(int, slots)):
+        yield f"mpirun is to start {ranks} ranks, and -H has {plural(sum(map(int, slots)), 'slot')}"
 
 
 def _sizes(judged: Judged) -> Iterator[Fault]:
@@ -230,7 +309,7 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
 def _by_hand(judged: Judged) -> Iterator[Fault]:
     """Faults in the variables by which a script of its own is to meet the others (env://)."""
     addr = judged.line.variables.get("MASTER_ADDR")
-    if addr and judged.line.launcher == "script" and judged.count > 1:
+    if addr and judged.line.launcher in ("script", "mpirun", "srun") and judged.count > 1:
         yield from _wrong_place(judged, f"MASTER_ADDR={addr}", addr, judged.line.variables.get("MASTER_PORT"))
 
 

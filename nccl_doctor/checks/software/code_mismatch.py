@@ -42,14 +42,19 @@ def code_mismatch(view: View) -> Findings:
         elif _is_of_line(view, path):
             continue  # nobody can tell in which folder the line will be started
         elif found and all(entry.kind == "missing" for entry in found.values()):
+            of_line = path in (view.snapshot.cluster.line or "").split()
             yield Finding(
                 hosts=tuple(found),
-                message=f"{path} has to be the same on all hosts, and is on none of them.",
+                message=f"{path}, which the line starts, is on none of the hosts."
+                if of_line
+                else f"{path} has to be the same on all hosts, and is on none of them.",
                 evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in found.values())),
                 facts={"path": path, "files": []},
-                severity=Severity.WARNING,
-                fix='Correct the path under "same" in the hosts file: a relative one starts from the home directory of '
-                "the user who logs in.",
+                severity=None if of_line else Severity.WARNING,
+                fix="Correct it in the line."
+                if of_line
+                else 'Correct the path under "same" in the hosts file: a relative one starts from the home directory '
+                "of the user who logs in.",
             )
 
 

@@ -158,3 +158,48 @@ def test_what_hangs_on_a_fact_that_nobody_has_is_not_judged(line: str, facts: di
     assert found.outcome is Outcome.UNKNOWN
     assert "not known" in (found.reason or "")
     assert not report.complete
+
+
+NODES = "--nnodes=2 --node_rank=0 --master_addr=10.0.0.1 --master_port=29500"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("make train", "what make starts is not known"),
+        ("nosuchpython train.py", "what nosuchpython starts is not known"),
+        ("bash run", "what bash run starts is not known"),
+        ("mpirun -np 8 python train.py", "mpirun's hosts are not in it"),
+        ("docker compose up", "what docker compose starts is not known"),
+    ],
+)
+def test_a_line_that_can_t_be_read_is_not_judged(line: str, said: str) -> None:
+    report = judged(line, hosts=2)
+    (check,) = (one for one in report.checks if one.name == "launch-line-wrong")
+    assert (report.diagnoses, check.outcome, report.complete) == ((), Outcome.UNKNOWN, False)
+    assert f"the launch line was not judged: {said}" in (check.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("line", "said", "mended"),
+    [
+        ("uv run torchrun train.py", "without --nnodes", "uv run torchrun --nnodes=2"),
+        ("nohup torchrun --nnodes=4 train.py", "says 4 nodes", "nohup torchrun"),
+        ("docker run --rm img torchrun --nnodes=4 t.py", "says 4 nodes", "docker run --rm img torchrun"),
+        ("bash -c 'torchrun --nnodes=4 t.py'", "says 4 nodes", ""),
+        ("'torchrun --nnodes=4 t.py'", "says 4 nodes", "torchrun"),
+        (f"srun --ntasks-per-node=8 torchrun {NODES} t.py", "starts 8 of torchrun on each host", ""),
+        ("mpirun -np 32 -H node1:8,node2:8 python t.py", "-H has 16 slots", ""),
+        ("mpirun -np 2 -H node1,node2 -x MASTER_ADDR=127.0.0.1 python t.py", "would never meet", ""),
+        (f"CUDA_VISIBLE_DEVICES=0 torchrun {NODES} --nproc_per_node=2 t.py", "need as many GPUs", ""),
+    ],
+)
+def test_what_stands_in_front_hides_no_fault_and_no_remedy_fails_itself(line: str, said: str, mended: str) -> None:
+    (found,) = judged(line, hosts=2).diagnoses
+    assert said.lower() in " ".join((found.message, *map(str, found.evidence))).lower()
+    commands = [one.command for one in found.fix.commands]
+    assert bool(commands) is bool(mended)
+    for command in commands:
+        assert command.startswith(mended)
+        assert judged(command, hosts=2).diagnoses == ()
+    assert commands or found.fix.summary

@@ -142,7 +142,7 @@ def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:
     """Raises UsageError for hosts and settings beside a snapshot, which would be passed over."""
     hosts = {"-w": which.where, "-x": which.exclude}
     settings = {f"--{name.replace('_', '-')}": value for name, value in vars(overrides).items()}
-    flags = [name for name, value in (hosts | settings).items() if value not in (None, ())]
+    flags = [name for name, value in (hosts | settings).items() if value]
     named = [*filter(None, (which.hosts,)), *flags, *(word for word in written(which.engine) if word.startswith("-"))]
     if which != HostOptions() or overrides != Overrides():
         raise UsageError(f"--from judges the hosts and settings of its snapshot: leave out {', '.join(named)}")

@@ -103,7 +103,7 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
         return "Several machines:  nccl-doctor check hosts.yaml"
     words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).check_words))
-    if report.left_out:
+    if any("--no-smoke" not in what for what in report.left_out):
         return f"All of it:  nccl-doctor check {words}"
     line = line_to_judge(snapshot)
     if line is not None and line.nested:

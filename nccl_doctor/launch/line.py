@@ -349,7 +349,7 @@ def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:
     better = {at: url for _, value, at in line.arguments if value.startswith("tcp://")}
     for at, option, size in _batches(script):
         if _remainder(size, world) and not _EACH.fullmatch(option):
-            better[at] = str(nearest(size, world)[0])
+            better[at] = str(min(nearest(size, world), key=lambda near: (abs(near - size), -near)))
     for at, value in better.items():
         name, sign, _ = script[at].partition("=")
         script[at] = f"{name}={value}" if sign else value

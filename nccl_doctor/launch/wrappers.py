@@ -134,7 +134,7 @@ class Front:
 
 
 def front_of(words: Sequence[str]) -> Front:
-    """What stands in front of the program that a line starts in the end."""
+    """The words in front of the program that a line starts in the end."""
     front = Front()
     while front.count < len(words):
         word = words[front.count]

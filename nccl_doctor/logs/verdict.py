@@ -247,7 +247,8 @@ def _rows(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join(parts).replace(" / for ", " for ")
     count = facts.world_size or len(facts.ranks)
     on = f" on {fold(facts.hosts)}" if facts.hosts else ""
-    yield "ranks", f"{plural(count, 'rank')}{on}" if count else ""
+    some = f", {len(facts.ranks)} of them" if on and facts.ranks and len(facts.ranks) < count else ""
+    yield "ranks", f"{plural(count, 'rank')}{some}{on}" if count else ""
     yield "interface", _by_host([(p.host, p.interfaces[0].name) for p in processes if p.interfaces])
     plugins = [(p.host, f"{p.network}{f' (plugin {p.plugin})' if p.plugin else ''}") for p in processes if p.network]
     yield "network", _by_host(plugins)

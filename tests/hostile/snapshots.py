@@ -114,7 +114,8 @@ PROGRAMS = {
     "ufw": r"(prepend )?allow (out )?proto tcp from (any|[0-9a-f.:/]+) to (any|[0-9a-f.:/]+) port [\d,:]+",
     "nft": r"(list chain|insert rule) \w+ [\w./-]+ [\w./-]+( (ip|ip6) [sd]addr \{ [0-9a-f.:/, ]+ \} tcp dport "
     r"\{ [\d, -]+ \} accept comment \"nccl-doctor [0-9a-f]{8}\")?",
-    "grep": r"-qF nccl-doctor [0-9a-f]{8}",
+    "grep": r"-qF nccl-doctor [0-9a-f]{8}|NVRM",
+    "dmesg": r"",
     **dict.fromkeys(
         [f"ip{six}tables{end}" for six in ("", "6") for end in ("", "-legacy", "-nft")],
         r"-w (-t \w+ )?-[CI] [A-Z]+ -[sd] [0-9a-f.:/]+ -p tcp -m multiport --dports [\d,:]+ -j ACCEPT",

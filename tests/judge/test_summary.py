@@ -220,7 +220,6 @@ def test_a_master_port_that_nobody_dialled_is_not_said_to_have_been() -> None:
     ("patch", "selected"),
     [
         ({"mesh": {"$skipped": "not asked for (--mesh none)"}}, lambda _check: True),
-        ({"smoke": {"$skipped": "not asked for (--no-smoke)"}}, lambda _check: True),
         ({}, lambda check: check.category == "ports"),
         ({}, lambda check: check.name != "shm-small"),
     ],
@@ -229,6 +228,12 @@ def test_what_was_not_judged_is_the_next_step(patch: dict[str, Any], selected: S
     report = judge(patched(patch), "check", selected)
     assert report.left_out
     assert report.next_step == "All of it:  nccl-doctor check hosts.yaml"
+
+
+def test_who_wants_no_all_reduce_learns_how_to_start() -> None:
+    report = judge(patched({"smoke": {"$skipped": "not asked for (--no-smoke)"}}), "check")
+    assert report.left_out == ("the all-reduce (--no-smoke)",)
+    assert report.next_step == "Start with:  nccl-doctor launch hosts.yaml -- train.py"
 
 
 @pytest.mark.parametrize(

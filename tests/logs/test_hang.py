@@ -29,6 +29,12 @@ def test_behind_and_missing() -> None:
     )
 
 
+def test_where_some_have_a_communicator_of_all_nobody_is_missing() -> None:
+    """The log is of one node; NCCL's last barrier was passed by all."""
+    where = rank_progress(facts_of(lines(1, 3)))
+    assert (where.reached, where.missing) == ({Milestone.COMPLETE: (1, 3)}, ())
+
+
 def judged(*text: str) -> list[tuple[str, Severity]]:
     verdict = diagnose([LogSource("run.log", ["\n".join([*text, ""]).encode()])])
     return [(diagnosis.name, diagnosis.severity) for diagnosis in report(verdict, 0.1).diagnoses]

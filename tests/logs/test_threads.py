@@ -78,4 +78,4 @@ def test_ranks_of_one_process_are_all_counted() -> None:
     assert [one.command for one in found.fix.commands] == ["nccl-doctor hang -w 'node[1-2]'"]
     alone = b"".join(line for line in text.splitlines(keepends=True) if not line.startswith(b"node2:"))
     (found,) = report(diagnose([LogSource("run.log", [alone])]), 0.0).diagnoses
-    assert "ranks 0-3 had their communicator; of ranks 4-7 there is no word" in found.message
+    assert "ranks 0-3 had their communicator" in found.message

@@ -28,7 +28,7 @@ from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, hint, root
-from nccl_doctor.logs.signs import LogSigns, Scene, not_logged_in
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot.access import SshUnreachable
 from nccl_doctor.snapshot.network import Names
@@ -132,5 +132,14 @@ def _weigh(_event: Event, scene: Scene) -> Grade:
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 
 
-ADVICE = not_logged_in("it does not answer", "Start sshd there and open its port, or correct the name:")
-SIGNS = LogSigns(RULES, ADVICE, weigh=_weigh)
+_SILENT = not_logged_in("it does not answer", "Start sshd there and open its port, or correct the name:")
+_REFUSED = not_logged_in(
+    "it refused the connection", "Start sshd there, or give the launcher the port that it listens on (ssh -p):"
+)
+
+
+def _advice(case: Case) -> Advice:
+    return (_REFUSED if "refused" in case.first.text else _SILENT)(case)
+
+
+SIGNS = LogSigns(RULES, _advice, weigh=_weigh)

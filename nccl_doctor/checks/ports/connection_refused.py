@@ -16,16 +16,32 @@ torch/csrc/distributed/c10d/socket.cpp.
 """
 
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, likely
-from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, make_advice
 from nccl_doctor.model.register import from_logs
+from nccl_doctor.text.hostlist import capital
+from nccl_doctor.text.inet import is_loopback
 
 from_logs(__name__, "NCD310", errors=("ECONNREFUSED",))
 
-ADVICE = make_advice(
+_PLAIN = make_advice(
     "{who} was refused by {target}: nothing listened there. Its process had ended or not yet begun, "
     "or the address belongs to no host of this job.",
     "Look for the first error on that host, check the master address, and test the ports:",
 )
+
+
+def _advice(case: Case) -> Advice:
+    name = case.address.ip or case.address.host or ""
+    if name == "localhost" or is_loopback(name):
+        return advise(
+            f"{capital(case.who)} was refused by {case.target}, which is each machine's own address: on any host but "
+            "the master's nobody listens there.",
+            "Give the master's address on the network of the hosts, as the master address and in --dist-url or "
+            "--rdzv_endpoint; on one host alone, look for why its first rank ended:",
+            case.check(),
+        )
+    return _PLAIN(case)
+
 
 # NCCL's, torch's, gloo's, MPI's and JAX's words for ECONNREFUSED (111).
 RULES = (
@@ -61,4 +77,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, ADVICE, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)
+SIGNS = LogSigns(RULES, _advice, echo=True, network=True, dials=True, retried=True, hint=Grade.ROOT)

@@ -20,6 +20,7 @@ wait: `nccl-doctor fix-port --wait`.
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.
 """
 
+import re
 from collections.abc import Iterator
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
@@ -137,8 +138,19 @@ _DRAWN = 32768
 """From here on Linux' kernel gives ports away (ip_local_port_range as it is delivered)."""
 
 
+_SERVER = re.compile(r"error while attempting to bind on address|[Uu]vicorn|[Gg]unicorn|HTTPServer")
+"""asyncio's words, of HTTP servers; torch's and NCCL's are others."""
+
+
 def _advice(case: Case) -> Advice:
     port = case.port
+    if _SERVER.search(case.first.text):
+        return advise(
+            f"Port {port}, at which a server of {case.who if case.hosts or case.ranks else 'the host'} wants to be "
+            "reached, is taken; it is no port of the ranks.",
+            "See who has it, end that, or give the server another one (--port):",
+            on(None, line("nccl-doctor fix-port {*port}", port=[port] if port else [])),
+        )
     if port is not None and port >= _DRAWN:
         who = case.who if case.hosts or case.ranks else "the host"
         return advise(

@@ -65,6 +65,8 @@ RULES = (
         "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed.",
         r"(?:^|: |\d )Killed(?: |$|\.)",
         "run.sh: line 12: 4242 Killed                  python train.py",
+        r"^(?:zsh|fish): (?:\d+ )?(?:killed|.{1,60} terminated by signal SIGKILL)\b",
+        "zsh: killed     python train.py",
         r"(?:CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)|[Jj]ob (?:was )?(?:preempted|evicted)|Preempted"
         r"|Evicted\b)",
         "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***",

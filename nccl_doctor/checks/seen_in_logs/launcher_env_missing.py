@@ -13,18 +13,38 @@ References: torch/distributed/rendezvous.py.
 """
 
 from nccl_doctor.logs.rule import Grade, generic, likely, root, roots
-from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD916")
 
-ADVICE = make_advice(
+_PASSED = r"unrecognized arguments: .*--local[-_]rank"
+_TOO_EARLY = r"Default process group has not been initialized"
+_PLAIN = make_advice(
     "{who} was started without the variables that torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, "
     "MASTER_ADDR, MASTER_PORT).",
     "Start it by torchrun, which sets them; a script that wants --local_rank reads LOCAL_RANK instead. "
     "nccl-doctor launch prints the command for each host.",
     command=None,
 )
+
+
+def _advice(case: Case) -> Advice:
+    if case.first.wording == _PASSED:
+        return advise(
+            f"The launcher hands {case.who} --local-rank, and the script knows no such argument.",
+            "Start it by torchrun, which passes none and sets LOCAL_RANK; or have the script take both spellings "
+            "(--local_rank of torch before 2.0, --local-rank since).",
+        )
+    if case.first.wording == _TOO_EARLY:
+        return advise(
+            f"The script of {case.who} used torch.distributed before init_process_group, or after "
+            "destroy_process_group.",
+            "Have it call init_process_group first, on every rank; that takes its variables from torchrun, which "
+            "nccl-doctor launch prints for each host.",
+        )
+    return _PLAIN(case)
+
 
 RULES = (
     *roots(
@@ -39,7 +59,7 @@ RULES = (
         r"(?:LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)[`'\"]? (?:env\S* )?(?:var\S* )?(?:is|are|was|must be"
         r"|should be|needs to be) (?:not (?:been )?set|set|missing|undefined|required)",
         "RuntimeError: MASTER_ADDR is not set",
-        r"unrecognized arguments: .*--local[-_]rank",
+        _PASSED,
         "train.py: error: unrecognized arguments: --local-rank=0",
         r"(?:arguments are required|requires? (?:argument|the)).*--?(?:local[-_]rank|node[-_]rank"
         r"|nproc[-_]per[-_]node|master[-_]addr)",
@@ -48,7 +68,7 @@ RULES = (
         "AttributeError: 'Namespace' object has no attribute 'local_rank'",
     ),
     likely(
-        r"Default process group has not been initialized",
+        _TOO_EARLY,
         "RuntimeError: Default process group has not been initialized, please make sure to call init_process_group.",
     ),
     generic(  # of a process that was meant to be alone it is no fault
@@ -60,4 +80,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, ADVICE, warning_up_to=Grade.GENERIC)
+SIGNS = LogSigns(RULES, _advice, warning_up_to=Grade.GENERIC)

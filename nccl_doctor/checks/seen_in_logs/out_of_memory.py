@@ -13,7 +13,7 @@ References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import KILLED_FOR_MEMORY, roots
-from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD914", explains=("cuda-error", "gdr-p2p-fault", "ib-fault"))
@@ -24,11 +24,23 @@ _CUDA = (
     r"|HIP error:? |cudaError\w*[:,]? ?)"
 )
 
-ADVICE = make_advice(
+_ANY = make_advice(
     "Memory ran out on {who}.",
     "For GPU memory: a smaller batch, or free what else holds the GPU. For the host's: more memory for the job, "
     "fewer data loading workers. See what is left over on the GPUs:",
 )
+
+
+def _advice(case: Case) -> Advice:
+    if case.first.wording == KILLED_FOR_MEMORY:
+        return advise(
+            f"The host's memory ran out on {case.who}: the kernel ended a process at a limit, that of a job's step, a "
+            "container or the machine.",
+            "Ask for more of it (Slurm: --mem, 0 for all of a node; docker: --memory), or start fewer data loading "
+            "workers; the GPUs' own memory is another.",
+        )
+    return _ANY(case)
+
 
 RULES = roots(
     r"(?:(?:CUDA|HIP|XPU|GPU) out of memory|OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
@@ -63,4 +75,4 @@ def _without_caught(scene: Scene) -> list[Event]:
     ]
 
 
-SIGNS = LogSigns(RULES, ADVICE, passes={Stage.RECOVERY: _without_caught})
+SIGNS = LogSigns(RULES, _advice, passes={Stage.RECOVERY: _without_caught})

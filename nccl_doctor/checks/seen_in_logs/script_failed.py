@@ -14,6 +14,7 @@ References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/
 import re
 
 from nccl_doctor.checks.seen_in_logs.killed import exit_code, only_frames
+from nccl_doctor.launch.plan import nearest
 from nccl_doctor.logs.log import Event, Reading
 from nccl_doctor.logs.rule import EXITED, TERMINATING, WEB, Grade, clue, generic, hint, likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
@@ -31,11 +32,24 @@ _BEGINS = r"(?:^|\\n|\] |\]: |>:? ?|\) |\| |\d: )"
 """The beginning of a line, also of one inside a JSON string, or the end of a launcher's prefix."""
 
 
+_DIVIDES = re.compile(r"batch\D{0,20}(?P<batch>\d{1,9}) must be (?:a )?multiple of \D{0,40}(?P<by>\d{1,6})")
+"""YOLOv5's train.py, and its heirs."""
+
+
 def _advice(case: Case) -> Advice:
     if case.first.wording != EXITED:
+        size = _DIVIDES.search(case.first.text)
+        if size and int(size["by"]):
+            near = nearest(int(size["batch"]), int(size["by"]))
+            return advise(
+                f"The script on {case.who} refuses a batch of {size['batch']}, which does not divide by {size['by']} "
+                "GPUs.",
+                f"Take {' or '.join(map(str, near))}.",
+            )
         return advise(
             f"The script itself failed on {case.who}: {part(' '.join(case.first.message.split()), 0, 160)}",
-            "Read the traceback above that line; nothing in the log points at NCCL or the network.",
+            "Read what stands above that line, its traceback where there is one; nothing in the log points at NCCL or "
+            "the network.",
         )
     code = exit_code(case.first)
     return advise(

@@ -66,7 +66,7 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "127.0.0.1"}, "would never meet", "--master_addr=10.0.0.1"),
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"g": 4}, "4 ranks a node need as many GPUs", "--nproc_per_node=2"),
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"b": 65}, "does not divide by 4 ranks", "--batch 64"),
-    (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"b": 63}, "does not divide by 2 ranks", "--batch 62"),
+    (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"b": 63}, "does not divide by 2 ranks", "--batch 64"),
     (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"d": "0,1,2,3"}, "asks for GPU 2,3", ""),
     (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"g": "2 --master-prt 1"}, "knows no option --master-prt", "--master_port"),
     ("yolo detect train data=coco.yaml device={d} batch={b}", {"hosts": 1}, {"d": "0,1", "b": 64}, {"d": "0,7"}, "asks for GPU 7", ""),

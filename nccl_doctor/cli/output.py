@@ -83,7 +83,7 @@ class Out(NamedTuple):
     def show(self, document: Any, observed_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
         """Prints the document without secrets; UnwrittenError where stdout took a file's place."""
         document = self.hidden(document)
-        options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, observed_at)
+        options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, observed_at, fail_on=self.fail_on)
         if self.form == "html":
             options = for_html(options)
         try:

@@ -223,7 +223,7 @@ class Overrides:
                 origins[f"{node.name}.cuda_visible_devices"] = given[DEVICES]
             ways = access(replace(node.options(SshOptions), **login), *inside)
             origins |= {f"{node.name}.inside.{name}": "--inside" for one in inside for name in vars(one)}
-            own = {**node.env_origins, **{name: given[name] for name in env}}
+            own = {**node.env_origins, **given}
             update |= {"access": {**node.access, **ways}, "env": {**node.env, **env}, "env_origins": own}
             nodes.append(node.model_copy(update=update))
             if nproc or devices:

@@ -363,6 +363,7 @@ def _hang_end(report: HangReport, screen: Screen) -> Iterator[str]:
     for one in report.other_jobs[:4]:
         yield from wrap(f"Another job, not looked at: {one}", screen.prose, "", "  ")
     seconds = report.timings.get("total", 0)
-    yield from wrap(f"Verdict: {report.verdict}, in {seconds:.1f} s; the job was left as it was.", screen.width)
+    left = "; the job was left as it was" if report.ranks else ""
+    yield from wrap(f"Verdict: {report.verdict}, in {seconds:.1f} s{left}.", screen.width)
     if report.verdict in STANDS_STILL and report.diagnoses:
         yield f"More: nccl-doctor explain {report.diagnoses[0].code}"

@@ -1,6 +1,7 @@
 """The report as JUnit XML, in the dialect that Jenkins and GitLab read: a suite per category, a case per check.
 
-A check that found something is a failure. One that could not be judged is an error, not "skipped": skipped cases count
+A check that found something from ``--fail-on`` on is a failure, as for the exit code; what is less grave stands in the
+output of a case that passes. One that could not be judged is an error, not "skipped": skipped cases count
 as fine there, and "could not look" is not fine.
 """
 
@@ -10,7 +11,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
 
-from nccl_doctor.model.finding import CheckResult, Diagnosis, LogLine, Outcome
+from nccl_doctor.model.finding import CheckResult, Diagnosis, LogLine, Outcome, Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.text.hostlist import fold, grouped
@@ -20,14 +21,14 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What the Char production of XML 1.0 (section 2.2) leaves out; no escape can bring it in either."""
 
 
-def render(report: Report, _options: RenderOptions) -> str:
+def render(report: Report, options: RenderOptions) -> str:
     """The report's XML; what has no check stands in a suite named after the command."""
-    suites = grouped((check.category, _case(check, report)) for check in report.checks)
+    suites = grouped((check.category, _case(check, report, options.fail_on)) for check in report.checks)
     checked = {check.code for check in report.checks}
     seen = {found.code: found for found in report.diagnoses if found.code not in checked}
     for found in seen.values():
         check = CheckResult(code=found.code, name=found.name, category=report.command, outcome=Outcome.FOUND)
-        suites.setdefault(report.command, []).append(_case(check, report))
+        suites.setdefault(report.command, []).append(_case(check, report, options.fail_on))
 
     root = _element("testsuites", name=f"nccl-doctor {report.command}")
     root.attrib |= _counts(case for cases in suites.values() for case in cases)
@@ -50,11 +51,11 @@ def _counts(cases: Iterable[ET.Element]) -> dict[str, str]:
     }
 
 
-def _case(check: CheckResult, report: Report) -> ET.Element:
+def _case(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
     case = _element("testcase", name=f"{check.code} {check.name}", classname=f"nccl-doctor.{check.category}")
     match check.outcome:
         case Outcome.FOUND:
-            case.append(_failure(check, report))
+            case.append(_found(check, report, fail_on))
         case Outcome.SKIP | Outcome.NOT_APPLICABLE:
             case.append(_element("skipped", message=check.reason or check.outcome.value))
         case Outcome.UNKNOWN | Outcome.CRASH:
@@ -62,19 +63,23 @@ def _case(check: CheckResult, report: Report) -> ET.Element:
     return case
 
 
-def _failure(check: CheckResult, report: Report) -> ET.Element:
+def _found(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
     """The diagnoses of this check, or those under which its findings hang."""
     own = [found for found in report.diagnoses if found.code == check.code]
     under = [(one, cause) for cause in report.diagnoses for one in cause.explains if one.code == check.code]
-    messages = [found.message for found in own] + [one.message for one, _ in under]
-    severity = max((found.severity for found in own), key=lambda each: each.rank, default=None)
-    failure = _element("failure", message=" ".join(messages), type=severity.value if severity else "consequence")
     blocks = [_diagnosis(found) for found in own]
     for one, cause in under:
         follows = f"follows from {cause.code} {cause.name}: {_at(cause.hosts)}{cause.message}"
         blocks.append([_at(one.hosts) + one.message, follows])
-    failure.text = "\n\n".join("\n".join(map(_text, lines)) for lines in blocks)
-    return failure
+    severities = [found.severity for found in (*own, *(cause for _, cause in under))]
+    gravest = max(severities, key=lambda each: each.rank, default=Severity.ERROR)
+    if fail_on == "never" or gravest.rank < Severity(fail_on).rank:
+        shown = _element("system-out")
+    else:
+        messages = [found.message for found in own] + [one.message for one, _ in under]
+        shown = _element("failure", message=" ".join(messages), type=gravest.value if own else "consequence")
+    shown.text = "\n\n".join("\n".join(map(_text, lines)) for lines in blocks)
+    return shown
 
 
 def _diagnosis(found: Diagnosis) -> list[str]:

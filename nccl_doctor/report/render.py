@@ -28,6 +28,7 @@ class RenderOptions(NamedTuple):
     asked_by: str = ""  # who called, "ann on login1"
     # by code, the pages that ``explain`` prints, for a form that has room for them
     pages: Mapping[str, str] = MappingProxyType({})
+    fail_on: str = "error"  # the severity from which on a form for CI counts a failure; "never" counts none
 
 
 _JSON = {"json": "render:render_json"}

@@ -247,7 +247,9 @@ def named_devices(node: Node) -> tuple[str, ...]:
 def gpu_wish(host: Host) -> str | None:
     """Words for what asks for GPUs on a host; None where nothing does."""
     if any(part != "-1" for part in named_devices(host.node)):
-        return f'the hosts file asks for them: cuda_visible_devices "{host.node.cuda_visible_devices}"'
+        origin = host.node.env_origins.get("CUDA_VISIBLE_DEVICES")
+        by = "the hosts file asks for them: cuda_visible_devices" if origin is None else f"{origin} asks for them:"
+        return f'{by} "{host.node.cuda_visible_devices}"'
     env = host.facts.env if host.facts is not None and not isinstance(host.facts.env, Unknown) else {}
     asked = env.get("CUDA_VISIBLE_DEVICES", "").strip()
     return f"CUDA_VISIBLE_DEVICES={asked} asks for them" if asked not in ("", "-1", "NoDevFiles") else None

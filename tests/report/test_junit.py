@@ -7,9 +7,11 @@ import pytest
 import xmlschema
 from hypothesis import HealthCheck, given, settings
 
-from nccl_doctor.model.finding import CheckResult, Outcome
+from nccl_doctor.model.finding import CheckResult, Outcome, Severity
 from nccl_doctor.model.report import Report
-from tests.report.reports import ALL, healthy, host_away, log, one_fault, render
+from nccl_doctor.report import junit
+from nccl_doctor.report.render import RenderOptions
+from tests.report.reports import ALL, STALE, healthy, host_away, log, one_fault, render
 from tests.report.strategies import REPORTS
 
 SCHEMA = xmlschema.XMLSchema(Path(__file__).with_name("junit.xsd"))
@@ -87,3 +89,12 @@ def test_what_has_no_check_stands_in_a_suite_of_the_command() -> None:
 @given(REPORTS)
 def test_whatever_the_text_the_document_is_valid(report: Report) -> None:
     SCHEMA.validate(render(report, "junit"))
+
+
+@pytest.mark.parametrize(("fail_on", "failures"), [("error", 0), ("warning", 1), ("never", 0)])
+def test_a_failure_is_what_the_exit_code_counts(fail_on: str, failures: int) -> None:
+    found = STALE.model_copy(update={"severity": Severity.WARNING})
+    report = healthy().model_copy(update={"diagnoses": (found,)})
+    root = ET.fromstring(junit.render(report, RenderOptions(fail_on=fail_on)))  # noqa: S314 - our own
+    assert root.get("failures") == str(failures)
+    assert found.message in "".join(root.itertext()) + "".join(one.get("message", "") for one in root.iter("failure"))

@@ -2,8 +2,7 @@
 
 What it means: the ranks beyond the last GPU end with "CUDA error: invalid device ordinal", and the others wait for
 them until the rendezvous or the first collective times out. Where the number of ranks is not set in the hosts file, a
-node with fewer GPUs starts fewer ranks: the world is smaller than meant, and NCCL slower or, with an odd number on
-one node, unable to form its rings.
+node with fewer GPUs starts fewer ranks: the world is smaller than meant, and slower.
 
 How we know: `nvidia-smi` on each host against `nproc_per_node` and `cuda_visible_devices` of the hosts file. One GPU
 less than on like machines is mostly one that fell off the bus: see Xid 79 in the kernel's log. Where no host has a

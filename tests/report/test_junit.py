@@ -95,6 +95,6 @@ def test_whatever_the_text_the_document_is_valid(report: Report) -> None:
 def test_a_failure_is_what_the_exit_code_counts(fail_on: str, failures: int) -> None:
     found = STALE.model_copy(update={"severity": Severity.WARNING})
     report = healthy().model_copy(update={"diagnoses": (found,)})
-    root = ET.fromstring(junit.render(report, RenderOptions(fail_on=fail_on)))  # noqa: S314 - our own
+    root = ET.fromstring(junit.render(report, RenderOptions(fail_on=fail_on)))
     assert root.get("failures") == str(failures)
     assert found.message in "".join(root.itertext()) + "".join(one.get("message", "") for one in root.iter("failure"))

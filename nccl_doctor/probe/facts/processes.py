@@ -11,12 +11,12 @@ from typing import Any
 from nccl_doctor.probe import jobs, procs
 from nccl_doctor.probe.gpus import list_gpu_processes
 from nccl_doctor.probe.jobs import JobProcesses, is_launcher, is_python, program
-from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.procs import Proc, Table
 from nccl_doctor.probe.tools import fact
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 PROBE = "<nccl-doctor>"  # in the command line of every probe (collect/connect/start.py)
-TRAINING_NAMES = ("pt_main_thread", "torchrun", "python")
+TRAINING_NAMES = ("pt_main_thread", "torchrun")
 """Kernel names of ranks and launchers; all that is left of a zombie. torch gives its main thread the first."""
 
 
@@ -42,9 +42,16 @@ def find_jobs() -> list[dict[str, Any]]:
     found = [*ranks, *ray]
     rows = [_row(kind, job, table, left=left) for kind, job, left in zip(kinds, found, _left_behind(found, table))]
     # pid 1 and its like ask for every child: a zombie of theirs is about to go
-    dead = [proc.pid for proc in rest if proc.state == "Z" and proc.ppid > 1 and proc.name.startswith(TRAINING_NAMES)]
+    dead = [proc.pid for proc in rest if proc.state == "Z" and proc.ppid > 1 and _trained(proc, table)]
     rows += [_row("zombie", JobProcesses(pid, (pid,)), table, left=True) for pid in dead]
     return sorted(rows, key=lambda row: int(row["pid"]))
+
+
+def _trained(zombie: Proc, table: Table) -> bool:
+    """True where a zombie was a rank or a launcher, by its name, or as any Python below one."""
+    parent = zombie.ppid
+    below = parent in table.procs and (is_launcher(table.argv(parent)) or jobs.is_rank(parent, table))
+    return zombie.name.startswith(TRAINING_NAMES) or (below and zombie.name.startswith("python"))
 
 
 @fact("gpu_processes", slow=True)

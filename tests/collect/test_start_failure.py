@@ -90,6 +90,8 @@ def test_the_interpreter_is_at_fault(seen: Start, problem: str, detail: str) -> 
         (start("Connection to node2 closed by remote host.", status=255), "start", "did not start the probe"),
         (start("Killed", status=137), "start", "did not start the probe"),
         (start(".bashrc: line 2: module: command not found", status=127, came=False), "login", "login ended without"),
+        (start("Error: /proc/4711/ns/mnt: no such file or directory", status=1), "login", "its login ended without"),
+        (start("crun: open /sys/fs/cgroup/x: No such file or directory", status=127), "login", "ended without"),
         (start(late=True), "login", "did not start in time: that interpreter hangs"),
         (start(late=True, came=False), "login", "did not start in time: the login waits or runs something else"),
         (start(SILENT, ready=True, late=True), "start", "large packets seem to vanish on the way"),

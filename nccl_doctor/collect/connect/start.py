@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import CodeType
 
 from nccl_doctor import probe
@@ -116,7 +116,9 @@ def _problem(start: Start) -> tuple[PythonProblem, str] | None:
     by_itself = _match(_PYTHON, (start.error, *start.stderr), start.python)
     if by_itself is not None or start.ready or start.status in (0, None):
         return by_itself
-    if start.status == _NOT_FOUND or any(re.search("(?i)not found|no such file", line) for line in start.stderr):
+    name = PurePosixPath(start.python).name  # what else was not found there is another program's, or a runtime's word
+    lacking = [line for line in start.stderr if re.search("(?i)not found|no such file", line)]
+    if any(name in line for line in lacking) or (start.status == _NOT_FOUND and not lacking):
         return "missing", f'there is no interpreter "{start.python}"'
     return _match(_SHELL, start.stderr, start.python)
 

@@ -84,8 +84,9 @@ def silent(target: Target, seconds: float) -> AccessError:
 
 
 def dropped(target: Target, message: str) -> AccessError:
-    """Connected, and closed before the greeting, each time; the usual reason is sshd's MaxStartups (10:30:100)."""
-    detail = "closed every connection before the SSH greeting: sshd's MaxStartups is reached, or it bars this machine"
+    """Connected, and closed before the greeting, each time: why, sshd says only where it has too many (MaxStartups)."""
+    why = "sshd's MaxStartups is reached, or it bars this machine" if says_dropped(message) else "without a word of why"
+    detail = f"closed every connection before the SSH greeting{':' if says_dropped(message) else ','} {why}"
     message = re.sub(r"\s+", " ", message).strip()
     return unreachable(target, "dropped", detail, (f'it said "{message[:200]}"',) if message else ())
 

@@ -43,8 +43,9 @@ _SUMMARY = {
     "no-route": "See that the host is up and that no firewall on it or before it rejects the SSH port.",
     "unreachable": "Give this machine a route to the host's network, or the host an address that can be reached.",
     "no-banner": "See on the host's console whether sshd hangs (full disk, no memory), and what listens on that port.",
-    "dropped": "Check again in a minute. If it stays, sshd's own log on the host says why (journalctl -u ssh -u sshd): it "
-    "can't start a session, has too many (MaxStartups), or bars this machine (PerSourcePenalties, fail2ban, hosts.deny).",
+    "dropped": "Check again in a minute. If it stays, sshd's own log on the host says why (journalctl -u ssh -u sshd): "
+    "it can't start a session, has too many (MaxStartups), or bars this machine (PerSourcePenalties, fail2ban, "
+    "hosts.deny).",
     "not-ssh": "Give the port that sshd listens on, under ssh: port in the hosts file.",
     "handshake": "See the host's sshd log (journalctl -u ssh -u sshd); ssh -v to the host shows where it stops.",
     "no-algorithm": "Update sshd on the host, or allow there what ssh takes today (Ciphers, MACs, KexAlgorithms, "

@@ -27,7 +27,7 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
     """Runs ``nvidia-smi --query-WHAT=FIELDS`` without header and units; "" where nothing of NVIDIA's is there."""
     argv = ["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        return output(argv, deadline, accept=(0, NOT_FOUND))
+        return output(argv, deadline, accept=(0, NOT_FOUND, BAD_INFOROM))
     except FileNotFoundError:
         signs = [path for path in DEVICES if os.path.exists(path)]
     if signs:
@@ -37,35 +37,52 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
     """The rows of ``--format=csv,noheader,nounits``; ValueError with a line that is none."""
-    return [_gpu(line) for line in text.splitlines() if line.strip() and NO_DEVICES not in line]
+    lines = [line for line in text.splitlines() if line.strip() and NO_DEVICES not in line and not WARNING.match(line)]
+    found = [_gpu(line, place) for place, line in enumerate(lines)]
+    driver = next((gpu["driver"] for gpu in found if gpu["driver"]), "")
+    return [{**gpu, "driver": gpu["driver"] or driver} for gpu in found]
 
 
-def _gpu(line: str) -> dict[str, Any]:
+WARNING = re.compile(r"WARNING: ", re.IGNORECASE)
+"""So begin lines behind the rows, as of an infoROM (nvidia-smi's exit status 14)."""
+BAD_INFOROM = 14
+FAULT = re.compile(
+    r"\[(?!N/A\]|Not (?:Supported|Available|Found)\]|Insufficient Permissions\])([^\[\],]{1,60})\]|(ERR!)"
+)
+"""Words in place of a value that tell of the GPU itself: "[GPU is lost]", "[GPU requires reset]", "[Unknown Error]"."""
+UUID = re.compile(r"(?:(?:GPU|MIG)-)?[0-9a-fA-F][0-9a-fA-F-]{7,63}|\[[^\[\],]{1,60}\]|ERR!|N/A")
+
+
+def fault_in(row: str) -> str | None:
+    """Words of a row about the GPU, in place of a value; None where each is a value, or not to be had."""
+    match = FAULT.search(row)
+    return match and (match[1] or match[2])
+
+
+def _gpu(line: str, place: int) -> dict[str, Any]:
     # A name may hold a comma; what stands around it does not.
     index, _, rest = line.partition(",")
     parts = [part.strip() for part in rest.rsplit(",", len(FIELDS) - 2)]
-    if not re.fullmatch(r"[0-9]{1,6}", index.strip()) or len(parts) != len(FIELDS) - 1:
+    fault, number = fault_in(line), index.strip()
+    if len(parts) != len(FIELDS) - 1 or not (re.fullmatch(r"[0-9]{1,6}", number) or fault):
         raise ValueError(line.strip())
     name, uuid, total, used, driver = parts
-    if not uuid.startswith(("GPU-", "MIG-", "[")):
+    if not UUID.fullmatch(uuid):
         raise ValueError(line.strip())
     return {
-        "index": int(index),
+        "index": int(number) if number.isdigit() else place,
         "name": name,
         "uuid": uuid,
-        "memory_total_mib": _mib(total, line),
-        "memory_used_mib": _mib(used, line),
-        "driver": driver,
+        "memory_total_mib": _mib(total),
+        "memory_used_mib": _mib(used),
+        "driver": driver if driver[:1].isdigit() else "",
+        "fault": fault,
     }
 
 
-def _mib(text: str, line: str) -> int | None:
+def _mib(text: str) -> int | None:
     """Mebibytes; None for "[N/A]", "[Not Supported]" and the like, which a GPU in MIG mode gives."""
-    if text.startswith("[") or text == "N/A":
-        return None
-    if not re.fullmatch(r"[0-9]{1,15}", text):
-        raise ValueError(line.strip())
-    return int(text)
+    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else None
 
 
 SIGNS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")

@@ -90,6 +90,7 @@ class Gpu(Observed):
     memory_total_mib: Count | None
     memory_used_mib: Count | None
     driver: str
+    fault: str | None = None  # nvidia-smi's words in place of its values: "GPU is lost", "Unknown Error"
 
 
 class PciGpu(Observed):
@@ -257,6 +258,7 @@ class GpuHealth(Observed):
     remap_failed: bool | None = None  # a row could not be replaced
     mig: bool | None = None  # multi-instance mode is on
     fabric: str | None = None  # the state of NVLink fabric registration: "Completed", "In Progress", …
+    warning: str | None = None  # nvidia-smi's own words about it: "infoROM is corrupted"
 
 
 class Xid(Observed):

@@ -50,7 +50,7 @@ from nccl_doctor.transport.ssh.choice import ChoosingTransport
 from tests.hang.made_up import Job
 from tests.lab import warm
 from tests.lab.cluster import Lab
-from tests.lab.lying_probe import PIECES, too_much
+from tests.lab.lying_probe import LENGTHS, PIECES
 from tests.lab.warm import DOCTOR
 from tests.transport.servers import LOOPBACK, doors, for_ever, keygen, misbehaving, public
 
@@ -224,7 +224,7 @@ def _engine_programs(folder: Path) -> Iterator[None]:
 def _hostile_server(draw: random.Random, host_key: Path) -> Iterator[int]:
     """A server before whose login it ends, in one of many ways."""
     way = draw.choice(("methods", "banner", "version", "endless", "noise", "packets", "silence"))
-    text = str(too_much("publickey,", draw))[:200_000]
+    text = ("publickey," + draw.choice(PIECES) * 200_000)[: draw.choice(LENGTHS)]
     if way == "methods":
         serving = doors(host_key, methods=text)
     elif way == "banner":

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nccl_doctor.probe import gpus, tools
+from nccl_doctor.probe.facts import hardware
 from nccl_doctor.probe.tools import Unavailable
 from tests.patience import LONG_S
 
@@ -24,12 +25,55 @@ def test_a_row_is_a_gpu() -> None:
         "memory_total_mib": 81920,
         "memory_used_mib": 22631,
         "driver": "550.54.15",
+        "fault": None,
     }
 
 
-@pytest.mark.parametrize("word", ["[N/A]", "[Not Supported]", "[Insufficient Permissions]", "[GPU requires reset]"])
-def test_memory_that_is_not_told_is_none(word: str) -> None:
-    assert gpus.parse_gpus(A100.replace("22631", word))[0]["memory_used_mib"] is None
+@pytest.mark.parametrize(
+    ("word", "fault"),
+    [
+        ("[N/A]", None),
+        ("[Not Supported]", None),
+        ("[Insufficient Permissions]", None),
+        ("[GPU requires reset]", "GPU requires reset"),
+        ("[Unknown Error]", "Unknown Error"),
+        ("ERR!", "ERR!"),
+        ("81920 MiB", None),
+    ],
+)
+def test_memory_that_is_not_told_is_none_and_words_of_the_gpu_are_kept(word: str, fault: str | None) -> None:
+    (found,) = gpus.parse_gpus(A100.replace("22631", word))
+    assert (found["memory_used_mib"], found["fault"], found["driver"]) == (None, fault, "550.54.15")
+
+
+@pytest.mark.parametrize("word", ["[GPU is lost]", "[GPU requires reset]"])
+def test_a_gpu_that_is_lost_keeps_its_place_among_the_others(word: str) -> None:
+    lost = ", ".join([word] * 6)
+    first, second = gpus.parse_gpus(f"{A100}\n{lost}\n")
+    assert (first["fault"], second["index"], second["fault"]) == (None, 1, word.strip("[]"))
+    assert second["driver"] == "550.54.15"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "0, Orin (nvgpu), 54d0709b-3d6e-5a1c-8a4e-3f1f6a7f0c11, [N/A], [N/A], 540.4.0",
+        "0, NVIDIA Thor, GPU-54d0709b-3d6e-5a1c-8a4e-3f1f6a7f0c11, [N/A], [N/A], 580.00",
+        "0, NVIDIA GB10, GPU-2b5a7c0e-5f0d-0f1c-9d6e-1a2b3c4d5e6f, [N/A], [N/A], 580.95.05",
+    ],
+)
+def test_a_gpu_that_shares_the_host_s_memory_is_a_gpu(row: str) -> None:
+    (found,) = gpus.parse_gpus(row)
+    assert (found["memory_total_mib"], found["fault"]) == (None, None)
+
+
+def test_what_is_said_behind_the_rows_takes_none_of_them() -> None:
+    warning = "WARNING: infoROM is corrupted at gpu 0000:41:00.0"
+    assert len(gpus.parse_gpus(f"{A100}\n{warning}\n")) == 1
+    health = hardware.parse_gpu_health(
+        f"0, 00000000:41:00.0\n{warning.replace('0000:', '00000000:')}\n", ("index", "pci.bus_id")
+    )
+    assert [gpu["warning"] for gpu in health] == ["inforom is corrupted"]
 
 
 def test_a_comma_in_the_name_belongs_to_it() -> None:
@@ -45,7 +89,6 @@ def test_no_devices_are_no_gpus() -> None:
     [
         "Unable to determine the device handle for GPU0000:41:00.0: Unknown Error",
         A100[:40],
-        A100.replace("81920", "81920 MiB"),
         A100.replace("0, NV", "erste, NV"),
         "index, name, uuid, memory.total [MiB], memory.used [MiB], driver_version",
     ],

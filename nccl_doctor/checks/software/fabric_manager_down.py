@@ -35,16 +35,28 @@ START = line("systemctl enable --now nvidia-fabricmanager")
 def fabric_manager_down(view: View) -> Findings:
     """Yields one finding a state of the service, folded over hosts."""
     down: dict[str, list[str]] = {}
+    joining: list[str] = []
     for host, facts in view.facts:
         pci = known(facts.pci)
         health = () if isinstance(facts.gpu_health, Unknown) else facts.gpu_health
+        joining += [host.name] if any(gpu.fabric == "In Progress" for gpu in health) else []
         registered = bool(health) and all(gpu.fabric == "Completed" for gpu in health)
-        if not pci.nvswitches or pci.fabric_manager == "active" or registered:
+        if not pci.nvswitches or pci.fabric_manager == "active" or registered or host.name in joining:
             continue
         if pci.fabric_manager is None:
             yield Unjudged((host.name,), "has NVSwitches, and systemd can't be asked about nvidia-fabricmanager")
         else:
             down.setdefault(pci.fabric_manager, []).append(host.name)
+    if joining:
+        yield Finding(
+            hosts=tuple(joining),
+            message=f"GPUs of {fold(joining)} have not joined the NVLink fabric: until then CUDA says “system not yet "
+            "initialized” (802).",
+            evidence=("nvidia-smi: fabric.state is In Progress",),
+            facts={"state": "In Progress"},
+            fix="Wait a minute and check again. If it stays, see the fabric manager's log (journalctl -u "
+            "nvidia-fabricmanager): it has to be of the driver's own version.",
+        )
     for state, hosts in down.items():
         startable = state in ("inactive", "failed")
         yield Finding(

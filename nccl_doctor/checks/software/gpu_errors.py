@@ -4,16 +4,19 @@ What it means: the job may end with "CUDA error: uncorrectable ECC error encount
 or hang in a collective, for a rank on a GPU that fell off the bus (Xid 79) never arrives.
 
 How we know: `nvidia-smi`'s counters since the driver was loaded (uncorrected ECC errors, rows that wait for their
-replacement or could not be replaced), and the lines "NVRM: Xid" of the last day in the kernel's log, where the user
-may read it (`kernel.dmesg_restrict`); where not, the counters alone are judged. Xids that a program itself causes
-(13, 31, 43, 45, 68, 69) are left out: they tell of a bug in it, not of the GPU.
+replacement or could not be replaced), its words in place of values ("[GPU is lost]", "[GPU requires reset]", "[Unknown
+Error]", ERR!), and the lines "NVRM: Xid" of the last day in the kernel's log, where the user may read it
+(`kernel.dmesg_restrict`); where not, nvidia-smi alone is judged. Xids that a program itself causes (13, 31, 43, 45, 68,
+69) are left out: they tell of a bug in it, not of the GPU. What stands before the driver's word that the GPU needs
+nothing any more (154, "to 0x0") counts no longer.
 
 Fix: a reset (`nvidia-smi --gpu-reset -i N`, or a reboot) brings pending rows into effect; a GPU that shows errors
 again needs service. NVIDIA's "Xid Errors" page says what each number means.
 """
 
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import likely, root
@@ -25,8 +28,14 @@ from nccl_doctor.text.hostlist import grouped
 
 PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a sound GPU (NVIDIA's "Xid Errors", column "User app error")."""
-LOST = frozenset({79, 119, 120, 140, 154})
+RECOVERY = 154
+LOST = frozenset({79, 119, 120, 140, RECOVERY})
 """Fallen off the bus, no answer of its system processor, unrecovered ECC, recovery wanted: no job runs there now."""
+
+
+MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")
+"""What the driver writes (Xid 154) once a GPU needs nothing any more."""
+_AFTER = "if the errors come back, leave the host out (-x) and have the GPU looked at."
 
 
 @check("NCD510", severity=Severity.WARNING, needs=("gpu_health",), in_logs=("cuda-error",), row="GPUs")
@@ -34,24 +43,47 @@ def gpu_errors(view: View) -> Findings:
     """Yields one finding a host."""
     for host, facts in view.facts:
         gpu_health = known(facts.gpu_health)
+        gone = [gpu for gpu in (() if isinstance(facts.gpus, Unknown) else facts.gpus) if gpu.fault]
         counted = [line for gpu in gpu_health for line in _health(gpu)]
-        logged = [x for x in (() if isinstance(facts.xids, Unknown) else facts.xids) if x.number not in PROGRAMS_OWN]
-        if not counted and not logged:
+        logged = list(_standing(() if isinstance(facts.xids, Unknown) else facts.xids))
+        if not (gone or counted or logged):
             continue
-        lost = any(x.number in LOST for x in logged) or any(gpu.remap_failed for gpu in gpu_health)
+        lost = bool(gone) or any(x.number in LOST for x in logged) or any(gpu.remap_failed for gpu in gpu_health)
+        warned = [gpu for gpu in gpu_health if gpu.warning]
+        said = ""
+        if gone:
+            said = f"{host.name}: nvidia-smi says “{gone[0].fault}” of GPU {gone[0].index}, which no job can use."
+        elif len(warned) == len(counted) and not logged:
+            said = f"{host.name}: nvidia-smi warns of GPU {warned[0].index}: {warned[0].warning}."
         yield Finding(
             hosts=(host.name,),
-            message=f"A GPU of {host.name} is broken or needs a reset: "
+            message=said
+            or f"A GPU of {host.name} is broken or needs a reset: "
             + ("its driver lost it." if lost else "it reported errors in the last day."),
-            evidence=(*counted, *_log(logged)),
-            facts={"xids": sorted({x.number for x in logged})},
+            evidence=(*(f"GPU {gpu.index}: {gpu.fault}" for gpu in gone), *counted, *_log(logged)),
+            facts={"xids": sorted({x.number for x in logged}), "gpus": [gpu.index for gpu in gone]},
             severity=Severity.ERROR if lost else None,
-            fix="Reset the GPU (nvidia-smi --gpu-reset -i N, with no job on it) or reboot; if the errors come "
-            "back, leave the host out (-x) and have the GPU looked at.",
+            fix=f"Reboot; {_AFTER}"
+            if any("lost" in (gpu.fault or "").lower() for gpu in gone)
+            else f"Reset the GPU (nvidia-smi --gpu-reset -i N, with no job on it) or reboot; {_AFTER}",
         )
 
 
+def _standing(xids: Iterable[Xid]) -> Iterator[Xid]:
+    """Those that tell of the GPU, and that no later word of the driver's takes back."""
+    mended: dict[str, float] = {}
+    every = list(xids)
+    for one in every:
+        if one.number == RECOVERY and MENDED.search(one.text):
+            mended[one.bus_id] = min(one.age_s, mended.get(one.bus_id, one.age_s))
+    for one in every:
+        if one.number not in PROGRAMS_OWN and one.age_s < mended.get(one.bus_id, math.inf):
+            yield one
+
+
 def _health(gpu: GpuHealth) -> Iterator[str]:
+    if gpu.warning:
+        yield f"GPU {gpu.index}: {gpu.warning}"
     if gpu.ecc_uncorrected:
         yield f"GPU {gpu.index}: {gpu.ecc_uncorrected} uncorrected memory errors since the driver was loaded"
     if gpu.remap_pending:

@@ -1,11 +1,13 @@
-"""The interpreter that training uses has no torch.
+"""The interpreter that training uses has no torch, or one that can't use the host's GPUs.
 
 What it means: `python -m torch.distributed.run` on this host ends at once with "No module named torch", while the
-other hosts wait for it until their rendezvous times out.
+other hosts wait for it until their rendezvous times out. A torch that is built without CUDA ends with "Torch not
+compiled with CUDA enabled", or trains on the processor without a word.
 
 How we know: the host's training interpreter was asked for the metadata of its installed packages, in the way a
 non-interactive SSH command runs it. A conda environment or virtual environment that your login shell activates in
-`.bashrc` is not active there.
+`.bashrc` is not active there. Of torch itself, how it was built (torch/version.py), beside the GPUs that nvidia-smi
+lists and that the job may see.
 
 Fix: name the interpreter of the environment in the hosts file (`python: /opt/train/bin/python`, for all hosts or for
 one), or install torch for the interpreter that is named.
@@ -15,8 +17,10 @@ from nccl_doctor.checks.effects import STARTING
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
-from nccl_doctor.model.base import known
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.snapshot.hosts import visible_gpus
+from nccl_doctor.text.hostlist import fold, grouped
 
 
 @check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=(STARTING,))
@@ -36,6 +40,25 @@ def torch_missing(view: View) -> Findings:
             facts={"python": executable},
             fix=f'Name the interpreter that has torch in the hosts file ("python: {python}") or with --python, or '
             "install torch for this one.",
+        )
+    yield from _without_cuda(view)
+
+
+def _without_cuda(view: View) -> Findings:
+    """Yields one finding a build for processors, over the hosts whose GPUs it can't use."""
+    idle: list[tuple[tuple[str, str], str]] = []
+    for host, facts in view.facts:
+        torch, gpus = known(facts.torch), () if isinstance(facts.gpus, Unknown) else visible_gpus(host.node, facts.gpus)
+        if torch is not None and gpus and torch.cuda is None and torch.hip is None:
+            idle.append(((torch.version, gpus[0].name), host.name))
+    for (version, name), hosts in grouped(idle).items():
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"torch {version} on {fold(hosts)} is built without CUDA, and can't use the GPUs there ({name}).",
+            evidence=(f"{fold(hosts)}: torch {version}: cuda is None",),
+            facts={"torch": version},
+            fix="Install a build of torch for CUDA into that environment (pip's default on Linux is one; --index-url "
+            "https://download.pytorch.org/whl/cu128 names it).",
         )
 
 

@@ -184,6 +184,7 @@ def parse_plugin_version(data: bytes) -> str | None:
 HEALTH_FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
 ROW_FIELDS = ("gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure")
 """A query of its own: ``--query-remapped-rows``, known since the A100's drivers."""
+WARNED = re.compile(r"warning: (inforom is corrupted) at gpu ([0-9a-f:.]{4,20})\s*")
 NOT_A_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): ([0-9]{1,4})(?:, *(.*))?")
 DAY_S = 86_400
@@ -231,7 +232,8 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
                 "fabric": fabric if known else None,
             }
             found.append(health)
-    return found
+    said = {match[2]: match[1] for match in map(WARNED.fullmatch, text.lower().splitlines()) if match}
+    return [{**gpu, "warning": said.get(gpu["bus_id"])} for gpu in found]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:

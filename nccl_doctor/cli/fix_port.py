@@ -12,7 +12,7 @@ import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.options import flattened
-from nccl_doctor.cli.output import Out, finish, supports_ansi, try_files
+from nccl_doctor.cli.output import Out, finish, form_of, supports_ansi, try_files
 from nccl_doctor.errors import UsageError
 from nccl_doctor.model.engine import written
 from nccl_doctor.text.shell import clean
@@ -112,7 +112,7 @@ def fix_port(
     show_secrets: options.ShowSecrets = False,
 ) -> None:
     """After "Address already in use": who holds the port; end it, or move away from it."""
-    out = Out("fix-port", output, output_file, quiet=quiet, show_secrets=show_secrets)
+    out = Out("fix-port", form_of("fix-port", output, output_file), output_file, quiet=quiet, show_secrets=show_secrets)
     finish(out, lambda: run(wanted, out))
 
 

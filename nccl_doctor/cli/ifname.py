@@ -8,7 +8,7 @@ import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.options import EngineOptions, HostOptions, ReachOptions, among, flattened
-from nccl_doctor.cli.output import Out, finish
+from nccl_doctor.cli.output import Out, finish, form_of
 
 RDMA = {"NCD403", "NCD404", "NCD405", "NCD406"}  # what keeps RDMA devices from meeting as they should
 
@@ -81,5 +81,7 @@ def ifname(
             return 1
         return 0 if all(one.known for one in found.hosts) else 3
 
-    out = Out("ifname", output, output_file, color, quiet, verbose, show_secrets=show_secrets)
+    out = Out(
+        "ifname", form_of("ifname", output, output_file), output_file, color, quiet, verbose, show_secrets=show_secrets
+    )
     finish(out, work)

@@ -170,10 +170,26 @@ class PanelCommand(TyperCommand):
         try:
             return super().parse_args(ctx, full)
         except typer.TyperException as error:
-            error.message = without_secrets(error.message)
+            error.message = _in_words(without_secrets(error.message))
             if _wants_json(args):
                 error_document(str(ctx.info_name), error.format_message())
             raise
+
+
+_WORDS = (
+    (re.compile(r"Value error, "), ""),
+    (re.compile(r"Input should be greater than or equal to (\S+)"), r"it has to be \1 or more"),
+    (re.compile(r"Input should be less than or equal to (\S+)"), r"it has to be \1 or less"),
+    (re.compile(r"Input should be a valid integer.*"), "it has to be a whole number"),
+    (re.compile(r"Input should be a valid number.*"), "it has to be a number"),
+)
+"""pydantic's sentences, by which typer refuses values, and ours."""
+
+
+def _in_words(message: str) -> str:
+    for pattern, words in _WORDS:
+        message = pattern.sub(words, message)
+    return message
 
 
 def _wants_json(args: list[str]) -> bool:

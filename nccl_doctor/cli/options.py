@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from nccl_doctor.cli.output import Color, FailOn, Out
+from nccl_doctor.cli.output import Color, FailOn, Out, form_of
 from nccl_doctor.engines import ENGINES
 from nccl_doctor.errors import UsageError
 from nccl_doctor.model.engine import engines, kinds
@@ -271,7 +271,8 @@ class FileOptions:
     def out(self, command: str, form: str) -> Out:
         """The output of a command, in this form."""
         given = dict(vars(self))
-        return Out(command, form, given.pop("output_file"), **given)
+        file = given.pop("output_file")
+        return Out(command, form_of(command, form, file), file, **given)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,16 @@ FailOn = Literal["info", "warning", "error", "never"]  # the least severity that
 Shown = TypeVar("Shown")
 
 
+SUFFIXES = {".html": "html", ".json": "json", ".xml": "junit", ".prom": "prometheus"}
+"""Of files that people mean a form by."""
+
+
+def form_of(command: str, form: str, file: Path | None) -> str:
+    """The form that was asked for; else the one that the file's ending names, where the command has it."""
+    named = SUFFIXES.get(file.suffix.lower(), "") if file is not None and form == "human" else ""
+    return named if named in FORMS[command] else form
+
+
 class Out(NamedTuple):
     """The output options of one call."""
 

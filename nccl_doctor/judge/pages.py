@@ -47,7 +47,8 @@ def _read(topic: str) -> tuple[str, str]:
 def _find_diagnosis(asked: str, topics: list[str]) -> Check:
     code = f"NCD{asked}" if asked.isdigit() else asked
     named = [check for check in find(code) if code.lower() != check.category]
-    found = named or find(_by_error(asked) or _by_line(asked) or _by_words(asked) or "")
+    begun = tuple(check for check in all_checks() if check.name.startswith(f"{code.lower()}-"))  # "firewall"
+    found = named or begun or find(_by_error(asked) or _by_line(asked) or _by_words(asked) or "")
     if found:
         return found[0]
     known = [*topics, *(text for check in all_checks() for text in (check.code, check.name))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from tests.lab.faults import fault
 from tests.lab.faults.memory import limited_memory, set_limit
 from tests.lab.host import LabHost
 from tests.lab.warm import interpreter
+from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
 
@@ -53,12 +55,12 @@ def hosts_file(lab: Lab, python: str = "", **env: str) -> str:
     return lab.hosts_file(hosts=hosts, python=python or interpreter())
 
 
-def beside(run: Run) -> dict[str, Any]:
+def beside(run: Run, name: str = "allreduce-failed") -> dict[str, Any]:
     """The all-reduce's own diagnosis, beside which each warning stands as one, with nothing below it."""
     rows = {one["name"]: one for one in run.report["diagnoses"]}
-    failure: dict[str, Any] = rows.pop("allreduce-failed")
-    assert {name: tuple(one["hosts"]) for name, one in rows.items()} == MINOR
-    assert {name for name, one in rows.items() if one["severity"] == "error"} == {"env-mismatch"}
+    failure: dict[str, Any] = rows.pop(name)
+    assert {each: tuple(one["hosts"]) for each, one in rows.items()} == MINOR
+    assert {each for each, one in rows.items() if one["severity"] == "error"} == {"env-mismatch"}
     assert [one["explains"] for one in rows.values()] == [[]] * len(MINOR)
     assert (failure["hosts"], failure["explains"], failure["severity"]) == (["node2"], [], "error")
     assert run.code == 1
@@ -85,6 +87,22 @@ def test_a_rank_for_which_there_is_no_memory(amiss: Lab) -> None:
         failure = beside(doctor(amiss, "check", hosts=hosts_file(amiss, python)))
     assert "killed by SIGKILL" in failure["message"]
     assert "for want of memory" in failure["fix"]["summary"]
+
+
+def test_a_host_that_goes_away(amiss: Lab) -> None:
+    amiss.controller.write("/root/hosts.yaml", hosts_file(amiss, **inject(amiss.host("node2"), "hang", "group")))
+    words = ["nccl-doctor", "check", "hosts.yaml", "-o", "json", "--output-file", "report.json", *soon()]
+    with amiss.controller.popen(words, stderr=-1) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("all-reduce"):
+                break
+        amiss.kill(amiss.host("node2"))
+        code = process.wait(LONG_S)
+    report = json.loads(amiss.controller.read("/root/report.json"))
+    names = {one["name"] for one in report["diagnoses"]}
+    failure = "allreduce-failed" if "allreduce-failed" in names else "allreduce-timeout"
+    beside(Run(code, report, ""), failure)
 
 
 def test_a_limit_of_processes_is_told_and_no_small_shared_memory(make_lab: MakeLab) -> None:

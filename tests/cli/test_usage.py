@@ -431,3 +431,37 @@ def test_checks_are_named_by_several_options_or_with_commas() -> None:
     assert not {"NCD101", "NCD102"} & several
     with pytest.raises(UsageError, match='"nosuch" is no code'):
         SelectOptions(skip=["shm-small,nosuch"]).codes()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--fail-on", "warn"],
+            "Invalid value for '--fail-on': 'warn' is not one of 'info', 'warning', 'error', 'never'.",
+        ),
+        (["--timeout", "0"], "Invalid value for '--timeout': it has to be 1 or more"),
+        (["--timeout", "soon"], "Invalid value for '--timeout': it has to be a number"),
+        (["--nproc-per-node", "two"], "it has to be a whole number"),
+    ],
+)
+def test_a_value_is_refused_in_words_of_ours(tmp_path: Path, words: list[str], said: str) -> None:
+    done = run("check", *words, cwd=tmp_path)
+    assert (done.returncode, said in " ".join(done.stderr.split())) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("r.html", "<!doctype html>"), ("r.json", "{"), ("r.xml", "<?xml"), ("r.txt", "3 hosts")]
+)
+def test_a_report_s_form_is_the_one_that_its_file_is_named_for(tmp_path: Path, name: str, begins: str) -> None:
+    run("check", "--from", saved(tmp_path, {}), "--output-file", name, cwd=tmp_path)
+    assert (tmp_path / name).read_text().startswith(begins)
+
+
+def test_what_was_asked_for_wins_over_a_file_s_name(tmp_path: Path) -> None:
+    run("check", "--from", saved(tmp_path, {}), "-o", "json", "--output-file", "r.html", cwd=tmp_path)
+    assert (tmp_path / "r.html").read_text().startswith("{")
+
+
+def test_a_word_that_begins_names_explains_the_first(tmp_path: Path) -> None:
+    assert "firewall-blocks-port" in run("explain", "firewall", cwd=tmp_path).stdout

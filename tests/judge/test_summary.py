@@ -273,3 +273,12 @@ def test_rates_that_were_measured_stand_beside_lost_lanes() -> None:
     text = {row.name: row.text for row in report.phases}["rate"]
     assert text.endswith("Gb/s; PCIe link slow on node2")
     assert text.startswith("6 pairs at")
+
+
+def test_a_port_that_an_option_names_is_not_mended_in_the_hosts_file() -> None:
+    folder = Path(__file__).parents[1] / "checks" / "ports" / "port_in_use"
+    for name, words in (("fires-running", "hosts file"), ("fires-running-on-the-option-s-port", "--master-port")):
+        report = judge(load(folder / f"{name}.json"), "check", lambda check: check.name == "port-in-use")
+        (found,) = report.diagnoses
+        assert words in found.fix.summary
+        assert ("--write" in found.fix.commands[0].command) is (name == "fires-running")

@@ -127,6 +127,9 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     why = f"{capital(refusal)}. " if refusal else ""
     own = trial.holders and all(holder.own for holder in trial.holders)
     who = "end it where it was started" if own else "ask the holder's owner to end it"
+    if cluster.origins.get("master_port") == "--master-port":  # which wins over whatever the hosts file says
+        summary = f"{why}Give --master-port another port, or {who}. This finds one that is free on all hosts:"
+        return Fix(summary=summary, commands=fix_port(cluster, host.node, line("--next")))
     if (ClusterSource(cluster).file or "").endswith((".yaml", ".yml")):
         there = fix_port(cluster, host.node, line("--next --write"))
         summary = f"{why}Write a port that is free on all hosts into the hosts file, or {who}:"

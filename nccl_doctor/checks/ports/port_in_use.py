@@ -127,13 +127,13 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     why = f"{capital(refusal)}. " if refusal else ""
     own = trial.holders and all(holder.own for holder in trial.holders)
     who = "end it where it was started" if own else "ask the holder's owner to end it"
-    if cluster.origins.get("master_port") == "--master-port":  # which wins over whatever the hosts file says
-        summary = f"{why}Give --master-port another port, or {who}. This finds one that is free on all hosts:"
-        return Fix(summary=summary, commands=fix_port(cluster, host.node, line("--next")))
-    if (ClusterSource(cluster).file or "").endswith((".yaml", ".yml")):
-        there = fix_port(cluster, host.node, line("--next --write"))
+    by_option = cluster.origins.get("master_port") == "--master-port"  # which wins over whatever the hosts file says
+    if by_option or (ClusterSource(cluster).file or "").endswith((".yaml", ".yml")):
         summary = f"{why}Write a port that is free on all hosts into the hosts file, or {who}:"
-        return Fix(summary=summary, commands=there)
+        if by_option:
+            summary = f"{why}Give --master-port another port, or {who}. This finds one that is free on all hosts:"
+        what = line("--next") if by_option else line("--next --write")
+        return Fix(summary=summary, commands=fix_port(cluster, host.node, what))
     return Fix(summary=f"{why}{capital(move)}, or {who}.")
 
 

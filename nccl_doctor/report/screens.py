@@ -287,7 +287,9 @@ def _fact_name(what: str) -> str:
     begins = (known for known in _FACT_NAMES if re.match(rf"{re.escape(known)}(?:[.\[]|$)", what))
     start = max(begins, key=len, default="")
     rest = what[len(start) :]
-    words = rest if start in ("sysctls", "env") else re.sub(r"[.\[\]_]+", " ", rest)
+    # a field's own "_" is a blank on the screen, a variable's is not
+    named = re.sub(r"(?<=[a-z])_+(?=[a-z])", " ", re.sub(r"[.\[\]]+", " ", rest))
+    words = rest if start in ("sysctls", "env") else named
     return f"{_FACT_NAMES[start]} {words.strip(' .')}".strip() if start else words.strip()
 
 

@@ -5,6 +5,7 @@ Each launcher's options are a table (probe/options.py), which the probe reads th
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -128,6 +129,16 @@ class LaunchLine:
     def is_static(self) -> bool:
         """True where the line numbers the nodes, and names the master's address and port apart."""
         return self.is_placed and self.options.get("rdzv_backend", "static") == "static" and self.launcher != "sglang"
+
+    @property
+    def is_configured(self) -> bool:
+        """True where what the line does not say may stand in a file that it names (accelerate's)."""
+        return "config_file" in self.options
+
+    @property
+    def meets_elsewhere(self) -> bool:
+        """True where ranks meet at a server of its own, and at no host of the job."""
+        return self.options.get("rdzv_backend", "").startswith("etcd")
 
     @property
     def is_ranked(self) -> bool:
@@ -291,18 +302,26 @@ def _remainder(batch: int, world: int) -> str:
     return f"{batch} does not divide by {world} ranks; the nearest that {does}: {' and '.join(map(str, near))}"
 
 
-def model_size(line: LaunchLine) -> int:
-    """The GPUs that an engine's line asks for: its parallel sizes, multiplied."""
-    size = 1
-    for notion in ("tensor", "pipeline", "data"):
-        told = line.options.get(notion, "")
-        size *= int(told) if is_number(told) and int(told) else 1
-    return size
+def model_size(line: LaunchLine) -> int | None:
+    """The GPUs that an engine's line asks for of the hosts that it names, or of each; None where that is not in it.
+
+    vLLM's data parallelism over hosts needs no --nnodes: each host has --data-parallel-size-local of it. SGLang's with
+    --enable-dp-attention lies within the tensor parallelism.
+    """
+    sizes = ["tensor", "pipeline"]
+    if line.launcher == "vllm" and "nnodes" not in line.options:
+        if "data_parallel_size_local" not in line.options and "data_parallel_address" in line.options:
+            return None
+        sizes += ["data_parallel_size_local" if "data_parallel_size_local" in line.options else "data"]
+    elif "enable_dp_attention" not in line.options:
+        sizes += ["data"]
+    told = [line.options.get(notion, "") for notion in sizes]
+    return math.prod(int(one) if is_number(one) and int(one) else 1 for one in told)
 
 
 def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
     """True where an engine's line asks for more GPUs than any host alone has."""
-    return line.table.engine and model_size(line) > max(counts.values(), default=1)
+    return line.table.engine and (model_size(line) or 0) > max(counts.values(), default=1)
 
 
 def own_lines(
@@ -336,7 +355,7 @@ def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> di
     options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
     if line.is_static:
         options |= {"master_addr": cluster.master_addr, "master_port": str(cluster.master_port)}
-    elif line.is_placed:
+    elif line.is_placed and not line.meets_elsewhere:
         options |= {"rdzv_endpoint": endpoint(cluster.master_addr, cluster.master_port)}
     return options
 

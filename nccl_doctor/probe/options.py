@@ -36,7 +36,8 @@ class Launcher(NamedTuple):
 
     def written(self, notion: str) -> str:
         """The option that says a notion, as it is written."""
-        own = next((name for name, meaning in self.same.items() if meaning == notion), notion)
+        same = [name for name, meaning in self.same.items() if meaning == notion]
+        own = notion if notion in self.options else max(same, key=len, default=notion)  # short ones have one "-"
         return "--" + (own.replace("_", "-") if self.engine else own)
 
     @property

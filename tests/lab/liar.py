@@ -224,7 +224,7 @@ def _engine_programs(folder: Path) -> Iterator[None]:
 def _hostile_server(draw: random.Random, host_key: Path) -> Iterator[int]:
     """A server before whose login it ends, in one of many ways."""
     way = draw.choice(("methods", "banner", "version", "endless", "noise", "packets", "silence"))
-    text = ("publickey," + draw.choice(PIECES) * 200_000)[: draw.choice(LENGTHS)]
+    text = ("publickey," + draw.choice(PIECES) * 200_000)[: min(draw.choice(LENGTHS), 200_000)]
     if way == "methods":
         serving = doors(host_key, methods=text)
     elif way == "banner":

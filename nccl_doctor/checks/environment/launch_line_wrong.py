@@ -190,6 +190,8 @@ def _nodes(judged: Judged) -> Iterator[str]:
     """Faults in the number of nodes, and in their places."""
     line, count = judged.line, judged.count
     told, rank = line.options.get("nnodes"), line.options.get("node_rank")
+    if line.is_configured and told is None and count > 1:
+        return  # what the file says, nobody here has read
     if "standalone" in line.options and count > 1:
         yield f"--standalone makes a job of its own on each of the {count} hosts"
         return
@@ -198,16 +200,24 @@ def _nodes(judged: Judged) -> Iterator[str]:
         yield f"the line says {told} nodes, and the hosts are {count}{static}"
     elif told is None and count > 1 and line.is_placed and not line.table.engine:
         yield f"without --nnodes each of the {count} hosts starts a job of its own"
-    if line.is_ranked and count > 1 and (told is not None or not line.table.engine):
-        if rank is None:
-            yield "without a node rank every host takes itself for node 0"
-        elif not is_number(rank) or int(rank) >= count:
-            yield f"node rank {rank} is none of 0 to {count - 1}"
+    yield from _rank(judged, told, rank)
     pairs = [[next((v for n, v, _ in line.arguments if n == o), None) for o in ("--world-size", "--rank")]]
     pairs.append([line.variables.get(name) for name in ("WORLD_SIZE", "RANK")])
     for (told, rank), (size, own) in zip(pairs, (("--world-size ", "--rank "), ("WORLD_SIZE=", "RANK=")), strict=True):
         if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
             yield f"{own}{rank} of {size}{told}: ranks are counted from 0"
+
+
+def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
+    """Faults in the number that the line gives its node, of so many that it tells."""
+    line, count = judged.line, judged.count
+    if line.launcher == "deepspeed" and "no_ssh" in line.options and rank is None and count > 1:
+        yield "--no_ssh without --node_rank: every host takes itself for node 0"
+    if line.is_ranked and count > 1 and (nodes is not None or not line.table.engine):
+        if rank is None:
+            yield "without a node rank every host takes itself for node 0"
+        elif not is_number(rank) or int(rank) >= count:
+            yield f"node rank {rank} is none of 0 to {count - 1}"
 
 
 def _started(judged: Judged) -> Iterator[Fault]:
@@ -246,6 +256,8 @@ def _sizes(judged: Judged) -> Iterator[Fault]:
     if line.launcher not in ("vllm", "sglang"):
         return
     wanted = model_size(line)
+    if wanted is None:
+        return
     counts: dict[str, int] = {}
     for host, facts in judged.view.facts:
         if isinstance(facts.gpus, Unknown):
@@ -292,7 +304,10 @@ def _ranks(judged: Judged) -> Iterator[Fault]:
 def _meeting(judged: Judged) -> Iterator[Fault]:
     """Faults in the address and the port at which ranks meet."""
     line, options = judged.line, judged.line.options
-    if not line.is_placed or judged.count == 1 or "standalone" in options:
+    if not line.is_placed or judged.count == 1 or "standalone" in options or line.meets_elsewhere:
+        return
+    if line.is_configured and not options.keys() >= {"nnodes", "master_addr"}:
+        yield Unjudged((), f"where its ranks meet stands in {options['config_file']}, which was not read")
         return
     if line.table.engine and "nnodes" not in options:
         return
@@ -370,18 +385,24 @@ def _shared(judged: Judged) -> Iterator[str]:
 
 
 def _devices(judged: Judged) -> Iterator[Fault]:
-    """Faults in a script's own --device: numbers that a host has no GPU for."""
-    value = next((value for name, value, _ in judged.line.arguments if name in ("--device", "--devices", "device")), "")
+    """Faults in a script's own --device: numbers that a host has no GPU for; Lightning's --devices N is a count."""
+    named = ((name, value) for name, value, _ in judged.line.arguments if name in ("--device", "--devices", "device"))
+    option, value = next(named, ("", ""))
     asked = [part for part in value.removeprefix("cuda:").split(",") if is_number(part)]
     if not asked and value != "cuda":
         return
+    counted = option == "--devices" and is_number(value)
     for host, facts in judged.view.facts:
         if isinstance(facts.gpus, Unknown):
-            yield Unjudged((host.name,), f"--device {value}, and which GPUs there are is not known")
+            yield Unjudged((host.name,), f"{option} {value}, and which GPUs there are is not known")
         if isinstance(facts.gpus, tuple):
-            there = {str(number) for number in range(len(visible_gpus(host.node, facts.gpus)))}
+            count = len(visible_gpus(host.node, facts.gpus))
+            has = plural(count, "GPU")
+            there = {str(number) for number in range(count)}
             missing = [part for part in asked or ["0"] if part not in there]
-            if missing:
-                has = plural(len(there), "GPU")
-                yield f"--device {value} asks for GPU {','.join(missing)}, and {host.name} has {has}"
+            if counted and int(value) > count:
+                yield f"{option} {value} asks for {plural(int(value), 'GPU')}, and {host.name} has {has}"
+                return
+            if missing and not counted:
+                yield f"{option} {value} asks for GPU {','.join(missing)}, and {host.name} has {has}"
                 return

@@ -203,3 +203,58 @@ def test_what_stands_in_front_hides_no_fault_and_no_remedy_fails_itself(line: st
         assert command.startswith(mended)
         assert judged(command, hosts=2).diagnoses == ()
     assert commands or found.fix.summary
+
+
+SGL = "python -m sglang.launch_server --model-path m"
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts"),
+    [
+        # docs.vllm.ai, Data Parallel Deployment
+        ("vllm serve m --data-parallel-size 16 --data-parallel-size-local 8 --data-parallel-address 10.0.0.1", 2),
+        ("vllm serve m -tp 2 --data-parallel-size 4 --data-parallel-size-local 4 --data-parallel-hybrid-lb", 2),
+        # docs.sglang.ai, Server Arguments: ranks of dp lie within tp
+        (f"{SGL} --tp 16 --dp 2 --enable-dp-attention --nnodes 2 --node-rank 0 --dist-init-addr 10.0.0.1:29500", 2),
+        (f"{SGL} --tp 8 --dp 8 --enable-dp-attention", 1),
+        # lightning.ai, Trainer: an int is a count
+        ("python train.py --devices=8 --num_nodes=2", 2),
+        ("python train.py --devices 8", 1),
+        # pytorch.org, torchrun: an etcd server is none of the hosts
+        ("torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=etcd-v2 --rdzv_endpoint=etcd.internal:2379 t.py", 2),
+        ("ray start --head --node-ip-address=10.0.0.1 --port=6379", 2),
+        ("deepspeed --no_ssh --node_rank 0 --master_addr 10.0.0.1 train.py", 2),
+    ],
+)
+def test_a_line_of_a_documentation_is_right(line: str, hosts: int) -> None:
+    report = judged(line, hosts=hosts, gpus=8)
+    assert report.diagnoses == ()
+    assert next(one for one in report.checks if one.name == "launch-line-wrong").outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("line", "hosts", "said"),
+    [
+        ("vllm serve m -tp 4 --data-parallel-size 16 --data-parallel-size-local 4", 2, "need 16 GPUs"),
+        (f"{SGL} --tp 8 --dp 2", 1, "need 16 GPUs"),
+        ("python train.py --devices 9", 1, "--devices 9 asks for 9 GPUs"),
+        ("python train.py --devices 0,8", 1, "asks for GPU 8"),
+        ("deepspeed --no_ssh --master_addr 10.0.0.1 train.py", 2, "--no_ssh without --node_rank"),
+    ],
+)
+def test_a_line_that_is_like_it_and_wrong_is_named(line: str, hosts: int, said: str) -> None:
+    (found,) = judged(line, hosts=hosts, gpus=8).diagnoses
+    assert said in " ".join((found.message, *map(str, found.evidence)))
+
+
+def test_a_file_of_accelerate_s_that_nobody_read_is_not_judged() -> None:
+    report = judged("accelerate launch --config_file fsdp.yaml train.py", hosts=2, gpus=8)
+    (check,) = (one for one in report.checks if one.name == "launch-line-wrong")
+    assert (report.diagnoses, check.outcome) == ((), Outcome.UNKNOWN)
+    assert "stands in fsdp.yaml, which was not read" in (check.reason or "")
+
+
+def test_the_line_for_vllm_has_the_options_that_it_knows() -> None:
+    (found,) = judged("vllm serve m --tensor-parallel-size 16", hosts=2, gpus=8).diagnoses
+    assert [one.command.partition(" --master")[0] for one in found.fix.commands] == ["vllm serve m --nnodes=2"] * 2
+    assert all("--node-rank=" in one.command for one in found.fix.commands)

@@ -41,7 +41,7 @@ from nccl_doctor.snapshot.rate import NO_RATES, Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.system import PythonInfo, TorchInfo
 from nccl_doctor.text import shell
-from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.text.hostlist import figure, fold, grouped, plural
 
 
 def report(
@@ -394,7 +394,7 @@ class _Texts:
         how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
         ranks, rate, speed = plural(smoke.world_size, "rank"), best(smoke), link(self._snapshot)
         if speed is None:
-            most = f"{rate:.2g} GB/s" if rate >= 0.1 else f"{rate * 1e3:.2g} MB/s"
+            most = f"{figure(rate)} GB/s" if rate >= 0.1 else f"{figure(rate * 1e3)} MB/s"
             return f"{ranks} over {how}, right sums, up to {most}"
         share = f"{100 * rate / speed.gb_per_s:.0f} % of {speed.name}"
-        return f"{ranks} over {how}, {rate:.2g} of {speed.gb_per_s:.3g} GB/s ({share})"
+        return f"{ranks} over {how}, {figure(rate)} of {figure(speed.gb_per_s, 3)} GB/s ({share})"

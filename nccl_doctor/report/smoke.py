@@ -18,7 +18,7 @@ from nccl_doctor.model.report import (
     grown_words,
 )
 from nccl_doctor.report.text import Screen, table, wrap
-from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
+from nccl_doctor.text.hostlist import figure, fold, fold_numbers, grouped, plural
 
 _HOPS = 16  # hosts of a ring that are drawn; of a longer one the first of these and the last
 _PARENT = re.compile(r"->(\d{1,7})->(-1|\d{1,7})")
@@ -177,10 +177,9 @@ def ring_formula(result: AllReduceReport) -> str:
 
 def rate_words(gb_per_s: float) -> str:
     """In GB/s, or in MB/s or kB/s where that is too small."""
-    for unit, scale in (("GB/s", 1.0), ("MB/s", 1e3)):
-        if gb_per_s * scale >= 1:
-            return f"{gb_per_s * scale:.3g} {unit}" if gb_per_s * scale < 100 else f"{gb_per_s * scale:.0f} {unit}"
-    return f"{gb_per_s * 1e6:.3g} kB/s"
+    units = {"GB/s": gb_per_s, "MB/s": gb_per_s * 1e3, "kB/s": gb_per_s * 1e6}
+    unit = next((unit for unit, value in units.items() if value >= 1), "kB/s")
+    return f"{figure(units[unit], 3)} {unit}"
 
 
 def size_words(count: int) -> str:

@@ -39,6 +39,11 @@ def nouns(count: int, noun: str) -> str:
     return noun if count == 1 else f"{noun}s"
 
 
+def figure(value: float, digits: int = 2) -> str:
+    """A number with so many digits or more, never as a power of ten: 0.25, 99, 150."""
+    return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
+
+
 def plural(count: int, noun: str) -> str:
     """A number with its noun: ``1 error``, ``2 errors``."""
     return f"{count} {nouns(count, noun)}"

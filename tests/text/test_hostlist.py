@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.text.hostlist import MAX_HOSTS, expand, fold, quoted
+from nccl_doctor.text.hostlist import MAX_HOSTS, expand, figure, fold, quoted
 
 
 @pytest.mark.parametrize(
@@ -115,3 +115,25 @@ def test_any_text_expands_or_is_refused_in_a_sentence(text: str) -> None:
 def test_quoting_is_safe_for_a_terminal() -> None:
     assert quoted("a\x1b[31mb\u202ec\ud800") == '"a?[31mb?c?"'
     assert quoted("x" * 100) == '"' + "x" * 59 + '…"'
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "shown"),
+    [
+        (0.254, 2, "0.25"),
+        (9.96, 2, "10"),
+        (99.4, 2, "99"),
+        (99.6, 2, "100"),
+        (150.0, 2, "150"),
+        (999.6, 3, "1000"),
+        (0, 2, "0"),
+    ],
+)
+def test_a_figure_is_no_power_of_ten(value: float, digits: int, shown: str) -> None:
+    assert figure(value, digits) == shown
+
+
+@given(st.floats(0, 1e6).filter(lambda value: value == 0 or value > 1e-3))
+def test_no_figure_is_a_power_of_ten(value: float) -> None:
+    assert "e" not in figure(value)
+    assert "e" not in figure(value, 3)

@@ -24,6 +24,7 @@ from nccl_doctor.checks.allreduce.symptoms import everywhere
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.smoke import Smoke
+from nccl_doctor.text.hostlist import figure
 
 SHARE = 0.25
 GLOO_GB_PER_S = 1.25
@@ -42,10 +43,10 @@ def allreduce_slow(view: View) -> Findings:
     reached, (counted, advice) = best(smoke), ((), None) if late else counters(smoke)
     evidence, message = [], ""
     if speed is not None:
-        evidence.append(f"{speed.name} on {speed.host} could give {speed.gb_per_s:.3g} GB/s")
+        evidence.append(f"{speed.name} on {speed.host} could give {figure(speed.gb_per_s, 3)} GB/s")
         share = f"{100 * reached / speed.gb_per_s:.0f} % of {speed.name} on {speed.host}"
-        message = f"The all-reduce reached {reached:.2g} of {speed.gb_per_s:.2g} GB/s, {share}."
-    evidence.append(f"the best of {len(smoke.sizes)} sizes reached {reached:.3g} GB/s of bus bandwidth")
+        message = f"The all-reduce reached {figure(reached)} of {figure(speed.gb_per_s)} GB/s, {share}."
+    evidence.append(f"the best of {len(smoke.sizes)} sizes reached {figure(reached, 3)} GB/s of bus bandwidth")
     if late is not None:
         others = sorted(rank.own_s or 0.0 for rank in smoke.ranks if rank is not late)
         own = f"rank {late.rank} ({late.host}) took {late.own_s:.1f} s of its own between the all-reduces"

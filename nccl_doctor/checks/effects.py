@@ -1,4 +1,4 @@
-"""What causes do to an all-reduce, where several checks share the mechanism; an effect of one check stands in its file.
+"""Effects of causes on an all-reduce, where several checks share the mechanism; that of one check stands in its file.
 
 Names of kinds are :data:`~nccl_doctor.model.effect.KINDS`, and those of what logs show, for an exception by its words.
 """

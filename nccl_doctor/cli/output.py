@@ -33,7 +33,7 @@ Shown = TypeVar("Shown")
 
 
 SUFFIXES = {".html": "html", ".json": "json", ".xml": "junit", ".prom": "prometheus"}
-"""Of files that people mean a form by."""
+"""Endings of files by which people mean a form."""
 
 
 def form_of(command: str, form: str, file: Path | None) -> str:

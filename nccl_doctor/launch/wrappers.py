@@ -115,7 +115,7 @@ WRAPPERS: dict[str, Wrapper] = {
 
 @dataclass
 class Front:
-    """The words in front of a launcher.
+    """Words in front of a launcher.
 
     Attributes:
         count: how many they are; ``begun``: those before srun or mpirun.
@@ -134,7 +134,7 @@ class Front:
 
 
 def front_of(words: Sequence[str]) -> Front:
-    """The words in front of the program that a line starts in the end."""
+    """Return the words in front of the program that a line starts in the end."""
     front = Front()
     while front.count < len(words):
         word = words[front.count]
@@ -219,7 +219,7 @@ def _read_shell(front: Front, words: Sequence[str]) -> None:
 
 
 def the_start(script: str) -> tuple[str, ...]:
-    """The words of the only line of a shell's script that starts a launcher, with its variables in front.
+    """Return the words of the only line of a shell's script that starts a launcher, with its variables in front.
 
     Raises:
         UsageError: there is none, or several, or it holds what only the shell can tell.
@@ -246,7 +246,7 @@ def the_start(script: str) -> tuple[str, ...]:
 
 
 def _commands(script: str) -> list[list[str]]:
-    """The words of each simple command; those that no shell would read so are left out."""
+    """Return the words of each simple command; those that no shell would read so are left out."""
     found: list[list[str]] = []
     for line in re.sub(r"\\\n", " ", script).split("\n"):
         reader = shlex.shlex(line, posix=True, punctuation_chars=";&|()")

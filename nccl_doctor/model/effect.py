@@ -20,7 +20,7 @@ DIALS = ("connection-refused", "connection-timed-out", "no-route-to-host")
 """A rank could not connect; what it meets, too, whose peer is dead."""
 GIVING_UP = ("collective-timeout", "rendezvous-timeout")
 AFTERMATH = frozenset({*WAITS, LOST, *DIALS, *GIVING_UP, "peer-died"})
-"""What ranks show of anything that keeps another one from its part."""
+"""Shown by ranks of anything that keeps another one from its part."""
 KILLED = ("SIGKILL", "SIGTERM")
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 """signal(7), x86 and ARM; the host's numbers, whatever this machine's are."""
@@ -54,7 +54,7 @@ class Reach(str, Enum):
 
 @dataclass(frozen=True)
 class Effect:
-    """Of a cause: kinds of symptoms, whose ranks show them, under which backends, and why."""
+    """An effect of a cause: kinds of symptoms, whose ranks show them, under which backends, and why."""
 
     kinds: tuple[str, ...]
     reach: Reach

@@ -140,7 +140,7 @@ def _part(value: object, tree: Any, done: Redacted, mark: Holds | None) -> Any: 
 
 
 def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """The same where a key is a path."""
+    """Return it with keys that are paths cleaned."""
     return {_without_users(key, done.users) if key.startswith(("/", "~")) else key: part for key, part in tree.items()}
 
 

@@ -1,4 +1,4 @@
-"""What ranks showed of a failed all-reduce, as symptoms that causes have to fit."""
+"""Symptoms that ranks showed of a failed all-reduce, which causes have to fit."""
 
 import re
 from collections.abc import Container, Iterable, Iterator

@@ -105,7 +105,7 @@ def launch_line_wrong(view: View) -> Findings:
 
 @dataclass(frozen=True)
 class Faults:
-    """All that speaks against a line: faults, by what they are about, and what could not be judged."""
+    """Findings against a line: faults, by what they are about, and what could not be judged."""
 
     all: list[str]
     meeting: list[str]

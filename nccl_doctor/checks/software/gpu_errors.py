@@ -34,7 +34,7 @@ LOST = frozenset({79, 119, 120, 140, RECOVERY})
 
 
 MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")
-"""What the driver writes (Xid 154) once a GPU needs nothing any more."""
+"""Words of the driver (Xid 154) once a GPU needs nothing any more."""
 _AFTER = "if the errors come back, leave the host out (-x) and have the GPU looked at."
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Node
 
 Runtime = Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
-"""Who holds the container; "enter" is a process whose namespaces are entered, which wants root and python3 there."""
+"""Holders of containers; "enter" is a process whose namespaces are entered, which wants root and python3 there."""
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 _ENTER: dict[Runtime, str] = {

@@ -257,6 +257,7 @@ def _sizes(judged: Judged) -> Iterator[Fault]:
         return
     wanted = model_size(line)
     if wanted is None:
+        yield Unjudged((), "how many GPUs a host needs is not in the line (--data-parallel-size-local)")
         return
     counts: dict[str, int] = {}
     for host, facts in judged.view.facts:

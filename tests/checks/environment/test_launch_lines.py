@@ -258,3 +258,10 @@ def test_the_line_for_vllm_has_the_options_that_it_knows() -> None:
     (found,) = judged("vllm serve m --tensor-parallel-size 16", hosts=2, gpus=8).diagnoses
     assert [one.command.partition(" --master")[0] for one in found.fix.commands] == ["vllm serve m --nnodes=2"] * 2
     assert all("--node-rank=" in one.command for one in found.fix.commands)
+
+
+def test_a_size_that_is_not_in_the_line_is_not_judged() -> None:
+    report = judged("vllm serve m --data-parallel-size 16 --data-parallel-address 10.0.0.1", hosts=2, gpus=8)
+    (check,) = (one for one in report.checks if one.name == "launch-line-wrong")
+    assert (report.diagnoses, check.outcome) == ((), Outcome.UNKNOWN)
+    assert "--data-parallel-size-local" in (check.reason or "")

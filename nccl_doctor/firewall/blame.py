@@ -83,11 +83,12 @@ class Blame:
 
 @dataclass(frozen=True)
 class Gap:
-    """A failed dial that unread or unclear rules may explain."""
+    """A failed dial that unread or unclear rules may explain; ``rule``: the text of the unclear one."""
 
     dial: FailedDial
     hosts: tuple[str, ...]
     reason: str
+    rule: str | None = None
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,8 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
                 continue
             see = "as root, `nft list ruleset` and `iptables-save` show them"
             unread = f"rules not readable ({printable(reason)}); {see}"
-            gap = Gap(dial, (sides[objection.side],), f"{reason}: {printable(rule.text)}" if rule else unread)
-            gaps[gap] = None
+            text = printable(rule.text) if rule else None
+            gaps[Gap(dial, (sides[objection.side],), f"{reason}: {text}" if text else unread, text)] = None
     for blame in blames.values():
         if blame.direction == "input" and mesh.tested == mesh.pairs:
             blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules[blame.host.name], path))

@@ -156,11 +156,21 @@ Segment = Literal["SYN", "SYN-ACK", "ACK"]
 
 @dataclass(frozen=True)
 class Ends:
-    """The two interfaces; ``path_back``: the listener's route back leaves by its own."""
+    """The two interfaces, and what is known of the way between them.
+
+    Attributes:
+        path_back: the listener's route back leaves by its own interface.
+        ttl: the time to live with which the dialler's packets start, `ttl_back` that of the answers; None where nobody
+            knows.
+        is_direct: no router lies between, which would count it down.
+    """
 
     oif: str
     iif: str
     path_back: Tri = None
+    ttl: int | None = None
+    ttl_back: int | None = None
+    is_direct: bool = False
 
 
 @dataclass(frozen=True)
@@ -216,8 +226,11 @@ def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> t
 
 def _legs(packet: Packet, ends: Ends) -> tuple[tuple[Side, Packet], tuple[Side, Packet]]:
     oif, iif = (ends.iif, ends.oif) if packet.reply else (ends.oif, ends.iif)
-    leaving = replace(packet, direction="output", oif=oif)
-    coming = replace(packet, direction="input", iif=iif, path_back=ends.path_back)
+    ttl = ends.ttl_back if packet.reply else ends.ttl
+    sent = None if ttl is None else (ttl, ttl)
+    arrived = None if ttl is None else (ttl if ends.is_direct else 1, ttl)
+    leaving = replace(packet, direction="output", oif=oif, ttl=sent)
+    coming = replace(packet, direction="input", iif=iif, path_back=ends.path_back, ttl=arrived)
     if packet.reply:
         return ("listener", leaving), ("dialler", coming)
     return ("dialler", leaving), ("listener", coming)

@@ -11,6 +11,7 @@ from ipaddress import ip_address, ip_network
 from typing import Literal
 
 from nccl_doctor.firewall.rules import (
+    AMPLE,
     BaseChain,
     Journey,
     Jump,
@@ -203,6 +204,17 @@ def _group(end: str, values: Values) -> Test:
     return test
 
 
+def _ttl(allowed: Callable[[int], Span], values: Values) -> Test:
+    span = allowed(int(values[0]))
+    return lambda packet, _journey: None if packet.ttl is None else within(packet.ttl, span)
+
+
+def _limit(values: Values) -> Test:
+    """The test of ``--limit 1000/s``: it holds until so many packets came (libxt_limit)."""
+    rate, _, unit = values[0].partition("/")
+    return _fixed(True) if int(rate) >= AMPLE and unit in {"s", "sec", "second"} else unsure
+
+
 def _set(ipsets: Ipsets, values: Values) -> Test:
     """The test of ``--match-set NAME src,dst``; unsure of a set whose members nobody captured."""
     found = ipsets.get(values[0])
@@ -236,6 +248,11 @@ OPTIONS: dict[str, Callable[[Values], Test]] = {
     "--dst-type": partial(_address_type, "dst"),
     "--src-group": partial(_group, "src"),
     "--dst-group": partial(_group, "dst"),
+    "--limit": _limit,
+    "--limit-burst": lambda _values: _fixed(True),
+    "--ttl-eq": partial(_ttl, lambda ttl: (ttl, ttl)),
+    "--ttl-lt": partial(_ttl, lambda ttl: (0, ttl - 1)),
+    "--ttl-gt": partial(_ttl, lambda ttl: (ttl + 1, 255)),
     "--pkt-type": lambda values: _fixed(values[0] == "unicast"),
 }
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from nccl_doctor.firewall.nft_fields import Absent, Bits, Json, Sets, Value, field, holds, names, span
 from nccl_doctor.firewall.rules import (
+    AMPLE,
     Action,
     BaseChain,
     Branch,
@@ -57,7 +58,7 @@ def _steps(expression: Json, sets: Sets) -> Iterator[Step]:
     if kind == "match":
         yield When(_comparison(body["left"], body.get("op", "=="), body["right"], sets))
     elif kind in _RATES or (kind == "xt" and body.get("type") == "match"):
-        yield When(unsure)
+        yield When(_rate(body) if kind == "limit" else unsure)
     elif kind == "set":  # adds to a set; with a rate inside, it is a test as well
         if "stmt" in body:
             yield When(unsure)
@@ -72,6 +73,14 @@ def _steps(expression: Json, sets: Sets) -> Iterator[Step]:
         yield Branch(tuple((_comparison(body["key"], "==", key, sets), _verdict(action)) for key, action in acting))
     elif kind not in _HARMLESS:
         yield _verdict(expression)
+
+
+def _rate(limit: dict[str, Any]) -> Test:
+    """The test of ``limit rate 1000/second``, or ``limit rate over …``."""
+    if limit.get("per") != "second" or limit["rate"] < AMPLE or "rate_unit" in limit:
+        return unsure
+    is_over = bool(limit.get("inv", False))
+    return lambda _packet, _journey: not is_over
 
 
 def _verdict(expression: Json) -> Action:

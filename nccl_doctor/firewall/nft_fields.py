@@ -167,7 +167,9 @@ def _meta(body: dict[str, Any], packet: Packet, journey: Journey) -> Value:
 
 
 def _group(interface: str | None, journey: Journey) -> Value:
-    group = journey.groups.get(interface or "")
+    if interface is None:  # as of a packet of the host's own by which it came in (nft_meta_get_eval: NFT_BREAK)
+        return Absent()
+    group = journey.groups.get(interface)
     return Unsure() if group is None else (group, group)
 
 
@@ -206,6 +208,7 @@ def _payload(body: dict[str, Any], packet: Packet, _journey: Journey) -> Value:
             "nexthdr": "tcp",
             "version": (packet.version, packet.version),
             "hdrlength": (5, 5),
+            "ttl": packet.ttl or Unsure(),
         }
         return fields.get(name, Unsure()) if (protocol == "ip") == (packet.version == 4) else Absent()
     return Unsure() if protocol in {"ether", "vlan", None} else Absent()

@@ -5,6 +5,7 @@ Which addresses and interfaces a dial runs over, out of what the two hosts told.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -14,7 +15,7 @@ from nccl_doctor.firewall.connection import Ends, syn
 from nccl_doctor.firewall.rules import Packet, Span, Tri
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
-from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Link, Names, PortRange, Way
+from nccl_doctor.snapshot.network import FirewallFacts, InterfaceAddress, Interfaces, Link, Names, PortRange, Way
 from nccl_doctor.text.inet import Address, Network, address_of, network_of, numeric, prefix_length
 
 DEFAULT_RANGE = (32768, 60999)
@@ -42,15 +43,38 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
         return None
     address = found
     packet = syn(sender, address, 0, ephemeral(source.facts))
+    ttl, ttl_back = (None if _sets_ttl(source, target) else _ttl_of(facts) for facts in (source.facts, target.facts))
     if interface_of(source.facts, address) is not None:
-        return Path(packet, Ends("lo", "lo", True))
+        return Path(packet, Ends("lo", "lo", True, ttl, ttl_back, is_direct=True))
     oif = route_to(source.facts, address) or interface_of(source.facts, sender)
     iif = interface_of(target.facts, address)
     back = route_to(target.facts, sender)
     if oif is None or (iif or back) is None:
         return None
     same: Tri = None if back is None or iif is None else back == iif
-    return Path(packet, Ends(oif, iif or back or "", same))
+    way = _asked(source.facts, address, None)
+    is_direct = way is not None and way.error is None and way.gateway is None
+    return Path(packet, Ends(oif, iif or back or "", same, ttl, ttl_back, is_direct))
+
+
+def _ttl_of(facts: HostFacts) -> int | None:
+    """IPv4's time to live of the packets that a host sends (net.ipv4.ip_default_ttl, ip-sysctl.rst)."""
+    told = facts.sysctls.get("net.ipv4.ip_default_ttl") if isinstance(facts.sysctls, dict) else None
+    return int(told) if told is not None and 0 < int(told) < 256 else None
+
+
+_SETS_TTL = re.compile(r"\bttl set \d|-j TTL\b")
+
+
+def _sets_ttl(*hosts: Host) -> bool:
+    """Tells whether a rule of these hosts writes another time to live into packets."""
+    texts: list[str] = []
+    for host in hosts:
+        firewall = host.facts.firewall if host.facts else None
+        if isinstance(firewall, FirewallFacts):
+            texts += [firewall.nft_text] if isinstance(firewall.nft_text, str) else []
+            texts += [save.text for save in firewall.iptables] if isinstance(firewall.iptables, tuple) else []
+    return any(_SETS_TTL.search(text) for text in texts)
 
 
 def dialled_address(host: Host, target: str) -> str | None:

@@ -49,6 +49,10 @@ def within(value: Span, element: Span) -> Tri:
     return False if value[1] < element[0] or element[1] < value[0] else None
 
 
+AMPLE = 100
+"""Packets a second: a rule that holds up to such a rate holds for the few of a dial, unless traffic beside it uses it
+up."""
+
 Direction = Literal["input", "output"]
 """Where on a host: "input" is all that an arriving packet passes (ingress, prerouting, input), "output" all that a
 leaving one passes (output, postrouting, egress)."""
@@ -65,6 +69,7 @@ class Packet:
         state: of connection tracking: "new" for the first SYN, "established" from the SYN-ACK on.
         flags: as nft names them; "ecn" and "cwr" are left open (net.ipv4.tcp_ecn).
         path_back: the route to ``saddr`` leaves by ``iif`` (reverse-path filters ask that); None where nobody knows.
+        ttl: the least and the most that IPv4's time to live may be; None where nobody knows.
     """
 
     direction: Direction
@@ -78,6 +83,7 @@ class Packet:
     reply: bool = False
     flags: frozenset[str] = frozenset({"syn"})
     path_back: Tri = None
+    ttl: Span | None = None
 
     @property
     def loopback(self) -> bool:

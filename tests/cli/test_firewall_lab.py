@@ -277,8 +277,42 @@ def test_without_root_the_rules_are_unknown_only_where_a_dial_failed(pair: Lab) 
     run = doctor(pair, "check", "--no-smoke", hosts=hosts)
     assert run.names == ["port-unreachable"]
     assert "the firewall rules of node[1-2] could not be judged" in run.first["evidence"]
+    look = {"host": "node1", "command": "nft list ruleset; iptables-save"}
+    assert [{key: one[key] for key in look} for one in run.first["fix"]["commands"]] == [look]
     assert run.check(PORT)["outcome"] == "unknown"
     assert "root" in (run.check(PORT)["reason"] or "")
+
+
+SIDE = "tcp dport 22 accept; tcp sport 22 accept;"
+LATER_RULES = {
+    "beside-another-host's": {
+        "node2": f"table ip t1 {{ chain c {{ type filter hook input priority 0; {SIDE} iif lo accept; "
+        "ip saddr 10.77.0.1 ip ttl < 65 meta l4proto tcp reject with tcp reset; }; }",
+        "node3": f"table ip t2 {{ chain c {{ type filter hook input priority 0; {SIDE} iif lo accept; "
+        "tcp dport 29500-65535 counter drop; tcp dport != 22 reject; }; }",
+    },
+    "behind-a-side-chain": {
+        "node1": f"table ip t3 {{ chain side {{ {SIDE} ip saddr {{ 10.77.0.1, 10.77.0.3 }} drop; return; }}; "
+        f"chain c {{ type filter hook prerouting priority -300; {SIDE} iif lo accept; "
+        "tcp flags & (syn|ack) != syn accept; tcp flags syn jump side; "
+        "ip saddr { 10.77.0.1, 10.77.0.3 } return; ip ttl < 65 drop; }; }",
+    },
+}
+
+
+@pytest.mark.parametrize("name", LATER_RULES)
+def test_a_rule_that_looks_at_the_time_to_live_is_judged_and_mended(name: str, make_lab: MakeLab) -> None:
+    trio = make_lab(3)
+    for host, rules in LATER_RULES[name].items():
+        trio.host(host).run(f"nft -f - <<'END'\n{rules}\nEND")
+    run = check(trio)
+    assert set(run.names) <= {PORT, EPHEMERAL}
+    found = run.report["diagnoses"]
+    assert {host for each in found for host in each["hosts"]} == set(LATER_RULES[name])
+    assert any("ip ttl < 65" in line for each in found for line in each["evidence"])
+    for each in found:
+        paste(trio, each)
+    assert check(trio).names == []
 
 
 def test_counters_before_and_after_are_shown(pair: Lab) -> None:

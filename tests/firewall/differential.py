@@ -101,8 +101,14 @@ def _case(pair: Pair, seed: int) -> list[Trial]:
     pair.b.sh(RESET + case.b)
     a, b = (compile_rules(box.facts(managers=False)) for box in (pair.a, pair.b))
     assert a.missing + b.missing == ()
-    across = [(flow, handshake(syn(*flow, EPHEMERAL), Ends("eno1", "eno1", True), a, b)) for flow in case.flows]
-    within = [(flow, handshake(syn(*flow, EPHEMERAL), Ends("lo", "lo", True), b, b)) for flow in case.within_b]
+    across = [
+        (flow, handshake(syn(*flow, EPHEMERAL), Ends("eno1", "eno1", True, 64, 64, is_direct=True), a, b))
+        for flow in case.flows
+    ]
+    within = [
+        (flow, handshake(syn(*flow, EPHEMERAL), Ends("lo", "lo", True, 64, 64, is_direct=True), b, b))
+        for flow in case.within_b
+    ]
     return [*_dial(seed, pair.a, across), *_dial(seed, pair.b, within)]
 
 

@@ -158,6 +158,7 @@ class _Words:
             "iifgroup 0", "meta mark != 0x3", f"fib {end} type local", "meta mark 0x1",
             "meta mark & 0xff != 0x2", "tcp flags & (fin|syn|rst|ack) == syn", "tcp flags syn / fin,syn,rst,ack",
             "tcp flags ack", "tcp flags ! ack", "pkttype host", "ct status dnat",
+            "ip ttl " + rng.choice(["< 65", "> 64", "63-64", "!= 64"]) if ip == "ip" else "meta l4proto tcp",
             f"{ip} saddr . {ip} daddr {{ {self.address()} . {self.address()} }}",
             f"iifname . tcp dport {{ eno1 . {port} }}",
             "icmp type echo-request" if ip == "ip" else "meta l4proto icmpv6",
@@ -270,7 +271,7 @@ def _iptables_match(rng: random.Random, table: str, chain: str) -> str:
         f"-m iprange {no}--{end}-range 10.9.0.1-10.9.0.5", f"-m addrtype {no}--{end}-type LOCAL",
         f"-m set {no}--match-set nets {end}", f"-m set {no}--match-set pairs src,dst",
         f"-m set {no}--match-set ports dst", "-m set --match-set wires src,src", f"-m set --match-set lists {end}",
-        f"-m mark {no}--mark 0x1", f"-m mark {no}--mark 0x2/0xf", "-m pkttype --pkt-type unicast",
+        f"-m mark {no}--mark 0x1", f"-m mark {no}--mark 0x2/0xf", "-m pkttype --pkt-type unicast", "-m ttl --ttl-lt 65", "-m ttl --ttl-gt 64",
     ]  # fmt: skip
     if table != "raw":
         choice += [f"-m conntrack {no}--ctstate NEW", "-m state --state NEW,ESTABLISHED",

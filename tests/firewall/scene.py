@@ -78,6 +78,11 @@ class Scene:
                     "routes": [
                         {"family": "inet", "destination": "10.9.0.0/24", "gateway": None, "interface": "eno1", "metric": 0}
                     ],
+                    "ways": [
+                        {"to": other, "dev": "eno1", "prefers": address, "table": 254}
+                        for other in ADDRESSES.values() if other != address
+                    ],
+                    "sysctls": {"net.ipv4.ip_default_ttl": "64"},
                     "resolution": {
                         other: {"addresses": [other], "source": address} for other in ADDRESSES.values()
                     },

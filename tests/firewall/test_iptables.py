@@ -26,9 +26,13 @@ from tests.firewall.facts import arriving, iptables_facts, verdict
         ("-m addrtype --dst-type BROADCAST -j DROP", "accept"),
         ("-f -j DROP", "accept"),
         ("-m limit --limit 3/min -j DROP", "unknown"),
+        ("-m limit --limit 1000/sec --limit-burst 5 -j DROP", "drop"),
         ("-m limit --limit 3/min -j LOG", "accept"),
         ("-m owner --uid-owner 0 -j DROP", "unknown"),
         ("-m socket -j DROP", "unknown"),
+        ("-m ttl --ttl-lt 65 -j DROP", "drop"),
+        ("-m ttl --ttl-eq 63 -j DROP", "accept"),
+        ("-m ttl ! --ttl-gt 64 -j DROP", "drop"),
         ("-p icmp -m limit --limit 3/min -j DROP", "accept"),
         ("-p tcp -j REDIRECT --to-ports 22", "redirect"),
         ("-p tcp -j REDIRECT", "accept"),
@@ -41,7 +45,17 @@ from tests.firewall.facts import arriving, iptables_facts, verdict
     ],
 )
 def test_options(rule: str, kind: str) -> None:
-    assert verdict(iptables_facts(f"[3:180] -A INPUT {rule}")).kind == kind
+    assert verdict(iptables_facts(f"[3:180] -A INPUT {rule}"), arriving(ttl=(64, 64))).kind == kind
+
+
+def test_the_time_to_live_behind_routers_is_known_to_its_bounds() -> None:
+    def met(option: str, ttl: tuple[int, int] | None) -> str:
+        return verdict(iptables_facts(f"-A INPUT -m ttl {option} -j DROP"), arriving(ttl=ttl)).kind
+
+    assert met("--ttl-lt 65", (1, 64)) == "drop"
+    assert met("--ttl-gt 64", (1, 64)) == "accept"
+    assert met("--ttl-eq 60", (1, 64)) == "unknown"
+    assert met("--ttl-lt 65", None) == "unknown"
 
 
 def test_somebodys_words_are_never_taken_for_options() -> None:

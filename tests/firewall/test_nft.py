@@ -20,6 +20,22 @@ def test_what_cannot_be_evaluated_is_unknown_with_its_rule() -> None:
     assert '"limit"' in found.rule.text
 
 
+def test_a_rate_that_a_dial_cannot_use_up_is_judged() -> None:
+    def met(**limit: Any) -> str:
+        return verdict(nft_facts([{"limit": {"burst": 5, "per": "second", **limit}}, DROP])).kind
+
+    assert met(rate=1000) == "drop"
+    assert met(rate=1000, inv=True) == "accept"
+    assert met(rate=1000, rate_unit="kbytes") == "unknown"
+    assert met(rate=1000, per="minute") == "unknown"
+
+
+def test_a_packet_of_the_hosts_own_came_in_by_no_group() -> None:
+    rule = [{"match": {"op": "==", "left": {"meta": {"key": "iifgroup"}}, "right": 0}}, ACCEPT]
+    leaving = arriving(direction="output", iif=None, oif="eno1")
+    assert verdict(nft_facts(rule, policy="drop", hook="postrouting"), leaving).kind == "drop"
+
+
 def test_an_unknown_rule_that_changes_nothing_leaves_the_verdict_certain() -> None:
     log = {"log": {"prefix": "x"}}
     assert verdict(nft_facts([LIMIT, log], [LIMIT, DROP], policy="drop")).kind == "drop"

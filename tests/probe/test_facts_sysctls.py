@@ -39,4 +39,5 @@ def test_an_interface_that_goes_away_meanwhile_is_left_out(tmp_path: Path, monke
         (tmp_path / "all" / key).write_text("1\n")
     monkeypatch.setattr(sysctls, "ROOT", str(tmp_path))
     monkeypatch.setattr(neighbours, "thresholds", dict)
+    monkeypatch.setattr(sysctls, "TTL", str(tmp_path / "absent"))
     assert sysctls.read_sysctls() == {f"net.ipv4.conf.all.{key}": "1" for key in sysctls.KEYS}

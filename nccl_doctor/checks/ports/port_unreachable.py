@@ -33,9 +33,9 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 
 from nccl_doctor.checks.effects import CONNECTIONS
-from nccl_doctor.checks.view import Findings, View, check, pairs_of, ports_of
+from nccl_doctor.checks.view import Findings, View, check, pairs_of, pasted, ports_of
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
@@ -43,6 +43,7 @@ from nccl_doctor.snapshot.mesh import Group, Mesh, Rail, accused, groups
 from nccl_doctor.snapshot.network import FirewallFacts
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, nouns
+from nccl_doctor.text.shell import script
 
 MEANS = {
     "refused": "connection refused",
@@ -130,18 +131,21 @@ def _finding(
     told = {host.name: host.facts.firewall for host in view.snapshot.reached if host.facts}
     judged = {name for name, firewall in told.items() if isinstance(firewall, FirewallFacts)}
     shown = set(dials)
-    doubtful = {name for gap in view.dials.firewall.gaps if gap.dial in shown for name in gap.hosts}
-    unread = (ends - judged) | (ends & doubtful)
+    gaps = [gap for gap in view.dials.firewall.gaps if gap.dial in shown]
+    unread = (ends - judged) | (ends & {name for gap in gaps for name in gap.hosts})
     rules = f"of {fold(sorted(unread))} could not be judged" if unread else "of both ends let it through"
     evidence.append(f"the firewall rules {rules}")
+    unclear = dict.fromkeys((fold(gap.hosts), gap.rule) for gap in gaps if gap.rule)
+    evidence += [f"this rule of {name} may be what stops it: {rule}" for name, rule in unclear]
     used = f" by {rail.interface}, over which {' and '.join(rail.users)} will move data, too" if rail else ""
-    advice = _by_the_other_address(view, dials) or between(view.kube, ends) or _remedy(ends, unread)
+    advice = _by_the_other_address(view, dials) or between(view.kube, ends)
+    fix = Fix(summary=advice) if advice else _look(dials, unread, judged)
     return Finding(
         hosts=hosts,
         message=f"{sentence}{used}.",
         evidence=tuple(evidence),
         facts={"failed": pairs_of(dials)},
-        fix=(rail and _leave_out(view, rail)) or Fix(summary=advice),
+        fix=(rail and _leave_out(view, rail)) or fix,
     )
 
 
@@ -160,20 +164,29 @@ def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None
     return f"Set master_addr: {address} in the hosts file (--master-addr): there they all reach {master}."
 
 
-def _remedy(ends: set[str], unread: set[str]) -> str:
-    """The advice; hosts' own rules come first where nobody could read them."""
+def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fix:
+    """The advice; hosts' own rules come first where nobody could read them, those of the side that has fewer hosts."""
+    diallers, listeners = ({dial.src for dial in dials}, {dial.dst for dial in dials})
+    ends = diallers | listeners
+    first = sorted((min(listeners, diallers, key=len) & unread) or unread)
     own = (
-        f"Look at the rules of {fold(sorted(unread))} as root first (nft list ruleset, iptables-save; check --sudo "
-        "reads them where sudo asks for no password)."
+        f"Look at the rules of {fold(first)} as root first; check --sudo reads them where sudo asks for no password."
+        if any(name not in judged for name in first)
+        else f"See first whether that rule of {fold(first)} is met: the commands show all that comes before it."
     )
+    look = script("nft list ruleset; iptables-save")
+    commands = tuple(command for name in first for command in on(name, look))
     if len(ends) == 1:
-        return own if unread else "See what on that host drops its packets to itself: they travel by lo."
+        alone = "See what on that host drops its packets to itself: they travel by lo."
+        return pasted(own, commands, needs_root=True) if unread else Fix(summary=alone)
     between = (
         "whoever runs the network between them to let all TCP ports through among these hosts, both ways, since NCCL "
         "picks its own: in a cloud, the security group of both and the network ACL of the subnet; else a firewall "
         "between two nets, or the switch (an ACL, port isolation)."
     )
-    return f"{own} If nothing there drops it, ask {between}" if unread else f"Ask {between}"
+    if not unread:
+        return Fix(summary=f"Ask {between}")
+    return pasted(f"{own} If nothing there drops it, ask {between}", commands, needs_root=True)
 
 
 def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:

@@ -136,12 +136,15 @@ def parse_thresholds(body: bytes) -> dict[str, str]:
 
 ROOT = "/proc/sys/net/ipv4/conf"
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
+TTL = "/proc/sys/net/ipv4/ip_default_ttl"
 
 
 @fact("sysctls")
 def read_sysctls() -> dict[str, str]:
     """The settings by full name: "net.ipv4.conf.all.rp_filter", for "all" and each interface (ip-sysctl.rst)."""
     found: dict[str, str] = {}
+    if (ttl := read(TTL)) is not None:
+        found["net.ipv4.ip_default_ttl"] = ttl.strip()
     with contextlib.suppress(OSError):  # a sandbox whose kernel is its own has no such table: its limits stay unknown
         found.update(thresholds())
     for interface in sorted(os.listdir(ROOT)):

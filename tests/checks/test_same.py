@@ -223,3 +223,28 @@ def test_a_lost_lane_of_an_rdma_device_is_the_cause_of_its_slow_rate_and_of_no_g
 def test_a_gpu_that_shares_the_processors_memory_is_known_by_its_name() -> None:
     assert all(map(SHARED.search, ("NVIDIA GB10", "NVIDIA GH200 480GB", "NVIDIA GB200")))
     assert not any(map(SHARED.search, ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce GTX 1080", "NVIDIA B200")))
+
+
+def test_hosts_whose_subnet_holds_two_interfaces_alike_are_one_finding() -> None:
+    fires = json.loads((HERE / "interfaces/shared_subnet_nics/fires.json").read_text())
+    text = json.dumps(fires["hosts"]["node2"])
+    fires["hosts"]["node3"] = json.loads(text.replace('"10.0.0.2"', '"10.0.0.3"').replace("10.0.0.102", "10.0.0.103"))
+    (found,) = (each for each in judge(patched(fires), "check").diagnoses if each.name == "shared-subnet-nics")
+    assert found.hosts == ("node2", "node3")
+    assert found.message.startswith("On node[2-3] NCCL's sockets use eno1 and eno2, both on 10.0.0.0/24:")
+    assert str(found.evidence[0]).startswith("node[2-3]: eno1: rp_filter=")
+
+
+def test_no_shared_memory_and_too_little_are_one_look_with_a_command_for_each_host() -> None:
+    little, none = {"total_bytes": 64 << 20, "free_bytes": 32 << 20}, {"total_bytes": 0, "free_bytes": 0}
+    hosts = {name: {"facts": {"shm": little}} for name in NAMES}
+    hosts["node3"] = {"facts": {"shm": {**none, "problem": "missing"}}}
+    (found,) = (each for each in judge(patched({"hosts": hosts}), "check").diagnoses if each.name == "shm-small")
+    assert found.hosts == ("node3", "node1", "node2")
+    assert found.message.startswith("There is no shared memory (/dev/shm) on node3:")
+    assert "Shared memory (/dev/shm) on node[1-2] has 32 MiB free" in found.message
+    assert [(one.host, "remount" in one.command) for one in found.fix.commands] == [
+        ("node3", False),
+        ("node1", True),
+        ("node2", True),
+    ]

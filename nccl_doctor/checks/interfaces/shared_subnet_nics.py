@@ -14,16 +14,36 @@ routing.
 See Documentation/networking/ip-sysctl.rst in the kernel's source, and NVIDIA/nccl issues 601, 1269 and 1581.
 """
 
+from dataclasses import dataclass
+
 from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.base import Phased, Unknown
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.suggest import fix
 from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import Network
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A subnet that several interfaces of a host are on.
+
+    Attributes:
+        settings: each interface with its values of KEYS.
+        strict: reverse-path filtering is, on one of them.
+        meets: the host and a peer reach each other all the same.
+    """
+
+    network: Network
+    settings: tuple[tuple[str, tuple[int, ...]], ...]
+    strict: bool
+    meets: bool
+
 
 CARRIES = "one of them carries the traffic of both"
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
@@ -37,32 +57,42 @@ KEYS = ("rp_filter", "arp_ignore", "arp_announce")
     explains=("port-unreachable", CONNECTIONS),
 )
 def shared_subnet_nics(view: View) -> Findings:
-    """Yields one finding a host and subnet, unless sysctls show intent."""
+    """Yields one finding for the hosts whose subnet and settings are alike, unless sysctls show intent."""
+    alike: dict[_Shared, list[str]] = {}
     for host, facts in view.facts:
         for network, links in shared(view.by_host[host.name]).items():
             if isinstance(facts.sysctls, Unknown):
                 yield Unjudged((host.name,), f"rp_filter and ARP settings: {facts.sysctls.reason}")
                 continue
-            settings = {link: {key: effective(facts.sysctls, key, link) for key in KEYS} for link in links}
-            each = settings.values()
-            if all(v["rp_filter"] != 1 and v["arp_ignore"] >= 1 and v["arp_announce"] == 2 for v in each):
+            settings = tuple((link, tuple(effective(facts.sysctls, key, link) for key in KEYS)) for link in links)
+            if all(rp_filter != 1 and ignore >= 1 and announce == 2 for _, (rp_filter, ignore, announce) in settings):
                 continue  # so the interfaces are kept apart
-            names = " and ".join(settings)
-            advice = f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."
-            strict = any(values["rp_filter"] == 1 for values in each)
-            effect = "reverse-path filtering drops what comes in by the wrong one" if strict else CARRIES
+            strict = any(rp_filter == 1 for _, (rp_filter, *_) in settings)
             meets = not strict and _meets_some(view.snapshot.mesh, host.name)
-            yield Finding(
-                hosts=(host.name,),
-                message=f"On {host.name} NCCL uses {names}, both on {network}: {effect}.",
-                evidence=tuple(
-                    f"{host.name}: {link}: " + ", ".join(f"{key}={value}" for key, value in values.items())
-                    for link, values in settings.items()
-                ),
-                facts={"network": str(network), "sysctls": settings},
-                explains=(CONNECTIONS,) if meets else None,
-                fix=fix(view.nccl.suggestion, advice),
-            )
+            alike.setdefault(_Shared(network, settings, strict, meets), []).append(host.name)
+    for found, hosts in alike.items():
+        yield _finding(view, found, hosts)
+
+
+def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
+    names = " and ".join(link for link, _ in found.settings)
+    advice = f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."
+    effect = "reverse-path filtering drops what comes in by the wrong one" if found.strict else CARRIES
+    told = [
+        f"{link}: " + ", ".join(f"{key}={value}" for key, value in zip(KEYS, values, strict=True))
+        for link, values in found.settings
+    ]
+    return Finding(
+        hosts=tuple(hosts),
+        message=f"On {fold(hosts)} NCCL's sockets use {names}, both on {found.network}: {effect}.",
+        evidence=folded((host, line) for line in told for host in hosts),
+        facts={
+            "network": str(found.network),
+            "sysctls": {link: dict(zip(KEYS, values, strict=True)) for link, values in found.settings},
+        },
+        explains=(CONNECTIONS,) if found.meets else None,
+        fix=fix(view.nccl.suggestion, advice),
+    )
 
 
 def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:

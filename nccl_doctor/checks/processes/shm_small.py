@@ -23,7 +23,7 @@ from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.system import Shm
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.shell import line
+from nccl_doctor.text.shell import line, script
 
 MIB = 1 << 20
 WANTED = 64 * MIB
@@ -47,7 +47,7 @@ class _Lack:
 
 @check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=(SHARED_MEMORY,), row="limits")
 def shm_small(view: View) -> Findings:
-    """Yields one finding for the hosts that lack room alike."""
+    """Yields one finding for the hosts that lack room alike; those with little join those with none."""
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)
@@ -65,8 +65,28 @@ def shm_small(view: View) -> Findings:
                 pod=host.name in view.kube.pods,
             )
             lacks.setdefault(lack, {})[host.name] = shm.free_bytes
-    for lack, free in lacks.items():
-        yield _finding(lack, free) if lack.problem is None else _unusable(lack, tuple(free))
+    findings = {
+        lack: _unusable(lack, tuple(free)) if lack.problem else _finding(lack, free) for lack, free in lacks.items()
+    }
+    for missing in [lack for lack in lacks if lack.problem == "missing"]:
+        small = next((lack for lack in findings if not lack.problem and lack.contained == missing.contained), None)
+        if small is not None:
+            findings[missing] = _both(findings[missing], findings.pop(small))
+    yield from findings.values()
+
+
+def _both(missing: Finding, small: Finding) -> Finding:
+    """One finding for two remedies in one place."""
+    commands = (*missing.fix.commands, *small.fix.commands)
+    summary = small.fix.summary if not commands else f"{missing.fix.summary} {small.fix.summary}"
+    return Finding(
+        hosts=(*missing.hosts, *small.hosts),
+        message=f"{missing.message} {small.message}",
+        evidence=(*missing.evidence, *small.evidence),
+        facts={**small.facts, **missing.facts},
+        severity=missing.severity,
+        fix=pasted(summary, commands, needs_root=missing.fix.needs_root),
+    )
 
 
 def is_fatal(facts: HostFacts, shm: Shm, needed: int) -> bool:
@@ -82,9 +102,11 @@ def enough_gib(shm: Shm, needed: int) -> int:
 def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
     if lack.problem == "missing":
         what = f"There is no shared memory (/dev/shm) on {fold(hosts)}"
-        start = "; start a container with --ipc=host, or with --shm-size=8g" if lack.contained else ""
-        summary = f"Mount a tmpfs on /dev/shm with mode 1777, as every distribution does{start}."
-        fix = Fix(summary=summary, needs_root=True)
+        if lack.contained:
+            fix = Fix(summary="Start the container with --ipc=host, or with --shm-size=8g.")
+        else:
+            mount = on_each(hosts, script("mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"))
+            fix = pasted("Mount it, as every distribution does:", mount, needs_root=True)
     else:
         what = f"The user who logs in may not write to the shared memory (/dev/shm) of {fold(hosts)}"
         chmod = on_each(hosts, line("chmod 1777 /dev/shm"))

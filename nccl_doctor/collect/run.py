@@ -83,6 +83,7 @@ class Run:
         self._rates: Phased[Rates] = skipped(PENDING) if options.rate else NO_RATES
         self._smoke: Phased[Smoke] = skipped(PENDING)
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
+        self._aliases: tuple[str, ...] = ()
 
     def all(self) -> None:
         """Every phase; ControllerPausedError where this machine stood still: what was seen since is no host's fault."""
@@ -207,7 +208,7 @@ class Run:
         lost = any(not told.addresses for told in chain(self._names.values(), *(own.values() for own in seen)))
         if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):
             names = (self._cluster.master_addr, *(node.address for node in self._cluster.nodes))
-            self._resolved = look_up(names, self._clock.within(NAMES_S))
+            self._resolved, self._aliases = look_up(names, self._clock.within(NAMES_S))
 
     def rate(self) -> None:
         """Has the hosts send to each other at full speed, where that was asked for."""
@@ -301,6 +302,7 @@ class Run:
             rates=self._rates,
             smoke=self._smoke,
             resolved=self._resolved,
+            aliases=self._aliases,
             names=self._names,
             load=self._load,
             spent=self._clock.spent,

@@ -180,6 +180,8 @@ class Snapshot(Observed):
     # addresses by name of the hosts file, as the machine resolves them that nccl-doctor ran on; asked only where a dial
     # failed or a host lacks a name, for what is to be done about that
     resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
+    # the names among these that its ~/.ssh/config alone knows (HostName): by them it reaches the hosts, and nobody else
+    aliases: tuple[str, ...] = ()
     load: Load | None = None
     # by host and phase, the seconds of the run from which until which the host was busy with it
     spent: dict[str, dict[str, tuple[Seconds, Seconds]]] = Field(default_factory=dict)

@@ -74,7 +74,9 @@ def test_an_address_that_is_another_machine_there_is_not_dialled(address: str) -
 
 def test_a_name_is_dialled_at_the_addresses_that_it_has_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several the one that tells most counts."""
-    monkeypatch.setattr(failed_dials, "look_up", lambda names, _within: dict.fromkeys(names, ("fd00::3", "10.0.0.3")))
+    monkeypatch.setattr(
+        failed_dials, "look_up", lambda names, _within: (dict.fromkeys(names, ("fd00::3", "10.0.0.3")), ())
+    )
     witness = Witness((0, "unreachable", "ENETUNREACH"), (1, "stranger", None))
     assert others(witness, "node3") == {"a": "stranger"}
     assert [address for address, *_ in witness.targets or []] == ["fd00::3", "10.0.0.3"]

@@ -5,9 +5,11 @@ cannot be retrieved (gai error: -2 - Name or service not known)". A host that ca
 back to 127.0.0.1, which the others can't reach (hostname-loopback tells when gloo needs them to).
 
 How we know: getaddrinfo(3) on each host for the master address, for every host's address in the hosts file, and for
-the host's own name. A name that only this machine's ~/.ssh/config knows (Host, HostName) resolves on none of them.
+the host's own name. A name that only this machine's ~/.ssh/config knows (Host, HostName) resolves on none of them, nor
+here: it is how you reach the host, and of no concern to the ranks unless it is the master's.
 
-Fix: add the name to the DNS or to /etc/hosts, or use IP addresses in the hosts file. Pods have their names from a
+Fix: set `master_addr` to an address of the master where its name is such an alias; else add the name to the DNS or to
+/etc/hosts, or use IP addresses in the hosts file. Pods have their names from a
 headless Service, by its selector, and only while they are ready unless it says publishNotReadyAddresses: true.
 """
 
@@ -25,7 +27,7 @@ from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.snapshot.access import SshUnreachable
 from nccl_doctor.snapshot.hosts import Snapshot, corroborated_by_name
-from nccl_doctor.snapshot.network import Names, deviations
+from nccl_doctor.snapshot.network import Names, Resolution, deviations
 from nccl_doctor.snapshot.surroundings import KubeFacts, Service
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 from nccl_doctor.text.inet import Address, numeric
@@ -58,6 +60,10 @@ def hostname_unresolvable(view: View) -> Findings:
     nowhere = {failure.unresolved for failure in failures if isinstance(failure, SshUnreachable)}
     names = dict.fromkeys(name for name, of in used if of not in absent and name not in nowhere)
     answers = {name: [(host, its.get(name)) for host, its in resolved.items()] for name in names if name in lost_on}
+    aliases = {name for name, told in answers.items() if name in view.snapshot.aliases and not any(map(_found, told))}
+    if cluster.master_addr in aliases:
+        yield _alias(view, cluster.master_addr)
+    answers = {name: told for name, told in answers.items() if name not in aliases}
     lost = ((tuple(host for host, one in told if one and not one.addresses), name) for name, told in answers.items())
     for hosts, those in grouped(lost).items():
         fails = is_without_gpus(view) and any(each.name in those and each.lost for each in own)
@@ -67,6 +73,28 @@ def hostname_unresolvable(view: View) -> Findings:
         what = "gloo falls back to 127.0.0.1" if any(each.lost for each in caught) else CHANCE
         message = f"{fold(each.host for each in caught)} can't resolve the host's own name: {what}."
         yield finding(view, caught, message)
+
+
+def _found(told: tuple[str, Resolution | None]) -> bool:
+    """Tells whether a host finds the name, or its answer is not known."""
+    return told[1] is None or bool(told[1].addresses)
+
+
+def _alias(view: View, name: str) -> Finding:
+    """The finding for a master that is listed by such a name."""
+    hosts = tuple(host.name for host in view.snapshot.reached)
+    master = view.snapshot.cluster.nodes[0].name
+    address = view.nccl.addresses.get(master)
+    setting = f"{address} in the hosts file (--master-addr {address})" if address else f"an address of {master}"
+    failed = {dial for dial in view.dials.unexplained if dial.outcome == "failed" and dial.address == name}
+    return Finding(
+        hosts=hosts,
+        message=f"{quoted(name)} is a name of ~/.ssh/config here: no rank on {fold(hosts)} finds its master by it.",
+        evidence=(f"{quoted(name)} resolves neither on {fold(hosts)} nor on this machine",),
+        facts={"names": [name], "failed": failed_where(view, failed.__contains__)},
+        fix=f"Set master_addr: {setting}; the other hosts' names may stay.",
+        severity=Severity.ERROR,
+    )
 
 
 def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: bool) -> Finding:

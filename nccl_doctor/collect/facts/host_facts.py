@@ -108,13 +108,23 @@ def _packed(names: dict[str, list[Any] | None]) -> str:
     return base64.b64encode(zlib.compress(json.dumps(names).encode())).decode()
 
 
-def look_up(names: Iterable[str], within_s: float) -> dict[str, tuple[IpAddress, ...]]:
-    """Addresses by name, of getaddrinfo(3) or ~/.ssh/config; without those that did not come in time."""
+def look_up(names: Iterable[str], within_s: float) -> tuple[dict[str, tuple[IpAddress, ...]], tuple[str, ...]]:
+    """Addresses by name, of getaddrinfo(3) or ~/.ssh/config, and the names that the latter alone knows.
+
+    Without those that did not come in time.
+    """
     wanted = [name for name in dict.fromkeys(names) if numeric(name) is None]
-    found = fan_out(
-        lambda name: _addresses(name) or _addresses(ssh_alias(name)), wanted, until=time.monotonic() + within_s
-    )
-    return {name: told for name, told in zip(wanted, found, strict=True) if told and not isinstance(told, Exception)}
+    answers = fan_out(_look_up, wanted, until=time.monotonic() + within_s)
+    found = {name: told for name, told in zip(wanted, answers, strict=True) if told and not isinstance(told, Exception)}
+    addresses = {name: known for name, (known, _) in found.items() if known}
+    return addresses, tuple(name for name, (_, is_alias) in found.items() if is_alias)
+
+
+def _look_up(name: str) -> tuple[tuple[IpAddress, ...], bool]:
+    if known := _addresses(name):
+        return known, False
+    alias = ssh_alias(name)
+    return _addresses(alias), alias is not None
 
 
 def _addresses(name: str | None) -> tuple[IpAddress, ...]:

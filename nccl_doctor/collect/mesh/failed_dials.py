@@ -242,7 +242,7 @@ def _resolve(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
     """Hosts and addresses as this machine resolves them, without 127.0.0.1 of a forward (ssh -L) and links' own."""
     if not lost:
         return []
-    known = look_up((failure.facts.address for failure in lost.values()), NAMES_S)
+    known, _ = look_up((failure.facts.address for failure in lost.values()), NAMES_S)
     found = []
     for name, failure in lost.items():
         for text in known.get(failure.facts.address, (failure.facts.address,)):

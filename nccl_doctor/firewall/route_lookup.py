@@ -196,9 +196,11 @@ def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[F
 
 
 def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
-    diverted = {fault.host for fault in faults if fault.kind == "diverted"}
+    diverted = {fault.host: fault.way.prefers for fault in faults if fault.kind == "diverted"}
 
     def merit(fault: RouteFault) -> int:
+        if fault.kind == "no-way" and fault.way.to in diverted.values():
+            return 0  # the way back, to an address that the diverted route alone made the host send from
         if fault.kind == "down":
             return 4
         if fault.kind in ("no-way", "no-address"):  # what surely stops the dial, before what may

@@ -236,9 +236,9 @@ def test_hosts_whose_subnet_holds_two_interfaces_alike_are_one_finding() -> None
 
 
 def test_no_shared_memory_and_too_little_are_one_look_with_a_command_for_each_host() -> None:
-    little, none = {"total_bytes": 64 << 20, "free_bytes": 32 << 20}, {"total_bytes": 0, "free_bytes": 0}
+    little: dict[str, Any] = {"total_bytes": 64 << 20, "free_bytes": 32 << 20}
     hosts = {name: {"facts": {"shm": little}} for name in NAMES}
-    hosts["node3"] = {"facts": {"shm": {**none, "problem": "missing"}}}
+    hosts["node3"] = {"facts": {"shm": {"total_bytes": 0, "free_bytes": 0, "problem": "missing"}}}
     (found,) = (each for each in judge(patched({"hosts": hosts}), "check").diagnoses if each.name == "shm-small")
     assert found.hosts == ("node3", "node1", "node2")
     assert found.message.startswith("There is no shared memory (/dev/shm) on node3:")

@@ -47,6 +47,19 @@ def test_a_policy_route_into_a_vpn(two_nets: Lab) -> None:
         node.run("ip rule del priority 50; ip rule del priority 40; ip rule del priority 1; ip link del tun0; true")
 
 
+def test_a_tunnel_with_an_address_of_its_own_is_one_fault(two_nets: Lab) -> None:
+    """As wg-quick sets it up: the peers answer to the tunnel's address, and have no route there."""
+    node = two_nets.host("node3")
+    node.run("ip link add wg0 index 98 type bridge && ip link set wg0 up && ip address add 10.200.0.3/32 dev wg0")
+    node.run("ip route add default dev wg0 table 51820 && ip rule add to 10.77.0.0/30 lookup 51820 priority 50")
+    node.run(f"ip rule add to {two_nets.controller.address} lookup main priority 40")  # SSH works
+    try:
+        message = ends_with_what_is_printed(two_nets, "route-diverted", "node3")
+        assert "node3 sends packets for node[1-2] by wg0 (table 51820)" in message
+    finally:
+        node.run("ip rule del priority 50; ip rule del priority 40; ip rule del priority 1; ip link del wg0; true")
+
+
 def test_a_strict_filter_and_a_route_by_the_other_network(two_nets: Lab) -> None:
     node, master = two_nets.host("node2"), two_nets.host("node1")
     node.run(f"ip route add {master.address}/32 dev eth1 src {node.address}")

@@ -79,3 +79,12 @@ def test_of_an_address_that_is_not_its_own_the_targets_kernel_tells_nothing(addr
     there = {"to": address, "dev": "eno1", "prefers": "10.0.0.3", "table": 254}
     back = {"to": "10.0.0.3", "source": address, "error": "ENETUNREACH"}
     assert kind(interfaces(RUNS, eno1="10.0.0.3"), there, [back], address) == stops
+
+
+def test_no_way_back_to_the_address_that_a_diverted_route_prefers_is_that_route() -> None:
+    """A tunnel's own address, from which the host would not have sent by the network that it shares with its peers."""
+    source = interfaces(RUNS, eno1="10.0.0.3", wg0="10.200.0.3")
+    way = {"to": TO, "dev": "wg0", "prefers": "10.200.0.3", "table": 51820}
+    back = {"to": "10.200.0.3", "source": TO, "error": "ENETUNREACH"}
+    assert kind(source, way, [back]) == "diverted"
+    assert kind(source, {**way, "dev": "eno1", "prefers": "10.0.0.3"}, [{**back, "to": "10.0.0.3"}]) == "no-way"

@@ -217,8 +217,8 @@ def _interrupted(interrupt: BaseException | None) -> str:
     if interrupt is None or not interrupt.hosts:
         return words
     return (
-        f"{words}, but {fold(interrupt.hosts)} had not let us in yet: a login shell that hangs there in its start-up "
-        "files (.bashrc) may stay until these end, and does nothing then"
+        f"{words}, but {fold(interrupt.hosts)} had not let us in yet: where a start-up file (.bashrc) hangs, the login "
+        "shell stays until that file ends"
     )
 
 

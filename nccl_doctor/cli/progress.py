@@ -188,13 +188,14 @@ class Wait:
             parts.append(f"{self.size} B" if self.size < 1 << 20 else f"{self.size >> 20} MiB")
         count = len(self.hosts) - len(self._behind())
         does = f" {_DOES[self._front]}" if self.stages else ""
-        parts.append(f"{count} of {plural(len(self.hosts), 'host')}{does}")
+        alone = len(self.hosts) == 1 and not self.stages  # who it is says more than that it is one
+        parts.append(self.hosts[0] if alone else f"{count} of {plural(len(self.hosts), 'host')}{does}")
         if seconds >= _SHOW_AFTER_S:
             bound = f" of {self.limit_s:.0f}" if self.limit_s is not None and seconds <= self.limit_s else ""
             if self.stages:
                 still = grouped((_DOES[self.stages.get(name, "none")], name) for name in self._behind())
                 parts += [f"{fold(names)} still {what}" for what, names in still.items()]
-            elif behind := self._behind():
+            elif (behind := self._behind()) and not alone:
                 parts += [f"waiting for {fold(behind)}"]
             parts += [f"{seconds:.0f}{bound} s"]
         return f"{self.name}  {', '.join(parts)}"

@@ -214,4 +214,4 @@ def _young(pid: int, table: Table, grace_s: float) -> str | None:
     age = age_s(pid, table)
     if age >= grace_s:
         return None
-    return f"pid {pid} was started {age:.0f} s ago, and what is younger than {grace_s:.0f} s may just be starting"
+    return f"pid {pid} was started {int(age)} s ago, and what is younger than {grace_s:.0f} s may just be starting"

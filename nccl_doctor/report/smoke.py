@@ -47,7 +47,7 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
     yield [line for label, text in labelled.items() if text for line in wrap(text, screen.prose, f"{label:<9}")]
     if result.sizes:
         shown = result.sizes if screen.verbose else _spread(result.sizes)
-        header, *rows = size_rows(shown, result.link)
+        header, *rows = size_rows(shown, result)
         yield table(header, rows, screen.prose)
         said = filter(None, (ring_formula(result), gradient(result.sizes)))
         yield [line for text in said for line in wrap(text, screen.prose)]
@@ -149,15 +149,15 @@ def gradient(sizes: Sequence[SizeReport]) -> str:
     return f"A gradient of 100 MB takes about {f'{seconds * 1e3:.2g} ms' if seconds < 0.0995 else f'{few} s'}."
 
 
-def size_rows(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple[str, ...]]:
-    """The header and a row a size; the type where there is more than one.
+def size_rows(sizes: Sequence[SizeReport], result: AllReduceReport) -> list[tuple[str, ...]]:
+    """The header and a row for each of these sizes; the type where there is more than one.
 
     The last column is the ring's own time, T = 2 (N - 1) / N * K / B, for the link's speed, or for the best that was
     measured where nobody knows it (a virtual link); busbw is algbw times 2 (N - 1) / N.
     """
     typed = len({size.dtype for size in sizes}) > 1
-    rate = link.gb_per_s if link else max(size.busbw for size in sizes)
-    best = "" if not rate else "link's best" if link else "at the best rate"
+    rate = _best_rate(result)
+    best = "" if not rate else "link's best" if result.link else "at the best rate"
     rows = [("size", "type" if typed else "", "time", "algbw", "busbw", best)]
     for size in sizes:
         ideal = time_words(size.seconds * size.busbw / rate) if rate else ""
@@ -168,11 +168,15 @@ def size_rows(sizes: Sequence[SizeReport], link: LinkShare | None) -> list[tuple
 
 def ring_formula(result: AllReduceReport) -> str:
     """The sentence behind the table's last column; "" where it has none."""
-    ranks = result.world_size
-    rate = result.link.gb_per_s if result.link else max(size.busbw for size in result.sizes)
+    ranks, rate = result.world_size, _best_rate(result)
     if ranks < 2 or not rate:
         return ""
     return f"A ring's best is 2 (n - 1) / n · size / rate, here with n = {ranks} and {rate_words(rate)}."
+
+
+def _best_rate(result: AllReduceReport) -> float:
+    """The link's speed, or the best busbw of all sizes, in GB/s."""
+    return result.link.gb_per_s if result.link else max(size.busbw for size in result.sizes)
 
 
 def rate_words(gb_per_s: float) -> str:

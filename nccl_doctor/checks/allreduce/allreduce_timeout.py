@@ -36,11 +36,11 @@ def allreduce_timeout(view: View) -> Findings:
     if smoke.outcome != "timeout":
         return
     found = culprits(smoke)
-    stood = () if found.isolation else stacks(found.ranks)
+    did = stages(smoke) if found.isolation else stacks(smoke, found.ranks)
     yield Finding(
         hosts=found.hosts,
         message=f"The all-reduce had no end after {smoke.deadline_s:.0f} s: {found.isolated or _what(smoke, found)}.",
-        evidence=(*found.trials, *stages(smoke), *stood, *found.counted, *last_words(smoke, found.hosts)),
+        evidence=(*found.trials, *did, *found.counted, *last_words(smoke, found.hosts)),
         facts={
             "ranks": [rank.rank for rank in found.ranks],
             "stages": {str(rank.rank): rank.stage for rank in smoke.ranks},

@@ -1,7 +1,7 @@
 """The ranks to blame for a failed all-reduce, as far as they themselves, their output or its repetition show it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -159,19 +159,19 @@ def culprits(smoke: Smoke) -> Culprits:
     return Culprits(smoke, tuple(behind), "echo")
 
 
-def stages(smoke: Smoke) -> Iterator[str]:
-    """Evidence: a line for each stage at which ranks stopped."""
+def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
+    """Evidence: a line for each stage at which ranks stopped, without those ``apart``."""
     for stage in STAGES:
-        if there := [rank for rank in smoke.ranks if rank.stage == stage]:
+        if there := [rank for rank in smoke.ranks if rank.stage == stage and rank not in apart]:
             hosts = fold(list(dict.fromkeys(rank.host for rank in there)))
             yield f"rank {fold_numbers(rank.rank for rank in there)} ({hosts}): {MISSING[stage]}"
 
 
-def stacks(ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
-    """Evidence: where the main thread of each rank stood."""
-    for rank in ranks[:most]:
-        if stood := place(rank):
-            yield f"rank {rank.rank} ({rank.host}) stood in {stood}"
+def stacks(smoke: Smoke, ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
+    """Evidence: where the main thread of each rank stood, and what the others did."""
+    shown = [rank for rank in ranks[:most] if place(rank)]
+    yield from stages(smoke, shown)
+    yield from (f"rank {rank.rank} ({rank.host}) stood in {place(rank)}" for rank in shown)
 
 
 def place(rank: RankReport) -> str:

@@ -78,6 +78,9 @@ def gpu_count_low(view: View) -> Findings:
         )
 
 
+NO_GPU = "no GPU was found there: nvidia-smi is not installed, or shows none"
+
+
 def _absent(view: View) -> Findings:
     """Yields a finding for all hosts that are asked for GPUs where no host has any."""
     wishes = grouped((wish, host.name) for host, _ in view.facts if (wish := gpu_wish(host)))
@@ -86,7 +89,7 @@ def _absent(view: View) -> Findings:
         yield Finding(
             hosts=hosts,
             message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} no GPU, and the job asks for GPUs.",
-            evidence=(*(f"{fold(names)}: {wish}" for wish, names in wishes.items()), "nvidia-smi shows no GPU"),
+            evidence=(*(f"{fold(names)}: {wish}" for wish, names in wishes.items()), NO_GPU),
             facts={"gpus": 0},
             fix=pasted(
                 "Take hosts that have GPUs, or hand GPUs to the container or job step; where the processor is meant, "
@@ -127,7 +130,7 @@ def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) ->
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus)
     shown = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
     return _Short(
-        wants + named, len(gpus), tuple(shown or ["nvidia-smi shows no GPU"]), ranks, node.cuda_visible_devices
+        wants + named, len(gpus), tuple(shown or [NO_GPU]), ranks, node.cuda_visible_devices
     )
 
 

@@ -144,7 +144,8 @@ def _detail(start: Start) -> str:
     if start.ready or start.lied or _cut_off(start):
         return f"{start.python} did not start the probe: {start.error}"
     if start.late:
-        why = "that interpreter hangs" if start.came else "the login waits or runs something else"
+        slow = "that interpreter hangs, or needs longer than --connect-timeout gives it"
+        why = slow if start.came else "the login waits or runs something else"
         return f"{start.python} did not start in time: {why}"
     words = next(
         (part(line.strip(), 0, _WORDS) for line in reversed((*start.stderr, *start.chatter)) if line.strip()), ""

@@ -55,7 +55,7 @@ def charts(smoke: AllReduceReport) -> tuple[View, ...]:
 
 def size_table(smoke: AllReduceReport) -> Table | None:
     """Every size that was measured."""
-    rows = size_rows(smoke.sizes, smoke.link) if smoke.sizes else []
+    rows = size_rows(smoke.sizes, smoke) if smoke.sizes else []
     return Table(rows[0], tuple(rows[1:])) if rows else None
 
 

@@ -129,9 +129,7 @@ def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) ->
     wants = f"use GPU {', '.join(missing)}" if missing else f"start {plural(ranks, 'rank')}"
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus)
     shown = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
-    return _Short(
-        wants + named, len(gpus), tuple(shown or [NO_GPU]), ranks, node.cuda_visible_devices
-    )
+    return _Short(wants + named, len(gpus), tuple(shown or [NO_GPU]), ranks, node.cuda_visible_devices)
 
 
 ADVICE = make_advice(

@@ -35,6 +35,7 @@ from nccl_doctor.model.register import all_checks
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import renderer
 from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.base import Transport
 
@@ -77,7 +78,11 @@ class Request:
             return found
         line, first = read_line(self.line), found.nodes[0]
         master = {name: value for name, value in line.master.items() if value}
-        if master.get("MASTER_ADDR", first.name) in (first.name, first.address):  # else the line itself is at fault
+        told = master.get("MASTER_ADDR", first.name)
+        if len(found.nodes) > 1 and (told == "localhost" or is_loopback(told)):
+            del master["MASTER_ADDR"]  # the line is at fault, and its port is meant all the same
+            told = first.name
+        if told in (first.name, first.address):  # else the line itself is at fault
             found = self.which.cluster(self.overrides, transport=self.reached.transport, variables=master)
             by = {name: "the line" if text in master else text for name, text in found.variables.items()}
             found = found.model_copy(update={"variables": by})

@@ -81,6 +81,11 @@ class LaunchLine:
         return next((value for _, value, _ in self.arguments if value.startswith("tcp://")), None)
 
     @property
+    def places_itself(self) -> bool:
+        """True for a script of its own, which each host's line tells its rank."""
+        return self.launcher == "script" and not self.started
+
+    @property
     def arguments(self) -> list[tuple[str, str, int]]:
         """The script's options: name with "-" for "_", value, and the place of the value among its words."""
         found = []
@@ -344,8 +349,29 @@ def own_lines(
         devices = {} if node.cuda_visible_devices is None else {"CUDA_VISIBLE_DEVICES": node.cuda_visible_devices}
         master = {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}
         here = devices | {name: value for name, value in master.items() if name in line.variables}
+        if line.places_itself and len(cluster.nodes) > 1:
+            script, ranks = _placed(line, script, node.node_rank, len(cluster.nodes), counts)
+            here |= ranks
         found[node.name] = line.written(own, script, here)
     return found
+
+
+def _placed(
+    line: LaunchLine, script: list[str], node_rank: int, nodes: int, counts: Mapping[str, int]
+) -> tuple[list[str], dict[str, str]]:
+    """The script's words and the variables of a node where it says its rank itself, and each node starts one process.
+
+    Such a script has one rank on each node, or starts the others of its node by itself (imagenet/main.py).
+    """
+    right = {"--rank": str(node_rank), "--world-size": str(nodes)}
+    said = {name: (value, at) for name, value, at in line.arguments if name in right and is_number(value)}
+    alone = all(count == 1 for count in counts.values())
+    words = list(script)
+    if "--rank" in said and (alone or said.get("--world-size", ("",))[0] == str(nodes)):
+        for name, (_, at) in said.items():
+            words[at] = f"{words[at].partition('=')[0]}={right[name]}" if "=" in words[at] else right[name]
+    variables = {"RANK": str(node_rank), "WORLD_SIZE": str(nodes)} if alone and "RANK" in line.variables else {}
+    return words, {name: value for name, value in variables.items() if name in line.variables}
 
 
 def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> dict[str, str]:

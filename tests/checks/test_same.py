@@ -248,3 +248,11 @@ def test_no_shared_memory_and_too_little_are_one_look_with_a_command_for_each_ho
         ("node1", True),
         ("node2", True),
     ]
+
+
+def test_a_master_address_of_the_environment_is_taken_out_there() -> None:
+    cluster = {"master_addr": "127.0.0.1", "variables": {"master_addr": "MASTER_ADDR"}}
+    (found,) = (
+        one for one in judge(patched({"cluster": cluster}), "check").diagnoses if one.name == "master-addr-loopback"
+    )
+    assert found.fix.summary.startswith("The environment here says so: `unset MASTER_ADDR`, or give --master-addr 10.0")

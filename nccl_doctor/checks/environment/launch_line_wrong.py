@@ -206,6 +206,8 @@ def _nodes(judged: Judged) -> Iterator[str]:
     for (told, rank), (size, own) in zip(pairs, (("--world-size ", "--rank "), ("WORLD_SIZE=", "RANK=")), strict=True):
         if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
             yield f"{own}{rank} of {size}{told}: ranks are counted from 0"
+        elif told and is_number(told) and line.places_itself and int(told) not in (count, judged.world) and count > 1:
+            yield f"{size}{told}, and the {count} hosts have {plural(judged.world, 'rank')}"
 
 
 def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:

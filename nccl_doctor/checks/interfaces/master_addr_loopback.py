@@ -37,6 +37,9 @@ def master_addr_loopback(view: View) -> Findings:
     lost = [node.name for node in nodes] if own else hosts
     better = "" if is_loopback(master.address) else f', for example "{master.address}"'
     fix = f"Set master_addr in the hosts file to an address of {master.name} that all reach{better}."
+    if view.snapshot.cluster.variables.get("master_addr") == "MASTER_ADDR":
+        option = "" if is_loopback(master.address) else f", or give --master-addr {master.address}, which wins"
+        fix = f"The environment here says so: `unset MASTER_ADDR`{option}."
     if master.address == address:
         fix = f"Write {master.name} in the list of hosts by a name or an address by which the others reach it."
     yield Finding(

@@ -265,3 +265,25 @@ def test_a_size_that_is_not_in_the_line_is_not_judged() -> None:
     (check,) = (one for one in report.checks if one.name == "launch-line-wrong")
     assert (report.diagnoses, check.outcome) == ((), Outcome.UNKNOWN)
     assert "--data-parallel-size-local" in (check.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("--dist-url tcp://127.0.0.1:23456 --world-size 3 --rank 0", "each host's own address"),
+        ("--dist-url tcp://10.0.0.1:23456 --world-size 4 --rank 0", "--world-size 4, and the 3 hosts have 3 ranks"),
+        ("--dist-url=tcp://10.0.0.1:23456 --world_size=3 --rank=5", "--rank 5 of --world-size 3"),
+    ],
+)
+def test_a_script_that_is_told_its_rank_gets_a_line_for_each_host(line: str, fault: str) -> None:
+    (found,) = judged(f"python main.py {line}", hosts=3, gpus=1, port=23456).diagnoses
+    assert fault in f"{found.message} {found.evidence}"
+    assert [one.host for one in found.fix.commands] == ["node1", "node2", "node3"]
+    for rank, one in enumerate(found.fix.commands):
+        words = one.command.replace("=", " ").replace("_", "-").split()
+        assert words == f"python main.py --dist-url tcp://10.0.0.1:23456 --world-size 3 --rank {rank}".split()
+
+
+def test_ranks_that_a_script_starts_on_each_node_by_itself_are_left_to_it() -> None:
+    report = judged("python main.py --dist-url tcp://10.0.0.1:29500 --world-size 2 --rank 1", hosts=2, gpus=4)
+    assert report.diagnoses == ()

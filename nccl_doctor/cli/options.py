@@ -157,7 +157,10 @@ Inside = Annotated[
 class NameOptions:
     """Hosts by their names."""
 
-    where: Annotated[list[str] | None, of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'.")] = None
+    where: Annotated[
+        list[str] | None,
+        of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'; with HOSTS, those of it."),
+    ] = None
     exclude: Annotated[list[str] | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")] = None
     engine: dict[str, Any] = field(default_factory=dict, metadata={"options": of_engines("-w")})
 

@@ -31,8 +31,10 @@ DEVICES = "CUDA_VISIBLE_DEVICES"
 LAUNCH_LINE = "launch line"
 
 
-def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) -> Cluster:
-    """The cluster without what ``exclude`` names; ranks follow the places that remain."""
+def build(
+    parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine, only: Collection[str] | None = None
+) -> Cluster:
+    """The cluster without what ``exclude`` names, of what ``only`` names; ranks follow the places that remain."""
     settings: SettledHosts = {}
     for entry in parsed.entries:
         if entry.name.value in settings:
@@ -46,11 +48,14 @@ def build(parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine) 
     local = {entry.name.value: _why_local(entry, here) for entry in parsed.entries}
     _refuse_shared_gpus(settings, local)
     there = {*settings, *(entry.address.value for entry in parsed.entries)}
-    if absent := [name for name in exclude if name not in there]:
-        near = difflib.get_close_matches(absent[0], there, 1)
-        hint = f"; did you mean {quoted(near[0])}?" if near else ""
-        raise UsageError(f"-x: {fold(absent)} is no host of {parsed.place.source}{hint}")
-    left = [pair for name, pair in settings.items() if not {name, pair[0].address.value} & set(exclude)]
+    for option, names in (("-w", only or ()), ("-x", exclude)):
+        if absent := [name for name in names if name not in there]:
+            near = difflib.get_close_matches(absent[0], there, 1)
+            hint = f"; did you mean {quoted(near[0])}?" if near else ""
+            raise UsageError(f"{option}: {fold(absent)} is no host of {parsed.place.source}{hint}")
+    chosen, out = set(there if only is None else only), set(exclude)
+    known_by = [(pair, {name, pair[0].address.value}) for name, pair in settings.items()]
+    left = [pair for pair, names in known_by if names & chosen and not names & out]
     if not left:
         raise UsageError(f"-x leaves out every host of {parsed.place.source}; at least one has to remain")
     origins: dict[str, str] = {}

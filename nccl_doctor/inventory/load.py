@@ -44,7 +44,8 @@ def load(  # noqa: PLR0913 - each is a word of the command line
 ) -> Cluster:
     """The cluster that a command works on.
 
-    ``path`` is the hosts file (``-`` is standard input), ``where`` the pattern of ``-w``, ``exclude`` that of ``-x``;
+    ``path`` is the hosts file (``-`` is standard input), ``where`` the pattern of ``-w``, which names hosts or chooses
+    among those of the file, ``exclude`` that of ``-x``;
     ``engine`` finds hosts in place of a file, ``transport`` reaches those that are named; ``environ`` has Slurm's and
     the master's variables; ``here`` None looks which machine this is.
     """
@@ -69,15 +70,15 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     for name, variable in variables.items():
         place = SourceLocation(variable, is_file=False, note="of the environment")
         master[name] = Sourced(MASTER[name][1](environ[variable], place), place)
-    cluster = build(replace(parsed, **master), left_out, here or this_machine())
-    chosen = {"-w": where if engine is not None else None, "-x": exclude}
+    among = where is not None and path is not None
+    only = expanded(where or "", SourceLocation("-w", is_file=False)) if among else None
+    cluster = build(replace(parsed, **master), left_out, here or this_machine(), only)
+    chosen = {"-w": where if engine is not None or among else None, "-x": exclude}
     origins = cluster.origins | {option: pattern for option, pattern in chosen.items() if pattern is not None}
     return overrides.applied(cluster.model_copy(update={"origins": origins, "variables": variables}))
 
 
 def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:
-    if path is not None and where is not None:
-        raise UsageError("a hosts file and -w both name the hosts; give one of them")
     if path is not None:
         return files.read(read_text(path), path)
     if where is not None:

@@ -207,13 +207,13 @@ class ClusterSource:
     def arguments(self) -> tuple[str, ...]:
         """The words for these hosts, with what options said beside a file."""
         chosen, left_out = self.cluster.origins.get("-w"), self.cluster.origins.get("-x")
-        exclude = ("-x", left_out) if left_out else ()
+        among = (*(("-w", chosen) if chosen else ()), *(("-x", left_out) if left_out else ()))
         if self.engine_words:
             words = (word for pair in self.engine_words for word in pair if word is not None)
-            return *words, *(("-w", chosen) if chosen else ()), *exclude, *self._options()
+            return *words, *among, *self._options()
         if self.file is None:
             return "-w", fold([node.name for node in self.cluster.nodes]), *self._options()
-        return self.file, *exclude, *self._options()
+        return self.file, *among, *self._options()
 
     @property
     def check_words(self) -> tuple[str, ...]:

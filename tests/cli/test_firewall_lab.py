@@ -277,8 +277,8 @@ def test_without_root_the_rules_are_unknown_only_where_a_dial_failed(pair: Lab) 
     run = doctor(pair, "check", "--no-smoke", hosts=hosts)
     assert run.names == ["port-unreachable"]
     assert "the firewall rules of node[1-2] could not be judged" in run.first["evidence"]
-    look = {"host": "node1", "command": "nft list ruleset; iptables-save"}
-    assert [{key: one[key] for key in look} for one in run.first["fix"]["commands"]] == [look]
+    look = [("node1", "nft list ruleset"), ("node1", "iptables-save")]
+    assert [(one["host"], one["command"]) for one in run.first["fix"]["commands"]] == look
     assert run.check(PORT)["outcome"] == "unknown"
     assert "root" in (run.check(PORT)["reason"] or "")
 

@@ -109,7 +109,7 @@ def test_a_line_of_a_guide_is_judged_on_the_hosts_and_written_as_it_must_be(lab:
     assert (code, found["name"]) == (1, "launch-line-wrong")
     [command] = found["fix"]["commands"]
     nearest = (65 + count // 2) // count * count
-    assert command["command"] == f"python train.py --dist-url tcp://{first}:29500 --batch {nearest}"
+    assert command["command"] == f"python train.py --dist-url tcp://{first}:23456 --batch {nearest}"
     assert judged(command["command"])[0] == 0
     code, said = judged(f"torchrun --nproc_per_node=2 --master_port=29502 --master_addr={first} train.py")
     assert (code, said["diagnoses"][0]["message"]) == (

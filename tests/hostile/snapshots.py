@@ -98,7 +98,8 @@ PROGRAMS = {
     "sysctl": r"-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
     r"|neigh\.default\.gc_thresh\d=\d+|conf\.[\w.@-]+\.rp_filter=2))+",
     "ip": r"rule add to [0-9a-f.:/]+ lookup main priority 1|link set [\w.@-]+ up",
-    "mount": r"-o remount,size=\d+g /dev/shm",
+    "mount": r"-o remount,size=\d+g /dev/shm|-t tmpfs -o mode=1777 tmpfs /dev/shm",
+    "mkdir": "-p /dev/shm",
     "systemctl": r"enable --now nvidia-fabricmanager",
     "dkms": r"autoinstall",
     "lspci": r"-d 10de:",
@@ -112,7 +113,8 @@ PROGRAMS = {
     r"|(--permanent )?--direct --add-rule ipv[46] \w+ [A-Z]+ -\d+ -[sd] [0-9a-f.:/]+ -p tcp -m multiport --dports [\d,:]+ "
     r"-j ACCEPT",
     "ufw": r"(prepend )?allow (out )?proto tcp from (any|[0-9a-f.:/]+) to (any|[0-9a-f.:/]+) port [\d,:]+",
-    "nft": r"(list chain|insert rule) \w+ [\w./-]+ [\w./-]+( (ip|ip6) [sd]addr \{ [0-9a-f.:/, ]+ \} tcp dport "
+    "iptables-save": "",
+    "nft": r"list ruleset|(list chain|insert rule) \w+ [\w./-]+ [\w./-]+( (ip|ip6) [sd]addr \{ [0-9a-f.:/, ]+ \} tcp dport "
     r"\{ [\d, -]+ \} accept comment \"nccl-doctor [0-9a-f]{8}\")?",
     "grep": r"-qF nccl-doctor [0-9a-f]{8}|NVRM",
     "dmesg": r"",

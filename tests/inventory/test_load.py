@@ -53,6 +53,15 @@ def test_where_goes_before_slurm() -> None:
     assert found.origins["10.0.0.3.ssh.user"] == "-w"
 
 
+def test_w_chooses_among_a_files_hosts(hosts_file: str) -> None:
+    found = cluster(hosts_file, where="10.0.0.9,node[2-3]", exclude="node3")
+    assert names(found) == [("node2", 0), ("big", 1)]
+    assert (found.source, found.master_addr) == (hosts_file, "node2")
+    assert ClusterSource(found).arguments == (hosts_file, "-w", "10.0.0.9,node[2-3]", "-x", "node3")
+    with pytest.raises(UsageError, match=r"^-w: node\[4-5\] is no host of .*hosts.yaml; did you mean \"node[123]\"\?$"):
+        cluster(hosts_file, where="node[3-5]")
+
+
 def test_exclusion_renumbers_and_finds_a_new_master(hosts_file: str) -> None:
     found = cluster(hosts_file, exclude="node[1,3],10.0.0.9")
     assert names(found) == [("node2", 0)]
@@ -90,7 +99,6 @@ def test_the_environment_says_the_master_where_nobody_else_does(hosts_file: str)
         ({"where": "a,a"}, '-w: the host "a" stands twice; keep one, or give one machine that is two nodes two names'),
         ({"where": "-x"}, '-w: "-x" is no host name: it begins with "-", which ssh would read as an option'),
         ({"where": "a", "exclude": "b["}, '-x: "b[" has a "[" without its partner; write node[01-04,07]'),
-        ({"path": "f", "where": "a"}, "a hosts file and -w both name the hosts; give one of them"),
         (
             {"SLURM_JOB_NODELIST": "(null)"},
             (

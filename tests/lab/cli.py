@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 
+from nccl_doctor.model.ports import GRACE_S
 from tests.lab import state
 from tests.lab.cluster import Lab
 from tests.lab.errors import LabError
@@ -52,6 +53,8 @@ def _up(hosts: int, faults: list[str], name: str) -> int:
         for break_host in breaks:
             break_host(lab, lab.host(name))
         state.save(lab)
+        if any(wanted.startswith("stale") for wanted in faults):
+            time.sleep(GRACE_S)  # what is younger may just be starting, and nobody calls it left behind
     except BaseException:
         lab.down()
         raise

@@ -60,7 +60,7 @@ def hostname_unresolvable(view: View) -> Findings:
     nowhere = {failure.unresolved for failure in failures if isinstance(failure, SshUnreachable)}
     names = dict.fromkeys(name for name, of in used if of not in absent and name not in nowhere)
     answers = {name: [(host, its.get(name)) for host, its in resolved.items()] for name in names if name in lost_on}
-    aliases = {name for name, told in answers.items() if name in view.snapshot.aliases and not any(map(_found, told))}
+    aliases = {name for name, told in answers.items() if name in view.snapshot.aliases and all(map(_is_lost, told))}
     if cluster.master_addr in aliases:
         yield _alias(view, cluster.master_addr)
     answers = {name: told for name, told in answers.items() if name not in aliases}
@@ -75,9 +75,9 @@ def hostname_unresolvable(view: View) -> Findings:
         yield finding(view, caught, message)
 
 
-def _found(told: tuple[str, Resolution | None]) -> bool:
-    """Tells whether a host finds the name, or its answer is not known."""
-    return told[1] is None or bool(told[1].addresses)
+def _is_lost(answer: tuple[str, Resolution | None]) -> bool:
+    """Tells whether a host does surely not find the name."""
+    return answer[1] is not None and not answer[1].addresses
 
 
 def _alias(view: View, name: str) -> Finding:

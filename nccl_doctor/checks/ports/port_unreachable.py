@@ -33,9 +33,9 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import permutations
 
 from nccl_doctor.checks.effects import CONNECTIONS
-from nccl_doctor.checks.view import Findings, View, check, pairs_of, pasted, ports_of
+from nccl_doctor.checks.view import Findings, View, check, on_each, pairs_of, pasted, ports_of
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
@@ -43,7 +43,7 @@ from nccl_doctor.snapshot.mesh import Group, Mesh, Rail, accused, groups
 from nccl_doctor.snapshot.network import FirewallFacts
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, nouns
-from nccl_doctor.text.shell import script
+from nccl_doctor.text.shell import line
 
 MEANS = {
     "refused": "connection refused",
@@ -174,8 +174,7 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
         if any(name not in judged for name in first)
         else f"See first whether that rule of {fold(first)} is met: the commands show all that comes before it."
     )
-    look = script("nft list ruleset; iptables-save")
-    commands = tuple(command for name in first for command in on(name, look))
+    commands = on_each(first, line("nft list ruleset"), line("iptables-save"))
     if len(ends) == 1:
         alone = "See what on that host drops its packets to itself: they travel by lo."
         return pasted(own, commands, needs_root=True) if unread else Fix(summary=alone)

@@ -76,7 +76,7 @@ def shm_small(view: View) -> Findings:
 
 
 def _both(missing: Finding, small: Finding) -> Finding:
-    """One finding for two remedies in one place."""
+    """The finding for both, each with its remedy."""
     commands = (*missing.fix.commands, *small.fix.commands)
     summary = small.fix.summary if not commands else f"{missing.fix.summary} {small.fix.summary}"
     return Finding(
@@ -103,7 +103,8 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
     if lack.problem == "missing":
         what = f"There is no shared memory (/dev/shm) on {fold(hosts)}"
         if lack.contained:
-            fix = Fix(summary="Start the container with --ipc=host, or with --shm-size=8g.")
+            start = "start the container with --ipc=host, or with --shm-size=8g"
+            fix = Fix(summary=f"Mount a tmpfs on /dev/shm with mode 1777, as every distribution does; {start}.")
         else:
             mount = on_each(hosts, script("mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"))
             fix = pasted("Mount it, as every distribution does:", mount, needs_root=True)

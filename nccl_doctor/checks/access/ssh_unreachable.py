@@ -21,6 +21,7 @@ References: ssh_config(5): HostName, Port, ProxyJump. sshd_config(5): MaxStartup
 "Errors".
 """
 
+import re
 from collections.abc import Collection
 from functools import partial
 
@@ -65,6 +66,7 @@ ANSWERS = ("stranger", "intercepted", "reset")
 """Of dials that met somebody who is not our listener, as sshd is not."""
 UNANSWERED = ("timed-out", "no-route", "unreachable")
 """Of dials that met nobody."""
+_PADDED = re.compile(r"(?<=[A-Za-z-])0+(?=\d)")
 _OTHER = "See whether ssh with the host's name works; its -v shows where it stops."
 
 
@@ -109,7 +111,16 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
             f"of the host's own that bars this address (fail2ban). Until then go by way of {up[0]} (ProxyJump in "
             "~/.ssh/config), or run nccl-doctor there."
         )
-    return Fix(summary=_SUMMARY.get(str(failures[0].facts.reason), _OTHER))
+    return Fix(summary=_SUMMARY.get(str(failures[0].facts.reason), _OTHER) + _zeros(failures))
+
+
+def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
+    """A hint where the names that do not resolve have numbers with zeros in front, as node[01-09] makes them."""
+    names = [failure.unresolved for failure in failures if failure.unresolved]
+    bare = [_PADDED.sub("", name) for name in names]
+    if not names or any(name == other for name, other in zip(names, bare, strict=True)):
+        return ""
+    return f" Zeros count: where the hosts are called {fold(bare)}, write them so."
 
 
 # The words of OpenSSH's client, and of an MPI launcher whose daemons do not start.

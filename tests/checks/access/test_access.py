@@ -207,3 +207,18 @@ def test_a_name_that_resolves_nowhere_is_one_error(lacking: list[str]) -> None:
         document["hosts"][2]["failure"]["facts"] = target
         report = judge(Snapshot.model_validate(document), "check")
         assert {each.name for each in report.diagnoses} == (names if lacking else {"ssh-unreachable"})
+
+
+def test_zeros_that_a_range_writes_in_front_are_spoken_of_where_no_such_name_resolves() -> None:
+    def summary(address: str) -> str:
+        document = healthy()
+        document["cluster"]["nodes"][2]["address"] = document["hosts"][2]["node"]["address"] = address
+        facts = {"target": address, "address": address, "port": 22, "user": "ann", "reason": "name-unresolved"}
+        failure = {"kind": "ssh-unreachable", "detail": "does not resolve", "facts": facts}
+        document["hosts"][2] |= {"facts": None, "failure": failure}
+        (found,) = judge(Snapshot.model_validate(document), "check").diagnoses
+        return found.fix.summary
+
+    assert summary("gpu-03").endswith(" Zeros count: where the hosts are called gpu-3, write them so.")
+    assert "Zeros" not in summary("gpu-30")
+    assert "Zeros" not in summary("gpu0")

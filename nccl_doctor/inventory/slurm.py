@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from nccl_doctor.transport.slurm import SlurmOptions
 JOB_ID = "SLURM_JOB_ID"
 NODELIST = "SLURM_JOB_NODELIST"
 ANSWER_S = 15.0
+_WORDS = 200
 """For scontrol: a busy controller answers within seconds, and its own patience ends after 10 (MessageTimeout)."""
 
 _NUMBER = re.compile(r"[0-9]{1,10}([_+][0-9]{1,7})?")
@@ -139,11 +141,14 @@ def _scontrol(*words: str) -> str:
         raise UsageError(f"Slurm had no answer in {ANSWER_S:.0f} s: {why}") from None
     if done.returncode == 0:
         return done.stdout.decode(errors="replace")
-    said = " ".join(done.stderr.decode(errors="replace").split())[:200]
-    if "Invalid job id" in said:
+    lines = [" ".join(line.split()) for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
+    said = (
+        textwrap.shorten(lines[-1], _WORDS, placeholder=" …") if lines else f"the answer was status {done.returncode}"
+    )
+    if any("Invalid job id" in line for line in lines):
         gone = "Slurm knows no such job, or forgot it after its end; squeue --me lists yours"
         raise UsageError(f"--slurm-job {words[-1]}: {gone}")
-    raise UsageError(f"Slurm could not be asked: {said or f'the answer was status {done.returncode}'}")
+    raise UsageError(f"Slurm could not be asked: {said}. To do without it, name the hosts: -w 'node[01-04]'")
 
 
 def _refuse_unless_running(job: str, rest: str) -> None:

@@ -210,3 +210,22 @@ SCRIPTS = [
 def test_the_port_of_a_batch_script(case: tuple[str, int | None]) -> None:
     script, port = case
     assert master_port(f"#!/bin/bash\n#SBATCH -N2\n{script}\n", 1234567) == port
+
+
+def test_what_scontrol_says_last_is_quoted_by_whole_words_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = "scontrol: fatal: Could not establish a configuration source " + "and so on " * 30
+    (tmp_path / "scontrol").write_text(
+        f"#!/bin/sh\nprintf 'scontrol: error: DNS SRV lookup failed\\n{words}\\n' >&2; exit 1\n"
+    )
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UsageError) as caught:
+        slurm._scontrol("show", "job", "5")
+    quoted, way_out = str(caught.value).split(" …. ")
+    assert quoted.startswith(
+        "Slurm could not be asked: scontrol: fatal: Could not establish a configuration source and"
+    )
+    assert words.startswith(quoted.removeprefix("Slurm could not be asked: ") + " ")
+    assert way_out == "To do without it, name the hosts: -w 'node[01-04]'"

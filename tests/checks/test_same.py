@@ -245,6 +245,7 @@ def test_no_shared_memory_and_too_little_are_one_look_with_a_command_for_each_ho
     assert "Shared memory (/dev/shm) on node[1-2] has 32 MiB free" in found.message
     assert [(one.host, "remount" in one.command) for one in found.fix.commands] == [
         ("node3", False),
+        ("node3", False),
         ("node1", True),
         ("node2", True),
     ]

@@ -23,7 +23,7 @@ from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.system import Shm
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.shell import line, script
+from nccl_doctor.text.shell import line
 
 MIB = 1 << 20
 WANTED = 64 * MIB
@@ -106,7 +106,7 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
             start = "start the container with --ipc=host, or with --shm-size=8g"
             fix = Fix(summary=f"Mount a tmpfs on /dev/shm with mode 1777, as every distribution does; {start}.")
         else:
-            mount = on_each(hosts, script("mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"))
+            mount = on_each(hosts, line("mkdir -p /dev/shm"), line("mount -t tmpfs -o mode=1777 tmpfs /dev/shm"))
             fix = pasted("Mount it, as every distribution does:", mount, needs_root=True)
     else:
         what = f"The user who logs in may not write to the shared memory (/dev/shm) of {fold(hosts)}"

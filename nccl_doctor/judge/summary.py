@@ -15,6 +15,7 @@ from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
 from nccl_doctor.checks.rates import link_gbps
 from nccl_doctor.firewall.manager import managed_by
+from nccl_doctor.firewall.route_lookup import interface_of
 from nccl_doctor.launch.line import line_to_judge, own_lines
 from nccl_doctor.model.base import NOT_SELECTED, PENDING, Skipped, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
@@ -34,7 +35,7 @@ from nccl_doctor.model.report import (
 )
 from nccl_doctor.model.report import Phase as Row
 from nccl_doctor.model.report import PhaseOutcome as RowOutcome
-from nccl_doctor.snapshot.hosts import Snapshot, gpu_counts, rank_counts
+from nccl_doctor.snapshot.hosts import Host, Snapshot, gpu_counts, rank_counts
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import FirewallFacts, PortTrial
 from nccl_doctor.snapshot.rate import NO_RATES, Rates
@@ -42,6 +43,7 @@ from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.system import PythonInfo, TorchInfo
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import figure, fold, grouped, plural
+from nccl_doctor.text.inet import numeric
 
 
 def report(
@@ -80,6 +82,14 @@ def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
     """The gravest diagnosis; what is merely worth knowing leaves it at ok."""
     words: tuple[Literal["ok", "warning", "error"], ...] = ("ok", "warning", "error")
     return words[max((diagnosis.severity.rank for diagnosis in diagnoses), default=0)]
+
+
+def _listed_by(host: Host) -> str | None:
+    """The interface by whose address the hosts file lists a host; None where it names it otherwise."""
+    address = numeric(host.node.address)
+    if host.facts is None or host.node.local or address is None:
+        return None
+    return interface_of(host.facts, str(address))
 
 
 def _title(snapshot: Snapshot) -> str:
@@ -325,8 +335,14 @@ class _Texts:
         return "; ".join(f"{what} on {'each of ' if len(on) > 1 else ''}{fold(on)}" for what, on in kinds)
 
     def _interfaces(self) -> str:
-        chosen = grouped((host.nccl_interface.name, host.name) for host in self._hosts if host.nccl_interface)
-        return "; ".join(f"NCCL will use {name} on {fold(hosts)}" for name, hosts in chosen.items())
+        listed = {host.name: _listed_by(host) for host in self._snapshot.reached}
+        chosen = grouped(
+            ((used.name, listed.get(host.name)), host.name) for host in self._hosts if (used := host.nccl_interface)
+        )
+        return "; ".join(
+            f"NCCL will use {name} on {fold(hosts)}" + (f", listed by {by}" if by not in (None, name) else "")
+            for (name, by), hosts in chosen.items()
+        )
 
     def _ports(self) -> str:
         mesh = self._snapshot.mesh

@@ -9,7 +9,7 @@ from nccl_doctor.judge.diagnose import Selection, judge
 from nccl_doctor.model.base import unknown as unknown_fact
 from nccl_doctor.model.report import MachineLoad
 from nccl_doctor.snapshot.mesh import Mesh
-from tests.checks.snapshots import UNREACHABLE, load, patched
+from tests.checks.snapshots import UNREACHABLE, healthy, load, patched
 
 CHECKS = Path(__file__).parents[1] / "checks"
 
@@ -282,3 +282,21 @@ def test_a_port_that_an_option_names_is_not_mended_in_the_hosts_file() -> None:
         (found,) = report.diagnoses
         assert words in found.fix.summary
         assert ("--write" in found.fix.commands[0].command) is (name == "fires-running")
+
+
+def test_the_interface_by_which_a_host_is_listed_is_named_where_nccl_takes_another() -> None:
+    facts = healthy()["hosts"][1]["facts"]["interfaces"]
+    other = {
+        "name": "eno2",
+        "index": 9,
+        "flags": ["up", "running"],
+        "mtu": 1500,
+        "speed_mbps": 1000,
+        "kind": "physical",
+    }
+    listed = {"interface": "eno2", "family": "inet", "address": "10.1.0.2", "netmask": "255.255.255.0"}
+    interfaces = {"links": [*facts["links"], other], "addresses": [*facts["addresses"], listed]}
+    variables = {"env": {"NCCL_SOCKET_IFNAME": "=eno1"}}
+    hosts = {"node2": {"node": {"address": "10.1.0.2", **variables}, "facts": {"interfaces": interfaces}}}
+    text = rows({"hosts": hosts})["interfaces"][1]
+    assert text == "NCCL will use eno1 on node[1,3]; NCCL will use eno1 on node2, listed by eno2"

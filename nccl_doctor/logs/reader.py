@@ -115,6 +115,8 @@ class Reader:
     def _event(self, rule: LogRule, match: re.Match[str], number: int, shown: str) -> Iterator[Event]:
         part = match.string
         prefix = peel(part)
+        if _REPORT in part:  # a rank prints it for all others: what it names is at fault, and not who says so
+            prefix = replace(prefix, host=match.groupdict().get("host"), rank=None, pid=None)
         name, grade, message = rule.name, rule.grade, part[prefix.start :].strip() or part
         general = name in having("of_catalogue")
         doubtful = general or (prefix.level == "WARN" and grade <= Grade.LIKELY)
@@ -141,6 +143,10 @@ class Reader:
             order=self.order,
             catalogued=known,
         )
+
+
+_REPORT = "NCCL DIAG "
+"""Of NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS; NCCL 2.31 and later)."""
 
 
 def all_wordings() -> Table:

@@ -30,6 +30,8 @@ from collections.abc import Iterator
 from nccl_doctor.checks.effects import SLOW
 from nccl_doctor.checks.rates import GRAVE, SlowLink, judge_rates, link_gbps, rails
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.logs.rule import Grade, likely
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import PENDING, Unknown, skipped
 from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Finding, Severity
@@ -46,6 +48,27 @@ DOES = {("send",): "sends", ("receive",): "receives", ("send", "receive"): "send
 
 SHARED = re.compile(r"\bG[BH]\d\d")
 """Names of GPUs whose data goes to the processor by NVLink."""
+
+
+# NCCL's own measure of each rank's network (NCCL DIAG).
+RULES = (
+    likely(
+        r"NCCL DIAG \[INFO\] net bw: \S{1,40} rank (?P<rank>\d+) \((?P<host>[\w.-]{1,253})\): [\d.]{1,12} Gbit/s, "
+        r">30% off",
+        "n1:1 NCCL DIAG [INFO] net bw: ib rank 3 (gpu-04): 121.4 Gbit/s, >30% off median 390.2 Gbit/s in comm 0x5f",
+    ),
+)
+
+SIGNS = LogSigns(
+    RULES,
+    make_advice(
+        "The network of {who} is far slower than that of the other ranks (NCCL's diagnostics).",
+        "Look there at the link's speed, lanes and errors (ibstat, ethtool, ethtool -S), then at the cable and the "
+        "switch's port. nccl-doctor check --rate on all hosts measures it by TCP.",
+        None,
+    ),
+    warning_up_to=Grade.LIKELY,
+)
 
 
 @check("NCD320", severity=Severity.WARNING, explains=(SLOW,), also=("rates",), row="rate")

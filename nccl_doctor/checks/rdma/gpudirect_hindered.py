@@ -23,6 +23,8 @@ import re
 from collections.abc import Iterator
 
 from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
+from nccl_doctor.logs.rule import Grade, likely
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
@@ -31,6 +33,24 @@ from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
 from nccl_doctor.snapshot.system import PciPaths
 from nccl_doctor.text.hostlist import fold, grouped, plural
 from nccl_doctor.text.shell import line
+
+# NCCL's own comparison of IOMMU groups and ATS (NCCL DIAG).
+RULES = (
+    likely(
+        r"NCCL DIAG \[INFO\] (?:IOMMU mode: enabled \(DMA remapping\)|IOMMU groups: GPU and NIC groups differ"
+        r"|ATS state: (?:ATSCtl )?disabled) .{0,80}?(?:first rank (?P<rank>\d+)|$)",
+        "n1:1 NCCL DIAG [INFO] IOMMU mode: enabled (DMA remapping) on 4 device(s); first rank 0 device 0000:1a:00.0",
+    ),
+)
+
+SIGNS = LogSigns(
+    RULES,
+    make_advice(
+        "Data between GPUs and the network takes a detour (NCCL's diagnostics, printed by {who}).",
+        "Put iommu=pt on the kernel's command line; switch ACS off where the bridges above the GPUs redirect:",
+    ),
+    warning_up_to=Grade.LIKELY,
+)
 
 LOAD = line("modprobe nvidia_peermem")
 NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"

@@ -26,8 +26,8 @@ ADVICE = make_advice(
 
 RULES = (
     likely(
-        r"NCCL DIAG \[INFO\] .{0,40}(?:P2P|p2p|IOMMU|ATS|ACS).{0,80}(?:mismatch|corrupt|fail|differ)",
-        "NCCL DIAG [INFO] P2P: data mismatch between GPU 0 and GPU 3 on node n1",
+        r"NCCL DIAG (?:\[\w+\] )?(?:P2P|p2p): (?:only \d+/\d+ GPU-to-GPU|.{0,40}(?:mismatch|corrupt|fail|differ))",
+        "n1:1 NCCL DIAG [INFO] p2p: only 54/56 GPU-to-GPU peer accesses passed verification in comm 0x5f",
     ),
     *roots(
         r"transport/p2p\.cc:\d+ .*NCCL WARN .*(?:Cuda|CUDA|HIP|hip) (?:failure|error)",

@@ -47,6 +47,13 @@ _ERRORS = {
     19: "the device or its interface is gone (19)",
 }
 """Of ibv_modify_qp, by errno; NCCL before 2.19 writes the words alone."""
+_SAYS = {
+    "not found in PKey table": "no partition key of the port is NCCL_IB_PKEY_VALUE's; ask the subnet manager's owner, "
+    "or unset it",
+    "RTR failed": "the port is still down, or its GID is not registered yet",
+    "WQE stall": "what was posted is not done: the peer, its link or a switch does not answer",
+}
+"""Of NCCL 2.31 and later, by its own words."""
 _ERRNO = re.compile(r"ibv_modify_qp failed with (?:error .*errno )?(\d+)")
 _WORDS = {"Connection timed out": 110, "No route to host": 113, "Network is unreachable": 101, "No data available": 61}
 _WORDS |= {"Invalid argument": 22, "No such device": 19}
@@ -66,6 +73,7 @@ def _advice(case: Case) -> Advice:
     own = _ends(texts)
     device = f"{case.device} ({own})" if case.device and own else case.device
     place = (f" over {device}" if device else "") + (f" to {case.target}" if case.address.ip else "")
+    told = next((words for sign, words in _SAYS.items() if any(sign in text for text in texts)), told)
     if any(_EMPTY_GID.search(event.text) for event in case.cause.events):
         told = "the GID of one side is empty, so its index (NCCL_IB_GID_INDEX) names no address of that port"
     return advise(
@@ -103,6 +111,16 @@ RULES = (
         r"NET/IB.*(?:async (?:fatal|error) event|Got async (?:error )?event|Got CQE with error|marked as failed"
         r"|error is fatal)",
         "n1:1:2 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 Got async event : port error",
+    ),
+    *roots(
+        r"NET/IB.*NCCL_IB_PKEY_VALUE=\S+ not found in PKey table",
+        "n1:1:2 [0] transport/net_ib/init.cc:300 NCCL WARN NET/IB: NCCL_IB_PKEY_VALUE=0x8001 not found in PKey table",
+        r"NET/IB.*RTR failed \(\d+\) for QP",
+        "n1:1:2 [0] transport/net_ib/p2p.cc:300 NCCL WARN NET/IB: mlx5_0: RTR failed (110) for QP devIndex=0 qp_num=77 "
+        "localGidIndex=3 (port still down or GID not yet registered)",
+        r"NET/IB: WQE stall \(no CQE\): peer=(?P<ip>[0-9.]+)?",
+        "n1:1:2 [0] transport/net_ib/p2p.cc:300 NCCL WARN NET/IB: WQE stall (no CQE): peer=10.0.0.7<41000> | "
+        "local: qpn=7 dev=mlx5_0 port=1",
     ),
     hint(
         r"NET/IB.*(?:GID table changed|non-fatal async event)",

@@ -118,9 +118,10 @@ RULES = (
     ),
     likely(
         r"NCCL DIAG \[INFO\] (?:ECC|NVLink|NVLINK|S?Xid)\b.{0,80}"
-        r"(?:uncorrect|volatile|error|inactive|down|Xid \d|reported)",
+        r"(?:uncorrect|volatile|error|inactive|down|Xid \d|reported|detected|mismatch|inconsistent)"
+        r"(?:.{0,200}\bon host (?P<host>[\w.-]{1,253}\w))?",
         "n1:4242 NCCL DIAG [INFO] ECC: uncorrectable errors on rank(s) 3 in comm 0x5f",
-        unless=r"no errors|0 errors|not (?:available|supported)|unavailable",
+        unless=r"ECC: no |: no events|no errors|0 errors|not (?:available|supported)|unavailable|No user action",
     ),
 )
 

@@ -13,12 +13,32 @@ Fix: leave the unlike hosts out, or choose the batch size for the smallest. With
 from collections import Counter
 
 from nccl_doctor.checks.view import Findings, View, check, difference, ordered
+from nccl_doctor.logs.rule import Grade, likely
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.text.hostlist import fold
 
 GIB = 1024
+
+# NCCL's own comparison of the ranks' GPUs (NCCL DIAG).
+RULES = (
+    likely(
+        r"NCCL DIAG \[INFO\] GPU inventory: model mismatch .{0,80}rank\(s\) (?P<rank>\d+)",
+        "n1:1 NCCL DIAG [INFO] GPU inventory: model mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ from rank "
+        "0 (NVIDIA H100 80GB HBM3)",
+    ),
+)
+
+SIGNS = LogSigns(
+    RULES,
+    make_advice(
+        "The ranks' GPUs are of different models (NCCL's diagnostics, printed by {who}).",
+        "Leave the unlike hosts out, or choose the batch size for the smallest GPU:",
+    ),
+    warning_up_to=Grade.LIKELY,
+)
 
 
 @check("NCD509", severity=Severity.WARNING, needs=("gpus",), row="GPUs")

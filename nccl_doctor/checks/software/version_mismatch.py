@@ -117,7 +117,7 @@ def _advice(case: Case) -> Advice:
 # NCCL's words for two versions, symbols and libraries that are not there.
 RULES = (
     likely(
-        r"NCCL DIAG \[INFO\] (?:GPU inventory: model|\w+ driver version:|NCCL version:) ?mismatch .*"
+        r"NCCL DIAG \[INFO\] (?:[\w ]{0,40}driver version:|NCCL version:) ?mismatch .*"
         r"rank\(s\) (?P<rank>\d+)",
         "NCCL DIAG [INFO] CUDA driver version: mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ from rank 0",
     ),

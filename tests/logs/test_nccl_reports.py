@@ -1,0 +1,122 @@
+"""Lines of NCCL's own diagnostics (2.31 and later), by the format strings of libnccl 2.32.3: diagnosis, host, rank.
+
+A rank prints the report for all: who prints a line is not who is at fault.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from nccl_doctor.logs.diagnose import LogSource, diagnose
+from nccl_doctor.logs.verdict import report
+from nccl_doctor.model.report import Report
+
+FRONT = "gpu-01:812 NCCL DIAG "
+OF = "across 16 ranks in comm 0x5f"
+WARN = "gpu-01:812:841 [0] transport/net_ib/p2p.cc:300 NCCL WARN NET/IB: "
+FAULTS = [
+    ("[INFO] p2p: only 54/56 GPU-to-GPU peer accesses passed verification", "gdr-p2p-fault", (), ()),
+    ("[INFO] p2p: read mismatch gpu 0 -> gpu 1 expected=0x5a got=0x00; check ACS", "gdr-p2p-fault", (), ()),
+    ("[INFO] p2p: write mismatch gpu 0 -> gpu 1 expected=0x5a got=0x00 verify=0x00; x", "gdr-p2p-fault", (), ()),
+    ("[INFO] p2p: peer-memory import failed gpu 0 -> gpu 1 reason=unsupported; x", "gdr-p2p-fault", (), ()),
+    ("[INFO] p2p: setup failed on rank 3 result=1", "gdr-p2p-fault", (), ()),
+    (
+        "[INFO] net bw: ib rank 3 (gpu-04): 121.4 Gbit/s, >30% off median 390.2 Gbit/s in comm 0x5f",
+        "link-slow",
+        ("gpu-04",),
+        (3,),
+    ),
+    (f"[INFO] GPU inventory: count mismatch {OF}, rank(s) 9 differ from rank 0 (8)", "gpu-count-low", (), (9,)),
+    (f"[INFO] GPU inventory: model mismatch {OF}, rank(s) 9 differ from rank 0 (H100)", "gpu-model-mismatch", (), (9,)),
+    (
+        f"[INFO] NVIDIA graphics driver version: mismatch {OF}, rank(s) 9 differ from rank 0 (1)",
+        "version-mismatch",
+        (),
+        (9,),
+    ),
+    (f"[INFO] CUDA driver version: mismatch {OF}, rank(s) 9 differ from rank 0 (13.0)", "version-mismatch", (), (9,)),
+    (f"[INFO] NCCL version: mismatch {OF}, rank(s) 9 differ from rank 0 (2.31.2)", "version-mismatch", (), (9,)),
+    (f"[INFO] ECC: uncorrected volatile errors on rank(s) 3 (worst=4) {OF}", "gpu-errors", (), ()),
+    (
+        f"[INFO] ECC: corrected volatile errors at or above threshold 9 on rank(s) 3 (worst=40) {OF}",
+        "gpu-errors",
+        (),
+        (),
+    ),
+    (f"[INFO] NVLink: inactive link(s) on rank(s) 3 {OF}", "gpu-errors", (), ()),
+    (f"[INFO] NVLink: inconsistent link speeds on rank(s) 3 {OF}", "gpu-errors", (), ()),
+    (f"[INFO] NVLink: link-count mismatch {OF}, rank(s) 3 differ from rank 0 (18)", "gpu-errors", (), ()),
+    ("[INFO] Xid 79 detected 2 s ago on host gpu-07. Reset the node", "gpu-errors", ("gpu-07",), ()),
+    ("[INFO] SXid 20034 (NVSwitch driver reported a fault) on host gpu-07. Reset", "gpu-errors", ("gpu-07",), ()),
+    (
+        "[INFO] IOMMU mode: enabled (DMA remapping) on 4 device(s); first rank 0 device 0000:1a:00.0 in comm 0x5f",
+        "gpudirect-hindered",
+        (),
+        (0,),
+    ),
+    (
+        "[INFO] IOMMU groups: GPU and NIC groups differ on 2 pair(s) in comm 0x5f; first rank 0 GPU group 7 NIC x",
+        "gpudirect-hindered",
+        (),
+        (0,),
+    ),
+    (
+        "[INFO] ATS state: ATSCtl disabled on 2 rank/NIC pair(s) in comm 0x5f; first rank 0 NIC 0000:1b:00.0",
+        "gpudirect-hindered",
+        (),
+        (0,),
+    ),
+    (f"[INFO] NCCL environment: mismatch {OF} for NCCL_PROTO", "env-mismatch", (), ()),
+]
+GOOD = [
+    "=== NCCL Diagnostics ===",
+    "=== RAS Diagnostics ===",
+    "NCCL diagnostics completed in 812.0 ms across 16 ranks",
+    "INFO RAS diagnostics skipped: NCCL_RAS_ENABLE=0",
+    "[OK] p2p: verified P2P access in both directions between every GPU pair (56 peer accesses)",
+    "[OK] net bw: 388.0/390.2/392.1 Gbit/s min/median/max ib bw (across 16 ranks) in comm 0x5f",
+    "[OK] net bw: skipped (single host or no network transport)",
+    "[INFO] net bw: capability probe timed out in comm 0x5f",
+    f"[OK] GPU inventory: 8x NVIDIA H100 80GB HBM3 per node consistent {OF}",
+    f"[OK] NCCL version: 2.31.2 consistent {OF}",
+    f"[OK] ECC: no uncorrected volatile errors {OF}",
+    f"[INFO] ECC: no uncorrected volatile errors {OF}",
+    f"[OK] NVLink: 18 links per GPU, all active at consistent speed {OF}",
+    "[OK] IOMMU mode: passthrough across 8 relevant device(s) on 16/16 ranks in comm 0x5f",
+    "[INFO] ATS state: PCIe capabilities require root access on 2 rank/NIC pair(s) across 16/16 ranks in comm 0x5f",
+    f"[OK] NCCL environment: NCCL_* env vars consistent {OF}",
+]
+
+
+def told(line: str) -> Report:
+    return report(diagnose([LogSource("job.log", [f"{line}\n".encode()])]), seconds=0.0)
+
+
+@pytest.mark.parametrize(("line", "name", "hosts", "ranks"), FAULTS)
+def test_a_line_that_means_a_fault(line: str, name: str, hosts: tuple[str, ...], ranks: tuple[int, ...]) -> None:
+    (found,) = told(FRONT + line).diagnoses
+    assert (found.name, found.hosts) == (name, hosts)
+    assert all(f"rank {rank}" in found.message or str(rank) in str(found.entities) for rank in ranks)
+    assert "gpu-01" not in found.message
+
+
+@pytest.mark.parametrize("line", GOOD)
+def test_a_good_line_and_one_that_judges_nothing(line: str) -> None:
+    assert told(FRONT + line).diagnoses == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("NCCL_IB_PKEY_VALUE=0x8001 not found in PKey table (pkey_tbl_len=2, port=1)", "partition key"),
+        (
+            "mlx5_0: RTR failed (110) for QP devIndex=0 qp_num=7 localGidIndex=3 (port still down or GID x)",
+            "still down",
+        ),
+        ("WQE stall (no CQE): peer=10.0.0.7<41> | local: qpn=7 dev=mlx5_0 | age=9ns inflight=3", "is not done"),
+    ],
+)
+def test_new_words_of_an_rdma_fault(line: str, words: str) -> None:
+    (found,) = told(WARN + line).diagnoses
+    assert (found.name, found.hosts) == ("ib-fault", ("gpu-01",))
+    assert words in found.message

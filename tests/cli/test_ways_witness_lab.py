@@ -35,29 +35,26 @@ def ends_with_what_is_printed(lab: Lab, name: str, host: str) -> str:
     return str(found["message"])
 
 
-def test_a_policy_route_into_a_vpn(two_nets: Lab) -> None:
+@pytest.mark.parametrize(
+    ("tunnel", "own", "table", "rule"),
+    [
+        ("tun0", "", 100, "from 10.77.0.3"),
+        # as wg-quick sets it up: the peers answer to the tunnel's own address, and have no route there
+        ("wg0", "&& ip address add 10.200.0.3/32 dev wg0", 51820, "to 10.77.0.0/30"),
+    ],
+)
+def test_a_policy_route_into_a_vpn(two_nets: Lab, tunnel: str, own: str, table: int, rule: str) -> None:
     node = two_nets.host("node3")
-    node.run("ip link add tun0 index 99 type bridge && ip link set tun0 up")
-    node.run("ip route add default dev tun0 table 100 && ip rule add from 10.77.0.3 table 100 priority 50")
+    node.run(f"ip link add {tunnel} index 99 type bridge && ip link set {tunnel} up {own}")
+    node.run(f"ip route add default dev {tunnel} table {table} && ip rule add {rule} table {table} priority 50")
     node.run(f"ip rule add to {two_nets.controller.address} lookup main priority 40")  # SSH works
     try:
         message = ends_with_what_is_printed(two_nets, "route-diverted", "node3")
-        assert "node3 sends packets for node[1-2] by tun0 (table 100)" in message
+        assert f"node3 sends packets for node[1-2] by {tunnel} (table {table})" in message
     finally:
-        node.run("ip rule del priority 50; ip rule del priority 40; ip rule del priority 1; ip link del tun0; true")
-
-
-def test_a_tunnel_with_an_address_of_its_own_is_one_fault(two_nets: Lab) -> None:
-    """As wg-quick sets it up: the peers answer to the tunnel's address, and have no route there."""
-    node = two_nets.host("node3")
-    node.run("ip link add wg0 index 98 type bridge && ip link set wg0 up && ip address add 10.200.0.3/32 dev wg0")
-    node.run("ip route add default dev wg0 table 51820 && ip rule add to 10.77.0.0/30 lookup 51820 priority 50")
-    node.run(f"ip rule add to {two_nets.controller.address} lookup main priority 40")  # SSH works
-    try:
-        message = ends_with_what_is_printed(two_nets, "route-diverted", "node3")
-        assert "node3 sends packets for node[1-2] by wg0 (table 51820)" in message
-    finally:
-        node.run("ip rule del priority 50; ip rule del priority 40; ip rule del priority 1; ip link del wg0; true")
+        node.run(
+            f"ip rule del priority 50; ip rule del priority 40; ip rule del priority 1; ip link del {tunnel}; true"
+        )
 
 
 def test_a_strict_filter_and_a_route_by_the_other_network(two_nets: Lab) -> None:

@@ -113,7 +113,8 @@ def test_a_controller_that_is_killed_leaves_nothing_inside(boxes: Lab) -> None:
     two = boxes.hosts[1]
     hosts = ["node1", "node2"]  # each more imports torch
     boxes.controller.write("/root/hosts.yaml", boxes.hosts_file(hosts=hosts, inside={"podman": "train"}))
-    with start_in(boxes.controller, "check", "hosts.yaml") as running:
+    long = ("--smoke-budget", "60", "--max-bytes", str(1 << 28))  # a busy machine looks seldom
+    with start_in(boxes.controller, "smoke", "hosts.yaml", *long) as running:
         two.wait_until(lambda: len(all_reduce_processes(two)) > 1, "the all-reduce")
         running.kill()
     gone(boxes)

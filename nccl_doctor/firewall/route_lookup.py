@@ -63,7 +63,7 @@ def _ttl_of(facts: HostFacts) -> int | None:
     return int(told) if told is not None and 0 < int(told) < 256 else None
 
 
-_SETS_TTL = re.compile(r"\bttl set \d|-j TTL\b")
+_SETS_TTL = re.compile(r'"mangle": ?\{"key": ?\{"payload": ?\{[^}]*"ttl"|-j TTL\b')
 
 
 def _sets_ttl(*hosts: Host) -> bool:
@@ -72,7 +72,7 @@ def _sets_ttl(*hosts: Host) -> bool:
     for host in hosts:
         firewall = host.facts.firewall if host.facts else None
         if isinstance(firewall, FirewallFacts):
-            texts += [firewall.nft_text] if isinstance(firewall.nft_text, str) else []
+            texts += [firewall.nft] if isinstance(firewall.nft, str) else []
             texts += [save.text for save in firewall.iptables] if isinstance(firewall.iptables, tuple) else []
     return any(_SETS_TTL.search(text) for text in texts)
 

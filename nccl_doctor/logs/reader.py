@@ -146,7 +146,7 @@ class Reader:
 
 
 _REPORT = "NCCL DIAG "
-"""Of NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS; NCCL 2.31 and later)."""
+"""Marks a line of NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS; NCCL 2.31 and later)."""
 
 
 def all_wordings() -> Table:

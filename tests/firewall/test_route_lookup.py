@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.firewall.route_lookup import find_route_faults
+from nccl_doctor.firewall.route_lookup import find_route_faults, path_of
 from nccl_doctor.snapshot.mesh import Mesh
 from tests.checks.snapshots import patched
+from tests.firewall.facts import nft_facts
 
 RUNS = ["up", "broadcast", "running", "multicast"]
 TO = "10.0.0.1"
@@ -88,3 +89,16 @@ def test_no_way_back_to_the_address_that_a_diverted_route_prefers_is_that_route(
     back = {"to": "10.200.0.3", "source": TO, "error": "ENETUNREACH"}
     assert kind(source, way, [back]) == "diverted"
     assert kind(source, {**way, "dev": "eno1", "prefers": "10.0.0.3"}, [{**back, "to": "10.0.0.3"}]) == "no-way"
+
+
+def test_a_rule_that_writes_the_time_to_live_leaves_it_unknown() -> None:
+    def known(expression: dict[str, Any] | None) -> int | None:
+        facts = nft_facts([expression] if expression else []).model_dump(mode="json")
+        settings = {"firewall": facts, "sysctls": {"net.ipv4.ip_default_ttl": "64"}}
+        hosts = {host.name: host for host in patched({"hosts": {"node3": {"facts": settings}}}).hosts}
+        found = path_of(TO, hosts["node3"], hosts["node1"], {})
+        assert found is not None
+        return found.ends.ttl
+
+    assert known(None) == 64
+    assert known({"mangle": {"key": {"payload": {"protocol": "ip", "field": "ttl"}}, "value": 3}}) is None

@@ -46,7 +46,7 @@ RULES = (
 SIGNS = LogSigns(
     RULES,
     make_advice(
-        "Data between GPUs and the network takes a detour (NCCL's diagnostics, printed by {who}).",
+        "Data between GPUs and the network takes a detour, by NCCL's diagnostics: first on {who}.",
         "Put iommu=pt on the kernel's command line; switch ACS off where the bridges above the GPUs redirect:",
     ),
     warning_up_to=Grade.LIKELY,

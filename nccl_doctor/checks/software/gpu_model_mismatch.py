@@ -34,7 +34,7 @@ RULES = (
 SIGNS = LogSigns(
     RULES,
     make_advice(
-        "The ranks' GPUs are of different models (NCCL's diagnostics, printed by {who}).",
+        "The ranks' GPUs are of different models, by NCCL's diagnostics: {who} has another one.",
         "Leave the unlike hosts out, or choose the batch size for the smallest GPU:",
     ),
     warning_up_to=Grade.LIKELY,

@@ -87,7 +87,10 @@ WELL = Row("healthy", READY)
 
 
 def plain_ssh(lab: Lab, odd: Mapping[str, Row]) -> list[str]:
-    """``ssh HOST true`` to all of them at once, and where it did other than the table says."""
+    """``ssh HOST true`` to all of them at once, and where it did other than the table says.
+
+    A kernel that is busy may answer ARP too late: "No route to host", of which no line tells, is tried a second time.
+    """
     lines = []
     for name, row in odd.items():
         ssh: Mapping[str, Any] = row.entry.get("ssh", {})
@@ -98,7 +101,8 @@ def plain_ssh(lab: Lab, odd: Mapping[str, Row]) -> list[str]:
         target = row.entry.get("address", name)
         login = f"{ssh['user']}@{target}" if "user" in ssh else target
         command = shlex.join(["timeout", patience, "ssh", "-n", *options, login, "true"])
-        lines.append(f"( {command} >/tmp/plain-{name} 2>&1; echo $? >/tmp/status-{name} ) &")
+        tried = f"{command} >/tmp/plain-{name} 2>&1; echo $? >/tmp/status-{name}"
+        lines.append(f"( {tried}; if grep -q 'No route to host' /tmp/plain-{name}; then {tried}; fi ) &")
     shown = "printf '%s\\n' \"$(cat /tmp/status-$name) $(tr -cd ' -~' </tmp/plain-$name | tail -c 1000)\""
     lines += ["wait", f"for name in {shlex.join(odd)}; do {shown}; done"]
     answers = lab.controller.run("\n".join(lines)).stdout.splitlines()

@@ -176,10 +176,11 @@ def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
         return None
     smoke = snapshot.smoke
     speed = link(snapshot)
-    same = ("backend", "reason", "world_size", "outcome", "ranks", "sizes", "rings", "trees", "rdma_grown")
+    same = ("backend", "reason", "world_size", "outcome", "ranks", "rings", "trees", "rdma_grown")
     return AllReduceReport(
         **{name: getattr(smoke, name) for name in same},
         ok=smoke.outcome == "ok",
+        sizes=smoke.sizes if smoke.world_size > 1 else (),  # a rank alone sends nothing, and measures its own call
         link=speed and LinkShare(**asdict(speed), share=best(smoke) / speed.gb_per_s),
         isolation=smoke.isolation if isinstance(smoke.isolation, IsolationReport) else None,
     )
@@ -409,6 +410,8 @@ class _Texts:
             return ends.get(smoke.outcome, "wrong result")
         how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
         ranks, rate, speed = plural(smoke.world_size, "rank"), best(smoke), link(self._snapshot)
+        if smoke.world_size == 1:
+            return f"{ranks} over {how}, right sums"  # and nothing sent
         if speed is None:
             most = f"{figure(rate)} GB/s" if rate >= 0.1 else f"{figure(rate * 1e3)} MB/s"
             return f"{ranks} over {how}, right sums, up to {most}"

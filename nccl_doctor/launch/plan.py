@@ -148,7 +148,7 @@ def plan(
 
 def _start(node: Node, first: int, checked: CheckedHost | None) -> Start:
     count = _count(node, checked) or 1
-    named = named_devices(node)
+    named = named_devices(node.cuda_visible_devices)
     # Options can contradict a hosts file, and both what the last check saw; without any GPU ranks are on CPUs.
     seen = checked.gpus or 0 if checked and node.cuda_visible_devices is None else 0
     there = len(named) or seen
@@ -165,7 +165,7 @@ def _start(node: Node, first: int, checked: CheckedHost | None) -> Start:
 
 
 def _count(node: Node, checked: CheckedHost | None) -> int | None:
-    named = len(named_devices(node))
+    named = len(named_devices(node.cuda_visible_devices))
     return node.nproc_per_node or named or (checked.nproc if checked else None)
 
 

@@ -216,10 +216,10 @@ def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
     """Ranks that the node starts: as set, else its GPUs, else 1; 2 on a machine alone, where 1 would test nothing."""
     if node.nproc_per_node is not None:
         return node.nproc_per_node
-    named = named_devices(node)
+    named = named_devices(visible_devices(node, facts))
     if named:
         return len(named)
-    gpus = 0 if isinstance(facts.gpus, Unknown) else len(facts.gpus)
+    gpus = 0 if isinstance(facts.gpus, Unknown) else len(visible_gpus(node, facts))
     return gpus or (2 if alone else 1)
 
 
@@ -231,8 +231,9 @@ def rank_counts(snapshot: Snapshot) -> dict[str, int]:
 
 def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
     """By host that has GPUs, how many its ranks see."""
-    seen = ((host, host.facts.gpus) for host in snapshot.hosts if host.facts is not None)
-    return {host.name: len(visible_gpus(host.node, gpus)) for host, gpus in seen if isinstance(gpus, tuple) and gpus}
+    seen = ((host, host.facts) for host in snapshot.hosts if host.facts is not None)
+    shown = ((host, facts) for host, facts in seen if not isinstance(facts.gpus, Unknown) and facts.gpus)
+    return {host.name: len(visible_gpus(host.node, facts)) for host, facts in shown}
 
 
 def world_size(snapshot: Snapshot) -> int:
@@ -241,14 +242,21 @@ def world_size(snapshot: Snapshot) -> int:
     return sum(known.get(host.name, host.node.nproc_per_node or 1) for host in snapshot.hosts)
 
 
-def named_devices(node: Node) -> tuple[str, ...]:
-    """The parts of the node's CUDA_VISIBLE_DEVICES; none where it is not set."""
-    return tuple(part.strip() for part in (node.cuda_visible_devices or "").split(",") if part.strip())
+def visible_devices(node: Node, facts: HostFacts) -> str | None:
+    """CUDA_VISIBLE_DEVICES as the node's ranks have it: by the hosts file, else by the host's own environment."""
+    if node.cuda_visible_devices is not None or isinstance(facts.env, Unknown):
+        return node.cuda_visible_devices
+    return facts.env.get("CUDA_VISIBLE_DEVICES")
+
+
+def named_devices(value: str | None) -> tuple[str, ...]:
+    """The parts of a value of CUDA_VISIBLE_DEVICES; none where it is not set."""
+    return tuple(part.strip() for part in (value or "").split(",") if part.strip())
 
 
 def gpu_wish(host: Host) -> str | None:
     """Words for what asks for GPUs on a host; None where nothing does."""
-    if any(part != "-1" for part in named_devices(host.node)):
+    if any(part != "-1" for part in named_devices(host.node.cuda_visible_devices)):
         origin = host.node.env_origins.get("CUDA_VISIBLE_DEVICES")
         by = "the hosts file asks for them: cuda_visible_devices" if origin is None else f"{origin} asks for them:"
         return f'{by} "{host.node.cuda_visible_devices}"'
@@ -257,13 +265,17 @@ def gpu_wish(host: Host) -> str | None:
     return f"CUDA_VISIBLE_DEVICES={asked} asks for them" if asked not in ("", "-1", "NoDevFiles") else None
 
 
-def visible_gpus(node: Node, gpus: tuple[system.Gpu, ...]) -> tuple[system.Gpu, ...]:
-    """The GPUs that the node's ranks see, in their order; a part of one (``MIG-…``) stands for nothing."""
-    if node.cuda_visible_devices is None:
+def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
+    """The GPUs that the node's ranks see, in their order; a part of one (``MIG-…``) stands for nothing.
+
+    None where the host did not show its GPUs.
+    """
+    gpus, devices = () if isinstance(facts.gpus, Unknown) else facts.gpus, visible_devices(node, facts)
+    if devices is None:
         return gpus
     return tuple(
         gpu
-        for part in named_devices(node)
+        for part in named_devices(devices)
         for gpu in gpus
         # CUDA takes any beginning of an identifier that is unambiguous
         if part == str(gpu.index) or (part.startswith("GPU-") and gpu.uuid.lower().startswith(part.lower()))

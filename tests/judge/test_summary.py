@@ -29,6 +29,18 @@ def test_a_healthy_cluster_says_what_was_seen() -> None:
     assert {outcome for outcome, _ in seen.values()} == {"ok", "n/a"}
 
 
+def test_a_machine_with_one_gpu() -> None:
+    """An H200 with torch 2.11 for CUDA 13, alone: a rank alone sends nothing, so no rate is given."""
+    report = judge(load(Path(__file__).parent / "one-h200.json"), "check")
+    shown = {phase.name: (phase.outcome, phase.text) for phase in report.phases}
+    assert report.diagnoses == ()
+    assert shown["software"] == ("ok", "python 3.12.3, torch 2.11.0+cu130, NCCL 2.28.9")
+    assert shown["GPUs"] == ("ok", "1 H200 on vm")
+    assert shown["all-reduce"] == ("ok", "1 rank over nccl, right sums")
+    assert report.smoke is not None
+    assert report.smoke.sizes == ()
+
+
 def test_an_address_is_not_said_to_be_itself() -> None:
     (found,) = judge(load(CHECKS / "interfaces/master_addr_loopback/fires.json"), "check").diagnoses
     assert found.name == "master-addr-loopback"

@@ -266,7 +266,7 @@ def _sizes(judged: Judged) -> Iterator[Fault]:
         if isinstance(facts.gpus, Unknown):
             yield Unjudged((host.name,), f"how many GPUs there are is not known: {facts.gpus.reason}")
             return
-        counts[host.name] = len(visible_gpus(host.node, facts.gpus))
+        counts[host.name] = len(visible_gpus(host.node, facts))
     if not any(counts.values()):
         return  # it may be meant for processors
     if "nnodes" in line.options and judged.count > 1:
@@ -291,7 +291,7 @@ def _ranks(judged: Judged) -> Iterator[Fault]:
         if isinstance(facts.gpus, Unknown) and (is_number(told) or told == "gpu") and told != "0":
             yield Unjudged((host.name,), f"{told} ranks a node, and how many GPUs there are is not known")
         if isinstance(facts.gpus, tuple) and (facts.gpus or told == "gpu"):
-            there = len(visible_gpus(host.node, facts.gpus)) if devices is None else len(devices.split(","))
+            there = len(visible_gpus(host.node, facts)) if devices is None else len(devices.split(","))
             if (is_number(told) and int(told) > there) or (told == "gpu" and not there):
                 few.setdefault(there, []).append(host.name)
     for there, hosts in few.items():
@@ -399,7 +399,7 @@ def _devices(judged: Judged) -> Iterator[Fault]:
         if isinstance(facts.gpus, Unknown):
             yield Unjudged((host.name,), f"{option} {value}, and which GPUs there are is not known")
         if isinstance(facts.gpus, tuple):
-            count = len(visible_gpus(host.node, facts.gpus))
+            count = len(visible_gpus(host.node, facts))
             has = plural(count, "GPU")
             there = {str(number) for number in range(count)}
             missing = [part for part in asked or ["0"] if part not in there]

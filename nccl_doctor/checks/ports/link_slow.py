@@ -142,7 +142,7 @@ def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
     known = () if isinstance(gpus, Unknown) else gpus
     if any(SHARED.search(gpu.name) for gpu in known):
         return
-    seen = {gpu.index for gpu in visible_gpus(host.node, known)}
+    seen = {gpu.index for gpu in visible_gpus(host.node, facts)}
     places = () if isinstance(health, Unknown) else health
     hidden = {one.bus_id[-12:] for one in places if one.bus_id and known and one.index not in seen}
     for gpu in driver.gpus:

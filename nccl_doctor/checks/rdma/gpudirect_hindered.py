@@ -113,7 +113,7 @@ def _hindrances(facts: HostFacts) -> Iterator[str]:
 
 def _between(host: Host, facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
     """Those between GPUs that have PCIe alone, which GPUs, and whether these are GeForce."""
-    pci, gpus = known(facts.pci), visible_gpus(host.node, known(facts.gpus))
+    pci, gpus = known(facts.pci), visible_gpus(host.node, facts)
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
     linked = pci.nvswitches or any(LINKED.search(gpu.name) for gpu in gpus)
     if len(gpus) < 2 or linked or _has_port(facts) or env.get("NCCL_P2P_DISABLE") == "1":

@@ -4,9 +4,10 @@ What it means: the ranks beyond the last GPU end with "CUDA error: invalid devic
 them until the rendezvous or the first collective times out. Where the number of ranks is not set in the hosts file, a
 node with fewer GPUs starts fewer ranks: the world is smaller than meant, and slower.
 
-How we know: `nvidia-smi` on each host against `nproc_per_node` and `cuda_visible_devices` of the hosts file. One GPU
-less than on like machines is mostly one that fell off the bus: see Xid 79 in the kernel's log. Where no host has a
-GPU and nothing asks for one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
+How we know: `nvidia-smi` on each host against `nproc_per_node` and `cuda_visible_devices` of the hosts file, or the
+CUDA_VISIBLE_DEVICES of the environment that ranks get there. One GPU less than on like machines is mostly one that
+fell off the bus: see Xid 79 in the kernel's log. Where no host has a GPU and nothing asks for one (the hosts file,
+CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
 
 Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus: one that is there and that nvidia-smi does not
 list has a fault of its driver or its own (`dmesg`; often a power cycle). Else set `nproc_per_node` and
@@ -21,14 +22,18 @@ from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.logs.rule import likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
-from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.snapshot.hosts import gpu_wish, named_devices, visible_gpus
+from nccl_doctor.snapshot.hosts import gpu_wish, named_devices, visible_devices, visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 from nccl_doctor.text.shell import line
 
 ON_THE_BUS = line("lspci -d 10de:")
+IN_THE_SHELL = line("printenv CUDA_VISIBLE_DEVICES")
+UNSET = (
+    "Take CUDA_VISIBLE_DEVICES out of the environment that the job starts in, or name GPUs that are there "
+    "(cuda_visible_devices in the hosts file); see what is set:"
+)
 
 
 @check(
@@ -46,19 +51,33 @@ def gpu_count_low(view: View) -> Findings:
         return
     counts: dict[str, int] = {}
     short: list[tuple[_Short, str]] = []
+    hidden: list[tuple[str, str]] = []
     for host, facts in view.facts:
         gpus = known(facts.gpus)
         ranks = view.nproc(host, facts)
         # CUDA hides a GPU whose index no device has, and all behind it; parts of GPUs are not in nvidia-smi's list
         there = {str(gpu.index) for gpu in gpus}
-        missing = [part for part in named_devices(host.node) if part.isdigit() and part not in there]
-        has_parts = any(part.startswith("MIG-") for part in named_devices(host.node))
-        if missing or (len(visible_gpus(host.node, gpus)) < ranks and not has_parts):
-            short.append((_short(host.node, gpus, ranks, missing), host.name))
-        elif host.node.nproc_per_node is None and host.node.cuda_visible_devices is None:
+        devices = visible_devices(host.node, facts)
+        missing = [part for part in named_devices(devices) if part.isdigit() and part not in there]
+        has_parts = any(part.startswith("MIG-") for part in named_devices(devices))
+        own = host.node.cuda_visible_devices is None
+        if own and devices is not None and gpus and not set(named_devices(devices)) - {"-1"}:
+            hidden.append((devices, host.name))
+        elif missing or (len(visible_gpus(host.node, facts)) < ranks and not has_parts):
+            short.append((_short(devices, gpus, ranks, missing, own=own), host.name))
+        elif host.node.nproc_per_node is None and devices is None:
             counts[host.name] = len(gpus)
     for row, hosts in grouped(short).items():
         yield row.finding(tuple(hosts))
+    for devices, hosts in grouped(hidden).items():
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"CUDA_VISIBLE_DEVICES={devices} hides every GPU of {fold(hosts)}: ranks there use the processor.",
+            evidence=(f"{fold(hosts)}: CUDA_VISIBLE_DEVICES={devices} in the environment that ranks get",),
+            facts={"gpus": 0, "cuda_visible_devices": devices},
+            severity=Severity.WARNING,
+            fix=pasted(UNSET, on_each(hosts, IN_THE_SHELL)),
+        )
     usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
     fewer = tuple(name for name, count in counts.items() if count < usual)
     if fewer:
@@ -107,6 +126,7 @@ class _Short(NamedTuple):
     shown: tuple[str, ...]
     ranks: int
     devices: str | None
+    own: bool  # by the environment of the host itself, which the hosts file leaves as it is
 
     def finding(self, hosts: tuple[str, ...]) -> Finding:
         """The finding for the nodes that lack the same."""
@@ -117,19 +137,21 @@ class _Short(NamedTuple):
             evidence=self.shown,
             facts={"gpus": self.gpus, "nproc_per_node": self.ranks, "cuda_visible_devices": self.devices},
             fix=pasted(
-                "Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back "
-                "the GPU that it lacks; see whether it is on the PCI bus:",
-                on_each(hosts, ON_THE_BUS),
+                UNSET
+                if self.own and self.devices is not None
+                else "Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring "
+                "back the GPU that it lacks; see whether it is on the PCI bus:",
+                on_each(hosts, IN_THE_SHELL if self.own and self.devices is not None else ON_THE_BUS),
             ),
         )
 
 
-def _short(node: Node, gpus: tuple[Gpu, ...], ranks: int, missing: list[str]) -> _Short:
-    named = f" with CUDA_VISIBLE_DEVICES={node.cuda_visible_devices}" if node.cuda_visible_devices is not None else ""
+def _short(devices: str | None, gpus: tuple[Gpu, ...], ranks: int, missing: list[str], *, own: bool) -> _Short:
+    named = f" with CUDA_VISIBLE_DEVICES={devices}" if devices is not None else ""
     wants = f"use GPU {', '.join(missing)}" if missing else f"start {plural(ranks, 'rank')}"
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus)
     shown = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
-    return _Short(wants + named, len(gpus), tuple(shown or [NO_GPU]), ranks, node.cuda_visible_devices)
+    return _Short(wants + named, len(gpus), tuple(shown or [NO_GPU]), ranks, devices, own)
 
 
 ADVICE = make_advice(

@@ -15,7 +15,6 @@ from collections import Counter
 from nccl_doctor.checks.view import Findings, View, check, difference, ordered
 from nccl_doctor.logs.rule import Grade, likely
 from nccl_doctor.logs.signs import LogSigns, make_advice
-from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.text.hostlist import fold
@@ -46,7 +45,7 @@ def gpu_model_mismatch(view: View) -> Findings:
     """Yields one finding: hosts whose GPUs are unlike."""
     kinds = {}
     for host, facts in view.facts:
-        seen = visible_gpus(host.node, known(facts.gpus))
+        seen = visible_gpus(host.node, facts)
         sizes = [None if gpu.memory_total_mib is None else round(gpu.memory_total_mib / GIB) for gpu in seen]
         if seen:
             named = (

@@ -15,7 +15,6 @@ two out of the list.
 import itertools
 
 from nccl_doctor.checks.view import Findings, View, check
-from nccl_doctor.model.base import known
 from nccl_doctor.model.effect import GIVING_UP, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
@@ -35,7 +34,7 @@ def gpu_overlap(view: View) -> Findings:
     """Yields one finding a pair of nodes that share GPUs."""
     used: dict[str, dict[str, Gpu]] = {}
     for host, facts in view.facts:
-        mine = visible_gpus(host.node, known(facts.gpus))[: view.nproc(host, facts)]
+        mine = visible_gpus(host.node, facts)[: view.nproc(host, facts)]
         used[host.name] = {gpu.uuid: gpu for gpu in mine if gpu.uuid.startswith("GPU-")}
     users = grouped((uuid, name) for name, own in used.items() for uuid in own)
     pairs = dict.fromkeys(pair for hosts in users.values() for pair in itertools.combinations(hosts, 2))

@@ -66,7 +66,7 @@ def nccl_known_bad(view: View) -> Findings:
 def _matching(host: Host, facts: HostFacts, size: int) -> Iterator[tuple[int, str, str]]:
     """The numbers of the rows that a host meets, with its version of NCCL and what of it the row is about."""
     version, torch = nccl_version(facts), known(facts.torch)
-    gpus = visible_gpus(host.node, known(facts.gpus))
+    gpus = visible_gpus(host.node, facts)
     if version is None or not gpus or torch is None or torch.cuda is None:
         return
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}

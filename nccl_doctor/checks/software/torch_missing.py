@@ -17,7 +17,7 @@ from nccl_doctor.checks.effects import STARTING
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
-from nccl_doctor.model.base import Unknown, known
+from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
 from nccl_doctor.text.hostlist import fold, grouped
@@ -48,7 +48,7 @@ def _without_cuda(view: View) -> Findings:
     """Yields one finding a build for processors, over the hosts whose GPUs it can't use."""
     idle: list[tuple[tuple[str, str], str]] = []
     for host, facts in view.facts:
-        torch, gpus = known(facts.torch), () if isinstance(facts.gpus, Unknown) else visible_gpus(host.node, facts.gpus)
+        torch, gpus = known(facts.torch), visible_gpus(host.node, facts)
         if torch is not None and gpus and torch.cuda is None and torch.hip is None:
             idle.append(((torch.version, gpus[0].name), host.name))
     for (version, name), hosts in grouped(idle).items():

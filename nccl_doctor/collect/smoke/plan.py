@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.snapshot.hosts import HostFacts, named_devices, nproc, visible_gpus
+from nccl_doctor.snapshot.hosts import HostFacts, named_devices, nproc, visible_devices, visible_gpus
 from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import fold, plural
 
@@ -123,7 +123,7 @@ def _no_nccl(node: Node, facts: HostFacts, count: int) -> str | None:
         return "without a GPU"
     if isinstance(facts.torch, TorchInfo) and facts.torch.cuda is None and facts.torch.hip is None:
         return "with a torch that knows no GPUs"
-    named = named_devices(node)
+    named = named_devices(visible_devices(node, facts))
     # a part of a GPU is one device to CUDA, and nvidia-smi does not list it
-    there = len(visible_gpus(node, facts.gpus)) + sum(part.startswith("MIG-") for part in named)
+    there = len(visible_gpus(node, facts)) + sum(part.startswith("MIG-") for part in named)
     return f"with {plural(there, 'GPU')} for {plural(count, 'rank')}" if there < count else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from nccl_doctor.hang import observed_rank, rendezvous
 from nccl_doctor.hang.observed_rank import Link, ObservedRank, world_size
@@ -12,7 +14,7 @@ from nccl_doctor.logs import flight
 from nccl_doctor.logs.flight import compare
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl import ras
-from nccl_doctor.nccl.ras import MalformedAnswerError, RasAnswer
+from nccl_doctor.nccl.ras import Communicator, MalformedAnswerError, RankGroup, RasAnswer, RasRank
 from nccl_doctor.snapshot.hang import Call, GpuWork, HangHost, HangSnapshot, Ras, Recorded
 from nccl_doctor.text.bounds import CrowdedError
 
@@ -210,6 +212,7 @@ class RasView:
     behind: dict[int, str]  # rank to how it is behind, in words
     lost: dict[int, str]  # ranks whose process RAS does not reach, or not in time, in words
     even: bool  # every communicator's ranks are known to have launched the same: RAS' text names only those that differ
+    crossed: dict[int, str]  # ranks that can't have called the same, each ahead in another collective: its counts
 
 
 def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView | None:
@@ -218,7 +221,6 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
     answers = [answer for answer in _answers(snapshot) if _ours(answer, ranks)]
     if not answers:
         return None
-    behind: dict[int, str] = {}
     lost: dict[int, str] = {}
     for answer in answers:
         dead_ones = frozenset(answer.dead)
@@ -227,20 +229,55 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
             if rank is not None:
                 dead = process in dead_ones
                 lost[rank] = "NCCL's RAS holds it for dead" if dead else "it did not answer NCCL's RAS in time"
-        for communicator in answer.communicators:
-            for topic, groups in communicator.launched().items():
-                most = max(int(group.value) for group in groups)
-                for group in groups:
-                    for member in group.ranks:
-                        number = _by_pid(member.pid, member.host, by_pid)
-                        if int(group.value) < most and number is not None:
-                            words = f"{topic} {group.value} of {most} in communicator {communicator.hash}"
-                            behind.setdefault(number, words)
     communicators = [one for answer in answers for one in answer.communicators]
     counted = [one for one in communicators if one.ranks]
     whole = all(one.size == len(one.ranks) and all(rank.counts for rank in one.ranks) for one in counted)
     differ = any(one.launched() or one.missing_count for one in communicators)
-    return RasView(behind, lost, even=bool(counted) and whole and not differ)
+    even = bool(counted) and whole and not differ
+    return RasView(_numbered(_behind, communicators, by_pid), lost, even, _numbered(_crossed, communicators, by_pid))
+
+
+Launched = Mapping[str, tuple[RankGroup, ...]]
+"""Collectives launched unevenly in a communicator; of each the groups, furthest behind first."""
+
+
+def _numbered(
+    tell: Callable[[Launched], Iterator[tuple[RasRank, str]]], communicators: Iterable[Communicator], by_pid: ByPid
+) -> dict[int, str]:
+    """What is told of ranks, by the job's numbers of those that are found; the first, where it is told twice."""
+    found: dict[int, str] = {}
+    for communicator in communicators:
+        for member, words in tell(communicator.launched()):
+            number = _by_pid(member.pid, member.host, by_pid)
+            if number is not None:
+                found.setdefault(number, f"{words} in communicator {communicator.hash}")
+    return found
+
+
+def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
+    """Ranks that have launched fewer of some collective than others."""
+    for topic, groups in launched.items():
+        most = max(int(group.value) for group in groups)
+        for group in groups:
+            if int(group.value) < most:
+                yield from ((member, f"{topic} {group.value} of {most}") for member in group.ranks)
+
+
+def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
+    """Ranks of a communicator with their counts, where these can't be of one sequence of calls.
+
+    Of two ranks that make the same calls in the same order, the later one has launched no fewer of any collective.
+    """
+    members = {member.rank: member for groups in launched.values() for group in groups for member in group.ranks}
+    counts: dict[int, list[int]] = {}
+    for groups in launched.values():
+        for group in groups:
+            for member in group.ranks:
+                counts.setdefault(member.rank, []).append(int(group.value))
+    whole = sorted((sum(own), own, rank) for rank, own in counts.items() if len(own) == len(launched))
+    if any(a > b for (_, one, _), (_, other, _) in pairwise(whole) for a, b in zip(one, other, strict=True)):
+        for _, own, rank in whole:
+            yield members[rank], " and ".join(f"{topic} {count}×" for topic, count in zip(launched, own, strict=True))
 
 
 def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
@@ -266,10 +303,13 @@ def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
     return bool(pids & named)
 
 
-def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[tuple[int, str | None], int]:
-    """Ranks by PID and address, and by PID alone; there -1 stands for several."""
+ByPid = dict[tuple[int, str | None], int]
+"""Ranks by PID and address, and by PID alone; there -1 stands for several."""
+
+
+def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
     addresses = {one.name: one.node.address for one in snapshot.hosts}
-    found: dict[tuple[int, str | None], int] = {}
+    found: ByPid = {}
     for one in ranks.values():
         pid = one.job_rank.inner_pid
         found[pid, addresses[one.host]] = one.rank
@@ -277,7 +317,7 @@ def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[tuple[
     return found
 
 
-def _by_pid(pid: int | None, host: str | None, by_pid: dict[tuple[int, str | None], int]) -> int | None:
+def _by_pid(pid: int | None, host: str | None, by_pid: ByPid) -> int | None:
     """The rank by its PID and address, else by a PID that no other rank has."""
     if pid is None:
         return None

@@ -52,14 +52,18 @@ def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     message = "All ranks have launched the same collectives and wait in the last: its data does not arrive."
     summary, lines = "Test the paths between the hosts, and look at the GPUs' and network cards' logs.", []
     if evidence.spinning:
-        message = f"All ranks wait in one collective, and its kernel spins on the GPUs of {fold(evidence.spinning)}."
+        message = (
+            f"All ranks wait in one collective, and GPUs of {fold(evidence.spinning)} are busy without doing work: "
+            "its data does not arrive, or a kernel that was started before it never ends."
+        )
         lines = [
             f"{host}: {one.name}, {one.busy:g} % busy at {one.power_w:g} of {one.limit_w:g} W"
             for host, one in evidence.spinning.items()
         ]
         summary = (
-            "nccl-doctor check names what hinders GPUs on PCIe (IOMMU, ACS) and known faults of this "
-            "NCCL; NCCL_P2P_DISABLE=1 takes another way within a host. The GPUs may stay busy until they are reset."
+            "nccl-doctor check names what hinders GPUs on PCIe (IOMMU, ACS) and known faults of this NCCL; "
+            "NCCL_P2P_DISABLE=1 takes another way within a host. With CUDA_LAUNCH_BLOCKING=1 a kernel of your own that "
+            "never ends shows at its line. The GPUs may stay busy until they are reset."
         )
     finding = Finding(
         hosts=_hosts_of(evidence.present),
@@ -198,19 +202,23 @@ def _advice(rank: ObservedRank) -> str:
 def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     evidence = judged.evidence
     divergence = evidence.divergence
-    by_recorder = divergence is not None and (divergence.differs or divergence.crossed)
     culprits = [evidence.ranks[rank] for rank in judged.culprits if rank in evidence.ranks]
-    if divergence is not None and by_recorder:
-        groups = grouped((words, rank) for rank, words in divergence.did.items())
+    by, where, did = "stacks", "", dict[int, str]()
+    if divergence is not None and (divergence.differs or divergence.crossed):
+        by, where, did = "flight recorder", f" as {divergence.where}", divergence.did
+    elif evidence.ras is not None and evidence.ras.crossed:
+        by, did = "RAS", evidence.ras.crossed
+    if did:
+        groups = grouped((words, rank) for rank, words in did.items())
         calls = "; ".join(f"{ranks_of(ranks)} called {words}" for words, ranks in list(groups.items())[:4])
-        message = f"Ranks called different collectives as {divergence.where}: {calls}."
+        message = f"Ranks called different collectives{where}: {calls}."
     else:
         message = f"Ranks wait for each other in different collectives: {rank_words(evidence.waiting, 4)}."
     finding = Finding(
         hosts=_hosts_of(culprits),
         message=message,
         evidence=(*places(evidence.present), *(line for one in culprits[:1] for line in _stack(one))),
-        facts={"ranks": list(judged.culprits), "by": "flight recorder" if by_recorder else "stacks"},
+        facts={"ranks": list(judged.culprits), "by": by},
         fix=Fix(
             summary="Compare these lines: every rank must make the same calls in the same order, with the same "
             "sizes. A condition on the rank or on its data is the usual reason. TORCH_DISTRIBUTED_DEBUG=DETAIL "

@@ -91,6 +91,8 @@ def _works(evidence: HangEvidence) -> Judgement | None:
 def _different(evidence: HangEvidence) -> Judgement | None:
     if evidence.divergence is not None and evidence.divergence.differs:
         return Judgement("different-collectives", evidence.divergence.outliers, evidence)
+    if evidence.ras is not None and evidence.ras.crossed:
+        return Judgement("different-collectives", tuple(sorted(evidence.ras.crossed)), evidence)
     return None
 
 

@@ -199,7 +199,10 @@ def test_a_standing_job_whose_kernels_spin_is_told_so(make_lab: MakeLab) -> None
         code, told = hang(lab)
         (found,) = told["diagnoses"]
         assert (code, told["verdict"], found["name"]) == (1, "transport", "link-stalled")
-        assert found["message"] == "All ranks wait in one collective, and its kernel spins on the GPUs of node1."
+        assert found["message"] == (
+            "All ranks wait in one collective, and GPUs of node1 are busy without doing work: its data does not arrive, "
+            "or a kernel that was started before it never ends."
+        )
         assert found["evidence"][0].endswith("100 % busy at 120.31 of 600 W")
         assert "NCCL_P2P_DISABLE=1" in found["fix"]["summary"]
         answer(host, "NVIDIA RTX PRO 6000 Blackwell Workstation Edition, 100, 560.02, 600.00", 0)

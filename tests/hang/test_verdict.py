@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -291,7 +292,10 @@ def test_a_kernel_that_spins_is_named_where_nobody_is_to_blame() -> None:
     card = {"name": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "busy": 100, "power_w": 120, "limit_w": 600}
     job.gpus = [card, card]
     assert judged(job) == ("transport", ["link-stalled"], [])
-    assert said(job) == "All ranks wait in one collective, and its kernel spins on the GPUs of node1."
+    assert said(job) == (
+        "All ranks wait in one collective, and GPUs of node1 are busy without doing work: its data does not arrive, "
+        "or a kernel that was started before it never ends."
+    )
     job.gpus = [card, {**card, "power_w": 580}]
     assert judged(job)[0] == "unknown", "one of them works"
     job.gpus = []
@@ -317,6 +321,20 @@ def test_fewer_calls_by_nccls_own_count() -> None:
     foreign = text.replace('"pid": 10', '"pid": 90')
     job.ras["node1"] = [{"versions": ["2.28.9"], "reports": [{**reports[0], "text": foreign}]}]
     assert judged(job) == ("unknown", [], [])
+
+
+def test_counts_that_no_one_order_of_calls_gives() -> None:
+    """As an H200 showed it with NCCL 2.28.9: rank 1 broadcast while rank 0 reduced, and each was called behind."""
+    job = Job(hosts=1)
+    job.nccl, job.serves_ras = "2.28.9", True
+    counts = [{"Broadcast": 0, "AllReduce": 4}, {"Broadcast": 1, "AllReduce": 3}]
+    ranks = [{"rank": n, "host": "10.0.0.1", "pid": 1000 + n, "collective_counts": own} for n, own in enumerate(counts)]
+    text = json.dumps({"nccl_version": "2.28.9", "communicators": [{"hash": "0x1", "size": 2, "ranks": ranks}]})
+    job.ras["node1"] = [
+        {"versions": ["2.28.9"], "reports": [{"protocol": 2, "form": "json", "text": text, "whole": True}]}
+    ]
+    assert judged(job) == ("different-collectives", ["collective-mismatch"], [0, 1])
+    assert "rank 0 called Broadcast 0× and AllReduce 4× in communicator" in said(job)
 
 
 def test_a_ras_report_that_was_cut_anywhere_blames_nobody_else() -> None:

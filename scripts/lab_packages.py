@@ -32,6 +32,8 @@ PROGRAMS = {
     "munged": "munge",
     "podman": "podman",
     "crun": "crun",
+    "cc": "gcc libc6-dev",  # devices that tests make for libnccl
+    "nm": "binutils",
     "chromium": "chromium",  # no host runs it: it looks at HTML reports
 }
 
@@ -43,5 +45,5 @@ print("apt-get installs for the lab:" if missing else "The lab's programs are al
 if missing:
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     subprocess.run(["apt-get", "update", "-qq"], env=quiet, check=True)
-    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+    install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *" ".join(missing).split()]
     subprocess.run(install, env=quiet, check=True, stdout=subprocess.DEVNULL)

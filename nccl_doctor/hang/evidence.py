@@ -17,6 +17,7 @@ from nccl_doctor.nccl import ras
 from nccl_doctor.nccl.ras import Communicator, MalformedAnswerError, RankGroup, RasAnswer, RasRank
 from nccl_doctor.snapshot.hang import Call, GpuWork, HangHost, HangSnapshot, Ras, Recorded
 from nccl_doctor.text.bounds import CrowdedError
+from nccl_doctor.text.hostlist import plural
 
 CHATTER = 1 << 20  # bytes between two looks that NCCL's own services (RAS) may exchange while the job stands still
 
@@ -277,7 +278,8 @@ def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
     whole = sorted((sum(own), own, rank) for rank, own in counts.items() if len(own) == len(launched))
     if any(a > b for (_, one, _), (_, other, _) in pairwise(whole) for a, b in zip(one, other, strict=True)):
         for _, own, rank in whole:
-            yield members[rank], " and ".join(f"{topic} {count}×" for topic, count in zip(launched, own, strict=True))
+            told = zip(launched, own, strict=True)
+            yield members[rank], " and ".join(f"{topic} {plural(count, 'time')}" for topic, count in told)
 
 
 def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:

@@ -5,6 +5,10 @@ Rules of NCCL 2.18 to 2.30.7: src/transport/net_ib.cc, from 2.29.2 net_ib/init.c
 ``ncclTopoAutoMerge``. A port is in the list where it is ACTIVE, InfiniBand or Ethernet, and NCCL_IB_HCA lets it
 through: one that is down is not there, and those behind it move up. NCCL_IB_HCA filters, and never orders.
 
+Compared with the real library, which lists made devices without a GPU (scripts/rdma-fuzz): 2.21.5 fuses the same, and
+2.26 to 2.31.2 list the same ports in the same order and choose the same GIDs. Before 2.26 an entry that is empty, where
+it comes to be compared, ends the connection with an error.
+
 The kernel's order of devices is that in which they were registered, as the numbers of /dev/infiniband/uverbsN show it.
 """
 
@@ -27,6 +31,7 @@ FLID_INDEX: Version = (2, 22, 0)  # InfiniBand ports no longer follow NCCL_IB_GI
 FUSED_BY_TOPOLOGY: Version = (2, 24, 0)
 PCI_ORDER: Version = (2, 29, 7)
 EIGHT_FUSED: Version = (2, 30, 0)
+GID_READ_AT_INIT: Version = (2, 31, 0)
 
 LAYERS = ("InfiniBand", "Ethernet")
 
@@ -95,7 +100,7 @@ def choose_gid(port: RdmaPort, variables: Variables, version: Version) -> GidCho
         return _at(wanted if named else 0, table, port, why, pinned=named)
     if wanted >= 0:
         return _at(wanted, table, port, f"NCCL_IB_GID_INDEX={wanted}", pinned=True)
-    return _at(_search(table, variables), table, port, "")
+    return _at(_search(table, port.gid_count or 0, variables), table, port, "")
 
 
 def _at(index: int, table: Mapping[int, RdmaGid], port: RdmaPort, why: str, *, pinned: bool = False) -> GidChoice:
@@ -109,14 +114,17 @@ def _at(index: int, table: Mapping[int, RdmaGid], port: RdmaPort, why: str, *, p
     return GidChoice(index, entry, why, pinned, unread)
 
 
-def _search(table: Mapping[int, RdmaGid], variables: Variables) -> int:
+EMPTY = "::"  # an entry that is empty reads as this address, which is of IPv6
+
+
+def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables) -> int:
     """``ncclUpdateGidIndex`` over the whole table; it stays at 0 for want of a match."""
     v4 = variables.get("NCCL_IB_ADDR_FAMILY") != "AF_INET6"
     version = integer(variables, "NCCL_IB_ROCE_VERSION_NUM", 2)
     span = _range(variables.get("NCCL_IB_ADDR_RANGE", ""), v4=v4)
     best = 0
-    for index in sorted(table.keys() - {0}):  # empty entries are of IPv6, and never usable
-        gid = table[index]
+    for index in range(1, count or max(table, default=0) + 1):
+        gid = table.get(index) or RdmaGid(index=index, gid=EMPTY)
         if _is_v4(address_of(gid.gid)) != v4 or (span is not None and ip_of(gid) not in span):
             continue
         current = table.get(best)
@@ -214,6 +222,15 @@ class RdmaList:
             )
             for index, (device, port) in enumerate(kept[:MOST_PORTS])
         )
+
+    @cached_property
+    def refused(self) -> Entry | None:
+        """The first entry whose GID index is behind its port's table: from 2.31 NCCL then takes none of the devices.
+
+        ``ncclIbInitDevices`` asks for each port's GID since then (net_ib/init.cc), and fails where it gets none.
+        """
+        asked = self.entries if self.version >= GID_READ_AT_INIT else ()
+        return next((e for e in asked if e.is_roce and 0 < (e.port.gid_count or 0) <= e.gid.index), None)
 
     @cached_property
     def halves(self) -> tuple[tuple[Entry, Entry], ...]:

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 from nccl_doctor.probe.facts.engines import read_engines
 from nccl_doctor.probe.facts.network import look_up, read_interfaces, read_routes
 from tests.lab import kernel
-from tests.nccl.libnccl import _forked
+from tests.nccl.libnccl import forked
 from tests.patience import LONG_S
 
 
@@ -186,7 +186,7 @@ def _host(one: Layout, programs: Mapping[str, Callable[[], str | None]]) -> dict
         }
         return {
             "facts": facts,
-            "answers": {name: _forked(functools.partial(_ask, ask)) for name, ask in programs.items()},
+            "answers": {name: forked(functools.partial(_ask, ask)) for name, ask in programs.items()},
         }
 
 
@@ -255,7 +255,7 @@ def _serve(folder: str) -> None:
         "ray worker": lambda: str(ask_ray(f"{GCS}:6379")),
     }
     layouts = [Layout(**one) for one in json.load(sys.stdin)]
-    json.dump([_forked(functools.partial(_host, one, programs)) for one in layouts], sys.stdout)
+    json.dump([forked(functools.partial(_host, one, programs)) for one in layouts], sys.stdout)
 
 
 if __name__ == "__main__":

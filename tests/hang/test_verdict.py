@@ -334,7 +334,7 @@ def test_counts_that_no_one_order_of_calls_gives() -> None:
         {"versions": ["2.28.9"], "reports": [{"protocol": 2, "form": "json", "text": text, "whole": True}]}
     ]
     assert judged(job) == ("different-collectives", ["collective-mismatch"], [0, 1])
-    assert "rank 0 called Broadcast 0× and AllReduce 4× in communicator" in said(job)
+    assert "rank 0 called Broadcast 0 times and AllReduce 4 times in communicator" in said(job)
 
 
 def test_a_ras_report_that_was_cut_anywhere_blames_nobody_else() -> None:

@@ -18,13 +18,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nccl_doctor.probe.facts.libnccl import call, spelt, understand
 from nccl_doctor.snapshot.network import Interfaces
 from tests.nccl.layouts import Layout
 
 TIMEOUT_S = 600
+T = TypeVar("T")
 CLONE_NEWNET = 0x40000000
 FLAGS = {0x1: "up", 0x2: "broadcast", 0x8: "loopback", 0x10: "pointopoint", 0x40: "running", 0x1000: "multicast"}
 """IFF_* of linux/if.h."""
@@ -64,7 +65,7 @@ def observe(library: Path, layouts: list[Layout]) -> list[Observation]:
 def _serve(library: str) -> None:
     ctypes.CDLL(library)
     layouts = [Layout(one["batch"], tuple(one["settings"])) for one in json.load(sys.stdin)]
-    json.dump([_forked(functools.partial(_host, library, one)) for one in layouts], sys.stdout)
+    json.dump([forked(functools.partial(_host, library, one)) for one in layouts], sys.stdout)
 
 
 def _host(library: str, one: Layout) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def _host(library: str, one: Layout) -> dict[str, Any]:
         raise OSError(ctypes.get_errno(), "no network namespace")
     subprocess.run(["ip", "-batch", "-"], input=one.batch, text=True, capture_output=True, check=True)
     interfaces = read_interfaces()
-    answers = [_forked(functools.partial(_ask, library, env)) for env in one.settings]
+    answers = [forked(functools.partial(_ask, library, env)) for env in one.settings]
     return {"interfaces": interfaces, "answers": answers}
 
 
@@ -87,7 +88,7 @@ def _ask(library: str, env: dict[str, str]) -> dict[str, Any]:
     return understand(output)
 
 
-def _forked(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def forked(work: Callable[[], T]) -> T:
     """The result of ``work``, done in a child process that takes its namespace and its threads with it."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -105,7 +106,7 @@ def _forked(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         text = pipe.read()
     if os.waitpid(child, 0)[1] != 0:
         raise RuntimeError("a trial ended early; see above")
-    result: dict[str, Any] = json.loads(text)
+    result: T = json.loads(text)
     return result
 
 

@@ -1,6 +1,6 @@
 """The model against the real libnccl of the development requirements: same hosts, same settings, same answers.
 
-Needs a Linux where this user may make network namespaces; fails, never skips, where that is not so.
+Needs a Linux where this user may make namespaces, and a C compiler; fails, never skips, where that is not so.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from nccl_doctor.snapshot.system import ConfigFile
 from tests.nccl.ifname_fuzz import SETTINGS_PER_HOST, trials
 from tests.nccl.layouts import Layout
 from tests.nccl.libnccl import observe
+from tests.nccl.rdma_fuzz import trials as rdma_trials
 
 TRIALS = 300
 PACKAGE = "nvidia-nccl-cu13"
 VERSION = importlib.metadata.version(PACKAGE)
+
+RDMA_TRIALS = 200
 
 CONFIGS = (
     "NCCL_SOCKET_IFNAME==eth1\n",
@@ -78,3 +81,13 @@ def test_config_files(library: Path, tmp_path: Path) -> None:
         model.append(choice.bootstrap.name if isinstance(choice.bootstrap, Chosen) else None)
     assert real == model
     assert {"eth0", "eth1", None} <= set(real)
+
+
+@pytest.mark.slow
+def test_random_rdma_devices_and_settings(library: Path) -> None:
+    """libnccl lists devices and chooses GIDs without a GPU: it is asked by its own functions (tests/nccl/librdma.py)."""
+    done = rdma_trials(library, VERSION, RDMA_TRIALS, seed=20)
+    assert [trial for trial in done if trial.libnccl != trial.model] == []
+    indexes = {index for trial in done for index in trial.libnccl.gids}
+    assert len(indexes) > 6
+    assert {len(trial.libnccl.nics) for trial in done} >= {0, 1, 2, 3, 4}

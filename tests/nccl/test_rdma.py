@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from nccl_doctor.nccl.rdma import choose_gid, list_rdma
 from nccl_doctor.nccl.variables import MOST_PORTS, HcaSpec, Item, parse_hca
 from nccl_doctor.nccl.versions import Version
-from nccl_doctor.snapshot.system import RdmaDevice
-from tests.nccl.rdma_hosts import NEW, infiniband, roce, usual
+from nccl_doctor.snapshot.system import RdmaDevice, RdmaPort
+from tests.nccl.rdma_hosts import NEW, infiniband, roce, table, usual
 
 V4 = "L1", "L2", "10.0.0.1v1", "10.0.0.1v2"
 BOTH = *V4, "10.9.0.1v1", "10.9.0.1v2"
@@ -46,6 +46,30 @@ def test_the_gid_index_is_chosen_as_since_2_21(gids: tuple[str, ...], variables:
     choice = choose_gid(port, variables, NEW)
     assert choice.index == index
     assert (choice.entry is None) == (index >= len(gids) or gids[index] == "Z")
+
+
+def test_an_empty_entry_is_of_ipv6() -> None:
+    """So libnccl 2.26 to 2.31 (scripts/rdma-fuzz): what comes first of another family than index 0 is taken."""
+    port = RdmaPort.model_validate(
+        {
+            "number": 1,
+            "state": "ACTIVE",
+            "link_layer": "Ethernet",
+            "gid_count": 4,
+            "gids": table("10.0.0.1v1", "Z", "L1"),
+        }
+    )
+    assert choose_gid(port, {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}, NEW).index == 1
+    assert choose_gid(port, {}, NEW).index == 0
+
+
+@pytest.mark.parametrize(("version", "refused"), [((2, 30, 7), False), ((2, 31, 2), True)])
+def test_an_index_behind_the_table_costs_every_device_since_2_31(version: Version, refused: bool) -> None:
+    short = roce("mlx5_1", "L1")
+    port = short.ports[0].model_copy(update={"gid_count": 2})
+    devices = [usual("mlx5_0", "10.0.0.1"), short.model_copy(update={"ports": (port,)})]
+    assert (list_rdma(devices, {"NCCL_IB_GID_INDEX": "3"}, version).refused is not None) is refused
+    assert list_rdma(devices, {}, version).refused is None
 
 
 @pytest.mark.parametrize(("pin", "index"), [(None, 0), ("3", 3), ("", 0)])

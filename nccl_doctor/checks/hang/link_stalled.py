@@ -6,8 +6,8 @@ was added while the job ran, a cable, a switch, a network card, a peer that lost
 How we know: the kernel's socket tables on both hosts (sock_diag(7)) showed, twice, the same bytes written and not
 acknowledged, with retransmissions that went unanswered. Or NCCL's RAS says that all ranks have launched the same
 collectives, and all of them wait. Where GPUs are busy at 100 % and draw a fraction of their power meanwhile, the
-collective's own kernel spins for data (between GPUs on PCIe see gpudirect-hindered and nccl-known-bad), or a kernel that was
-started before it never ends, which from outside looks the same.
+collective's own kernel spins for data (between GPUs on PCIe see gpudirect-hindered and nccl-known-bad), or a kernel
+that was started before it never ends, which from outside looks the same.
 
 Fix: Test the path between the two hosts: `nccl-doctor check` with both names, after the job has been ended.
 

@@ -55,6 +55,11 @@ def rdma_gid_missing(view: View) -> Findings:
         evidence=tuple(
             f"{host}: {port}: index {port.gid.index} ({port.gid.why}): {what}; {_table(port)}"
             for host, port, what in faults
+        )
+        + tuple(
+            f"{host}: the table of {short} has {short.port.gid_count} entries; so NCCL takes no RDMA device there"
+            for host, side in rdma.sides.items()
+            if (short := side.rdma.refused) is not None
         ),
         facts={
             "gids": [

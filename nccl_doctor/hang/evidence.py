@@ -245,7 +245,7 @@ Launched = Mapping[str, tuple[RankGroup, ...]]
 def _numbered(
     tell: Callable[[Launched], Iterator[tuple[RasRank, str]]], communicators: Iterable[Communicator], by_pid: ByPid
 ) -> dict[int, str]:
-    """What is told of ranks, by the job's numbers of those that are found; the first, where it is told twice."""
+    """Words about ranks, by the job's numbers of those that are found; the first, where it is told twice."""
     found: dict[int, str] = {}
     for communicator in communicators:
         for member, words in tell(communicator.launched()):

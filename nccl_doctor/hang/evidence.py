@@ -127,6 +127,7 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
         if one.job_rank.local_rank is not None and one.job_rank.local_world_size is not None:
             first = one.job_rank.rank - one.job_rank.local_rank
             homes.update(dict.fromkeys(range(first, first + min(one.job_rank.local_world_size, 4096)), one.host))
+    homes |= _homes_by_ras(snapshot, ranks)
     gone = [_absent(rank, hosts[homes[rank]]) for rank in absent if rank in homes]
     homeless = [rank for rank in absent if rank not in homes]
     empty = tuple(host.name for host in snapshot.hosts if host.job is not None and not host.job.ranks)
@@ -137,6 +138,18 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
         gone += [Lost(rank, empty, None, "has no process", (f"{empty[-1]}: {words}",)) for rank in homeless]
         homeless = []
     return tuple(sorted([*here, *gone], key=lambda one: one.rank)), tuple(homeless)
+
+
+def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[int, str]:
+    """Hosts of ranks of which NCCL's RAS has no data: those of found ranks that it has at the same address."""
+    by_pid = _pids(snapshot, ranks)
+    homes: dict[int, str] = {}
+    for answer in _answers(snapshot):
+        for one in answer.communicators:
+            known = {m.host: ranks[m.rank].host for m in one.ranks if _by_pid(m.pid, m.host, by_pid) == m.rank}
+            if one.size == world_size(ranks):  # of a smaller one, the numbers are its own
+                homes |= {m.rank: known[m.host] for m in one.missing if m.host in known and m.rank not in ranks}
+    return homes
 
 
 def _absent(rank: int, host: HangHost) -> Lost:

@@ -213,7 +213,7 @@ _ERRORS = {  # ncclResult_t in the words of the text form
 }
 
 _IN_PROGRESS = 7
-_MISSING_COMMA = re.compile(r"\}(\s*)\{")  # Between missing ranks, NCCL 2.28.7 to 2.28.9
+_MISSING_COMMA = re.compile(r"([}\d])(\s*)(?=\{|\"status\")")  # of missing ranks, and between them: 2.28.7 to 2.28.9
 
 _MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
 """Of an answer: a rank has three objects and some thirty values, and RAS sends no more than 8 MiB of them."""
@@ -301,7 +301,7 @@ def parse_json(text: str) -> RasAnswer:
         try:
             tree = from_json(text)
         except ValueError:
-            tree = from_json(_MISSING_COMMA.sub(r"},\1{", text))
+            tree = from_json(_MISSING_COMMA.sub(r"\1,\2", text))
         answer = _Answer.model_validate(tree)
     except CrowdedError:
         raise

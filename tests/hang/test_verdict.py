@@ -323,6 +323,25 @@ def test_fewer_calls_by_nccls_own_count() -> None:
     assert judged(job) == ("unknown", [], [])
 
 
+def test_a_rank_of_which_nccls_ras_has_no_data_is_gone_where_its_neighbours_are() -> None:
+    """As an H200 showed it with NCCL 2.28.9 after SIGKILL; torchrun, which knows the ranks of a host, had started none."""
+    job = Job(hosts=1)
+    job.nccl, job.serves_ras, job.present = "2.28.9", True, {0}
+    job.told[0] = {"local_world_size": None}
+    text = (RAS / "gone.json").read_text().replace('"pid": 1770,', '"pid": 1000,')
+    assert judged(job)[0] == "unknown"
+    job.ras["node1"] = [
+        {"versions": ["2.28.9"], "reports": [{"protocol": 2, "form": "json", "text": text, "whole": True}]}
+    ]
+    assert judged(job) == ("gone", ["rank-gone"], [1])
+    assert said(job) == "Rank 1 on node1 has no process any more, and 1 other waits for it in a collective."
+    elsewhere = text.replace(
+        '"host": "192.0.2.2",\n          "pid": 1771', '"host": "192.0.2.3",\n          "pid": 1771'
+    )
+    job.ras["node1"][0]["reports"][0]["text"] = elsewhere
+    assert judged(job)[0] == "unknown", "no host that was looked at has that address"
+
+
 def test_counts_that_no_one_order_of_calls_gives() -> None:
     """As an H200 showed it with NCCL 2.28.9: rank 1 broadcast while rank 0 reduced, and each was called behind."""
     job = Job(hosts=1)

@@ -240,11 +240,15 @@ def by_rank(case: Case) -> Advice:
     """Advises with what RAS or the flight recorder says of each rank, the culprits first."""
     words = [f"{ranks_of([e.rank]) if e.rank is not None else 'a rank'} {e.message}" for e in case.cause.events[:3]]
     more = len(case.cause.events) - len(words)
-    return advise(
-        "; ".join(words) + (f"; and {more} more" if more > 0 else "") + ".",
-        "Look at what the first of them did meanwhile (py-spy dump, its own log): the others wait for it.",
-        case.check(),
-    )
+    look = "Look at what the first of them did meanwhile (py-spy dump, its own log): the others wait for it."
+    if case.cause.name == "collective-mismatch":
+        look = "Compare these calls: every rank must make the same ones in the same order, with the same sizes."
+    elif more + len(words) > 1 and len({event.message for event in case.cause.events}) == 1:
+        look = (
+            "No rank is behind: the data of that call does not arrive, or a kernel that was started before it on one "
+            "of the GPUs never ends. nccl-doctor hang tells more of a job that still runs."
+        )
+    return advise("; ".join(words) + (f"; and {more} more" if more > 0 else "") + ".", look, case.check())
 
 
 class Stage(IntEnum):

@@ -110,6 +110,12 @@ RULES: tuple[FactRule, ...] = (
     FactRule("chosen", r"NCCL INFO (?P<channels>\d{1,4} coll channels, .{1,160}per peer)"),
     FactRule("chosen", r"GPU Direct RDMA (?P<gdr>Enabled|Disabled)"),
     FactRule("chosen", r"use ring PXN \d GDR (?P<gdr>[01])"),
+    FactRule(
+        "chosen",
+        r"NCCL DIAG (?:\[\w+\] )?(?P<unjudged>\w[\w ]{0,40}: (?:diagnostics incomplete, gathered \d+/\d+ ranks"
+        r"|.{0,60}(?:no usable IB device|cannot resolve the selected IB device|external tool missing|probe timed out"
+        r"|unavailable|requires? root).{0,60}))",
+    ),
     FactRule("ifname", r"NCCL_SOCKET_IFNAME (?:set (?:by environment )?to|=) ?(?P<value>[\w^=,.:@-]+)"),
     FactRule("torn", r"rank (?P<rank>\d{1,7}) n[rR]anks (?P<size>\d{1,7}) .*- (?:Destroy|Abort) COMPLETE"),
     FactRule(

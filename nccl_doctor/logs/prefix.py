@@ -76,7 +76,7 @@ def quote(text: str, start: int, end: int) -> str:
     return ("… " if first else "") + part(text, first, last).strip() + (" …" if last < len(text) else "")
 
 
-_LEVELS = r"(?:NCCL|RCCL) (?:INFO|WARN|VERSION|CALL|TRACE|ABORT|DIAG)(?: |$)"
+_LEVELS = r"(?:NCCL|RCCL) (?:INFO|WARN|ATTN|VERSION|CALL|TRACE|ABORT|DIAG)(?: |$)"
 _LEVEL = re.compile(_LEVELS)
 _PROCESS = r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+)"
 _DIAGNOSTIC = safe_regex(_PROCESS + r" (?P<level>NCCL DIAG)(?: |$)")
@@ -165,7 +165,7 @@ class Prefix:
     """Host, rank, process and time that a line's prefixes name; None where they don't.
 
     Attributes:
-        level: "INFO", "WARN", … where it is a line of NCCL's.
+        level: "INFO", "WARN" (or ATTN), … where it is a line of NCCL's.
         where: NCCL's ``file.cc:12`` of a WARN.
         time: (date or month and day, clock) as written; comparable between lines of one log.
         start: where the message begins in the line.
@@ -219,7 +219,7 @@ def peel(record: str) -> Prefix:
         pid=found.get("pid"),
         ip=found.get("ip"),
         device=number(found.get("dev")),
-        level=found["level"].split()[1] if "level" in found else None,
+        level=found["level"].split()[1].replace("ATTN", "WARN") if "level" in found else None,
         where=found.get("where", "").strip(),
         time=_time(found),
         start=position,

@@ -151,7 +151,7 @@ _REPORT = "NCCL DIAG "
 
 def all_wordings() -> Table:
     """Makes the table of the first pass: all wordings, then all facts."""
-    return table((*(rule.pattern for rule in rules()), *(rule.pattern for rule in RULES)))
+    return table((*(rule.expression for rule in rules()), *(rule.pattern for rule in RULES)))
 
 
 _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
@@ -174,7 +174,7 @@ _UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not
 _OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,6})\]:")
 """What torch puts before its own lines, behind prefixes that nobody knows: a logger's, a document's."""
 _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
-_RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) )(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
+_RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 
 
 def address_of(match: re.Match[str]) -> Address:

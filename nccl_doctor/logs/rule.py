@@ -58,10 +58,15 @@ class LogRule:
     unless: str = ""
     name: str = ""
 
+    @property
+    def expression(self) -> str:
+        """The pattern, which a line of the level ATTN (NCCL 2.32) fits like one of WARN."""
+        return self.pattern.replace("WARN ", "(?:WARN|ATTN) ")
+
     @cached_property
     def _compiled(self) -> tuple[re.Pattern[str], re.Pattern[str] | None]:
         """Made when a line first needs it: most never do."""
-        return safe_regex(self.pattern), safe_regex(self.unless) if self.unless else None
+        return safe_regex(self.expression), safe_regex(self.unless) if self.unless else None
 
     def match(self, text: str) -> re.Match[str] | None:
         """Where the wording stands in ``text``; None where it does not, or what speaks against it does."""

@@ -7,6 +7,7 @@ A check whose fault logs show, too, has its :class:`LogSigns` as ``SIGNS`` in it
 from __future__ import annotations
 
 import importlib
+import itertools
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -72,7 +73,8 @@ class Case:
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that show the fault, sorted."""
-        return tuple(sorted({rank for rank in map(self.rank_of, self.cause.events) if rank is not None}))
+        named = {rank for event in self.cause.events for rank in reported_ranks(event)}
+        return tuple(sorted(named | {rank for rank in map(self.rank_of, self.cause.events) if rank is not None}))
 
     @property
     def address(self) -> Address:
@@ -144,6 +146,11 @@ class Case:
         chosen.setdefault((last.file, last.line), last)
         return tuple(LogLine(file=e.file, line=e.line, text=e.text) for e in chosen.values())
 
+    def hinted(self, after: str) -> str:
+        """The first of NCCL's own hints (2.31 and later) among the lines, behind these words of it; else ""."""
+        found = (event.text.partition(f"HINT: {after}")[2] for event in self.cause.events)
+        return next(filter(None, found), "")
+
     @property
     def device(self) -> str:
         """The RDMA device and its port that the lines name, "" where none does."""
@@ -210,6 +217,20 @@ def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Ad
     elif commands and not announced:
         summary = f"{summary} {THEN}"
     return Advice(message, Fix(summary=summary, risk="safe" if commands else "manual", commands=commands))
+
+
+_RANKS = re.compile(r"rank\(s\) \{?(\d[\d, -]{0,400})")
+
+
+def reported_ranks(event: Event) -> tuple[int, ...]:
+    """All ranks that a line of NCCL's own diagnostics is about: ``rank(s) {0-3,9} differ from rank 4``."""
+    found = _RANKS.search(event.text) if event.prefix.level == "DIAG" else None
+    parts = re.findall(r"(\d{1,6})(?: ?- ?(\d{1,6}))?", found[1]) if found else ()
+    spans = (range(int(first), int(last or first) + 1) for first, last in parts)
+    return tuple(itertools.islice(itertools.chain.from_iterable(spans), MOST_RANKS))
+
+
+MOST_RANKS = 4096
 
 
 def make_advice(

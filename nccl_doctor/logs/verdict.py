@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from nccl_doctor import __version__
 from nccl_doctor.logs.diagnose import LogVerdict
@@ -222,6 +222,8 @@ def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
     unknown += [
         f"{fold(names)} is not read, for no recorder or RAS writes such: {why}" for why, names in refused.items()
     ]
+    gaps = grouped((host or "a rank", value) for topic, value, host in verdict.log.facts.chosen if topic == "unjudged")
+    unknown += [f"NCCL's diagnostics of {host} left out {_few(told)}" for host, told in gaps.items()]
     rows = tuple(Phase(name="log", outcome="unknown", text=text) for text in unknown)
     return rows if verdict.causes and not whole else rows + chosen(verdict.log.facts)
 
@@ -267,4 +269,8 @@ def _by_host(pairs: list[tuple[str, str]]) -> str:
     for host, what in pairs:
         hosts.setdefault(what, {})[host] = None
     shown = [f"{what} on {fold(names)}" if any(names) else what for what, names in hosts.items()]
-    return "; ".join([*shown[:MOST], *([f"{len(shown) - MOST} more"] if len(shown) > MOST else [])])
+    return _few(shown)
+
+
+def _few(texts: Sequence[str]) -> str:
+    return "; ".join([*texts[:MOST], *([f"{len(texts) - MOST} more"] if len(texts) > MOST else [])])

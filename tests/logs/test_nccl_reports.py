@@ -6,9 +6,12 @@ A rank prints the report for all: who prints a line is not who is at fault.
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from nccl_doctor.logs.diagnose import LogSource, diagnose
-from nccl_doctor.logs.verdict import report
+from nccl_doctor.logs.signs import MOST_RANKS
+from nccl_doctor.logs.verdict import report, summed
 from nccl_doctor.model.report import Report
 
 FRONT = "gpu-01:812 NCCL DIAG "
@@ -36,14 +39,14 @@ FAULTS = [
     ),
     (f"[INFO] CUDA driver version: mismatch {OF}, rank(s) 9 differ from rank 0 (13.0)", "version-mismatch", (), (9,)),
     (f"[INFO] NCCL version: mismatch {OF}, rank(s) 9 differ from rank 0 (2.31.2)", "version-mismatch", (), (9,)),
-    (f"[INFO] ECC: uncorrected volatile errors on rank(s) 3 (worst=4) {OF}", "gpu-errors", (), ()),
+    (f"[INFO] ECC: uncorrected volatile errors on rank(s) {{3}} (worst=4) {OF}", "gpu-errors", (), (3,)),
     (
-        f"[INFO] ECC: corrected volatile errors at or above threshold 9 on rank(s) 3 (worst=40) {OF}",
+        f"[INFO] ECC: corrected volatile errors at or above threshold 9 on rank(s) {{3,8}} (worst=40) {OF}",
         "gpu-errors",
         (),
-        (),
+        (3, 8),
     ),
-    (f"[INFO] NVLink: inactive link(s) on rank(s) 3 {OF}", "gpu-errors", (), ()),
+    (f"[INFO] NVLink: inactive link(s) on rank(s) {{3-5}} {OF}", "gpu-errors", (), (3,)),
     (f"[INFO] NVLink: inconsistent link speeds on rank(s) 3 {OF}", "gpu-errors", (), ()),
     (f"[INFO] NVLink: link-count mismatch {OF}, rank(s) 3 differ from rank 0 (18)", "gpu-errors", (), ()),
     ("[INFO] Xid 79 detected 2 s ago on host gpu-07. Reset the node", "gpu-errors", ("gpu-07",), ()),
@@ -69,6 +72,9 @@ FAULTS = [
     (f"[INFO] NCCL environment: mismatch {OF} for NCCL_PROTO", "env-mismatch", (), ()),
 ]
 GOOD = [
+    "[INFO] NCCL environment: NCCL_HOSTID=h0 on rank(s) {0}",
+    f"[INFO] NCCL environment: mismatch {OF} for NCCL_SOCKET_IFNAME",
+    "[INFO] NCCL environment: 3 NCCL_* env var(s) differ across ranks in comm 0x5f",
     "=== NCCL Diagnostics ===",
     "=== RAS Diagnostics ===",
     "NCCL diagnostics completed in 812.0 ms across 16 ranks",
@@ -96,7 +102,7 @@ def told(line: str) -> Report:
 def test_a_line_that_means_a_fault(line: str, name: str, hosts: tuple[str, ...], ranks: tuple[int, ...]) -> None:
     (found,) = told(FRONT + line).diagnoses
     assert (found.name, found.hosts) == (name, hosts)
-    assert all(f"rank {rank}" in found.message or str(rank) in str(found.entities) for rank in ranks)
+    assert set(ranks) <= set(found.facts["ranks"])
     assert "gpu-01" not in found.message
 
 
@@ -120,3 +126,75 @@ def test_new_words_of_an_rdma_fault(line: str, words: str) -> None:
     (found,) = told(WARN + line).diagnoses
     assert (found.name, found.hosts) == ("ib-fault", ("gpu-01",))
     assert words in found.message
+
+
+def test_the_rows_under_a_variable_tell_its_values_and_ranks() -> None:
+    """As NCCL 2.31.2 printed them on an H200."""
+    head = f"{FRONT}[INFO] NCCL environment: "
+    lines = [f"{head}mismatch {OF} for NCCL_PROTO", f"{head}NCCL_PROTO=LL on rank(s) {{0}}"]
+    (found,) = told("\n".join([*lines, f"{head}NCCL_PROTO=Simple on rank(s) {{1-3,9}}"])).diagnoses
+    assert found.name == "env-mismatch"
+    assert found.message == (
+        'NCCL\'s variables differ between ranks: NCCL_PROTO is "LL" on rank 0 and "Simple" on ranks 1-3,9.'
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("GPU inventory: diagnostics incomplete, gathered 1/2 ranks in comm 0x17/0xc6/0x85", "gathered 1/2 ranks"),
+        ("net bw: failed: no usable IB device", "no usable IB device"),
+        ("net bw: capability probe timed out in comm 0x5f", "timed out"),
+        ("IOMMU mode: unavailable on 3 rank(s)", "unavailable"),
+    ],
+)
+def test_what_nccl_could_not_judge_is_said(line: str, words: str) -> None:
+    verdict = diagnose([LogSource("job.log", [f"{FRONT}[INFO] {line}\n".encode()])])
+    (gap,) = [row for row in summed(verdict) if row.outcome == "unknown"]
+    assert words in gap.text
+
+
+@pytest.mark.parametrize("level", ["WARN", "ATTN"])
+def test_nccls_own_hint_is_the_remedy_where_nothing_surer_is(level: str) -> None:
+    lines = (
+        "Some words that no table has",
+        "HINT: In many cases this error indicates that the NICs are not cross-rail connected.",
+        "HINT: To confirm, set NCCL_CROSS_NIC=0 to disable cross-rail communication (see https://docs.nvidia.com).",
+    )
+    front = f"gpu-01:812:841 [0] transport/net_ib/p2p.cc:300 NCCL {level} "
+    (found,) = told("\n".join([*(front + line for line in lines), "ncclSystemError: x"])).diagnoses
+    assert "the NICs are not cross-rail connected" in found.message
+    assert found.fix.summary.startswith("To confirm, NCCL advises: set NCCL_CROSS_NIC=0")
+    (known,) = told("\n".join([f"{WARN}NCCL_IB_PKEY_VALUE=0x8001 not found in PKey table", front + lines[1]])).diagnoses
+    assert known.name == "ib-fault"
+    assert any("HINT: In many cases" in getattr(one, "text", "") for one in known.evidence)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Handshake receive from 10.0.0.7<41234> failed, discarding peer connection",
+        "NET/Socket : peer sent invalid or duplicate socket index 3 (nSocks 2)",
+    ],
+)
+def test_who_does_not_speak_as_a_rank_is_told(line: str) -> None:
+    (found,) = told(f"gpu-01:812:841 [0] misc/socket.cc:300 NCCL WARN {line}\nncclSystemError: x").diagnoses
+    assert found.name == "nccl-unknown-error"
+    assert "does not speak as that rank does" in found.message
+
+
+ODD = st.text(max_size=40) | st.sampled_from(
+    ["{0-99999999999}", "{9-3}", "rank(s) {", "\x1b[31m", "9" * 40, "%s", "=" * 80]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(line=st.sampled_from([*(one[0] for one in FAULTS), *GOOD]), odd=ODD, data=st.data())
+def test_odd_values_in_a_report_neither_raise_nor_reach_the_terminal(line: str, odd: str, data: st.DataObject) -> None:
+    words = line.split(" ")
+    place = data.draw(st.integers(0, len(words) - 1))
+    text = " ".join([*words[:place], odd, *words[place + 1 :]])
+    for found in told(FRONT + text).diagnoses:
+        assert found.message.isprintable()
+        assert len(found.message) < 2000
+        assert len(found.facts["ranks"]) <= MOST_RANKS

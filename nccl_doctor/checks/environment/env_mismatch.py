@@ -14,11 +14,12 @@ Fix: make them the same; the hosts file's env wins over all other places.
 from nccl_doctor.checks.effects import SETTING
 from nccl_doctor.checks.view import Findings, View, check, minority
 from nccl_doctor.logs.rule import Grade, root
-from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.variables import Variable, is_known
-from nccl_doctor.text.hostlist import fold, grouped, quoted
+from nccl_doctor.text.bounds import safe_regex
+from nccl_doctor.text.hostlist import fold, grouped, plural, quoted
 
 MAY_DIFFER = frozenset(
     {"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "NCCL_CONF_FILE", "NCCL_PROXY_CPUSET"}
@@ -79,17 +80,43 @@ def _finding(name: str, column: dict[str, Variable | None]) -> Finding:
     )
 
 
-ADVICE = make_advice(
-    "NCCL's variables differ between ranks (seen by {who}): what one chooses does not fit the others.",
-    "Make them the same on all hosts, ~/.nccl.conf and /etc/nccl.conf included:",
+_ROW = safe_regex(
+    r"NCCL environment: (?:(?P<name>NCCL_\w+)=(?P<value>.{0,400}) on rank\(s\) \{?(?P<ranks>[\d, -]+)"
+    r"|mismatch .{0,200} for (?P<alone>NCCL_\w+))"
 )
 
-# NCCL's own comparison of variables between ranks (NCCL DIAG).
+
+def _advice(case: Case) -> Advice:
+    """The variables with their values and ranks, as NCCL's report lists them."""
+    names: dict[str, dict[str, str]] = {}
+    for row in filter(None, (_ROW.search(event.text) for event in case.cause.events)):
+        values = names.setdefault(row["name"] or row["alone"], {})
+        if row["name"]:
+            ranks = row["ranks"].strip()
+            values[row["value"]] = f"rank{'s' * (not ranks.isdigit())} {ranks}"
+    told = [
+        name + (f" is {' and '.join(f'{quoted(value)} on {on}' for value, on in values.items())}" if values else "")
+        for name, values in names.items()
+    ]
+    more = f"; and {plural(len(told) - MOST, 'more variable')}" if len(told) > MOST else ""
+    which = f": {'; '.join(told[:MOST])}{more}" if told else f" (seen by {case.who})"
+    return advise(
+        f"NCCL's variables differ between ranks{which}.",
+        "Make them the same on all hosts, ~/.nccl.conf and /etc/nccl.conf included:",
+        case.check(),
+    )
+
+
+MOST = 3  # variables that the sentence names
+
+# NCCL's own comparison of variables between ranks (NCCL DIAG): a line for each variable, and one for each value.
 RULES = (
     root(
-        r"NCCL DIAG \[INFO\] .{0,20}[Ee]nv.{0,80}(?:mismatch|differ)",
-        "n1:4242 NCCL DIAG [INFO] NCCL env: NCCL_ALGO mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ",
+        r"NCCL DIAG \[INFO\] NCCL environment: (?:mismatch .{0,200} for NCCL_|NCCL_\w{1,64}=.{0,400} on rank\(s\) )",
+        "n1:4242 NCCL DIAG [INFO] NCCL environment: mismatch across 16 ranks in comm 0x5f for NCCL_ALGO",
+        unless=rf"NCCL environment: (?:mismatch .* for )?(?:{'|'.join(sorted(MAY_DIFFER))}"
+        rf"|(?:{'|'.join(MAY_DIFFER_WITH)})\w*)(?:=|\s*$)",
     ),
 )
 
-SIGNS = LogSigns(RULES, ADVICE, warning_up_to=Grade.ROOT)
+SIGNS = LogSigns(RULES, _advice, warning_up_to=Grade.ROOT)

@@ -57,6 +57,10 @@ RULES = (
         r">30% off",
         "n1:1 NCCL DIAG [INFO] net bw: ib rank 3 (gpu-04): 121.4 Gbit/s, >30% off median 390.2 Gbit/s in comm 0x5f",
     ),
+    likely(
+        r"NET/IB: WQE slow: peer=",
+        "n1:1:2 [0] NCCL INFO NET/IB: WQE slow: peer=10.0.0.7<41> | local: qpn=7 dev=mlx5_0 | thr=9ns delta=10ns",
+    ),
 )
 
 SIGNS = LogSigns(

@@ -12,8 +12,11 @@ it needs.
 References: NCCL's src/debug.cc; NCCL user guide, troubleshooting.
 """
 
-from nccl_doctor.logs.rule import RAS_ERROR, Grade, generic
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from dataclasses import replace
+
+from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.rule import RAS_ERROR, Grade, clue, generic
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.register import from_logs
 
@@ -23,6 +26,20 @@ from_logs(__name__, "NCD918")
 def _advice(case: Case) -> Advice:
     known = case.first.catalogued
     since = f" (in NCCL since {known.first})" if known else ""
+    if any(event.wording == STRANGER.pattern for event in case.cause.events):
+        return advise(
+            f"Who connected to NCCL's port on {case.who} ({case.target}) does not speak as that rank does.",
+            "Another job's rank, a port scanner, another NCCL_SOCKET_MAGIC or another version of NCCL does so, or one "
+            "that encrypts its sockets where the others don't; see who that address is.",
+            case.check(),
+        )
+    because = case.hinted("In many cases this error indicates ")
+    if because:
+        return advise(
+            f"NCCL failed on {case.who}{since}: in many cases, NCCL says, such an error means {because}",
+            f"To confirm, NCCL advises: {case.hinted('To confirm, ')}",
+            case.check(),
+        )
     return advise(
         f"NCCL failed on {case.who}{since}, and the log does not say why.",
         "Run again with NCCL_DEBUG=INFO and give all ranks' output to nccl-doctor logs.",
@@ -30,12 +47,28 @@ def _advice(case: Case) -> Advice:
     )
 
 
+HINTED = clue(
+    r"HINT: (?:In many cases|To confirm)",
+    "n1:1:2 [0] x.cc:1 NCCL WARN HINT: To confirm, set NCCL_CROSS_NIC=0 to disable cross-rail communication (see x).",
+)
+"""NCCL's own advice (2.31 and later), two lines behind a warning."""
+
+STRANGER = generic(
+    r"Handshake receive from .{1,80} failed, discarding peer connection|peer sent invalid or duplicate socket index \d",
+    "n1:1:2 [0] NCCL WARN Handshake receive from 10.0.0.7<41234> failed, discarding peer connection",
+)
+
+NEAR = 20
+"""Lines between a warning and its hint, as other processes write into the same log."""
+
 RULES = (
+    STRANGER,  # before any warning
     generic(
         r"NCCL WARN ",
         "n1:1:2 [0] x.cc:1 NCCL WARN Something that no table here knows",
-        unless=r"NCCL/NET \(shim\) mismatch recommended",
+        unless=r"NCCL/NET \(shim\) mismatch recommended|HINT: (?:In many cases|To confirm)",
     ),
+    HINTED,
     generic(r"NCCL DIAG \[?(?:ERROR|FAIL|FATAL|WARN)\w*\]? ", "n1:4242 NCCL DIAG [ERROR] GPU 3: ATS is off"),
     generic(
         r"(?:NCCL error in: |NCCL [Ee]rror:? |[Nn]ccl(?:System|Internal|InvalidUsage|InvalidArgument)(?:Error)?:"
@@ -45,6 +78,22 @@ RULES = (
         "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:784, unhandled system error, NCCL version 2.7.8",
     ),
 )
+
+
+def _with_the_warning(scene: Scene) -> list[Event]:
+    """Gives each of NCCL's hints to the warning that it stands behind."""
+    warned: dict[tuple[str, str | None], Event] = {}
+    events = []
+    for event in scene.events:
+        process = (event.file, event.prefix.pid)
+        if event.wording == HINTED.pattern:
+            about = warned.get(process)
+            if about is not None and event.line - about.line <= NEAR:
+                event = replace(event, name=about.name, grade=about.grade)  # noqa: PLW2901 - the same one, understood
+        elif event.prefix.level == "WARN":
+            warned[process] = event
+        events.append(event)
+    return events
 
 
 def _unknown_warning(case: Case) -> Severity | None:
@@ -62,4 +111,5 @@ SIGNS = LogSigns(
     of_catalogue=True,
     ras={RAS_ERROR: Grade.GENERIC},
     severity=_unknown_warning,
+    passes={Stage.MEANING: _with_the_warning},
 )

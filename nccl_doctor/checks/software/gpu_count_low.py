@@ -162,7 +162,7 @@ ADVICE = make_advice(
 # CUDA's error 100, and what launchers, Ray and NCCL say of too few GPUs.
 RULES = (
     likely(
-        r"NCCL DIAG \[INFO\] GPU inventory: count mismatch .*rank\(s\) (?P<rank>\d+)",
+        r"NCCL DIAG \[INFO\] GPU inventory: count mismatch .*rank\(s\) \{?(?P<rank>\d+)",
         "NCCL DIAG [INFO] GPU inventory: count mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ from rank 0 (8)",
     ),
     *roots(

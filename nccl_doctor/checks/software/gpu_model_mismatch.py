@@ -24,7 +24,7 @@ GIB = 1024
 # NCCL's own comparison of the ranks' GPUs (NCCL DIAG).
 RULES = (
     likely(
-        r"NCCL DIAG \[INFO\] GPU inventory: model mismatch .{0,80}rank\(s\) (?P<rank>\d+)",
+        r"NCCL DIAG \[INFO\] GPU inventory: model mismatch .{0,80}rank\(s\) \{?(?P<rank>\d+)",
         "n1:1 NCCL DIAG [INFO] GPU inventory: model mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ from rank "
         "0 (NVIDIA H100 80GB HBM3)",
     ),

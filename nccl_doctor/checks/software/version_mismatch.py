@@ -118,7 +118,7 @@ def _advice(case: Case) -> Advice:
 RULES = (
     likely(
         r"NCCL DIAG \[INFO\] (?:[\w ]{0,40}driver version:|NCCL version:) ?mismatch .*"
-        r"rank\(s\) (?P<rank>\d+)",
+        r"rank\(s\) \{?(?P<rank>\d+)",
         "NCCL DIAG [INFO] CUDA driver version: mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ from rank 0",
     ),
     likely(

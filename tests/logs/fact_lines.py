@@ -4,6 +4,10 @@ from __future__ import annotations
 
 FACT_LINES: tuple[tuple[str, str], ...] = (
     ("nccl", "INFO 06-25 08:03:40 [pynccl.py:111] vLLM is using nccl==2.28.9"),
+    (
+        "chosen",
+        "n1:812 NCCL DIAG [INFO] ECC: diagnostics incomplete, gathered 1/2 ranks in comm 0x17/0xc6/0x85 (RAS x)",
+    ),
     ("nodes", "n1:1:2 [0] NCCL INFO comm 0x5 rank 0 nRanks 16 nNodes 2 localRanks 8"),
     ("nccl", "NCCL version 2.21.5+cuda12.4"),
     ("torch", "[pip3] torch==2.4.1"),

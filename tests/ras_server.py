@@ -18,6 +18,7 @@ class Service:
 
     Attributes:
         text: its report.
+        diagnostics: its comparison of the ranks, from 2.31 on; the others answer that they don't know the command.
         json: its report in JSON; None for a version before 2.28.7, which knows no SET FORMAT.
         protocol: 1 in NCCL 2.24, 2 from 2.26 on.
         greeting: what it says instead of "SERVER PROTOCOL n", as a stranger on the port would.
@@ -28,6 +29,7 @@ class Service:
 
     text: str = ""
     json: str | None = None
+    diagnostics: str = ""
     protocol: int = 2
     greeting: str | None = None
     slow_s: float = 0
@@ -50,6 +52,9 @@ class Service:
                     stream.write("OK\n" if self.json is not None else "ERROR: Unknown command\n")
                 elif words[-1:] == ["STATUS"]:
                     self._report(client, stream, self.json if form == "json" and self.json is not None else self.text)
+                    return
+                elif words == ["DIAGNOSTICS"] and self.diagnostics:
+                    self._report(client, stream, self.diagnostics)
                     return
                 else:
                     stream.write("ERROR: Unknown command\n")

@@ -295,11 +295,17 @@ def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
             yield members[rank], " and ".join(f"{topic} {plural(count, 'time')}" for topic, count in told)
 
 
+DIAGNOSTICS = "diagnostics"
+"""The form of an answer of RAS that is no report of its state (:mod:`nccl_doctor.judge.hang_report` reads it)."""
+
+
 def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
     found: list[RasAnswer] = []
     for host in snapshot.hosts:
         for told in host.ras:
             for report in told.reports if isinstance(told, Ras) else ():
+                if report.form == DIAGNOSTICS:
+                    continue
                 try:
                     # of lines that were cut off, the last may end anywhere; of JSON, nothing can be read then
                     lines = report.text if report.form == "json" else report.text.rpartition("\n")[0]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
+from nccl_doctor.hang.evidence import DIAGNOSTICS
 from nccl_doctor.hang.findings import NEXT_TIME, findings, gaps, sentence
 from nccl_doctor.hang.observed_rank import ObservedRank, doing, folded
 from nccl_doctor.hang.verdict import Judgement, judge_hang
 from nccl_doctor.judge.attribution import attach_consequences
 from nccl_doctor.judge.diagnose import judge
+from nccl_doctor.logs.diagnose import LogSource, LogVerdict, diagnose
+from nccl_doctor.logs.verdict import report as log_report
+from nccl_doctor.logs.verdict import summed
 from nccl_doctor.model.base import skipped
 from nccl_doctor.model.documents import STANDS_STILL, HangJob, HangLook, HangRank, HangReport
 from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Diagnosis
 from nccl_doctor.model.register import entry
-from nccl_doctor.snapshot.hang import HangSnapshot
+from nccl_doctor.snapshot.hang import HangSnapshot, Ras
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.text.hostlist import ranks_of
 
@@ -38,6 +42,7 @@ def report(snapshot: HangSnapshot) -> HangReport:
     looks = next((host.looks for host in snapshot.hosts if host.looks), ())
     began = datetime.fromisoformat(snapshot.taken_at)
     times = (began + timedelta(seconds=look.at_s - looks[0].at_s) for look in looks)
+    compared = _compared(snapshot) if judged.verdict in (*STANDS_STILL, "unknown") else None
     return HangReport(
         verdict=judged.verdict,
         complete=sure and not any(host.failure for host in snapshot.hosts),
@@ -45,9 +50,12 @@ def report(snapshot: HangSnapshot) -> HangReport:
         job=own and HangJob(**{name: getattr(own, name) for name in HangJob.model_fields}),
         ranks=tuple(_ranks(judged)),
         looks=tuple(HangLook(at=time.isoformat(timespec="seconds")) for time in times),
-        diagnoses=(*diagnoses, *_access(snapshot)),
+        diagnoses=(*diagnoses, *(log_report(compared, 0.0).diagnoses if compared else ()), *_access(snapshot)),
         places=(*places[:MOST_PLACES], *more),
-        not_seen=gaps(snapshot, evidence),
+        not_seen=(
+            *gaps(snapshot, evidence),
+            *(row.text for row in (summed(compared) if compared else ()) if row.outcome == "unknown"),
+        ),
         other_jobs=snapshot.other_jobs,
         hosts=sum(1 for host in snapshot.hosts if host.job is not None and host.job.ranks),
         interval_s=snapshot.interval_s,
@@ -55,6 +63,16 @@ def report(snapshot: HangSnapshot) -> HangReport:
         next_time=NEXT_TIME if judged.verdict == "unknown" and evidence.ranks else None,
         timings=snapshot.timings,
     )
+
+
+MOST_COMPARED = 1 << 18  # characters
+
+
+def _compared(snapshot: HangSnapshot) -> LogVerdict | None:
+    """NCCL's own comparison of the ranks, which RAS gives from 2.31 on, read as a log; None where there is none."""
+    answers = [answer for host in snapshot.hosts for answer in host.ras if isinstance(answer, Ras)]
+    texts = [one.text for answer in answers for one in answer.reports if one.form == DIAGNOSTICS]
+    return diagnose([LogSource("RAS", [texts[0][:MOST_COMPARED].encode()])]) if texts else None
 
 
 def _ranks(judged: Judgement) -> list[HangRank]:

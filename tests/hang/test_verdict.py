@@ -356,6 +356,29 @@ def test_counts_that_no_one_order_of_calls_gives() -> None:
     assert "rank 0 called Broadcast 0 times and AllReduce 4 times in communicator" in said(job)
 
 
+def test_nccls_own_comparison_of_the_ranks_is_told_of_a_job_that_stands_still() -> None:
+    """What NCCL 2.31.2 answered on an H200, and a line of it that tells of a fault."""
+    job = Job(hosts=1).stands(1, at(17))
+    job.nccl, job.serves_ras = "2.31.2", True
+    text = (RAS / "diagnostics" / "two-ranks.txt").read_text()
+    assert not any("NCCL's diagnostics" in gap for gap in compared(job, text).not_seen)
+    assert [one.name for one in compared(job, text).diagnoses] == ["rank-outside-nccl"]
+    broken = text.replace(
+        "no uncorrected volatile errors across 2", "uncorrected volatile errors on rank(s) {1} across 2"
+    )
+    broken = broken.replace("[OK]   ECC", "[INFO] ECC")
+    assert [one.name for one in compared(job, broken).diagnoses] == ["rank-outside-nccl", "gpu-errors"]
+    stopped = compared(job, (RAS / "diagnostics" / "one-is-stopped.txt").read_text())
+    assert any("gathered 1/2 ranks" in gap for gap in stopped.not_seen)
+
+
+def compared(job: Job, text: str) -> HangReport:
+    job.ras["node1"] = [
+        {"versions": ["2.31.2"], "reports": [{"protocol": 2, "form": "diagnostics", "text": text, "whole": True}]}
+    ]
+    return report(job.snapshot)
+
+
 def test_a_ras_report_that_was_cut_anywhere_blames_nobody_else() -> None:
     job = Job()
     job.nccl, job.serves_ras = "2.26.2", True
@@ -372,7 +395,7 @@ def test_a_ras_report_that_was_cut_anywhere_blames_nobody_else() -> None:
     assert seen == {("unknown", ()), ("laggard", (3,)), ("laggard", (3, 5))}
 
 
-@pytest.mark.parametrize("path", sorted(RAS.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted(RAS.glob("*.*")), ids=lambda path: path.name)
 def test_another_jobs_ras_changes_nothing(path: Path) -> None:
     job = Job().stands(3, at(17))
     job.ras["node1"] = [

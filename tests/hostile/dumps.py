@@ -38,7 +38,7 @@ MEMORY_MIB = 700
 CPU_S = 20.0
 """Seconds of a processor for one document, on a slow machine: what fell took minutes."""
 LARGE = 16 << 20
-ANSWERS = sorted((Path(__file__).parents[1] / "nccl" / "ras").iterdir())
+ANSWERS = sorted((Path(__file__).parents[1] / "nccl" / "ras").rglob("*.*"))
 TEXTS = ("", "\0", "\x1b]0;x\x07", "\u202e", "a" * 70_000, "1 " * 40_000, "\U0001f600" * 9_000, "-1", "NaN", "9" * 5000)
 NUMBERS = (-1, 0, 1 << 31, 1 << 63, (1 << 127) - 1, 10**400, 1.5, float("nan"), float("inf"), -0.0)
 OTHERS: tuple[Any, ...] = (None, True, {}, [], (), [[]], {"": []}, [[[[[[1]]]]]], [None] * 200, {"a": {"b": {"c": 1}}})

@@ -5,7 +5,8 @@ Connections of the probe's own network namespace come by sock_diag(7), which cou
 
 RAS' protocol (src/ras/client_support.cc, NCCL 2.24 and later): lines over TCP; "CLIENT PROTOCOL 2" is answered with
 "SERVER PROTOCOL n", "TIMEOUT s" and "SET FORMAT json" with "OK", and "VERBOSE STATUS" with a report, after which the
-server closes. Lost peers stand in the text alone, so both forms are asked for.
+server closes. Lost peers stand in the text alone, so both forms are asked for. From 2.31 on "DIAGNOSTICS" is answered
+with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables), or with BUSY; it reads, and moves no data.
 """
 
 from __future__ import annotations
@@ -97,8 +98,11 @@ def service_port(variables: dict[str, str]) -> int | None:
     return int(named) if named.isascii() and named.isdigit() and 0 < int(named[:6]) < 65536 else PORT
 
 
-def ask(host: str, port: int, *, json_form: bool, deadline: float) -> dict[str, Any]:
-    """Asks for a report: ``{"protocol", "form", "text", "whole"}``; ``form`` is what the server agreed to."""
+def ask(host: str, port: int, wanted: str, deadline: float) -> dict[str, Any]:
+    """Asks for a report, "text", "json" or "diagnostics": ``{"protocol", "form", "text", "whole"}``.
+
+    ``form`` is what the server agreed to: "text" from one that knows no JSON.
+    """
     try:
         with socket.create_connection((host, port), max(0.1, deadline - time.monotonic())) as server:
             line = _Line(server, deadline)
@@ -107,8 +111,8 @@ def ask(host: str, port: int, *, json_form: bool, deadline: float) -> dict[str, 
             if words[:2] != ["SERVER", "PROTOCOL"] or len(words) != 3 or not words[2].isdigit():
                 raise Unavailable(f"no NCCL RAS service: it greeted with {greeting[:60]!r}")
             line.say(f"TIMEOUT {COLLECT_S}")  # an old one that knows no time-out says ERROR, and goes on
-            form = "json" if json_form and line.say("SET FORMAT json") == "OK" else "text"
-            text, whole = line.rest("VERBOSE STATUS")
+            form = "text" if wanted == "json" and line.say("SET FORMAT json") != "OK" else wanted
+            text, whole = line.rest("DIAGNOSTICS" if form == "diagnostics" else "VERBOSE STATUS")
     except OSError as error:
         raise Unavailable(f"NCCL's RAS at {host}:{port}: {error}") from error
     return {"protocol": int(words[2]), "form": form, "text": text, "whole": whole}

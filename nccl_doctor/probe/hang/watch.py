@@ -146,15 +146,23 @@ class Watch:
             raise Unavailable(f"no rank listens on NCCL's RAS port {', '.join(map(str, sorted(ports)))} here")
         for host, port in where:
             for turn in range(RAS_TURNS):
-                report = flows.ask(host, port, json_form=turn < RAS_TURNS // 2, deadline=deadline)
+                report = flows.ask(host, port, "json" if turn < RAS_TURNS // 2 else "text", deadline)
+                reports.setdefault(report["text"], report)
+            if versions and all(_numbers(version) >= (2, 31) for version in versions):
+                report = flows.ask(host, port, "diagnostics", deadline)
                 reports.setdefault(report["text"], report)
         return {**answer, "reports": list(reports.values())}
 
 
 def _safe(version: str) -> bool:
     """Before 2.27.3 a question that comes while the job starts can crash it."""
+    return _numbers(version) >= (2, 27, 3)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The three numbers of a version; none where it is not of that form."""
     parts = version.split(".")
-    return len(parts) == 3 and all(part.isdigit() for part in parts) and tuple(map(int, parts)) >= (2, 27, 3)
+    return tuple(map(int, parts)) if len(parts) == 3 and all(part.isdigit() for part in parts) else ()
 
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360}

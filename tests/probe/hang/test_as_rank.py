@@ -26,6 +26,7 @@ from nccl_doctor.probe.hang import recorder, watch
 from nccl_doctor.probe.hang.recorder import RankFiles, ask
 from nccl_doctor.probe.tools import Unavailable
 from tests.lab import kernel
+from tests.lab.maps import MAPS_A_LIE
 from tests.patience import LONG_S
 from tests.probe.hang.test_recorder import row, soon
 
@@ -305,21 +306,6 @@ def test_stacks_are_read_with_the_ranks_rights_in_its_root(folder: Path, uid: in
     finally:
         os.kill(pid, signal.SIGKILL)
         process.communicate()
-
-
-MAPS_A_LIE = """\
-import mmap, os, signal, sys
-folder, target = sys.argv[1:]
-path = folder + "/libpython3.11.so.1.0"
-with open(path, "wb") as file:
-    file.write(open("/proc/self/exe", "rb").read())
-with open(path, "rb") as file:
-    held = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC, flags=mmap.MAP_PRIVATE)
-os.unlink(path)
-os.symlink(target, path + " (deleted)")
-os.write(1, b"x")
-signal.pause()
-"""
 
 
 def test_root_opens_no_file_that_a_rank_has_mapped_by_name(folder: Path) -> None:

@@ -101,6 +101,17 @@ def test_the_next_step_is_not_made_of_a_files_words(tmp_path: Path) -> None:
     assert "nccl-doctor launch" not in done.stdout
 
 
+def test_no_sentence_has_a_command_with_a_files_words() -> None:
+    """A stranger's ``cluster.source``, pasted behind ``--hosts``, would be a program's inventory on this machine."""
+    evil = "/tmp/evil-inventory.ini"
+    for path in FIXTURES:
+        snapshot = load(path)
+        cluster = snapshot.cluster.model_copy(update={"source": evil})
+        left = judged_from_file(judge(snapshot.model_copy(update={"cluster": cluster}), "check"), set())
+        sentences = [text for one in left.diagnoses for text in (one.message, one.fix.summary)]
+        assert not [text for text in sentences if evil in text], path
+
+
 def test_what_to_set_on_this_machine_is_not_printed(tmp_path: Path) -> None:
     names = {"NCCL_SOCKET_IFNAME": "lo"}
     hosts = {f"node{n}": {"facts": {"env": names}} for n in (1, 2, 3)}

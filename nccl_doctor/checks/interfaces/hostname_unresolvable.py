@@ -222,7 +222,8 @@ RULES = (
         "- Name or service not known).",
     ),
     root(
-        r"Error: [Tt]he IPv6 network addresses of \((?P<host>\S+), (?P<port>\d+)\) (?:cannot|could not) be",
+        r"Error: (?:The client socket has .{0,120} )?[Tt]he IPv6 network addresses of \((?P<host>\S+), (?P<port>\d+)\) "
+        r"(?:cannot|could not) be",
         "RuntimeError: The IPv6 network addresses of (head-0, 29500) cannot be retrieved (gai error: -2 - Name or "
         "service not known).",
     ),

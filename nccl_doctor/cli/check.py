@@ -36,6 +36,7 @@ def check(
     ] = False,
     no_smoke: Annotated[bool, options.of_run("--no-smoke", help="Leave out the all-reduce.")] = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
+    no_diagnostics: options.NoDiagnostics = False,
     kept: options.KeepOptions,
     write_hosts: Annotated[
         Path | None,
@@ -70,7 +71,9 @@ def check(
             sudo=sudo,
             smoke=not no_smoke,
             # It proves that the job will start; `smoke` takes its time to measure.
-            smoke_limits=SmokeLimits(deadline_s=smoke_timeout, budget_s=1.0, plateau=True),
+            smoke_limits=SmokeLimits(
+                deadline_s=smoke_timeout, budget_s=1.0, plateau=True, diagnostics=not no_diagnostics
+            ),
             isolate=True,
             kept=kept,
             passed=write_hosts,

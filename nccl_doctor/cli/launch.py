@@ -40,6 +40,10 @@ def launch(
         bool,
         typer.Option("--diagnosable", help="With what makes the next failure readable: NCCL's log, flight recorder."),
     ] = False,
+    diagnostics: Annotated[
+        bool,
+        typer.Option("--diagnostics", help="With NCCL's own diagnostics at every start (NCCL 2.31 and later)."),
+    ] = False,
     form: Annotated[
         str, typer.Option("--format", metavar="|".join(FORMS["launch"]), help="Form of the output.")
     ] = "shell",
@@ -63,7 +67,9 @@ def launch(
             raise UsageError("--rdzv is --launcher c10d; give one of them")
         cluster = named.cluster(overrides, hosts)
         chosen = "c10d" if rdzv else launcher
-        wishes = Wishes(chosen, form, use_env=use_env, diagnosable=diagnosable, batch_size=batch_size)
+        wishes = Wishes(
+            chosen, form, use_env=use_env, diagnosable=diagnosable, diagnostics=diagnostics, batch_size=batch_size
+        )
         result = launched(cluster, hosts, script, wishes, os.environ, time.time())
         for warning in result.warnings:
             sys.stderr.write(f"warning: {clean(out.hidden(warning))}\n")

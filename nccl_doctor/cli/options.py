@@ -132,6 +132,9 @@ _timeout = partial(of_run, "--timeout", help="For the whole run.", **_SECONDS)
 Timeout = Annotated[float, _timeout()]
 TimeoutWithSmoke = Annotated[float | None, _timeout(show_default="300, or 240 more than --smoke-timeout")]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Deadline of the all-reduce.", **_SECONDS)]
+NoDiagnostics = Annotated[
+    bool, of_run("--no-diagnostics", help="Don't have NCCL (2.31 and later) run its own diagnostics in the all-reduce.")
+]
 Rate = Annotated[
     bool,
     of_run("--rate", help="Measure each pair and rail by TCP at full speed: loads the network, a second a round."),

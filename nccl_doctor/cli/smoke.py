@@ -24,6 +24,7 @@ def smoke(
         options.of_run("--backend", help="auto is NCCL where every rank has a GPU, else gloo."),
     ] = "auto",
     smoke_timeout: options.SmokeTimeout = 60.0,
+    no_diagnostics: options.NoDiagnostics = False,
     smoke_budget: Annotated[
         float,
         options.of_run(
@@ -70,6 +71,7 @@ def smoke(
                 budget_s=smoke_budget,
                 max_bytes=max_bytes,
                 backend=None if backend == "auto" else backend,
+                diagnostics=not no_diagnostics,
             ),
             save_logs=save_logs,
             isolate=isolate,

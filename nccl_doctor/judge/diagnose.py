@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from nccl_doctor.checks.allreduce.own_diagnostics import findings_of_nccl
 from nccl_doctor.checks.allreduce.symptoms import causes_from_output
 from nccl_doctor.checks.view import PHASES, Derived, FailedDials, UnnamedDials, View
 from nccl_doctor.firewall.manager import managed_by
@@ -101,8 +102,10 @@ def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
 def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[CheckRun]:
     """The same with what the output of a failed all-reduce shows as its cause."""
     smoke = derived.snapshot.smoke
-    if not isinstance(smoke, Smoke) or not any(j.check.in_output and j.findings for j in judged):
+    if not isinstance(smoke, Smoke):
         return judged
+    if not any(j.check.in_output and j.findings for j in judged):
+        return _with_findings_of_nccl(judged, smoke)
     by_name = {j.check.name: j for j in judged}
     passed = {name for name, j in by_name.items() if j.outcome is Outcome.PASS}
     for name, finding in causes_from_output(smoke, passed):
@@ -112,6 +115,15 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
             live.findings = [_confirmed(one, finding, check) for one in live.findings]
         elif live is None or not (settled and run_check(check, derived).outcome is Outcome.PASS):
             by_name[name] = CheckRun(check, Outcome.FOUND, None, [finding])
+    return sorted(by_name.values(), key=lambda j: j.check.code)
+
+
+def _with_findings_of_nccl(judged: list[CheckRun], smoke: Smoke) -> list[CheckRun]:
+    """The same with what NCCL's own diagnostics found, and no check of ours."""
+    by_name = {j.check.name: j for j in judged}
+    for name, finding in findings_of_nccl(smoke):
+        if not ((live := by_name.get(name)) and (live.findings or live.reason == NOT_SELECTED)):
+            by_name[name] = CheckRun(entry(name), Outcome.FOUND, None, [finding])
     return sorted(by_name.values(), key=lambda j: j.check.code)
 
 

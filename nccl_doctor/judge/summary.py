@@ -13,6 +13,7 @@ from typing import Literal
 
 from nccl_doctor import __version__
 from nccl_doctor.checks.allreduce.link import best, link, way
+from nccl_doctor.checks.allreduce.own_diagnostics import diagnostics_words
 from nccl_doctor.checks.rates import link_gbps
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.firewall.route_lookup import interface_of
@@ -180,6 +181,7 @@ def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
     return AllReduceReport(
         **{name: getattr(smoke, name) for name in same},
         ok=smoke.outcome == "ok",
+        diagnostics=diagnostics_words(smoke),
         sizes=smoke.sizes if smoke.world_size > 1 else (),  # a rank alone sends nothing, and measures its own call
         link=speed and LinkShare(**asdict(speed), share=best(smoke) / speed.gb_per_s),
         isolation=smoke.isolation if isinstance(smoke.isolation, IsolationReport) else None,

@@ -29,8 +29,8 @@ from nccl_doctor.model.engine import ClusterSource, place_of, placed
 from nccl_doctor.model.finding import Command, Diagnosis, Severity, on
 from nccl_doctor.model.report import Report
 from nccl_doctor.nccl.host_nccl import nccl_interface
+from nccl_doctor.nccl.versions import DIAGNOSTICS, release
 from nccl_doctor.nccl.versions import diagnosable as recorded
-from nccl_doctor.nccl.versions import release
 from nccl_doctor.snapshot.hosts import Snapshot, rank_counts
 from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text import shell
@@ -177,6 +177,7 @@ class Wishes(NamedTuple):
     form: str = "shell"
     use_env: bool = False
     diagnosable: bool = False
+    diagnostics: bool = False  # NCCL's own, at every start
     batch_size: int | None = None
 
 
@@ -212,6 +213,8 @@ def launched(
         traces = f"/tmp/{job.name}-{job.digest}"  # noqa: S108 - a file a rank, named after the job
         job = job.with_variables(recorded(job.torch, traces))
         notes.append(f"after a failure, on each host: nccl-doctor logs {shell.word(traces)}.*")
+    if wishes.diagnostics:
+        job = job.with_variables(DIAGNOSTICS)
     if wishes.form != "shell" and any(map(place_of, cluster.nodes)):
         why = "starts no job in a container, where it would outlive its connection"
         hint = "start each host's line in its container, as --format shell prints them"

@@ -356,6 +356,7 @@ class AllReduceReport(FrozenModel):
     reason: str = ""
     world_size: int
     ok: bool
+    diagnostics: str | None = None  # how NCCL's own went (2.31 and later), in words; None where they did not run
     outcome: Literal["ok", "failed", "timeout", "wrong-result"]
     ranks: tuple[RankReport, ...]
     sizes: tuple[SizeReport, ...] = ()

@@ -123,6 +123,12 @@ def recorder(torch: str | None, prefix: str) -> dict[str, str]:
     return {**sizes, "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 
+DIAGNOSTICS = {"NCCL_RUN_DIAGNOSTICS": "1", "NCCL_RUN_RAS_DIAGNOSTICS": "1"}
+"""Variables by which NCCL runs its own diagnostics as it makes a communicator: milliseconds, before any data goes."""
+DIAGNOSTICS_SINCE: Version = (2, 31, 0)
+"""Older ones don't know the variables, and run none."""
+
+
 def diagnosable(torch: str | None, prefix: str) -> dict[str, str]:
     """As :func:`recorder`, with NCCL's log (since 2.2.12) and Python's stacks."""
     log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{prefix}.nccl.%h.%p"}

@@ -42,6 +42,7 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
         "tree": _tree(result),
         "link": link_words(result.link),
         "RDMA": counter_words(result, 99 if screen.verbose else _ROWS),
+        "NCCL's": result.diagnostics or "",
         "busbw": _spark(result.sizes),
     }
     yield [line for label, text in labelled.items() if text for line in wrap(text, screen.prose, f"{label:<9}")]

@@ -76,9 +76,9 @@ ADVICE = make_advice(
     "{who} could not register memory for RDMA: it may lock too little of it (ulimit -l), or its kernel finds none that "
     "it can pin.",
     "ulimit -l tells which. Below unlimited: set memlock to unlimited in /etc/security/limits.conf, for services by "
-    "LimitMEMLOCK=infinity, for containers by --ulimit memlock=-1. Unlimited already: the kernel lacks pages to pin, as "
-    "a GB10's without CMA does; see pinned-memory-short (NCD608), and dmesg. What counts is the limit of a process "
-    "started over SSH:",
+    "LimitMEMLOCK=infinity, for containers by --ulimit memlock=-1. Unlimited already: the kernel lacks pages to "
+    "pin, as a GB10's without CMA does; see pinned-memory-short (NCD608), and dmesg. What counts is the limit of a "
+    "process started over SSH:",
 )
 
 # Registering memory with an adapter fails for want of it (ENOMEM, 12).

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.nccl.host_nccl import nccl_version
+from nccl_doctor.nccl.versions import DIAGNOSTICS, DIAGNOSTICS_SINCE
 from nccl_doctor.snapshot.hosts import HostFacts, named_devices, nproc, visible_devices, visible_gpus
 from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import fold, plural
@@ -40,6 +42,7 @@ class SmokeLimits:
     plateau: bool = False
     max_bytes: int | None = None
     backend: Backend | None = None  # None decides by the GPUs that the hosts show
+    diagnostics: bool = True  # NCCL's own, where each host's can run them
     # takes all lines that the ranks printed, by host
     keep_output: Callable[[Mapping[str, Sequence[str]]], None] = lambda _output: None
 
@@ -53,6 +56,8 @@ class Plan:
     counts: dict[str, int]
     backend: Backend
     reason: str
+    diagnostics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By host, the variables that have NCCL's own run, as far as nobody sets them otherwise."""
 
     def request(self, node: Node) -> dict[str, Any]:
         """The request to a host's probe; see probe/smoke/allreduce.py."""
@@ -67,7 +72,7 @@ class Plan:
             # The host's own last resort: the controller says stop before, and knows when all have imported torch.
             "deadline_s": limits.imports_s + limits.deadline_s + 5.0,
         }
-        return {"env": environment(node), "order": order}
+        return {"env": {**self.diagnostics.get(node.name, {}), **environment(node)}, "order": order}
 
 
 def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: int) -> dict[str, Any]:
@@ -88,7 +93,20 @@ def plan(cluster: Cluster, facts: dict[str, HostFacts], limits: SmokeLimits) -> 
     alone = len(cluster.nodes) == 1
     counts = {node.name: nproc(node, facts[node.name], alone=alone) for node in cluster.nodes}
     backend, reason = choose_backend(cluster, facts, counts, limits.backend)
-    return Plan(cluster, limits, counts, backend, reason)
+    diagnosed = limits.diagnostics and backend == "nccl" and all(map(_diagnoses, facts.values()))
+    unset = {node.name: _unset(node, facts[node.name]) for node in cluster.nodes} if diagnosed else {}
+    return Plan(cluster, limits, counts, backend, reason, unset)
+
+
+def _diagnoses(facts: HostFacts) -> bool:
+    version = nccl_version(facts)
+    return version is not None and version >= DIAGNOSTICS_SINCE
+
+
+def _unset(node: Node, facts: HostFacts) -> dict[str, str]:
+    """Those of ``DIAGNOSTICS`` that neither the hosts file nor the host sets."""
+    own = {} if isinstance(facts.env, Unknown) else facts.env
+    return {name: value for name, value in DIAGNOSTICS.items() if name not in node.env and name not in own}
 
 
 def environment(node: Node) -> dict[str, str]:

@@ -90,8 +90,10 @@ def _compile(folder: Path) -> None:
     exported = folder / "exported"
     exported.write_text("IBVERBS_1.1 { global: ibv_*; local: *; };\n")
     options = ["-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-Wl,--version-script={exported}"]
-    target = str(folder / "libibverbs.so.1")
-    subprocess.run(["cc", *options, "-o", target, str(HERE / "ibverbs.c")], check=True, capture_output=True, text=True)
+    target = folder / "libibverbs.so.1"
+    command = ["cc", *options, "-o", str(target), str(HERE / "ibverbs.c")]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    target.with_suffix("").symlink_to(target)  # some versions ask for this name first, which a real one may have
 
 
 def _serve(path: str) -> None:

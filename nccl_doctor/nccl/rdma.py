@@ -32,6 +32,8 @@ FUSED_BY_TOPOLOGY: Version = (2, 24, 0)
 PCI_ORDER: Version = (2, 29, 7)
 EIGHT_FUSED: Version = (2, 30, 0)
 GID_READ_AT_INIT: Version = (2, 31, 0)
+UNTOLD_SINCE: Version = (2, 32, 0)
+UNTOLD = ("NCCL_IB_RAIL_POLICY", "NCCL_IB_SORT_MERGE_NICS")
 
 LAYERS = ("InfiniBand", "Ethernet")
 
@@ -222,6 +224,12 @@ class RdmaList:
             )
             for index, (device, port) in enumerate(kept[:MOST_PORTS])
         )
+
+    @property
+    def untold(self) -> str | None:
+        """A variable of 2.32 that orders or fuses devices in a way that is not known here; None where none is set."""
+        named = (name for name in UNTOLD if self.version >= UNTOLD_SINCE and self.variables.get(name))
+        return next((f"{name}={self.variables[name]}" for name in named), None)
 
     @cached_property
     def refused(self) -> Entry | None:

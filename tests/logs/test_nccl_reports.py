@@ -70,8 +70,28 @@ FAULTS = [
         (0,),
     ),
     (f"[INFO] NCCL environment: mismatch {OF} for NCCL_PROTO", "env-mismatch", (), ()),
+    ("[INFO] p2p: topology check failed gpu 0 -> gpu 1 result=3", "gdr-p2p-fault", (), ()),
+    ("[INFO] p2p: launch/check failed on rank 2 result=1", "gdr-p2p-fault", (), ()),
+    ("[INFO] net bw: ib 3 more ranks >30% off median 390.2 Gbit/s in comm 0x5f", "link-slow", (), ()),
+    (
+        "[INFO] rdma_topo check: failed on rank(s) {1,3} across 16 ranks; first rank 1 exit 2: x",
+        "gpudirect-hindered",
+        (),
+        (1, 3),
+    ),
+    (
+        "[INFO] Paths: could not locate the rank's own GPU in the topology on rank(s) {3}",
+        "gpudirect-hindered",
+        (),
+        (3,),
+    ),
 ]
 GOOD = [
+    "[OK]   Paths: passed on 16/16 ranks",
+    "[OK]   Xid/SXid: no events requiring immediate attention across 2 hosts",
+    "[INFO] Xid 31 detected 2 s ago on host gpu-07. No user action required",
+    "[OK]   IOMMU groups: GPU and NIC groups match",
+    "RAS diagnostics completed in 3.4 ms across 2 RAS peers",
     "[INFO] NCCL environment: NCCL_HOSTID=h0 on rank(s) {0}",
     f"[INFO] NCCL environment: mismatch {OF} for NCCL_SOCKET_IFNAME",
     "[INFO] NCCL environment: 3 NCCL_* env var(s) differ across ranks in comm 0x5f",

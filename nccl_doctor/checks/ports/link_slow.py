@@ -58,6 +58,10 @@ RULES = (
         "n1:1 NCCL DIAG [INFO] net bw: ib rank 3 (gpu-04): 121.4 Gbit/s, >30% off median 390.2 Gbit/s in comm 0x5f",
     ),
     likely(
+        r"NCCL DIAG \[INFO\] net bw: .{0,60}\d more ranks >30% off median",
+        "n1:1 NCCL DIAG [INFO] net bw: ib 3 more ranks >30% off median 390.2 Gbit/s in comm 0x5f",
+    ),
+    likely(
         r"NET/IB: WQE slow: peer=",
         "n1:1:2 [0] NCCL INFO NET/IB: WQE slow: peer=10.0.0.7<41> | local: qpn=7 dev=mlx5_0 | thr=9ns delta=10ns",
     ),

@@ -41,6 +41,10 @@ RULES = (
         r"|ATS state: (?:ATSCtl )?disabled) .{0,80}?(?:first rank (?P<rank>\d+)|$)",
         "n1:1 NCCL DIAG [INFO] IOMMU mode: enabled (DMA remapping) on 4 device(s); first rank 0 device 0000:1a:00.0",
     ),
+    likely(
+        r"NCCL DIAG \[INFO\] (?:rdma_topo check: failed on rank\(s\) |Paths: could not locate the rank's own GPU)",
+        "n1:1 NCCL DIAG [INFO] rdma_topo check: failed on rank(s) {1,3} across 16 ranks; first rank 1 exit 2: no route",
+    ),
 )
 
 SIGNS = LogSigns(

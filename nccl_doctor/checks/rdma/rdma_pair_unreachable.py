@@ -29,6 +29,7 @@ from nccl_doctor.checks.effects import RDMA
 from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.rdma_pairs import Cause, ClusterRdma, Pair
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.nccl.variables import RAILS
@@ -49,6 +50,11 @@ ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "
 def rdma_pair_unreachable(view: View) -> Findings:
     """Yields one finding for each host whose devices can't talk, or for all where nobody knows whose fault it is."""
     rdma = view.nccl.rdma
+    untold = {name: side.rdma.untold for name, side in rdma.sides.items() if side.rdma.untold}
+    if untold:
+        for name, setting in untold.items():
+            yield Unjudged((name,), f"what {setting} does to the order of RDMA devices is not known")
+        return
     for hosts, pairs in rdma.at_fault:
         first = pairs[0]
         yield Finding(

@@ -123,6 +123,10 @@ RULES = (
         "local: qpn=7 dev=mlx5_0 port=1",
     ),
     hint(
+        r"NET/IB.*(?:GID table changed on|GID refreshed: idx)",
+        "n1:1:2 [0] NCCL INFO NET/IB: ncclIbEventGidChange: GID table changed on mlx5_0:1",
+    ),
+    hint(
         r"NET/IB.*(?:GID table changed|non-fatal async event)",
         "n1:1:2 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 GID table changed",
     ),

@@ -1,4 +1,4 @@
-"""An RDMA device that is up can't be opened by the job.
+"""An RDMA device that is up can't be opened by the job, or its fabric has no subnet manager.
 
 What it means: /sys shows the device, and its node /dev/infiniband/uverbsN is missing or refuses this user. NCCL says
 "NET/IB : Unable to open device" or nothing, and does not list it: with none left it takes TCP sockets, with fewer than
@@ -7,10 +7,13 @@ elsewhere the devices behind it meet the wrong ones.
 How we know: each device's node is opened as libibverbs opens it, by the user and in the container of the job. ENOENT:
 the node is not there, as in a container or a pod to which it was not given. EACCES: its mode keeps this user out.
 EPERM: the container's device rules do. Without the kernel module ib_uverbs no device has a node. A device that
-NCCL_IB_HCA leaves out, or whose ports are down, counts for nothing.
+NCCL_IB_HCA leaves out, or whose ports are down, counts for nothing. An InfiniBand port whose state is INIT or ARMED
+has a link, and no subnet manager has given it an address: NCCL takes ports that are ACTIVE alone
+(src/transport/net_ib.cc ``ncclIbInit``).
 
 Fix: docker and podman: --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; Kubernetes: ask for the RDMA
-device plugin's resource; on the host `modprobe ib_uverbs`, and mode 0666 by a udev rule (rdma-core has it).
+device plugin's resource; on the host `modprobe ib_uverbs`, and mode 0666 by a udev rule (rdma-core has it). A fabric
+needs one subnet manager: opensm on a host, or that of a managed switch.
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS
@@ -18,6 +21,7 @@ from nccl_doctor.checks.rdma.rdma_hca_no_match import EXPLAINS, end, gravity
 from nccl_doctor.checks.view import Findings, View, check, folded, on_each, pasted
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.nccl.rdma import LAYERS
 from nccl_doctor.nccl.rdma_pairs import Side
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold, grouped
@@ -37,6 +41,7 @@ LOAD = line("modprobe ib_uverbs")
 def rdma_device_inaccessible(view: View) -> Findings:
     """Yields one finding a reason, folded over hosts."""
     rdma = view.nccl.rdma
+    yield from _unmanaged(view)
     facts = {host.name: its for host, its in view.facts}
     closed = {name: side for name, side in rdma.sides.items() if side.rdma.closed and name in facts}
     reasons = ((side.rdma.closed[0].problem or "", name) for name, side in closed.items())
@@ -52,6 +57,37 @@ def rdma_device_inaccessible(view: View) -> Findings:
             severity=gravity(view, without) if without else None,
             fix=_fix(problem, names, _contained(facts[names[0]])),
         )
+
+
+def _unmanaged(view: View) -> Findings:
+    """Yields one finding for all InfiniBand ports that wait for a subnet manager."""
+    rdma = view.nccl.rdma
+    waiting = {
+        name: ports
+        for name, side in rdma.sides.items()
+        if (ports := [pair for pair in side.rdma.down if pair[1].link_layer == LAYERS[0] and pair[1].state in WAITING])
+    }
+    if waiting:
+        without = [name for name in waiting if not rdma.sides[name].rdma.entries]
+        what = end(rdma, without) if without else "NCCL leaves them out"
+        ports = (
+            (name, ", ".join(f"{d.name} port {p.number}: {p.state}" for d, p in its)) for name, its in waiting.items()
+        )
+        yield Finding(
+            hosts=tuple(waiting),
+            message=f"InfiniBand ports of {fold(waiting)} have a link and wait for a subnet manager: {what}.",
+            evidence=folded(shown),
+            facts={"problem": "no subnet manager"},
+            severity=gravity(view, without) if without else None,
+            fix=Fix(
+                summary="Start the fabric's subnet manager: opensm on one host, or the one of a managed switch (UFM). "
+                "Where it runs, look why it leaves these ports out: ibdiagnet, or the partition's and the switch's log."
+            ),
+        )
+
+
+WAITING = ("INIT", "ARMED")
+"""Of a port with a link: states before a subnet manager has made it ACTIVE (InfiniBand specification, 14.3)."""
 
 
 def _nodes(side: Side) -> str:

@@ -70,7 +70,7 @@ def _unmanaged(view: View) -> Findings:
     if waiting:
         without = [name for name in waiting if not rdma.sides[name].rdma.entries]
         what = end(rdma, without) if without else "NCCL leaves them out"
-        ports = (
+        shown = (
             (name, ", ".join(f"{d.name} port {p.number}: {p.state}" for d, p in its)) for name, its in waiting.items()
         )
         yield Finding(

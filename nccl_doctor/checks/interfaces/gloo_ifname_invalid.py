@@ -1,27 +1,37 @@
-"""GLOO_SOCKET_IFNAME names an interface that the host does not have, or one without an address.
+"""GLOO_SOCKET_IFNAME names an interface that the host does not have, or one whose address no other host reaches.
 
 What it means: gloo knows neither prefixes nor "^" nor "=": a value copied from NCCL_SOCKET_IFNAME ends the job with
 "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and in many jobs for a barrier beside NCCL.
 
+A rank tells its peers the first address of that interface, and they dial it: docker0 has the same one everywhere, and
+lo's leads every host to itself.
+
 How we know: the host's interfaces with an address, and the variable as the job will have it. A list with commas means
-several devices, each of which must be there.
+several devices, each of which must be there. Whether the others reach an address is judged as for NCCL's own choice:
+by their routes, by who else has the address, and by the port mesh.
 
 Fix: give the whole name of the interface, without any sign.
 
 See gloo/transport/tcp/device.cc (lookupAddrForIface) and torch's ProcessGroupGloo.cpp.
 """
 
+from collections.abc import Collection, Mapping
+from functools import partial
+
 from nccl_doctor.checks.nccl_choice import good_interfaces
+from nccl_doctor.checks.own_names import is_without_gpus
 from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, ifname_command
 from nccl_doctor.model.base import known
-from nccl_doctor.model.effect import LOST, WAITS, Effect, Reach
+from nccl_doctor.model.effect import DIALS, LOST, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.nccl.gloo import gloo_devices
+from nccl_doctor.nccl.gloo import gloo_devices, lost_to
 from nccl_doctor.nccl.interfaces import Failure
+from nccl_doctor.nccl.reach import Peers, Reachable, reach
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.text.hostlist import fold, quoted
+from nccl_doctor.text.inet import address_of
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 
@@ -34,9 +44,18 @@ GLOO = Effect(
 )
 
 
-@check("NCD210", severity=Severity.ERROR, needs=("interfaces", "env"), explains=(GLOO,))
+GIVEN = Effect(
+    (*DIALS, *WAITS, LOST, "peer-died", "wrong-interface", "hostname-loopback"),
+    Reach.MEETS,
+    "peers dial the address that a rank's device has (gloo/transport/tcp/address.cc)",
+    ("gloo",),
+)
+
+
+@check("NCD210", severity=Severity.ERROR, needs=("interfaces", "env"), explains=(GLOO, GIVEN))
 def gloo_ifname_invalid(view: View) -> Findings:
-    """Yields one finding for each value that names no interfaces there."""
+    """Yields one finding for each value that names no interfaces there, or whose address leads nobody there."""
+    yield from _unreachable(view)
     failed: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}
     for host, facts in view.facts:
@@ -47,19 +66,67 @@ def gloo_ifname_invalid(view: View) -> Findings:
         if isinstance(outcome, Failure):
             failed.setdefault(value, {})[host.name] = outcome.reason
             names[host.name] = ", ".join(dict.fromkeys(entry.interface for entry in interfaces.addresses))
-    good = good_interfaces(view.nccl) if failed else {}
     for value, hosts in failed.items():
-        fix = Fix(summary=f"Set {VARIABLE} to the whole name of the interface that leads to the other hosts.")
-        if good.keys() >= hosts.keys():
-            summary = "Set the whole name in the job's environment (the hosts file's env)."
-            fix = setting(summary, VARIABLE, {host: good[host] for host in hosts})
         yield Finding(
             hosts=tuple(hosts),
             message=f"{VARIABLE}={quoted(value)} names no interface of {fold(hosts)} that has an address: gloo will "
             "not start.",
             evidence=folded((host, f"{reason}; with an address: {names[host]}") for host, reason in hosts.items()),
             facts={VARIABLE: value},
-            fix=fix,
+            fix=_fix(view, hosts),
+        )
+
+
+def _fix(view: View, hosts: Collection[str]) -> Fix:
+    good = good_interfaces(view.nccl)
+    if good.keys() >= set(hosts):
+        summary = "Set the whole name in the job's environment (the hosts file's env)."
+        return setting(summary, VARIABLE, {host: good[host] for host in hosts})
+    return Fix(summary=f"Set {VARIABLE} to the whole name of the interface that leads to the other hosts.")
+
+
+def _may(reaches: Mapping[str, bool], peer: str, _address: str) -> bool:
+    return reaches[peer]
+
+
+def _unreachable(view: View) -> Findings:
+    """Yields one finding for each value whose address others dial and don't reach."""
+    nccl = view.nccl
+    lost: dict[str, dict[str, tuple[str, str]]] = {}
+    values: dict[str, str] = {}
+    addresses: dict[str, str] = {}
+    for host, facts in view.facts:
+        own = nccl.by_host.get(host.name)
+        value = {**known(facts.env), **host.node.env}.get(VARIABLE, "")
+        devices = gloo_devices(known(facts.interfaces), {VARIABLE: value}, None)
+        if own is None or isinstance(devices, Failure):
+            continue
+        if devices is not None:
+            values[host.name], addresses[host.name] = value, devices[0].address
+        elif own.chosen is not None:
+            addresses[host.name] = own.chosen.address
+    for name, value in values.items():
+        address, own = addresses[name], nccl.by_host[name]
+        if own.chosen is not None and own.chosen.address == address:
+            continue  # NCCL's own choice has checks of its own
+        verdicts = {
+            peer.host: reach(peer, own, address, nccl.mesh) for peer in Peers(nccl.by_host, nccl.mesh).of(name, address)
+        }
+        reaches = {peer: verdict.answer is not Reachable.NO for peer, verdict in verdicts.items()}
+        asked = {peer: addresses[peer] for peer in (name, *verdicts) if peer in addresses}
+        missing = lost_to(name, asked, partial(_may, reaches))
+        if missing:
+            why = "it leads every host to itself" if address_of(address).is_loopback else verdicts[missing[0]].why
+            lost.setdefault(value, {})[name] = address, f"{fold(missing)} dial{'s' * (len(missing) == 1)} it: {why}"
+    for value, hosts in lost.items():
+        given = ", ".join(dict.fromkeys(address for address, _ in hosts.values()))
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"{VARIABLE}={quoted(value)} gives gloo {given} on {fold(hosts)}, where no other host reaches it.",
+            evidence=folded((host, f"{address}: {why}") for host, (address, why) in hosts.items()),
+            facts={VARIABLE: value},
+            severity=None if is_without_gpus(view) else Severity.WARNING,  # beside NCCL, gloo may be but a helper
+            fix=_fix(view, hosts),
         )
 
 

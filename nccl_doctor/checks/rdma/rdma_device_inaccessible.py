@@ -75,7 +75,8 @@ def _unmanaged(view: View) -> Findings:
         )
         yield Finding(
             hosts=tuple(waiting),
-            message=f"InfiniBand ports of {fold(waiting)} have a link and no subnet manager, so NCCL can't use them: {what}.",
+            message=f"InfiniBand ports of {fold(waiting)} have a link and no subnet manager, so NCCL can't use them: "
+            f"{what}.",
             evidence=folded(shown),
             facts={"problem": "no subnet manager"},
             severity=gravity(view, without) if without else None,

@@ -19,7 +19,8 @@ prerequisites" (the groups render and video).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nccl_doctor.checks.effects import CUDA
@@ -51,6 +52,15 @@ class Fault:
     remedy: str
     commands: tuple[Line | None, ...] = ()
     reboot: bool = False
+    lost: str | None = None
+    """The bus address of the one GPU that it is about."""
+
+    def words(self, names: Sequence[str], gpus: int) -> str:
+        """The sentence; the hosts have so many GPUs each."""
+        if self.lost is not None and gpus > 1:
+            return f"The driver of {fold(names)} has lost GPU {self.lost}, one of {gpus}: nvidia-smi fails for all."
+        has = "has" if len(names) == 1 else "have"
+        return f"{fold(names)} {has} {plural(gpus, 'GPU')} and no working driver: {self.problem}."
 
     def fix(self, hosts: tuple[str, ...]) -> Fix:
         """The remedy on these hosts."""
@@ -83,10 +93,9 @@ def gpu_driver_down(view: View) -> Findings:
         names = tuple(host.name for host, _ in alike)
         gpus = max(len(driver.gpus) for _, driver in alike)
         wishes = [wish for host, _ in alike if (wish := gpu_wish(host))]
-        has = "has" if len(names) == 1 else "have"
         yield Finding(
             hosts=names,
-            message=f"{fold(names)} {has} {plural(gpus, 'GPU')} and no working driver: {fault.problem}.",
+            message=fault.words(names, gpus),
             evidence=(fault.evidence, *wishes[:1]),
             facts={"problem": fault.problem},
             severity=severity,
@@ -143,8 +152,13 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
         found = f"the nvidia module {driver.module} is loaded, and nvidia-smi finds no device"
         yield Fault("no GPU started", found, _REMEDY, (KERNEL_LOG,))
     elif any(failure in words for failure in FAILURES):
-        yield Fault("nvidia-smi fails", words, _REMEDY, (KERNEL_LOG,))
+        lost = _LOST.search(words)
+        yield Fault("nvidia-smi fails", words, _REMEDY, (KERNEL_LOG,), lost=lost and lost[1])
 
+
+_LOST = re.compile(
+    r"Unable to determine the device handle for GPU ?((?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)"
+)
 
 KERNEL_LOG = line("dmesg | grep NVRM")
 _REMEDY = (

@@ -18,6 +18,7 @@ References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, t
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
@@ -138,7 +139,17 @@ def _faults(judged: Judged) -> Faults:
     ports = list(_own_ports(judged))
     ranks, of_ranks = _apart((*_ranks(judged), *_sizes(judged)))
     started, of_started = _apart(_started(judged))
-    every = [*_unknown_options(judged), *_nodes(judged), *started, *ranks, *meeting, *ports, *_shared(judged), *devices]
+    every = [
+        *_unknown_options(judged),
+        *_nodes(judged),
+        *_own_ways(judged),
+        *started,
+        *ranks,
+        *meeting,
+        *ports,
+        *_shared(judged),
+        *devices,
+    ]
     lacks = bool(ranks) and judged.line.options.get("nproc_per_node") == "gpu"
     return Faults(every, meeting, devices, ports, ranks, [*gaps, *of_devices, *of_ranks, *of_started], lacks)
 
@@ -208,6 +219,32 @@ def _nodes(judged: Judged) -> Iterator[str]:
             yield f"{own}{rank} of {size}{told}: ranks are counted from 0"
         elif told and is_number(told) and line.places_itself and int(told) not in (count, judged.world) and count > 1:
             yield f"{size}{told}, and the {count} hosts have {plural(judged.world, 'rank')}"
+
+
+def _own_ways(judged: Judged) -> Iterator[str]:
+    """Faults in what one launcher alone has: its filters, totals, variables."""
+    line, count = judged.line, judged.count
+    total, machines, rank = (line.options.get(name, "") for name in ("world_size", "nnodes", "node_rank"))
+    if line.launcher == "deepspeed":
+        known = {name for node in judged.view.snapshot.cluster.nodes for name in (node.name, node.address)}
+        for option in ("include", "i", "exclude", "e"):
+            parts = filter(None, line.options.get(option, "").split("@"))
+            strange = [name for part in parts if (name := part.partition(":")[0]) not in known]
+            if strange:
+                yield f"--{option} names {', '.join(strange)}, which the hosts are not"
+    numbered = line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 1
+    if numbered and int(total) % int(machines):  # accelerate/commands/launch.py: all ranks of all machines
+        yield f"--num_processes {total} are all ranks together, and don't divide by {machines} machines"
+    if line.launcher == "vllm" and is_number(rank) and int(rank) > 0 and "headless" not in line.options:
+        yield f"node rank {rank} without --headless starts a server of its own"
+    starts = LLAMA in (PurePath(word).name for word in (*line.start, *line.script)[:1])
+    nodes = line.variables.get("NNODES", "") if starts else ""
+    if is_number(nodes) and int(nodes) != count > 1:
+        yield f"NNODES={nodes}, and the hosts are {count}"
+
+
+LLAMA = "llamafactory-cli"
+"""Hands NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT to torchrun (llamafactory/launcher.py)."""
 
 
 def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:

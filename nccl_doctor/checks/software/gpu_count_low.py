@@ -21,9 +21,9 @@ from nccl_doctor.checks.effects import CUDA
 from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.logs.rule import likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
-from nccl_doctor.model.base import known
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.snapshot.hosts import gpu_wish, named_devices, visible_devices, visible_gpus
+from nccl_doctor.snapshot.hosts import HostFacts, gpu_wish, named_devices, visible_devices, visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 from nccl_doctor.text.shell import line
@@ -48,6 +48,8 @@ def gpu_count_low(view: View) -> Findings:
     """Yields one finding a node with too few GPUs, one if uneven."""
     if all(facts.gpus == () for _, facts in view.facts):
         yield from _absent(view)
+        amd = {host.name: count for host, facts in view.facts if (count := _amd(facts)) is not None}
+        yield from _uneven(amd if len(amd) == len(view.hosts) else {})
         return
     counts: dict[str, int] = {}
     short: list[tuple[_Short, str]] = []
@@ -78,6 +80,11 @@ def gpu_count_low(view: View) -> Findings:
             severity=Severity.WARNING,
             fix=pasted(UNSET, on_each(hosts, IN_THE_SHELL)),
         )
+    yield from _uneven(counts)
+
+
+def _uneven(counts: dict[str, int]) -> Findings:
+    """Yields one finding for the hosts that have fewer GPUs than most."""
     usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
     fewer = tuple(name for name, count in counts.items() if count < usual)
     if fewer:
@@ -116,6 +123,15 @@ def _absent(view: View) -> Findings:
                 on_each(hosts, ON_THE_BUS),
             ),
         )
+
+
+def _amd(facts: HostFacts) -> int | None:
+    """AMD's GPUs that the driver holds, where torch is built for them; nvidia-smi shows none of these."""
+    if isinstance(facts.torch, Unknown) or facts.torch is None or facts.torch.hip is None:
+        return None
+    if isinstance(facts.gpu_driver, Unknown) or facts.gpu_driver is None:
+        return None
+    return sum(gpu.vendor == "amd" and gpu.driver == "amdgpu" for gpu in facts.gpu_driver.gpus)
 
 
 class _Short(NamedTuple):

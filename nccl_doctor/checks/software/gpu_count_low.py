@@ -23,6 +23,7 @@ from nccl_doctor.logs.rule import likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import HostFacts, gpu_wish, named_devices, visible_devices, visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
@@ -50,6 +51,8 @@ def gpu_count_low(view: View) -> Findings:
         yield from _absent(view)
         amd = {host.name: count for host, facts in view.facts if (count := _amd(facts)) is not None}
         yield from _uneven(amd if len(amd) == len(view.hosts) else {})
+        others = grouped((words, host.name) for host, facts in view.facts if (words := _not_judged(facts)))
+        yield from (Unjudged(tuple(hosts), words) for words, hosts in others.items())
         return
     counts: dict[str, int] = {}
     short: list[tuple[_Short, str]] = []
@@ -123,6 +126,15 @@ def _absent(view: View) -> Findings:
                 on_each(hosts, ON_THE_BUS),
             ),
         )
+
+
+def _not_judged(facts: HostFacts) -> str | None:
+    """Words for GPUs of makers of which no more than the number is looked at; None where there are none."""
+    if amd := _amd(facts):
+        return f"{plural(amd, 'GPU')} of AMD's by the driver, which are counted; the all-reduce does not use them"
+    if isinstance(facts.torch, Unknown) or facts.torch is None or "+xpu" not in facts.torch.version:
+        return None
+    return f"torch {facts.torch.version} is for Intel's GPUs, which are not looked at"
 
 
 def _amd(facts: HostFacts) -> int | None:

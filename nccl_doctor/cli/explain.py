@@ -11,12 +11,20 @@ from nccl_doctor.cli.output import Out, finish
 from nccl_doctor.errors import UsageError
 
 
+def _complete(incomplete: str) -> list[str]:
+    from nccl_doctor.judge.pages import topic_names
+    from nccl_doctor.model.register import all_checks
+
+    return options.completing(*topic_names(), *(check.name for check in all_checks()))(incomplete)
+
+
 def explain(
     words: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="CODE|TOPIC",
             help="NCD304, 304, port-in-use, or the error's own words; a topic as slurm; nothing: all topics.",
+            autocompletion=_complete,
         ),
     ] = None,
     output: Annotated[str, options.output("explain")] = "human",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from nccl_doctor.cli.options import EngineOptions, NameOptions, flattened
+from nccl_doctor.cli.options import EngineOptions, NameOptions, completing, flattened
 from nccl_doctor.cli.output import Out, finish
 from nccl_doctor.report.render import FORMS
 
@@ -45,7 +45,13 @@ def launch(
         typer.Option("--diagnostics", help="With NCCL's own diagnostics at every start (NCCL 2.31 and later)."),
     ] = False,
     form: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMS["launch"]), help="Form of the output.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="|".join(FORMS["launch"]),
+            help="Form of the output.",
+            autocompletion=completing(*FORMS["launch"]),
+        ),
     ] = "shell",
 ) -> None:
     """Print for each host the line that starts the job there; no host is contacted."""

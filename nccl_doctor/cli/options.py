@@ -103,9 +103,29 @@ def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
     return made
 
 
+def completing(*words: str) -> Callable[[str], list[str]]:
+    """Completion of a value that is one of these words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [word for word in words if word.startswith(incomplete)]
+
+    return complete
+
+
+def complete_check(incomplete: str) -> list[str]:
+    """Completion of a check's name or category."""
+    from nccl_doctor.model.register import all_checks
+
+    words = sorted({word for check in all_checks() for word in (check.name, check.category)})
+    return completing(*words)(incomplete)
+
+
 def output(command: str) -> Any:  # noqa: ANN401 - typer's own
     """``-o`` of a command, with its forms; :mod:`nccl_doctor.cli.output` refuses others."""
-    return of_report("-o", "--output", metavar="|".join(FORMS[command]), help="Form of the output.")
+    complete = completing(*FORMS[command])
+    return of_report(
+        "-o", "--output", metavar="|".join(FORMS[command]), help="Form of the output.", autocompletion=complete
+    )
 
 
 Output = Annotated[str, output("check")]
@@ -140,7 +160,14 @@ Rate = Annotated[
     of_run("--rate", help="Measure each pair and rail by TCP at full speed: loads the network, a second a round."),
 ]
 Transport = Annotated[
-    str, of_hosts("--transport", metavar="|".join(kinds()), callback=_transport, help="How hosts are reached.")
+    str,
+    of_hosts(
+        "--transport",
+        metavar="|".join(kinds()),
+        callback=_transport,
+        help="How hosts are reached.",
+        autocompletion=completing(*kinds()),
+    ),
 ]
 Save = Annotated[Path | None, of_keep("--save", metavar="SNAPSHOT", help="Keep all that was seen in this file.")]
 From = Annotated[
@@ -254,7 +281,12 @@ class EngineOptions(JobOptions):
 
     engine: Annotated[
         str | None,
-        of_job("--engine", metavar="|".join(ENGINES), help="What the hosts are for: its addresses, its lines."),
+        of_job(
+            "--engine",
+            metavar="|".join(ENGINES),
+            help="What the hosts are for: its addresses, its lines.",
+            autocompletion=completing(*ENGINES),
+        ),
     ] = None
 
 
@@ -301,10 +333,14 @@ class DiagnosisOptions(ReportOptions):
 class SelectOptions:
     """The diagnoses that are wanted: all of ``only`` (None: all there are), but none of ``skip``."""
 
-    only: Annotated[list[str] | None, of_run("--only", metavar="CHECK", help="Only this code, name or category.")] = (
-        None
-    )
-    skip: Annotated[list[str] | None, of_run("--skip", metavar="CHECK", help="Not this code, name or category.")] = None
+    only: Annotated[
+        list[str] | None,
+        of_run("--only", metavar="CHECK", help="Only this code, name or category.", autocompletion=complete_check),
+    ] = None
+    skip: Annotated[
+        list[str] | None,
+        of_run("--skip", metavar="CHECK", help="Not this code, name or category.", autocompletion=complete_check),
+    ] = None
 
     def codes(self) -> Codes:
         """The codes that words (code, name, category) mean; UsageError for others."""

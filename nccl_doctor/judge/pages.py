@@ -22,11 +22,16 @@ _FENCE = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^## ", re.MULTILINE)
 
 
+def topic_names() -> list[str]:
+    """The topics that have a page."""
+    return sorted(each.name.removesuffix(".md") for each in TOPICS.iterdir() if each.name.endswith(".md"))
+
+
 def find_pages(words: str) -> tuple[Page | Topic | TopicList, ...]:
     """The pages that the words mean; raises UsageError where they mean none."""
     asked = words.strip()
     codes = asked.replace(",", " ").split()
-    topics = sorted(each.name.removesuffix(".md") for each in TOPICS.iterdir() if each.name.endswith(".md"))
+    topics = topic_names()
     if not asked:
         return (TopicList(topics=tuple(TopicEntry(name=name, title=_read(name)[0]) for name in topics)),)
     if asked in topics:

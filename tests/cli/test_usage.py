@@ -367,11 +367,25 @@ def test_a_thread_that_writes_as_we_leave_costs_no_exit_code(leaving: str) -> No
     assert (done.returncode, done.stdout) == (130, "the report")
 
 
-def test_the_shell_completes_commands() -> None:
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("la", ["launch"]),
+        ("check --output js", ["json"]),
+        ("check --engine v", ["vllm"]),
+        ("check --transport ope", ["openssh"]),
+        ("check --only rdma-g", ["rdma-gid-missing"]),
+        ("explain slur", ["slurm"]),
+        ("explain port-in-u", ["port-in-use"]),
+        ("launch --format sl", ["slurm"]),
+    ],
+)
+def test_the_shell_completes_commands_and_values(typed: str, completed: list[str]) -> None:
     """Its script calls the program by its name, with what was typed so far."""
-    typed = {"_NCCL_DOCTOR_COMPLETE": "complete_bash", "COMP_WORDS": "nccl-doctor la", "COMP_CWORD": "1"}
-    done = subprocess.run([tool()], env={**os.environ, **typed}, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["launch"]
+    place = {"COMP_WORDS": f"nccl-doctor {typed}", "COMP_CWORD": str(len(typed.split()))}
+    env = {**os.environ, "_NCCL_DOCTOR_COMPLETE": "complete_bash", **place}
+    done = subprocess.run([tool()], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == completed
 
 
 def test_an_html_report_is_made_of_a_snapshot_and_opened(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class LaunchLine:
         """MASTER_ADDR and MASTER_PORT as the line says them, which count where no hosts file does."""
         addr, port = self.options.get("master_addr"), self.options.get("master_port")
         place = self.options.get("rdzv_endpoint") or (self.url or "").removeprefix("tcp://")
-        if place and (self.url or self.options.get("rdzv_backend", "static") != "static"):
+        if place and (self.url or self.launcher == "sglang" or self.options.get("rdzv_backend", "static") != "static"):
             addr, _, port = place.rpartition(":")
         named = {"MASTER_ADDR": (addr or "").strip("[]"), "MASTER_PORT": port if port and is_number(port) else ""}
         return {name: self.variables.get(name) or value for name, value in named.items()}

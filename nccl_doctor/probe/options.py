@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 
 class Launcher(NamedTuple):
@@ -24,6 +24,7 @@ class Launcher(NamedTuple):
         abbreviates: it takes any unambiguous beginning of an option.
         placed: each host gets a line of its own, with its place in the job.
         engine: its options stand behind the model, and none of them belongs to a script.
+        pairs: its options that two values follow.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Launcher(NamedTuple):
     abbreviates: bool = False
     placed: bool = False
     engine: bool = False
+    pairs: FrozenSet[str] = frozenset()
 
     def written(self, notion: str) -> str:
         """The option that says a notion, as it is written."""
@@ -87,6 +89,45 @@ class Words(NamedTuple):
 
 def _table(values: str, flags: str = "") -> dict[str, bool]:
     return {**dict.fromkeys(values.split(), True), **dict.fromkeys(flags.split(), False)}
+
+
+_MPIRUN_FLAGS = [
+    "allow_run_as_root",
+    "oversubscribe",
+    "nooversubscribe",
+    "tag_output",
+    "timestamp_output",
+    "report_bindings",
+    "display_map",
+    "display_allocation",
+    "display_topo",
+    "merge_stderr_to_stdout",
+    "bynode",
+    "byslot",
+    "bycore",
+    "nolocal",
+    "do_not_launch",
+    "enable_recovery",
+    "disable_recovery",
+    "index_argv_by_rank",
+    "preload_binary",
+    "no_oversubscribe",
+    "v",
+    "verbose",
+    "q",
+    "quiet",
+    "V",
+    "version",
+    "d",
+    "debug_devel",
+    "genvall",
+    "genvnone",
+    "envall",
+    "envnone",
+    "l",
+    "prepend_rank",
+]
+"""Options of Open MPI's mpirun (4 and 5) and of Hydra's (MPICH 4, Intel MPI 2021) that no value follows."""
 
 
 _TORCHRUN = _table(
@@ -155,7 +196,18 @@ LAUNCHERS = {
             closed=True,
             abbreviates=True,
         ),
-        Launcher("mpirun", same={"np": "world_size", "n": "world_size", "npernode": "nproc_per_node"}),
+        Launcher(
+            "mpirun",
+            options=dict.fromkeys(_MPIRUN_FLAGS, False),
+            same={
+                "np": "world_size",
+                "n": "world_size",
+                "npernode": "nproc_per_node",
+                "ppn": "nproc_per_node",
+                "perhost": "nproc_per_node",
+            },
+            pairs=frozenset({"mca", "gmca", "prtemca", "pmixmca", "omca", "genv", "env"}),
+        ),
         Launcher(
             "srun",
             same={
@@ -274,6 +326,8 @@ def read_words(launcher: Launcher, words: Sequence[str]) -> Words:
         certain = name is not None and not launcher.engine
         if not sign and takes and left and (certain or not left[0].startswith("-")):
             value, sign = left.pop(0), "="
+            if name in launcher.pairs and left:
+                value += " " + left.pop(0)
         notion = launcher.same.get(name or asked, name or asked)
         told[notion] = value
         if name is not None:

@@ -129,14 +129,15 @@ def started(judged: Judged) -> Iterator[Fault]:
 
 def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
     """Faults in mpirun's own number of ranks, against the slots that it names."""
-    named = next((options[name] for name in ("H", "host", "hosts") if options.get(name)), "")
+    hydra = "hosts" in options  # of MPICH and Intel MPI, which knows no slots
+    named = next((options[name] for name in ("hosts", "H", "host") if options.get(name)), "")
     ranks = options.get("world_size", "")
     elsewhere = any(name in options for name in ("hostfile", "machinefile", "f", "nproc_per_node"))
     if not named and judged.count > 1 and not elsewhere:
         yield Unjudged((), "the launch line was not judged: mpirun's hosts are not in it (-H, --hostfile)")
         return
     slots = [part.rpartition(":")[2] if ":" in part else "1" for part in named.split(",") if part]
-    if slots and all(map(is_number, slots)) and is_number(ranks) and int(ranks) > sum(map(int, slots)):
+    if slots and not hydra and all(map(is_number, slots)) and is_number(ranks) and int(ranks) > sum(map(int, slots)):
         yield f"mpirun is to start {ranks} ranks, and -H has {plural(sum(map(int, slots)), 'slot')}"
 
 

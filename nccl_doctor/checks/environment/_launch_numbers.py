@@ -119,7 +119,7 @@ def started(judged: Judged) -> Iterator[Fault]:
     if not line.started or not line.is_placed:
         return
     front = read_words(LAUNCHERS["srun"], line.started[1:]).told
-    tasks, each = front.get("ntasks") or front.get("n"), front.get("ntasks_per_node") or front.get("nproc_per_node")
+    tasks, each = front.get("world_size"), front.get("nproc_per_node")
     program = line.started[0]
     if each and is_number(each) and int(each) > 1:
         yield f"{program} starts {each} of {line.launcher} on each host, and each starts ranks of its own"
@@ -172,6 +172,9 @@ def sizes(judged: Judged) -> Iterator[Fault]:
 def ranks(judged: Judged) -> Iterator[Fault]:
     """Faults in the number of ranks a node, against the GPUs that there are."""
     told = judged.line.options.get("nproc_per_node")
+    total, machines = (judged.line.options.get(name, "") for name in ("world_size", "nnodes"))
+    if judged.line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 0:
+        told = str(int(total) // int(machines))
     devices = judged.line.variables.get("CUDA_VISIBLE_DEVICES")
     if told is None:
         return

@@ -168,6 +168,8 @@ def _lacking(judged: Judged) -> Iterator[tuple[str, str]]:
 def _meeting(judged: Judged) -> Iterator[Fault]:
     """Faults in the address and the port at which ranks meet."""
     line, options = judged.line, judged.line.options
+    if line.launcher == "deepspeed" and judged.count > 1:
+        yield from _deepspeed(judged)
     if not line.is_placed or judged.count == 1 or "standalone" in options or line.meets_elsewhere:
         return
     if line.is_configured and not options.keys() >= {"nnodes", "master_addr"}:
@@ -183,6 +185,15 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
         yield f"without a {what} each host waits for itself; {judged.master} is the first host's"
     else:
         yield from _wrong_place(judged, f"{what} {addr}", addr, port)
+
+
+def _deepspeed(judged: Judged) -> Iterator[Fault]:
+    """Faults in the hosts and the address of deepspeed, which starts all hosts by itself (launcher/runner.py)."""
+    options = judged.line.options
+    if not options.keys() & {"hostfile", "H", "no_ssh"}:
+        yield Unjudged((), "the launch line was not judged: deepspeed's hosts are not in it (--hostfile)")
+    if addr := options.get("master_addr"):
+        yield from _wrong_place(judged, f"master address {addr}", addr, options.get("master_port"))
 
 
 def _by_hand(judged: Judged) -> Iterator[Fault]:

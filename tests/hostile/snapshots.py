@@ -91,7 +91,7 @@ PROGRAMS = {
     "kubectl": r"apply -f -|patch service [a-z0-9.-]+ -n [a-z0-9-]+ -p \{\"spec\":\{\"publishNotReadyAddresses\":true\}\}",
     **dict.fromkeys(
         ["docker", "podman", "nerdctl"],
-        r"start [\w.-]+|exec -u 0 --privileged [\w.-]+ mount -o remount,size=\d+g /dev/shm",
+        r"start [\w.-]+|ps --filter publish=\d+|exec -u 0 --privileged [\w.-]+ mount -o remount,size=\d+g /dev/shm",
     ),
     "nccl-doctor": r"fix-port( --hosts [^-].*)?( --host [^-]\S*)?( \d+)?( --pid \d+@\d+)? (--kill --yes|--wait|--next( --write)?)|(check|ifname) -w \S+"
     r"|ifname|fix-port( \d+)?",

@@ -22,6 +22,7 @@ References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCP
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
 from nccl_doctor.checks.view import Findings, View, check, endable, ending, fix_port
@@ -73,7 +74,8 @@ def port_in_use(view: View) -> Findings:
         cause = trial.cause or "unknown"
         yield Finding(
             hosts=(host.name,),
-            message=f"Port {trial.port} on {host.name} is taken: {MEANS[cause]}.",
+            message=f"Port {trial.port} on {host.name} is taken: "
+            f"{'a container publishes it' if _published(trial) else MEANS[cause]}.",
             evidence=tuple(_evidence(trial)),
             facts={
                 "port": trial.port,
@@ -81,7 +83,7 @@ def port_in_use(view: View) -> Findings:
                 "holders": [holder.model_dump() for holder in trial.holders],
                 "pids": [holder.pid for holder in trial.holders],
             },
-            fix=_fix(view.snapshot.cluster, host, trial),
+            fix=_stop_container(host, trial) if _published(trial) else _fix(view.snapshot.cluster, host, trial),
         )
 
 
@@ -99,9 +101,24 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
         yield trial.hint
 
 
+def _published(trial: PortTrial) -> bool:
+    """True where Docker holds the port for a container (docker-proxy, libnetwork/portmapper)."""
+    programs = [PurePath((holder.command.split() or [""])[0]).name for holder in trial.holders]
+    return bool(programs) and set(programs) == {"docker-proxy"}
+
+
+MOVE = "set another master_port in the hosts file (fix-port --next finds one)"
+
+
+def _stop_container(host: Host, trial: PortTrial) -> Fix:
+    return Fix(
+        summary=f"Stop that container (docker stop), publish another port, or {MOVE}. Its name and image:",
+        commands=on(host.name, line("docker ps --filter {publish}", publish=f"publish={trial.port}")),
+    )
+
+
 def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     """The way out by the cause of the failed bind."""
-    move = "set another master_port in the hosts file (fix-port --next finds one)"
     if trial.cause == "time-wait":
         wait = fix_port(cluster, host.node, line("{port} --wait", port=trial.port))
         seconds = f"{trial.time_wait_s or 60:.0f} seconds"
@@ -109,10 +126,10 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     if trial.cause == "outbound":
         ports = host.facts.port_range if host.facts is not None else None
         if not isinstance(ports, PortRange):
-            return Fix(summary=f"Wait until that connection has ended, or {move}.")
+            return Fix(summary=f"Wait until that connection has ended, or {MOVE}.")
         return Fix(
             summary="Wait until that connection has ended, and keep others away from the port (in /etc/sysctl.d the "
-            f"same line lasts); or {move}:",
+            f"same line lasts); or {MOVE}:",
             needs_root=True,
             commands=on(host.name, line("sysctl -w {setting}", setting=reserving(ports, trial.port))),
         )
@@ -121,7 +138,7 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     first = [holder for holder in trial.holders if holder.ppid not in pids]
     endings = tuple(one for holder in first for one in ending(cluster, host.node, holder, trial.port))
     if endings and all(map(endable, trial.holders)):
-        summary = f"It is a leftover of yours: nothing watches over it. End it, or {move}:"
+        summary = f"It is a leftover of yours: nothing watches over it. End it, or {MOVE}:"
         return Fix(summary=summary, risk="disruptive", commands=endings)
     refusal = next((holder.refusal for holder in trial.holders if holder.refusal is not None), "")
     why = f"{capital(refusal)}. " if refusal else ""
@@ -134,7 +151,7 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
             summary = f"{why}Give --master-port another port, or {who}. This finds one that is free on all hosts:"
         what = line("--next") if by_option else line("--next --write")
         return Fix(summary=summary, commands=fix_port(cluster, host.node, what))
-    return Fix(summary=f"{why}{capital(move)}, or {who}.")
+    return Fix(summary=f"{why}{capital(MOVE)}, or {who}.")
 
 
 _DRAWN = 32768

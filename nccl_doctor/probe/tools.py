@@ -121,6 +121,7 @@ PROGRAMS = {  # by name, what for; nothing else is run
     "nvidia-smi": "GPUs, their health, who uses them",
     "lspci": "which PCIe bridges redirect",
     "systemctl": "the state of the Fabric Manager",
+    "nv-fabricmanager": "its version, where it does not run",
     "ldconfig": "where ld.so finds libnccl",
     "ldd": "which of several libnccl torch's own library gets; a script that starts ld.so",
     "py-spy": "the stacks of ranks",

@@ -236,6 +236,7 @@ class PciPaths(Observed):
     # "missing" where there is no such service; None where there are no NVSwitches, or no systemd to ask, as in
     # containers
     fabric_manager: str | None = None
+    fabric_manager_version: Version | None = None  # "550.54.15"; asked for where the service does not run
     peermem: bool = False  # nvidia_peermem (or its forerunner nv_peer_mem) is loaded
     # the driver can hand out GPU memory as DMA-BUF: its open kernel modules on Linux ≥5.12; None where the driver's
     # flavour can't be read

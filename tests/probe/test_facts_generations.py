@@ -187,6 +187,7 @@ def test_switches_modules_and_iommu_are_read_from_sys(tmp_path: Path, monkeypatc
     assert hardware.read_pci(time.monotonic() + LONG_S, root) == {
         "nvswitches": 2,
         "fabric_manager": "active",
+        "fabric_manager_version": None,
         "peermem": True,
         "dmabuf": None,
         "iommu": ["DMA-FQ"],
@@ -220,7 +221,19 @@ def test_the_fabric_manager_is_asked_for_before_a_bus_that_may_hang(
     root = machine(tmp_path, {"0000:07:00.0": ("0x10de", "0x030200"), "0000:c4:00.0": ("0x10de", "0x068000")})
     (tmp_path / "sys/class/infiniband/mlx5_0").mkdir(parents=True)
     assert hardware.read_pci(time.monotonic() + LONG_S, root)["fabric_manager"] == "failed"
-    assert asked == ["systemctl", "lspci"]
+    assert asked == ["systemctl", "nv-fabricmanager", "lspci"]
+
+
+def test_the_fabric_managers_version_is_asked_for_where_it_does_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {
+        "systemctl": "LoadState=loaded\nActiveState=failed\n",
+        "nv-fabricmanager": "Fabric Manager version is : 550.54.15\n",
+    }
+    monkeypatch.setattr(hardware, "output", lambda argv, _deadline: told.get(argv[0], ""))
+    root = machine(tmp_path, {"0000:07:00.0": ("0x10de", "0x030200"), "0000:c4:00.0": ("0x10de", "0x068000")})
+    assert hardware.read_pci(time.monotonic() + LONG_S, root)["fabric_manager_version"] == "550.54.15"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ What it means: CUDA does not start at all: "CUDA error: system not yet initializ
 How we know: NVSwitches on the PCI bus (A100 and H100 boards), and systemd's answer about nvidia-fabricmanager. In a
 container, where systemd can't be asked, the GPUs' own word counts: their fabric registration is "Completed" once the
 service has done its work. Where neither can be had, this can't be judged. GB200 racks keep their switches outside the
-host, and nothing is checked there.
+host, and nothing is checked there. Of a service that failed, nv-fabricmanager tells the version: one that is not
+exactly the driver's ends as it starts.
 
 Fix: install nvidia-fabricmanager of exactly the driver's version, and start it: `systemctl enable --now
 nvidia-fabricmanager`.
@@ -19,6 +20,7 @@ from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
+from nccl_doctor.snapshot.system import GpuDriver
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
@@ -34,7 +36,7 @@ START = line("systemctl enable --now nvidia-fabricmanager")
 )
 def fabric_manager_down(view: View) -> Findings:
     """Yields one finding a state of the service, folded over hosts."""
-    down: dict[str, list[str]] = {}
+    down: dict[tuple[str, str, str], list[str]] = {}
     joining: list[str] = []
     for host, facts in view.facts:
         pci = known(facts.pci)
@@ -46,7 +48,10 @@ def fabric_manager_down(view: View) -> Findings:
         if pci.fabric_manager is None:
             yield Unjudged((host.name,), "has NVSwitches, and systemd can't be asked about nvidia-fabricmanager")
         else:
-            down.setdefault(pci.fabric_manager, []).append(host.name)
+            driver = facts.gpu_driver.module if isinstance(facts.gpu_driver, GpuDriver) else None
+            own = pci.fabric_manager_version
+            versions = (own, driver) if own and driver and own != driver else ("", "")
+            down.setdefault((pci.fabric_manager, *versions), []).append(host.name)
     if joining:
         yield Finding(
             hosts=tuple(joining),
@@ -57,16 +62,21 @@ def fabric_manager_down(view: View) -> Findings:
             fix="Wait a minute and check again. If it stays, see the fabric manager's log (journalctl -u "
             "nvidia-fabricmanager): it has to be of the driver's own version.",
         )
-    for state, hosts in down.items():
-        startable = state in ("inactive", "failed")
+    for (state, installed, fitting), hosts in down.items():
+        startable = state in ("inactive", "failed") and not installed
+        unlike = f" (version {installed}, and the driver is {fitting})" if installed else ""
+        wanted = fitting or "the driver's version"
         yield Finding(
             hosts=tuple(hosts),
             message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} NVSwitches, and nvidia-fabricmanager is "
-            f"{'not installed' if state == 'missing' else state}: CUDA can't start.",
+            f"{'not installed' if state == 'missing' else state}{unlike}: CUDA can't start.",
             evidence=(f"systemctl: nvidia-fabricmanager is {state}",),
             facts={"state": state},
             fix=pasted(
-                "Start it:" if startable else "Install nvidia-fabricmanager of the driver's version.",
+                "Start it:"
+                if startable
+                else f"Install nvidia-fabricmanager of {wanted}, and start it; of another version it "
+                "ends as it starts.",
                 on_each(hosts, START) if startable else (),
                 needs_root=True,
             ),

@@ -53,12 +53,15 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
     matters = len(gpus) > 1 or (bool(gpus) and bool(entries(f"{root}/sys/class/infiniband")))
     ways = (os.path.realpath(f"{devices}/{address}").split("/")[:-1] for address in gpus)
     above = {name for names in ways for name in names if ADDRESS.fullmatch(name)}
-    service = _printed([*SERVICE_STATE], deadline) if switches else None
+    state = parse_service(_printed([*SERVICE_STATE], deadline) or "") if switches else None
+    asked = _printed(["nv-fabricmanager", "--version"], deadline) if state in ("inactive", "failed") else None
+    version = re.search(r"version is ?: ?([\d.]{3,20})", asked or "")
     # last, for it reads every device: it hangs where one has fallen off the bus
     bridges = _printed(["lspci", "-D", "-vvv"], deadline) if matters else None
     return {
         "nvswitches": len(switches),
-        "fabric_manager": parse_service(service or ""),
+        "fabric_manager": state,
+        "fabric_manager_version": version[1] if version is not None else None,
         "peermem": any(os.path.isdir(f"{root}/sys/module/{name}") for name in PEERMEM),
         "dmabuf": dmabuf(read(f"{root}/proc/driver/nvidia/version"), os.uname().release),
         "iommu": sorted(group for group in groups if group),

@@ -190,7 +190,7 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
 def _deepspeed(judged: Judged) -> Iterator[Fault]:
     """Faults in the hosts and the address of deepspeed, which starts all hosts by itself (launcher/runner.py)."""
     options = judged.line.options
-    if not options.keys() & {"hostfile", "H", "no_ssh"}:
+    if not options.keys() & {"hostfile", "H", "no_ssh", "nnodes", "include", "i"}:  # they speak of /job/hostfile
         yield Unjudged((), "the launch line was not judged: deepspeed's hosts are not in it (--hostfile)")
     if addr := options.get("master_addr"):
         yield from _wrong_place(judged, f"master address {addr}", addr, options.get("master_port"))

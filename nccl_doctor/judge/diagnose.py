@@ -119,7 +119,7 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
 
 
 def _with_findings_of_nccl(judged: list[CheckRun], smoke: Smoke) -> list[CheckRun]:
-    """The same with what NCCL's own diagnostics found, and no check of ours."""
+    """Adds the findings of NCCL's own diagnostics that no check of ours has."""
     by_name = {j.check.name: j for j in judged}
     for name, finding in findings_of_nccl(smoke):
         if not ((live := by_name.get(name)) and (live.findings or live.reason == NOT_SELECTED)):

@@ -88,7 +88,7 @@ def _unmanaged(view: View) -> Findings:
 
 
 WAITING = ("INIT", "ARMED")
-"""Of a port with a link: states before a subnet manager has made it ACTIVE (InfiniBand specification, 14.3)."""
+"""States of a port that has a link, before a subnet manager makes it ACTIVE (InfiniBand specification, 14.3)."""
 
 
 def _nodes(side: Side) -> str:

@@ -83,14 +83,19 @@ def fetch(version: str, cache: Path) -> Path:
     return partial.rename(target)
 
 
-def main() -> None:
-    """Prints equal and different answers for each version; exit status 1 where any differs."""
-    parser = argparse.ArgumentParser(prog="ifname-fuzz", description=__doc__)
+def fuzz_parser(program: str, description: str | None) -> argparse.ArgumentParser:
+    """The options that programs which ask real libnccls share."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--versions", default="2.27.7,2.28.9", help="libnccl versions, with commas between")
     parser.add_argument("--trials", type=int, default=500, help="questions to each version")
     parser.add_argument("--seed", type=int, default=1, help="the same hosts and settings again")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "nccl-doctor" / "libnccl")
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Prints equal and different answers for each version; exit status 1 where any differs."""
+    options = fuzz_parser("ifname-fuzz", __doc__).parse_args()
     different = 0
     say = functools.partial(print, flush=True)
     for version in options.versions.split(","):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import random
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from nccl_doctor.nccl.rdma import FUSED_BY_TOPOLOGY, Entry, list_rdma
 from nccl_doctor.nccl.versions import parse_version
 from nccl_doctor.snapshot.system import RdmaDevice
-from tests.nccl.ifname_fuzz import fetch
+from tests.nccl.ifname_fuzz import fetch, fuzz_parser
 from tests.nccl.librdma import RdmaAnswer, RdmaHost, observe
 from tests.nccl.rdma_hosts import gid
 
@@ -135,12 +134,8 @@ def _hca(source: random.Random, names: list[str]) -> str:
 
 def main() -> None:
     """Prints equal and different answers for each version; exit status 1 where any differs."""
-    parser = argparse.ArgumentParser(prog="rdma-fuzz", description=__doc__)
-    parser.add_argument("--versions", default="2.27.7,2.28.9", help="libnccl versions, with commas between")
+    parser = fuzz_parser("rdma-fuzz", __doc__)
     parser.add_argument("--library", type=Path, help="this file, of the one version named")
-    parser.add_argument("--trials", type=int, default=500, help="questions to each version")
-    parser.add_argument("--seed", type=int, default=1, help="the same hosts and settings again")
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "nccl-doctor" / "libnccl")
     options = parser.parse_args()
     different = 0
     say = functools.partial(print, flush=True)

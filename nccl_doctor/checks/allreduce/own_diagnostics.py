@@ -12,7 +12,7 @@ from nccl_doctor.snapshot.smoke import Smoke
 if TYPE_CHECKING:
     from nccl_doctor.logs.diagnose import LogVerdict
 
-_TOOK = re.compile(r"NCCL DIAG (?:NCCL|RAS) diagnostics completed in ([\d.]{1,12}) ms")
+_TOOK = re.compile(r"NCCL DIAG (?:NCCL|RAS) diagnostics completed in (\d{1,9}(?:\.\d{1,3})?) ms")
 
 
 def _report_of(smoke: Smoke) -> dict[str, list[str]]:

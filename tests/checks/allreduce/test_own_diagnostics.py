@@ -62,6 +62,13 @@ def test_a_good_report_is_told_with_its_time() -> None:
     assert judged(["NCCL INFO x"]).smoke.diagnostics is None  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("took", ["1.2.3", "..", "9" * 12, "-1", "nan"])
+def test_an_odd_time_is_none(took: str) -> None:
+    report = judged([f"node1:812 NCCL DIAG NCCL diagnostics completed in {took} ms across 2 ranks"])
+    assert report.smoke is not None
+    assert report.smoke.diagnostics is None
+
+
 @pytest.mark.parametrize(
     ("line", "name", "host"),
     [

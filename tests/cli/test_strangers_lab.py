@@ -117,6 +117,8 @@ def test_who_holds_the_port_is_told_beside_processes_with_many_files(fresh_lab: 
         f"ulimit -n 20000; for n in $(seq 0 {HOARDERS - 1}); do {as_alice} {sys.executable} /tmp/hoard.py $n & done; wait"
     )
     node.wait_until(lambda: int(node.run("ls /home/alice | grep -c there || true").stdout) == HOARDERS, "all processes")
+    for _ in range(4):  # beside other people's work, as on any host that is in use
+        node.popen("while :; do :; done", user="alice")
     fresh_lab.controller.write("/root/hosts.yaml", fresh_lab.hosts_file())
     line = ["fix-port", "29500", "--hosts", "hosts.yaml", "--host", "node2", "-o", "json"]
     told = run_in(fresh_lab.controller, *line).stdout

@@ -187,13 +187,19 @@ class Case:
         return next((host for address, host in found if address.partition("%")[0] == ip), None)
 
     def check(self, extra: Iterable[str] = (), *, command: str = "check") -> tuple[Command, ...]:
-        """``nccl-doctor check -w …``: the hosts concerned, the other end, and all that NCCL names."""
+        """``nccl-doctor check -w …``: the hosts concerned, the other end, and all that NCCL names.
+
+        None where the log names the other end alone, which has nobody to dial.
+        """
         address = self.address
         actors = [event.prefix.ip for event in self.cause.events if event.prefix.ip and not event.prefix.host]
-        names = [*(self.hosts or actors), self.host_of(address.ip) or address.ip or address.host or "", *extra]
+        own = [*(self.hosts or actors), *extra]
+        names = [*own, self.host_of(address.ip) or address.ip or address.host or ""]
         named = [name for name in dict.fromkeys((*names, *self.log.facts.hosts)) if _HOST.fullmatch(name)]
         fit = [name for name in reachable(named) if not _LOCAL.fullmatch(name)]
-        return on(None, line("nccl-doctor {command} -w {hosts}", command=command, hosts=fold(fit))) if fit else ()
+        if not fit or fit == names[len(own) :] and fit[0] not in own:
+            return ()
+        return on(None, line("nccl-doctor {command} -w {hosts}", command=command, hosts=fold(fit)))
 
 
 @dataclass(frozen=True)

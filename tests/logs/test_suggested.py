@@ -41,3 +41,15 @@ def test_no_pod_is(pods: tuple[str, str, str]) -> None:
 def test_a_host_that_is_called_a_worker_is_one() -> None:
     names = ["gpu-worker-0", "gpu-worker-1", "master", "node-12", "rack-3-node", "dgx-a100-02"]
     assert reachable(names) == names
+
+
+WAITED = (
+    "[rank8]:[W1120 10:21:13.123 socket.cpp:764] [c10d] The client socket has timed out after 600000ms while trying to"
+    " connect to (192.168.100.10, 29501).\n"
+)
+
+
+def test_a_host_that_has_nobody_to_dial_is_not_checked_alone() -> None:
+    (found,) = report(diagnose([LogSource("run.log", [WAITED.encode()])]), 0.0).diagnoses
+    assert not found.fix.commands
+    assert "-w and their names" in found.fix.summary

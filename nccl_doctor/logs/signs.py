@@ -197,7 +197,7 @@ class Case:
         names = [*own, self.host_of(address.ip) or address.ip or address.host or ""]
         named = [name for name in dict.fromkeys((*names, *self.log.facts.hosts)) if _HOST.fullmatch(name)]
         fit = [name for name in reachable(named) if not _LOCAL.fullmatch(name)]
-        if not fit or fit == names[len(own) :] and fit[0] not in own:
+        if not fit or (fit == names[len(own) :] and fit[0] not in own):
             return ()
         return on(None, line("nccl-doctor {command} -w {hosts}", command=command, hosts=fold(fit)))
 

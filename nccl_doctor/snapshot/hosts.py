@@ -114,6 +114,7 @@ class HostFacts(Observed):
     # rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds by full name:
     # "net.ipv4.conf.all.rp_filter"
     sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")
+    temporary: Fact[tuple[system.TemporaryFolder, ...]] = unknown("not looked at")
     rdma: Fact[tuple[system.RdmaDevice, ...]] = unknown("not looked at")
     pci: Fact[system.PciPaths] = unknown("not looked at")
     gpu_driver: Fact[system.GpuDriver | None] = unknown("not looked at")  # None where no GPU is on the PCI bus

@@ -132,6 +132,14 @@ class Shm(Observed):
     problem: Literal["missing", "forbidden"] | None = None
 
 
+class TemporaryFolder(Observed):
+    """Room for this user in the file system of a folder for temporary files; ``free_files`` None without a limit."""
+
+    path: Path
+    free_bytes: Count
+    free_files: Count | None = None
+
+
 class ConfigFile(Observed):
     """A file NCCL may read its variables from; ``text`` None where it does not exist."""
 

@@ -236,3 +236,10 @@ def test_torch_on_one_host_alone_missing(lab: Lab, bare_python: str) -> None:
     run = doctor(lab, "check", hosts=lab.hosts_file(hosts=hosts))
     assert run.names == ["torch-missing"]
     assert run.first["hosts"] == ["node2"]
+
+
+def test_a_full_folder_for_temporary_files_is_named(fresh_lab: Lab) -> None:
+    fresh_lab.host("node2").run("mount -t tmpfs -o size=64k none /tmp; head -c 200000 /dev/zero > /tmp/x", check=False)
+    run = doctor(fresh_lab, "check", "--no-smoke")
+    assert run.names == ["disk-full"]
+    assert run.report["diagnoses"][0]["hosts"] == ["node2"]

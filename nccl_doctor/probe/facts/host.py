@@ -103,6 +103,23 @@ def shm(path: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - POSIX shared 
     return {**sizes, "problem": None if os.access(path, os.W_OK | os.X_OK) else "forbidden"}
 
 
+FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them where no variable names one
+
+
+@fact("temporary")
+def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
+    """snapshot.TemporaryFolder, for the folder that TMPDIR names and those of every host; missing ones are left out."""
+    found = []
+    for path in dict.fromkeys((os.environ.get("TMPDIR") or folders[0], *folders)):
+        try:
+            room = os.statvfs(path)
+        except OSError:
+            continue
+        free_files = room.f_favail if room.f_files else None  # btrfs counts none
+        found.append({"path": path, "free_bytes": room.f_frsize * room.f_bavail, "free_files": free_files})
+    return found
+
+
 # The files below /proc/sys/net/ipv4/neigh stand in the machine's first network namespace alone; the kernel tells of the
 # one table to everybody, in containers too (net/core/neighbour.c, neightbl_dump_info).
 RTM_GETNEIGHTBL = 66

@@ -1,0 +1,83 @@
+"""A disk, or a user's share of it, is full.
+
+What it means: A checkpoint, a cache or a log could not be written. The rank that wrote it ends; the others wait for it.
+Where /tmp is full, torch.compile, Ray, dumps of a job that hangs, and programs that meet in a socket there fail too.
+
+How we know: check reads how much room and how many files the user who logs in has left in TMPDIR, /tmp and /var/tmp
+(statvfs(3)), and reports less than 64 MiB or 100 files. In logs: "[Errno 28] No space left on device" or
+"[Errno 122] Disk quota exceeded" for a file that is not in /dev/shm, torch's "PytorchStreamWriter failed writing file"
+and "unexpected pos".
+
+Fix: df -h, df -i (inodes) and quota -s on the host that is named; remove old files, or point TMPDIR at a disk with
+room; write checkpoints elsewhere, keep fewer of them.
+
+References: errno(3), ENOSPC and EDQUOT; caffe2/serialize/inline_container.cc; statvfs(3).
+"""
+
+from nccl_doctor.checks.view import Findings, View, check, on_each
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.model.base import known
+from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.shell import line
+
+MIB = 1 << 20
+LEAST_BYTES = 64 * MIB
+LEAST_FILES = 100
+
+
+@check(
+    "NCD920",
+    severity=Severity.WARNING,
+    needs=("temporary",),
+    in_logs=("collective-timeout", "peer-died", "killed", "script-failed"),
+    row="limits",
+    errors=("EDQUOT",),
+)
+def disk_full(view: View) -> Findings:
+    """Yields one finding for each folder that is full, folded over hosts."""
+    full: dict[tuple[str, bool], dict[str, int]] = {}
+    for host, facts in view.facts:
+        for folder in known(facts.temporary):
+            if folder.free_bytes < LEAST_BYTES:
+                full.setdefault((folder.path, True), {})[host.name] = folder.free_bytes
+            elif folder.free_files is not None and folder.free_files < LEAST_FILES:
+                full.setdefault((folder.path, False), {})[host.name] = folder.free_files
+    for (path, by_size), free in full.items():
+        hosts, least = tuple(free), min(free.values())
+        room = f"{least // MIB} MiB" if by_size else f"room for {least} files"
+        at_most = "" if len(set(free.values())) == 1 else "as little as "
+        df = line("df -h {path}", path=path) if by_size else line("df -i {path}", path=path)
+        yield Finding(
+            hosts=hosts,
+            message=f"{path} on {fold(hosts)} has {at_most}{room} left: what torch, Ray or a data loader writes there "
+            "fails.",
+            facts={"path": path, "free_bytes" if by_size else "free_files": least},
+            fix=Fix(
+                summary="Remove old files there, or set TMPDIR to a folder with room. The file system that is full:",
+                commands=on_each(hosts, df),
+                risk="safe",
+            ),
+        )
+
+
+ADVICE = make_advice(
+    "A disk is full, or a quota used up, on {who}: a file could not be written.",
+    "Look at df -h, df -i and quota -s there, for the folder that the line names; then make room.",
+    command=None,
+)
+
+RULES = (
+    root(
+        r"(?i:no space left on device|disk quota exceeded)|\[Errno (?:28|122)\]",
+        "OSError: [Errno 28] No space left on device: '/scratch/run7/step_900.pt'",
+        unless=r"(?i:/dev/shm|shared memory|\bshm|fallocate|/torch_\d|nccl-|inotify|file watch)",
+    ),
+    root(
+        r"PytorchStreamWriter failed writing file|inline_container\.cc.{0,80}unexpected pos",
+        "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 704 vs 598",
+    ),
+)
+
+SIGNS = LogSigns(RULES, ADVICE)

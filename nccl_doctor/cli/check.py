@@ -17,7 +17,7 @@ def check(
     *,
     which: options.HostOptions,
     line: Annotated[
-        list[str] | None, typer.Argument(metavar="-- LINE", help="The line that starts the job, judged and not run.")
+        list[str] | None, typer.Argument(metavar="-- LINE", help="Launch line of the job; checked, not run.")
     ] = None,
     output: options.Output = "human",
     shown: options.DiagnosisOptions,
@@ -27,27 +27,31 @@ def check(
     job: options.EngineOptions,
     mesh: Annotated[
         Literal["auto", "full", "none"],
-        options.of_run("--mesh", help="Which pairs are dialled; auto is all of them up to 128 hosts."),
+        options.of_run(
+            "--mesh", metavar="auto|full|none", help="Which pairs to test; auto tests all pairs up to 128 hosts."
+        ),
     ] = "auto",
     rate: options.Rate = False,
     sudo: Annotated[
         bool,
-        options.of_hosts("--sudo", help="Try sudo -n on the hosts to read firewall rules; never asks for a password."),
+        options.of_hosts("--sudo", help="Read firewall rules with sudo -n; never asks for a password."),
     ] = False,
-    no_smoke: Annotated[bool, options.of_run("--no-smoke", help="Leave out the all-reduce.")] = False,
+    no_smoke: Annotated[bool, options.of_run("--no-smoke", help="Skip the all-reduce.")] = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
     no_diagnostics: options.NoDiagnostics = False,
     kept: options.KeepOptions,
     write_hosts: Annotated[
         Path | None,
-        options.of_keep("--write-hosts", metavar="FILE", help="Write the hosts that passed here, one name per line."),
+        options.of_output(
+            "--write-hosts", metavar="FILE", help="Write the hosts that passed to FILE, one name per line."
+        ),
     ] = None,
     write_failed: Annotated[
-        Path | None, options.of_keep("--write-failed", metavar="FILE", help="Write the other hosts here.")
+        Path | None, options.of_output("--write-failed", metavar="FILE", help="Write the hosts that failed to FILE.")
     ] = None,
     load_from: options.From = None,
 ) -> None:
-    """Preflight: connect, look, test the ports, judge, run a small all-reduce, report."""
+    """Check the hosts before a job: connections, ports, versions, GPUs, and a small all-reduce."""
     out = shown.out("check", output)
 
     def work() -> int:

@@ -15,13 +15,13 @@ from nccl_doctor.cli.output import finish
 @flattened
 def diff(
     *,
-    before: Annotated[Path, typer.Argument(metavar="A", help="A snapshot that check --save wrote.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="A later one.")],
+    before: Annotated[Path, typer.Argument(metavar="A", help="Snapshot written by check --save.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="Later snapshot.")],
     output: Annotated[str, options.output("diff")] = "human",
-    verbose: Annotated[bool, options.of_report("-v", "--verbose", help="Every value, by its place.")] = False,
+    verbose: Annotated[bool, options.of_output("-v", "--verbose", help="Show every value with its path.")] = False,
     filed: options.FileOptions,
 ) -> None:
-    """Says which facts and diagnoses changed from A to B; exit 0 where nothing did, 1 where something did."""
+    """Show what changed between two snapshots. Exit 0 if nothing did, 1 otherwise."""
     out = filed.out("diff", output)._replace(verbose=verbose)
 
     def work() -> int:

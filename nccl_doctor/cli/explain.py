@@ -23,13 +23,13 @@ def explain(
         list[str] | None,
         typer.Argument(
             metavar="CODE|TOPIC",
-            help="NCD304, 304, port-in-use, or the error's own words; a topic as slurm; nothing: all topics.",
+            help="Code (NCD304 or 304), name (port-in-use), words of an error, or topic (slurm). Without: all topics.",
             autocompletion=_complete,
         ),
     ] = None,
     output: Annotated[str, options.output("explain")] = "human",
 ) -> None:
-    """The page of one diagnosis: what it means, how we know, what to do; or that of a topic."""
+    """Explain a diagnosis (what it means, how it is found, what to do) or a topic."""
 
     def work() -> int:
         from nccl_doctor.judge.pages import find_pages
@@ -47,7 +47,7 @@ def explain(
 
 
 def codes(output: Annotated[str, options.output("codes")] = "human") -> None:
-    """All diagnoses, a line each."""
+    """List all diagnoses, one per line."""
 
     def work() -> int:
         from nccl_doctor.model.documents import CodeEntry, Codes

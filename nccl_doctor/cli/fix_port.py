@@ -28,19 +28,20 @@ class PortOptions:
     """The port or process that is meant, its host, and what is to be done."""
 
     port: Annotated[
-        str | None, typer.Argument(metavar="PORT", help="Else from --log, the hosts file, MASTER_PORT, or 29500.")
+        str | None,
+        typer.Argument(metavar="PORT", help="Port. Without it: from --log, the hosts file, MASTER_PORT, or 29500."),
     ] = None
     file: Annotated[
-        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, as --hosts; without a port it stands alone.")
+        str | None, typer.Argument(metavar="HOSTS", help="Hosts file, as with --hosts; may stand without a port.")
     ] = None
     log: Annotated[
-        str | None, typer.Option("--log", metavar="FILE", help="Take the port from this log; - is stdin.")
+        str | None, typer.Option("--log", metavar="FILE", help="Read the port from this log; - reads stdin.")
     ] = None
     hosts: Annotated[
         str | None,
-        typer.Option("--hosts", metavar="FILE", help="Hosts file: look on its master, and move on all hosts."),
+        typer.Option("--hosts", metavar="FILE", help="Hosts file: look on its master, find a free port on all hosts."),
     ] = None
-    host: Annotated[str | None, typer.Option("-w", "--host", metavar="NAME", help="Look on this host.")] = None
+    host: Annotated[str | None, typer.Option("-w", "--host", metavar="NAME", help="Host to look on.")] = None
     engine: dict[str, Any] = field(
         default_factory=dict, metadata={"options": options.of_engines("--host", fix_port=True)}
     )
@@ -48,20 +49,25 @@ class PortOptions:
     pid: Annotated[
         str | None,
         typer.Option(
-            "--pid", metavar="PID[@START]", help="The job of this process, not a port's; START as /proc tells it."
+            "--pid",
+            metavar="PID[@START]",
+            help="Process whose job to look at, instead of a port; START is its start time in /proc.",
         ),
     ] = None
-    kill: Annotated[bool, typer.Option("--kill", help="End the holder's whole job: SIGTERM, then SIGKILL.")] = False
-    force: Annotated[
-        bool, typer.Option("--force", help="Also what somebody watches, what makes progress, what is not yours.")
+    kill: Annotated[
+        bool, typer.Option("--kill", help="End the whole job that holds the port: SIGTERM, then SIGKILL.")
     ] = False
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Don't ask before --kill.")] = False
+    force: Annotated[
+        bool, typer.Option("--force", help="End it even if it is attended, still making progress, or not yours.")
+    ] = False
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask before --kill.")] = False
     grace_s: Annotated[
-        float, typer.Option("--grace", metavar="SECONDS", help="From SIGTERM to SIGKILL.", min=0, max=600)
+        float,
+        typer.Option("--grace", metavar="SECONDS", help="Time from SIGTERM to SIGKILL, at most 600.", min=0, max=600),
     ] = 10.0  # model.ports.GRACE_S
     next_port: Annotated[bool, typer.Option("--next", help="Print a port that is free on every host.")] = False
-    write: Annotated[bool, typer.Option("--write", help="With --next: put it into the hosts file.")] = False
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of a TIME_WAIT.")] = False
+    write: Annotated[bool, typer.Option("--write", help="With --next, write that port into the hosts file.")] = False
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until a TIME_WAIT has ended.")] = False
     transport: options.Transport = "auto"
     connect_timeout: options.ConnectTimeout = None
 
@@ -111,7 +117,7 @@ def fix_port(
     quiet: options.Quiet = False,
     show_secrets: options.ShowSecrets = False,
 ) -> None:
-    """After "Address already in use": who holds the port; end it, or move away from it."""
+    """Find who holds a port after "Address already in use"; end it, or print a free port."""
     out = Out("fix-port", form_of("fix-port", output, output_file), output_file, quiet=quiet, show_secrets=show_secrets)
     finish(out, lambda: run(wanted, out))
 

@@ -19,21 +19,30 @@ def hang(
     *,
     which: HostOptions,
     interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", help="Between two looks.", min=0.5, max=300)
+        float,
+        typer.Option(
+            "--interval", metavar="SECONDS", help="Seconds between two samples, 0.5 to 300.", min=0.5, max=300
+        ),
     ] = 5.0,
-    pid: Annotated[int | None, typer.Option("--pid", help="The job of this process, where several run.", min=1)] = None,
-    no_stacks: Annotated[bool, typer.Option("--no-stacks", help="Don't read the ranks' stacks.")] = False,
+    pid: Annotated[
+        int | None,
+        typer.Option("--pid", metavar="PID", help="Process whose job to look at, if several jobs run.", min=1),
+    ] = None,
+    no_stacks: Annotated[bool, typer.Option("--no-stacks", help="Do not read the stacks of the ranks.")] = False,
     pause: Annotated[
-        bool, typer.Option("--pause", help="Pause each rank for milliseconds while its stack is read.")
+        bool, typer.Option("--pause", help="Pause each rank for some milliseconds while its stack is read.")
     ] = False,
     native: Annotated[
-        bool, typer.Option("--native", help="Stacks with C++ frames; pauses each rank for longer.")
+        bool, typer.Option("--native", help="Include C++ frames in stacks; pauses each rank for longer.")
     ] = False,
     dump: Annotated[
-        bool, typer.Option("--dump", help="Have each rank write its flight recorder's dump, where its pipe is on.")
+        bool, typer.Option("--dump", help="Have each rank dump its flight recorder, if its pipe is enabled.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Ask NCCL's RAS before 2.27.3 too: it can crash a job that is starting.")
+        bool,
+        typer.Option(
+            "--force", help="Query NCCL's RAS even before 2.27.3, where this can crash a job that is starting."
+        ),
     ] = False,
     output: Annotated[str, options.output("hang")] = "human",
     shown: ReportOptions,
@@ -43,7 +52,7 @@ def hang(
     kept: KeepOptions,
     load_from: options.From = None,
 ) -> None:
-    """A running job that stands still: which rank, host, pid, line. Only looks; the job goes on as before."""
+    """Find the rank, host and line where a running job hangs. Read-only: the job keeps running."""
     out = shown.out("hang", output)
 
     def work() -> int:

@@ -17,7 +17,7 @@ def hosts(
     output: Annotated[str, options.output("hosts")] = "human",
     show_secrets: options.ShowSecrets = False,
 ) -> None:
-    """Prints hosts, addresses and ranks, and where each value came from; contacts nobody."""
+    """Print hosts, addresses and ranks, and where each value came from. Contacts no host."""
 
     def work() -> int:
         from nccl_doctor.model.documents import HostList

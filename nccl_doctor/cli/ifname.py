@@ -13,11 +13,14 @@ from nccl_doctor.cli.output import Out, finish, form_of
 RDMA = {"NCD403", "NCD404", "NCD405", "NCD406"}  # what keeps RDMA devices from meeting as they should
 
 NcclVersion = Annotated[
-    str | None, typer.Option("--nccl-version", metavar="X.Y.Z", help="Answer as this version of NCCL would.")
+    str | None, typer.Option("--nccl-version", metavar="X.Y.Z", help="Answer for this version of NCCL.")
 ]
 
 Asked = Annotated[
-    str | None, typer.Option("--address", metavar="IP", help="Name the interface that has this address or its net.")
+    str | None,
+    typer.Option(
+        "--address", metavar="IP", help="Name the interface with this address, or with an address in its subnet."
+    ),
 ]
 
 
@@ -32,7 +35,10 @@ def ifname(
     color: options.ColorWhen = "auto",
     quiet: options.Quiet = False,
     verbose: Annotated[
-        bool, options.of_report("-v", "--verbose", help="With what vLLM, SGLang, Ray and the like tell their peers.")
+        bool,
+        options.of_output(
+            "-v", "--verbose", help="Show the addresses that vLLM, SGLang, Ray and other engines advertise, too."
+        ),
     ] = False,
     show_secrets: options.ShowSecrets = False,
     timeout: options.Timeout = 60.0,
@@ -40,7 +46,7 @@ def ifname(
     job: EngineOptions,
     load_from: options.From = None,
 ) -> None:
-    """Which interface NCCL will use on each host, why, and what to set."""
+    """Show which interface NCCL will use on each host, why, and what to set."""
 
     def work() -> int:
         from nccl_doctor.cli.run import Request, look, refuse_other_hosts

@@ -12,7 +12,9 @@ from nccl_doctor.report.render import FORMS
 
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="HOSTS -- SCRIPT [ARGS]...", help="Hosts file (unless -w), and behind -- the script."),
+    typer.Argument(
+        metavar="HOSTS -- SCRIPT [ARGS]...", help="Hosts file (unless -w is given), then -- and the script."
+    ),
 ]
 
 
@@ -25,36 +27,43 @@ def launch(
         Literal["torchrun", "c10d", "launch", "env", "tcp"] | None,
         typer.Option(
             "--launcher",
-            help="torchrun (static rendezvous; the default), c10d, launch (torch.distributed.launch, for PyTorch below "
-            "1.9), env (a process a rank, env://), tcp (scripts that spawn their own processes: --dist-url, "
-            "--world-size and --rank are added, or {url}, {world_size}, {rank}, {nnodes}, {node_rank} filled in).",
+            metavar="torchrun|c10d|launch|env|tcp",
+            show_default="torchrun",
+            help="torchrun: static rendezvous. c10d: dynamic rendezvous. launch: torch.distributed.launch, for PyTorch "
+            "before 1.9. env: one process per rank, for env://. tcp: for scripts that spawn their own processes; adds "
+            "--dist-url, --world-size and --rank, or fills in {url}, {world_size}, {rank}, {nnodes}, {node_rank}.",
         ),
     ] = None,
-    rdzv: Annotated[bool, typer.Option("--rdzv", help="As --launcher c10d.")] = False,
-    use_env: Annotated[bool, typer.Option("--use-env", help="With launch: no --local_rank argument.")] = False,
+    rdzv: Annotated[bool, typer.Option("--rdzv", help="Same as --launcher c10d.")] = False,
+    use_env: Annotated[
+        bool, typer.Option("--use-env", help="With --launcher launch, pass no --local_rank argument.")
+    ] = False,
     job: EngineOptions,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Check that this divides by the number of ranks.")
+        int | None,
+        typer.Option("--batch-size", metavar="N", min=1, help="Check that N divides by the number of ranks."),
     ] = None,
     diagnosable: Annotated[
         bool,
-        typer.Option("--diagnosable", help="With what makes the next failure readable: NCCL's log, flight recorder."),
+        typer.Option(
+            "--diagnosable", help="Add settings that make the next failure diagnosable: NCCL's log, flight recorder."
+        ),
     ] = False,
     diagnostics: Annotated[
         bool,
-        typer.Option("--diagnostics", help="With NCCL's own diagnostics at every start (NCCL 2.31 and later)."),
+        typer.Option("--diagnostics", help="Turn on NCCL's own diagnostics at every start (NCCL 2.31 and later)."),
     ] = False,
     form: Annotated[
         str,
         typer.Option(
             "--format",
             metavar="|".join(FORMS["launch"]),
-            help="Form of the output.",
+            help="Output format.",
             autocompletion=completing(*FORMS["launch"]),
         ),
     ] = "shell",
 ) -> None:
-    """Print for each host the line that starts the job there; no host is contacted."""
+    """Print the launch line of the job for each host. Contacts no host."""
 
     def work() -> int:
         import os

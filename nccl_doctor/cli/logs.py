@@ -19,22 +19,23 @@ from nccl_doctor.cli.output import finish, supports_ansi
 LONG = 64 << 20  # bytes from which on a bar is shown: less is read before one could look at it
 
 Files = Annotated[
-    list[str], typer.Argument(metavar="FILE… | -", help="Logs, folders of logs, .gz, .xz, .zst; - is standard input.")
+    list[str], typer.Argument(metavar="FILE… | -", help="Logs or folders of logs, also .gz, .xz, .zst; - reads stdin.")
 ]
 Tee = Annotated[
     bool,
     typer.Option(
-        "--tee", help="Pass the text through to stdout as it is, secrets and all (to stderr where JSON goes there)."
+        "--tee", help="Copy the log to stdout unchanged, secrets included (to stderr if the report goes to stdout)."
     ),
 ]
 Summary = Annotated[
     bool,
-    typer.Option("--summary", help="Show what NCCL chose as well: interface, devices, plugin, channels, versions."),
+    typer.Option("--summary", help="Show NCCL's choices, too: interface, devices, plugin, channels, versions."),
 ]
 With = Annotated[
-    Path | None, typer.Option("--with", metavar="SNAPSHOT", help="Name the RDMA ports of this snapshot (check --save).")
+    Path | None,
+    typer.Option("--with", metavar="SNAPSHOT", help="Use the names of the RDMA ports in this snapshot (check --save)."),
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as the fatal line comes.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as a fatal line appears.")]
 
 
 @flattened
@@ -49,7 +50,7 @@ def logs(
     shown: DiagnosisOptions,
     chosen: SelectOptions,
 ) -> None:
-    """Diagnose training or NCCL logs: what happened first, where, and what to do."""
+    """Diagnose training and NCCL logs: what happened first, where, and what to do."""
     out = shown.out("logs", output)
 
     def work() -> int:

@@ -1,4 +1,4 @@
-"""The console script, and the table of commands, whose modules import the rest only when they run."""
+"""Entry point and table of commands. The modules of commands import the rest when they run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ hosts a fifth of the time, at CPython's (700, 10, 10)."""
 
 
 def main() -> None:
-    """Runs the command that the arguments name."""
+    """Run the command that the arguments name."""
     if sys.platform == "win32":
         sys.stderr.write("nccl-doctor runs on Linux and macOS; on Windows, use WSL\n")
         sys.exit(2)
@@ -115,7 +115,7 @@ COMMANDS = {  # by name, in the order of ``--help``: the module and the function
     "codes": "explain:codes",
 }
 
-EXAMPLES = {  # by command, what stands first in its help
+EXAMPLES = {  # by command; they stand first in its help
     "check": (
         "nccl-doctor check hosts.yaml",
         "nccl-doctor check -w 'node[01-04]' --nproc-per-node 8 --no-smoke",
@@ -126,9 +126,28 @@ EXAMPLES = {  # by command, what stands first in its help
         "nccl-doctor fix-port 29500 hosts.yaml",
         "nccl-doctor fix-port hosts.yaml --next --write",
     ),
-    "hang": ("nccl-doctor hang hosts.yaml", "nccl-doctor hang --pid 48112"),
+    "smoke": ("nccl-doctor smoke hosts.yaml", "nccl-doctor smoke hosts.yaml --max-bytes 268435456 --save-logs logs"),
+    "logs": (
+        "nccl-doctor logs train.log",
+        "nccl-doctor logs logs/",
+        "torchrun train.py 2>&1 | nccl-doctor logs --tee -",
+    ),
+    "ifname": ("nccl-doctor ifname hosts.yaml", "nccl-doctor ifname --address 192.168.1.3"),
+    "hosts": ("nccl-doctor hosts hosts.yaml",),
     "launch": ("nccl-doctor launch hosts.yaml -- train.py --epochs 3",),
+    "hang": ("nccl-doctor hang hosts.yaml", "nccl-doctor hang --pid 48112"),
+    "diff": ("nccl-doctor diff monday.json today.json",),
+    "explain": ("nccl-doctor explain NCD304", "nccl-doctor explain slurm"),
+    "codes": ("nccl-doctor codes -o json",),
 }
+
+FIRST = """
+
+\b
+nccl-doctor check hosts.yaml      before a job: find what would stop it
+nccl-doctor logs train.log        after a failure: read the log
+nccl-doctor fix-port              after "Address already in use"
+"""
 
 _JSON = re.compile(r"(?:^|\0)(?:-[a-z]*o\0?|--(?:output|format)[=\0])json(?:\0|$)")
 
@@ -141,24 +160,28 @@ def _version(wanted: bool) -> None:
 
 def doctor(
     _version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="The version, and leave.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Cluster preflight and NCCL diagnostics for PyTorch jobs: one cause, the host, and a command to paste."""
 
 
 class PanelCommand(TyperCommand):
-    """Its help stands in panels by theme; errors stay a plain line, as the app has them."""
+    """A command whose help lists its options by panel, with metavars in place of Python's types."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - typer's own, handed on
-        super().__init__(*args, **(options | {"rich_markup_mode": "rich"}))
-
-    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - typer's own, handed on
-        """As ever; in the help's order of panels."""
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own
+        """Write the arguments, then the options of each panel, those without a panel first."""
         from nccl_doctor.cli.options import PANELS
 
-        places = {panel: place for place, panel in enumerate(PANELS)}
-        return sorted(super().get_params(ctx), key=lambda one: places.get(str(getattr(one, "rich_help_panel", "")), -1))
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", "Options", *PANELS)}
+        for parameter in self.get_params(ctx):
+            is_argument = parameter.param_type_name == "argument"
+            panel = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
+            sections[panel].append((_usage(parameter), _help(parameter)))
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own, handed on
         """As ever; some options, as ``--kube``, may stand without a value, for which typer has no word."""
@@ -174,6 +197,21 @@ class PanelCommand(TyperCommand):
             if _wants_json(args):
                 error_document(str(ctx.info_name), error.format_message())
             raise
+
+
+def _usage(parameter: Any) -> str:  # noqa: ANN401 - typer's own
+    """Return an argument's or option's words with its metavar, ``-w LIST``; a flag has none."""
+    words = ", ".join(sorted(parameter.opts, key=len)) if parameter.param_type_name == "option" else ""
+    metavar = "" if getattr(parameter, "is_flag", False) else parameter.metavar or ""
+    return " ".join(filter(None, (words, metavar)))
+
+
+def _help(parameter: Any) -> str:  # noqa: ANN401 - typer's own
+    """Return the help text of a parameter with its default."""
+    default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
+    if not default or getattr(parameter, "is_flag", False) or parameter.param_type_name == "argument":
+        return str(parameter.help or "")
+    return f"{parameter.help} [default: {f'{default:g}' if isinstance(default, float) else default}]"
 
 
 _WORDS = (
@@ -206,12 +244,12 @@ def app(first: str = "") -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    made.callback()(doctor)
+    made.callback(help=f"{doctor.__doc__}{FIRST}")(doctor)
     for name in [first] if first in COMMANDS else [] if first == "--version" else COMMANDS:
         module, function = COMMANDS[name].split(":")
         command = getattr(import_module(f"nccl_doctor.cli.{module}"), function)
-        # the summary said outright: what is made of a docstring is cut at 45 letters
-        examples = "\n".join(EXAMPLES.get(name, ()))
-        shown = f"{command.__doc__}\n\n\b\n{examples}" if examples else command.__doc__
+        # given explicitly: click cuts a docstring's summary at 45 letters
+        examples = "\n".join(EXAMPLES[name])
+        shown = f"{command.__doc__}\n\n\b\n{examples}"
         made.command(name, cls=PanelCommand, help=shown, short_help=command.__doc__.partition("\n")[0])(command)
     return made

@@ -73,17 +73,16 @@ def _default(option: Field[Any]) -> Any:  # noqa: ANN401 - of any option
     return inspect.Parameter.empty if option.default is MISSING else option.default
 
 
-of_hosts = partial(typer.Option, rich_help_panel="Hosts and how to reach them")
+of_hosts = partial(typer.Option, rich_help_panel="Hosts")
 of_engine = partial(typer.Option, rich_help_panel="Slurm and Kubernetes")
-of_job = partial(typer.Option, rich_help_panel="The job, where the hosts file says nothing else")
-of_run = partial(typer.Option, rich_help_panel="What is done")
-of_report = partial(typer.Option, rich_help_panel="The report")
-of_keep = partial(typer.Option, rich_help_panel="What is kept")
-PANELS = [str(one.keywords["rich_help_panel"]) for one in (of_hosts, of_job, of_run, of_report, of_keep, of_engine)]
-"""In the order of ``--help``: what most runs need, and what few do."""
+of_job = partial(typer.Option, rich_help_panel="Job")
+of_run = partial(typer.Option, rich_help_panel="What to check")
+of_output = partial(typer.Option, rich_help_panel="Output")
+PANELS = [str(one.keywords["rich_help_panel"]) for one in (of_hosts, of_job, of_run, of_output, of_engine)]
+"""Panels in the order of ``--help``: from what most runs need to what few do."""
 
 LONGEST_S = 7 * 86400
-"""For every wait: far beyond what anybody waits for, and within what timers and time-outs can hold."""
+"""Upper bound of every timeout: longer than any useful wait, and within the range of the kernel's timers."""
 
 
 def _transport(kind: str) -> str:
@@ -123,41 +122,41 @@ def complete_check(incomplete: str) -> list[str]:
 def output(command: str) -> Any:  # noqa: ANN401 - typer's own
     """``-o`` of a command, with its forms; :mod:`nccl_doctor.cli.output` refuses others."""
     complete = completing(*FORMS[command])
-    return of_report(
-        "-o", "--output", metavar="|".join(FORMS[command]), help="Form of the output.", autocompletion=complete
-    )
+    return of_output("-o", "--output", metavar="|".join(FORMS[command]), help="Output format.", autocompletion=complete)
 
 
 Output = Annotated[str, output("check")]
 OutputFile = Annotated[
-    Path | None, of_report("--output-file", metavar="FILE", help="Write the report here, not to stdout.")
+    Path | None, of_output("--output-file", metavar="FILE", help="Write the report to FILE instead of stdout.")
 ]
 ShowSecrets = Annotated[
     bool,
-    of_report("--show-secrets", help="Don't cut passwords, tokens and keys from command lines, log lines, variables."),
+    of_output("--show-secrets", help="Show passwords, tokens and keys instead of hiding them."),
 ]
-ColorWhen = Annotated[Color, of_report("--color", help="Colour; NO_COLOR is honoured.")]
-Quiet = Annotated[bool, of_report("-q", "--quiet", help="Only what was found; no progress.")]
+ColorWhen = Annotated[
+    Color, of_output("--color", metavar="auto|always|never", help="When to use colour; NO_COLOR turns it off.")
+]
+Quiet = Annotated[bool, of_output("-q", "--quiet", help="Print findings only; show no progress.")]
 _SECONDS: dict[str, Any] = {"metavar": "SECONDS", "min": 1, "max": LONGEST_S}
 ConnectTimeout = Annotated[
     float | None,
     of_hosts(
         "--connect-timeout",
-        help="For each host to answer; a login that has begun has three times as long.",
-        show_default="10, or ConnectTimeout of ~/.ssh/config",
+        help="Time to wait for a host; three times that once a login has begun.",
+        show_default="10, or ConnectTimeout in ~/.ssh/config",
         **_SECONDS,
     ),
 ]
-_timeout = partial(of_run, "--timeout", help="For the whole run.", **_SECONDS)
+_timeout = partial(of_run, "--timeout", help="Time limit for the whole run.", **_SECONDS)
 Timeout = Annotated[float, _timeout()]
-TimeoutWithSmoke = Annotated[float | None, _timeout(show_default="300, or 240 more than --smoke-timeout")]
-SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Deadline of the all-reduce.", **_SECONDS)]
+TimeoutWithSmoke = Annotated[float | None, _timeout(show_default="300; at least 240 more than --smoke-timeout")]
+SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Time limit for the all-reduce.", **_SECONDS)]
 NoDiagnostics = Annotated[
-    bool, of_run("--no-diagnostics", help="Don't have NCCL (2.31 and later) run its own diagnostics in the all-reduce.")
+    bool, of_run("--no-diagnostics", help="Run the all-reduce without NCCL's own diagnostics (NCCL 2.31 and later).")
 ]
 Rate = Annotated[
     bool,
-    of_run("--rate", help="Measure each pair and rail by TCP at full speed: loads the network, a second a round."),
+    of_run("--rate", help="Measure the TCP throughput of each pair and rail. Loads the network, 1 s per round."),
 ]
 Transport = Annotated[
     str,
@@ -165,20 +164,21 @@ Transport = Annotated[
         "--transport",
         metavar="|".join(kinds()),
         callback=_transport,
-        help="How hosts are reached.",
+        help="How to connect to the hosts.",
         autocompletion=completing(*kinds()),
     ),
 ]
-Save = Annotated[Path | None, of_keep("--save", metavar="SNAPSHOT", help="Keep all that was seen in this file.")]
-From = Annotated[
-    Path | None, of_keep("--from", metavar="SNAPSHOT", help="Judge what --save kept; no host is contacted.")
+Save = Annotated[
+    Path | None, of_output("--save", metavar="SNAPSHOT", help="Save everything that was collected to this file.")
 ]
+From = Annotated[Path | None, of_output("--from", metavar="SNAPSHOT", help="Judge a saved snapshot; contact no host.")]
 Inside = Annotated[
     str | None,
     of_hosts(
         "--inside",
         metavar="RUNTIME:NAME",
-        help="The container on each host: docker, podman, nerdctl or apptainer; enter:PID is a process' namespaces.",
+        help="Run inside this container on each host: docker, podman, nerdctl or apptainer; "
+        "enter:PID joins the namespaces of a process.",
     ),
 ]
 
@@ -189,9 +189,11 @@ class NameOptions:
 
     where: Annotated[
         list[str] | None,
-        of_hosts("-w", metavar="LIST", help="Hosts by name: 'node[01-04,07]'; with HOSTS, those of it."),
+        of_hosts(
+            "-w", metavar="LIST", help="Host names, for example 'node[01-04,07]'. With HOSTS, selects among its hosts."
+        ),
     ] = None
-    exclude: Annotated[list[str] | None, of_hosts("-x", metavar="LIST", help="Hosts to leave out.")] = None
+    exclude: Annotated[list[str] | None, of_hosts("-x", metavar="LIST", help="Host names to exclude.")] = None
     engine: dict[str, Any] = field(default_factory=dict, metadata={"options": of_engines("-w")})
 
     def cluster(
@@ -226,7 +228,9 @@ class HostOptions(NameOptions):
 
     hosts: Annotated[
         str | None,
-        typer.Argument(metavar="HOSTS", help="Hosts file (-: stdin); else -w, the Slurm job here, or this machine."),
+        typer.Argument(
+            metavar="HOSTS", help="Hosts file; - reads stdin. Without one: -w, the current Slurm job, or this machine."
+        ),
     ] = None
 
     def cluster(
@@ -245,12 +249,10 @@ class LoginOptions:
     """How the hosts are logged in to, and with what the probe runs there."""
 
     python: Annotated[
-        str | None, of_hosts("--python", metavar="PATH", help="The interpreter that training uses, on every host.")
+        str | None, of_hosts("--python", metavar="PATH", help="Python interpreter that training uses, on every host.")
     ] = None
-    user: Annotated[str | None, of_hosts("--user", metavar="NAME", help="Who logs in to the hosts.")] = None
-    port: Annotated[int | None, of_hosts("--port", metavar="PORT", help="Where sshd listens on the hosts.", min=1)] = (
-        None
-    )
+    user: Annotated[str | None, of_hosts("--user", metavar="NAME", help="SSH user name.")] = None
+    port: Annotated[int | None, of_hosts("--port", metavar="PORT", help="SSH port.", min=1)] = None
 
     inside: Inside = None
 
@@ -265,13 +267,17 @@ class LoginOptions:
 class JobOptions(LoginOptions):
     """Settings of the job that the hosts file could hold, too."""
 
-    master_port: Annotated[int | None, of_job("--master-port", metavar="PORT", help="The master port.", min=1)] = None
-    master_addr: Annotated[str | None, of_job("--master-addr", metavar="HOST", help="The master's address.")] = None
+    master_port: Annotated[
+        int | None, of_job("--master-port", metavar="PORT", help="Port of the master (rank 0), 1 to 65535.", min=1)
+    ] = None
+    master_addr: Annotated[
+        str | None, of_job("--master-addr", metavar="HOST", help="Address of the master (rank 0).")
+    ] = None
     nproc_per_node: Annotated[
-        int | None, of_job("--nproc-per-node", metavar="N", help="Ranks on each host.", min=1)
+        int | None, of_job("--nproc-per-node", metavar="N", help="Number of ranks on each host.", min=1)
     ] = None
     env: Annotated[
-        list[str] | None, of_job("--env", metavar="NAME=VALUE", help="A variable as the job will have it.")
+        list[str] | None, of_job("--env", metavar="NAME=VALUE", help="Environment variable of the job; repeatable.")
     ] = None
 
 
@@ -284,7 +290,7 @@ class EngineOptions(JobOptions):
         of_job(
             "--engine",
             metavar="|".join(ENGINES),
-            help="What the hosts are for: its addresses, its lines.",
+            help="Engine that will run on the hosts: checks its addresses, prints its launch lines.",
             autocompletion=completing(*ENGINES),
         ),
     ] = None
@@ -303,7 +309,7 @@ class FileOptions:
     """Where the report goes."""
 
     output_file: OutputFile = None
-    open_it: Annotated[bool, of_report("--open", help="Open the HTML report of --output-file in the browser.")] = False
+    open_it: Annotated[bool, of_output("--open", help="Open the HTML report of --output-file in a browser.")] = False
     show_secrets: ShowSecrets = False
 
     def out(self, command: str, form: str) -> Out:
@@ -319,14 +325,16 @@ class ReportOptions(FileOptions):
 
     color: ColorWhen = "auto"
     quiet: Quiet = False
-    verbose: Annotated[bool, of_report("-v", "--verbose", help="Every check, and all that was seen.")] = False
+    verbose: Annotated[bool, of_output("-v", "--verbose", help="Show every check and all evidence.")] = False
 
 
 @dataclass(frozen=True)
 class DiagnosisOptions(ReportOptions):
     """The same of a report with diagnoses."""
 
-    fail_on: Annotated[FailOn, of_report("--fail-on", help="Exit 1 from this severity on.")] = "error"
+    fail_on: Annotated[
+        FailOn, of_output("--fail-on", metavar="info|warning|error|never", help="Exit 1 at this severity or above.")
+    ] = "error"
 
 
 @dataclass(frozen=True)
@@ -335,11 +343,21 @@ class SelectOptions:
 
     only: Annotated[
         list[str] | None,
-        of_run("--only", metavar="CHECK", help="Only this code, name or category.", autocompletion=complete_check),
+        of_run(
+            "--only",
+            metavar="CHECK",
+            help="Run only this check: a code, name or category; repeatable.",
+            autocompletion=complete_check,
+        ),
     ] = None
     skip: Annotated[
         list[str] | None,
-        of_run("--skip", metavar="CHECK", help="Not this code, name or category.", autocompletion=complete_check),
+        of_run(
+            "--skip",
+            metavar="CHECK",
+            help="Leave out this check: a code, name or category; repeatable.",
+            autocompletion=complete_check,
+        ),
     ] = None
 
     def codes(self) -> Codes:
@@ -383,5 +401,5 @@ class KeepOptions:
 
     save: Save = None
     save_whole: Annotated[
-        bool, of_keep("--save-whole", help="With --save: also user names, all variables and command lines.")
+        bool, of_output("--save-whole", help="With --save, include user names, all variables and command lines.")
     ] = False

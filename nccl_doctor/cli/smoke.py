@@ -21,7 +21,9 @@ def smoke(
     job: options.JobOptions,
     backend: Annotated[
         Literal["auto", "nccl", "gloo"],
-        options.of_run("--backend", help="auto is NCCL where every rank has a GPU, else gloo."),
+        options.of_run(
+            "--backend", metavar="auto|nccl|gloo", help="auto takes NCCL if every rank has a GPU, else gloo."
+        ),
     ] = "auto",
     smoke_timeout: options.SmokeTimeout = 60.0,
     no_diagnostics: options.NoDiagnostics = False,
@@ -30,7 +32,7 @@ def smoke(
         options.of_run(
             "--smoke-budget",
             metavar="SECONDS",
-            help="Time for measuring message sizes.",
+            help="Time to spend on measuring message sizes.",
             min=0,
             max=options.LONGEST_S,
         ),
@@ -38,22 +40,27 @@ def smoke(
     max_bytes: Annotated[
         int | None,
         options.of_run(
-            "--max-bytes", metavar="BYTES", help="Largest message; 1 GiB with NCCL, 64 MiB with gloo.", min=8
+            "--max-bytes",
+            metavar="BYTES",
+            help="Largest message size, at least 8.",
+            min=8,
+            show_default="1 GiB with NCCL, 64 MiB with gloo",
         ),
     ] = None,
     rate: options.Rate = False,
     isolate: Annotated[
-        bool, options.of_run("--isolate", help="Where nothing explains a failure, repeat it over groups of hosts.")
+        bool,
+        options.of_run("--isolate", help="Repeat an unexplained failure over groups of hosts to find the faulty one."),
     ] = False,
     save_logs: Annotated[
         Path | None,
-        options.of_keep(
-            "--save-logs", metavar="DIR", help="Keep all that the ranks print, a file a host.", file_okay=False
+        options.of_output(
+            "--save-logs", metavar="DIR", help="Save the output of the ranks, one file per host.", file_okay=False
         ),
     ] = None,
     save: options.Save = None,
 ) -> None:
-    """The all-reduce alone: ranks on every host, checked sums, sizes and bandwidths, and who did not come."""
+    """Run only the all-reduce: check the sums, measure the bandwidths, and name hosts that did not join."""
     out = shown.out("smoke", output)
 
     def work() -> int:

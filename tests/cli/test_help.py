@@ -35,24 +35,42 @@ def test_the_summary_of_each_command_is_whole() -> None:
 @pytest.mark.parametrize("command", ["check", "smoke", "hang"])
 def test_options_stand_by_theme(command: str) -> None:
     shown = RUNNER.invoke(app(command), [command, "--help"]).output
-    for theme, option in (("Hosts and how", "--user"), ("The report", "--output-file"), ("What is kept", "--save ")):
-        panel = shown.partition(f"─ {theme}")[2].partition("╰")[0]
+    for theme, option in (("Hosts", "--user NAME"), ("Output", "--output-file FILE"), ("Output", "--save SNAPSHOT")):
+        panel = shown.partition(f"\n{theme}:\n")[2].partition("\n\n")[0]
         assert option in panel
 
 
 def test_examples_come_first_and_what_few_need_last() -> None:
     shown = RUNNER.invoke(app("check"), ["check", "--help"]).output
-    order = ("check hosts.yaml\n", "─ Hosts and how", "─ The job", "─ What is kept", "─ Slurm and Kubernetes", "--kube")
+    order = (
+        "check hosts.yaml\n",
+        "\nHosts:",
+        "\nJob:",
+        "\nWhat to check:",
+        "\nOutput:",
+        "\nSlurm and Kubernetes:",
+        "--kube",
+    )
     places = [re.sub(r" +\n", "\n", shown).find(one) for one in order]
     assert places == sorted(places)
     assert -1 not in places
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_a_value_has_a_metavar_and_no_type_of_python(command: str) -> None:
+    shown = RUNNER.invoke(app(command), [command, "--help"]).output
+    assert f"\n  nccl-doctor {command} " in shown
+    assert not re.search(r"<|\b(str|bool|int|float|list|TEXT|INTEGER|FLOAT|BOOLEAN)\b", shown)
+    for parameter in get_command(app(command)).commands[command].params:  # type: ignore[attr-defined]  # it is a group
+        assert parameter.is_flag if parameter.metavar is None else parameter.metavar.strip(), parameter.name
+        assert (parameter.help or "").endswith("."), parameter.name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_an_argument_stands_in_brackets_once(command: str) -> None:
     (usage,) = re.findall(r"Usage: .*", RUNNER.invoke(app(command), [command, "--help"]).output)
     assert "[[" not in usage
-    assert command != "fix-port" or "fix-port [OPTIONS] [PORT] [HOSTS] " in usage
+    assert command != "fix-port" or "fix-port [OPTIONS] [PORT] [HOSTS]" in usage
 
 
 def test_lines_to_paste_stand_below_the_sentence_of_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,12 +46,12 @@ class KubeEngine(Engine):
         Flag(
             "kube",
             ("--kube",),
-            "The pods of job/NAME, pytorchjob/NAME, …; or those of -l.",
+            "Use the pods of job/NAME, pytorchjob/NAME, …, or those that match -l.",
             metavar="[KIND/NAME]",
             bare=True,
         ),
-        Flag("namespace", ("-n", "--namespace"), "Of --kube's pods.", metavar="NS"),
-        Flag("selector", ("-l", "--selector"), "Of --kube's pods.", metavar="LABELS"),
+        Flag("namespace", ("-n", "--namespace"), "Namespace of the pods of --kube.", metavar="NS"),
+        Flag("selector", ("-l", "--selector"), "Label selector of the pods of --kube.", metavar="LABELS"),
     )
 
     def prefix(self, node: Node) -> list[str]:

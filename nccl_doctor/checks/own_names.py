@@ -23,8 +23,8 @@ from nccl_doctor.text.inet import is_loopback
 
 VARIABLE = "GLOO_SOCKET_IFNAME"
 CHANCE = (
-    "gloo works all the same, for of two addresses it dials the lower one; with a second such host, or in "
-    "192.168.0.0/16, it would not"
+    "gloo still works, because the side with the lower address dials; it fails with a second such host, or in "
+    "192.168.0.0/16"
 )
 """Of a loopback address that nobody dials."""
 

@@ -29,17 +29,17 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     lines = []
     for one in links:
         probed = f"probed {one.last.probes} times without an answer"
-        tried = f"sent again {one.last.retransmits} times" if one.last.retransmits else probed
+        tried = f"retransmitted {one.last.retransmits} times" if one.last.retransmits else probed
         ends = f"{_end(evidence, one.source)} -> {_end(evidence, one.target)} {one.last.remote[0]}:{one.last.remote[1]}"
         lines.append(f"{ends}: {one.last.unsent} bytes not acknowledged, {tried}")
     first = links[0]
     finding = Finding(
         hosts=hosts,
-        message=f"The network swallows what {_end(evidence, first.source)} sends to {_end(evidence, first.target)} "
-        f"({first.last.remote[0]}): the connection stands, and nothing is acknowledged.",
+        message=f"The network drops what {_end(evidence, first.source)} sends to {_end(evidence, first.target)} "
+        f"({first.last.remote[0]}): the connection is open, but nothing is acknowledged.",
         evidence=(*lines[:MOST_LINES], *places(evidence.present)),
         facts={"pairs": [[one.source, one.target] for one in links[:64]], "unsent": first.last.unsent},
-        fix=Fix(summary="Test the path between these hosts; the job itself will not recover before its time-out."),
+        fix=Fix(summary="Test the path between these hosts; the job will not recover before its timeout."),
     )
     yield "link-stalled", finding
 
@@ -49,21 +49,21 @@ def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     evidence = judged.evidence
     if evidence.stalled or judged.culprits:
         return
-    message = "All ranks have launched the same collectives and wait in the last: its data does not arrive."
-    summary, lines = "Test the paths between the hosts, and look at the GPUs' and network cards' logs.", []
+    message = "All ranks have launched the same collectives and wait in the last one: its data does not arrive."
+    summary, lines = "Test the paths between the hosts, and check the logs of the GPUs and network cards.", []
     if evidence.spinning:
         message = (
             f"All ranks wait in one collective, and GPUs of {fold(evidence.spinning)} are busy without doing work: "
-            "its data does not arrive, or a kernel that was started before it never ends."
+            "its data does not arrive, or a kernel started before it never ends."
         )
         lines = [
             f"{host}: {one.name}, {one.busy:g} % busy at {one.power_w:g} of {one.limit_w:g} W"
             for host, one in evidence.spinning.items()
         ]
         summary = (
-            "nccl-doctor check names what hinders GPUs on PCIe (IOMMU, ACS) and known faults of this NCCL; "
-            "NCCL_P2P_DISABLE=1 takes another way within a host. With CUDA_LAUNCH_BLOCKING=1 a kernel of your own that "
-            "never ends shows at its line. The GPUs may stay busy until they are reset."
+            "nccl-doctor check finds what hinders GPUs on PCIe (IOMMU, ACS) and known faults of this NCCL; "
+            "NCCL_P2P_DISABLE=1 avoids P2P within a host. With CUDA_LAUNCH_BLOCKING=1 a kernel of your own that never "
+            "ends shows at its line. The GPUs may stay busy until they are reset."
         )
     finding = Finding(
         hosts=_hosts_of(evidence.present),
@@ -105,9 +105,9 @@ def sentence(judged: Judgement) -> str:
     culprits = [evidence.ranks[rank] for rank in judged.culprits if rank in evidence.ranks]
     if judged.verdict == "slow":
         work = "; ".join(f"{named([one])} {doing(one)}" for one in culprits[:4])
-        return f"The job moves, slowly: {_waiting(judged, 'rank')} for {work}, which works."
+        return f"The job makes progress, slowly: {_waiting(judged, 'rank')} for {work}, which is working."
     if judged.verdict == "not-hanging":
-        return "The job moves: ranks came further between the two looks."
+        return "The job makes progress: ranks advanced between the two samples."
     return _unknown(judged) if judged.verdict == "unknown" else findings(judged)[0][1].message
 
 
@@ -115,14 +115,14 @@ def _unknown(judged: Judgement) -> str:
     evidence = judged.evidence
     if not evidence.ranks and evidence.rendezvous.works:
         one = evidence.rendezvous.works[0]
-        return f"No rank runs yet: {one.program} on {one.host} (pid {one.starter.pid}) is starting."
+        return f"No rank is running yet: {one.program} on {one.host} (pid {one.starter.pid}) is starting."
     if not evidence.ranks:
         own = "no process of yours with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-        return f"No running job was found: {own}, and no two that share a store of torch's."
+        return f"No running job was found: {own}, and no two processes that share a torch store."
     if evidence.unseen:
-        return f"The job stands still; {ranks_of(list(evidence.unseen))} could not be looked at."
+        return f"The job hangs; {ranks_of(list(evidence.unseen))} could not be examined."
     hint = f"; {judged.hint}" if judged.hint else ""
-    return f"The job stands still, and what was seen does not say for whom it waits{hint}."
+    return f"The job hangs, and the evidence does not show which rank it waits for{hint}."
 
 
 def _not_started(judged: Judgement) -> Iterator[tuple[str, Finding]]:
@@ -145,9 +145,10 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     held = [(one.hosts[0], one.pid) for one in evidence.lost if one.stopped and one.pid]
     commands = (on(host, line("kill -CONT {pid}", pid=pid)) for host, pid in held)
     advice = (
-        "Let it go on, unless somebody holds it in a debugger:"
+        "Resume it, unless someone is debugging it:"
         if stopped
-        else "The job can't go on without it: end it everywhere and start again; its own log says why it ended."
+        else "The job can't continue without it: end it on all hosts and start again; the log of that rank shows why "
+        "it exited."
     )
     finding = Finding(
         hosts=tuple(dict.fromkeys(host for one in evidence.lost for host in one.hosts)),
@@ -173,7 +174,7 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     culprits = [evidence.ranks[rank] for rank in judged.culprits]
     waiting = f" while {_waiting(judged)} in a collective" if evidence.waiting else ""
     where = "; ".join(
-        f"{named([evidence.ranks[rank] for rank in ranks])} stands {words}"
+        f"{named([evidence.ranks[rank] for rank in ranks])} is {words}"
         for words, ranks in list(folded(culprits).items())[:3]
     )
     finding = Finding(
@@ -190,13 +191,13 @@ def _advice(rank: ObservedRank) -> str:
     workers = [worker for worker in rank.states[-1].workers if worker.state in "DZT"] if rank.states else []
     if rank.in_kernel:
         return (
-            "It waits in the kernel, where no signal reaches it: for a file system or a driver that does not answer. "
-            "Look at the mounts of that host (a dead NFS server) and at its kernel log."
+            "It waits in the kernel, where no signal reaches it: for a file system or a driver that does not respond. "
+            "Check the mounts of that host (a dead NFS server) and its kernel log."
         )
     if rank.place is not None and rank.place.called and rank.place.kind is Kind.LOADER:
         state = f" Its worker {workers[0].pid} is in state {workers[0].state}." if workers else ""
-        return f"Its data loader gives no batch.{state} Look at what its workers read, and try num_workers=0."
-    return "Look at that line: the other ranks wait until this one comes to their collective."
+        return f"Its data loader returns no batch.{state} Check what its workers read, and try num_workers=0."
+    return "Look at that line: the other ranks wait until this rank reaches their collective."
 
 
 def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
@@ -220,9 +221,9 @@ def _different(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         evidence=(*places(evidence.present), *(line for one in culprits[:1] for line in _stack(one))),
         facts={"ranks": list(judged.culprits), "by": by},
         fix=Fix(
-            summary="Compare these lines: every rank must make the same calls in the same order, with the same "
-            "sizes. A condition on the rank or on its data is the usual reason. TORCH_DISTRIBUTED_DEBUG=DETAIL "
-            "makes torch say so at the first call that differs."
+            summary="Compare these lines: every rank must make the same calls in the same order, with the same sizes. "
+            "A condition on the rank or on its data is the usual reason. TORCH_DISTRIBUTED_DEBUG=DETAIL makes "
+            "torch report the first call that differs."
         ),
     )
     yield "collective-mismatch", finding
@@ -232,21 +233,21 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     evidence = judged.evidence
     words: dict[int, str] = {}
     if evidence.divergence is not None and not evidence.divergence.differs:
-        words = dict.fromkeys(evidence.divergence.outliers, f"has not come to {evidence.divergence.where}")
+        words = dict.fromkeys(evidence.divergence.outliers, f"has not reached {evidence.divergence.where}")
     elif evidence.ras is not None:
         words = {**evidence.ras.lost, **{rank: f"has launched {count}" for rank, count in evidence.ras.behind.items()}}
     culprits = [evidence.ranks[rank] for rank in sorted(words) if rank in evidence.ranks]
     if not culprits:
         return
     first = culprits[0]
-    where = f", and stands {doing(first)}" if first.place is not None else ""
+    where = f", and is {doing(first)}" if first.place is not None else ""
     lines = [f"rank {rank}: {what}" for rank, what in words.items()]
     finding = Finding(
         hosts=_hosts_of(culprits),
         message=f"{capital(named(culprits))} {words[first.rank]}{where}; the others wait for it.",
         evidence=(*lines[:MOST_LINES], *places(evidence.present)),
         facts={"ranks": [one.rank for one in culprits]},
-        fix=Fix(summary="Look at what this rank does: it is the one that the others wait for."),
+        fix=Fix(summary="Look at what this rank does: the others wait for it."),
     )
     yield "rank-behind", finding
 
@@ -266,14 +267,14 @@ MOST_RIVALS = 4
 
 
 def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
-    """All that could not be looked at and the verdict may hang on, gravest first."""
+    """All that could not be examined and the verdict may hang on, gravest first."""
     some = (_ranks_unknown(snapshot, evidence), _rivals(snapshot), _unread(evidence), _ras(snapshot, evidence))
     return tuple(chain(*some, _flows(evidence)))
 
 
 def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
     if any(one.job_rank.counted for one in evidence.ranks.values()):
-        yield "the ranks' own numbers, which no variable tells: they are counted here by hosts and by their start"
+        yield "the rank numbers: no variable holds them, so ranks are numbered here by host and start time"
     jobs = {host.name: host.job for host in snapshot.hosts if host.job is not None}
     blind = {name: job.unnumbered.reason for name, job in jobs.items() if isinstance(job.unnumbered, Unknown)}
     if blind and not evidence.ranks:
@@ -288,10 +289,10 @@ def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[s
         yield f"{fold(failed)}: {next(host.failure.detail for host in snapshot.hosts if host.failure is not None)}"
     hidden = {host.name: host.job.hidden for host in snapshot.hosts if host.job and host.job.hidden}
     if hidden and (not evidence.ranks or evidence.lost or evidence.unseen):
-        yield f"Python processes on {fold(hidden)} are hidden from you: other users', or ptrace is restricted there"
+        yield f"Python processes on {fold(hidden)} are hidden: they belong to other users, or ptrace is restricted"
     odd = {name: f"{what}, {why}" for name, job in jobs.items() for what, why in job.misfits.items()}
     if odd and (not evidence.ranks or evidence.lost or evidence.unseen):
-        yield f"processes on {fold(odd)} whose variables are not understood ({next(iter(odd.values()))})"
+        yield f"processes on {fold(odd)} whose variables could not be parsed ({next(iter(odd.values()))})"
 
 
 def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
@@ -299,7 +300,7 @@ def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
     found = [(host, one) for host in snapshot.hosts for one in host.rivals]
     for host, one in found[:MOST_RIVALS]:
         other = next((rank.pid for rank in host.job.ranks if rank.rank == one.rank), None) if host.job else None
-        yield f"pid {one.pid} on {host.name}, which is rank {one.rank} as well and older than pid {other}, looked at"
+        yield f"pid {one.pid} on {host.name} is also rank {one.rank} and older than pid {other}, which was examined"
     if len(found) > MOST_RIVALS:
         yield f"{len(found) - MOST_RIVALS} more such processes"
 
@@ -323,9 +324,9 @@ def _ras(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[str]:
         return
     told = [one for host in snapshot.hosts for one in host.ras]
     if not told:
-        yield "no NCCL RAS: no rank listens for it (NCCL before 2.24, or NCCL_RAS_ENABLE=0)"
+        yield "no NCCL RAS: no rank serves it (NCCL before 2.24, or NCCL_RAS_ENABLE=0)"
     for one in told[:1]:
-        why = one.refused or "its answer tells nothing of this job" if isinstance(one, Ras) else one.reason
+        why = one.refused or "its answer does not mention this job" if isinstance(one, Ras) else one.reason
         yield f"no NCCL RAS: {why}"
 
 

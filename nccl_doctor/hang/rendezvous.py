@@ -162,7 +162,7 @@ def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
             by_size = sorted(groups.items(), key=lambda item: -len(item[1]))
             words = ", ".join(f"{value} on {fold(hosts)}" for value, hosts in by_size[:4])
             odd = tuple(dict.fromkeys(host for _, hosts in by_size[1:] for host in hosts))
-            advice = "End it everywhere, and start it with the same options on every node."
+            advice = "End the job on all nodes, and start it with the same options on every node."
             return RendezvousFault(odd, f"The nodes can't meet: {option} is {words}.", advice)
     return None
 
@@ -175,7 +175,7 @@ def _same_number(some: tuple[Waiting, ...]) -> RendezvousFault | None:
     for number, hosts in groups.items():
         if len(hosts) > 1:
             given = all("node_rank" in one.starter.asked for one in some if one.option("node_rank", "0") == number)
-            words = "" if given else ", the default where none is given"
+            words = "" if given else ", the default"
             where = tuple(dict.fromkeys(hosts))
             who = f"{fold(where)} all" if len(where) > 1 else f"{len(hosts)} launchers on {where[0]}"
             message = f"{who} have --node_rank {number}{words}."
@@ -192,11 +192,11 @@ def _too_few(rendezvous: Rendezvous) -> RendezvousFault | None:
     if rendezvous.absent:
         message += f"; none runs on {fold(rendezvous.absent)}"
     if rendezvous.unseen:
-        message += f"; {fold(rendezvous.unseen)} could not be looked at"
+        message += f"; {fold(rendezvous.unseen)} could not be examined"
     if not rendezvous.absent and not rendezvous.unseen:
         message += f", and {plural(len(some), 'node')} {'was' if len(some) == 1 else 'were'} started on the hosts here"
-    start = f"Start it there too{_missing_number(some)}. If it was: its own output says why it ended."
-    advice = start if rendezvous.absent else f"Start the others too{_missing_number(some)}, or lower --nnodes."
+    start = f"Start it there, too{_missing_number(some)}. If it was started, its output shows why it exited."
+    advice = start if rendezvous.absent else f"Start the other nodes, too{_missing_number(some)}, or lower --nnodes."
     hosts = rendezvous.absent or rendezvous.unseen or tuple(dict.fromkeys(one.host for one in some))
     return RendezvousFault(hosts, f"{message}.", advice)
 
@@ -219,9 +219,9 @@ def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
     advice = f"`nccl-doctor check` with --master-port {port}"
     if len(away) == len(some):
         message = f"{some[0].program} on {fold(hosts)} waits for the other nodes at {address}:{port}."
-        return RendezvousFault(hosts, message, f"{advice} tells whether they reach each other.")
-    message = f"{fold(hosts)} {'does' if len(hosts) == 1 else 'do'} not reach the nodes' store at {address}:{port}."
-    return RendezvousFault(hosts, message, f"{advice} names what is in the way.")
+        return RendezvousFault(hosts, message, f"{advice} shows whether they can reach each other.")
+    message = f"{fold(hosts)} can't reach the nodes' store at {address}:{port}."
+    return RendezvousFault(hosts, message, f"{advice} finds the cause.")
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: 
         ranks=numbers,
         hosts=hosts,
         message=f"{capital(ranks_of(list(numbers)))} on {fold(hosts)} {verb} started with {words}.",
-        advice="End the job everywhere, and start it with the same values on every host.",
+        advice="End the job on all hosts, and start it with the same values on every host.",
         evidence=tuple(_line(name, stray) for name, stray in some[:MOST_LINES]),
     )
 
@@ -294,8 +294,8 @@ def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
     return RendezvousFault(
         ranks=tuple(sorted(double)),
         hosts=tuple(dict.fromkeys(name for some in double.values() for name, _ in some)),
-        message=f"Rank {first} runs on {where}, and {ranks_of(sorted(missing))} nowhere.",
-        advice="Every process needs its own RANK: torchrun gives them by --node_rank.",
+        message=f"Rank {first} runs on {where}, but {ranks_of(sorted(missing))} nowhere.",
+        advice="Every process needs its own RANK: torchrun assigns them from --node_rank.",
         evidence=tuple(lines[:MOST_LINES]),
     )
 
@@ -321,7 +321,7 @@ def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
         ranks=tuple(one.rank for one in away),
         hosts=hosts,
         message=f"{subject} the ranks' store at {at}: all wait in init_process_group.",
-        advice=f"`nccl-doctor check` with --master-port {away[0].job_rank.master_port} names what is in the way.",
+        advice=f"`nccl-doctor check` with --master-port {away[0].job_rank.master_port} finds the cause.",
         evidence=tuple(_line(one.host, one.job_rank) for one in away[:MOST_LINES]),
     )
 

@@ -124,7 +124,7 @@ def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) ->
             raise place.error(f"more than {values.MAX_NPROC} nodes on one machine, which has no so many GPUs")
         for index, (entry, given) in enumerate(nodes):
             for other, other_given in nodes[:index]:
-                both = f"{quoted(entry.name.value)} and {quoted(other.name.value)} are one machine"
+                both = f"{quoted(entry.name.value)} and {quoted(other.name.value)} are the same machine"
                 own, its = given.cuda_visible_devices, other_given.cuda_visible_devices
                 if not own or not its:
                     lacking = other if own else entry

@@ -84,7 +84,7 @@ def _ranks(judged: Judgement) -> list[HangRank]:
         for one in evidence.lost
         if one.rank not in evidence.ranks
     ]
-    doing = "could not be looked at"
+    doing = "could not be examined"
     rows += [HangRank(rank=rank, host=None, pid=None, state="unseen", doing=doing) for rank in evidence.unseen]
     return sorted(rows, key=lambda row: row.rank)
 

@@ -97,8 +97,8 @@ def _title(snapshot: Snapshot) -> str:
     cluster = snapshot.cluster
     count = len(cluster.nodes)
     ranks = f", {plural(snapshot.smoke.world_size, 'rank')}" if isinstance(snapshot.smoke, Smoke) else ""
-    said = sorted({text if text == "the line" else f"{text} of the environment" for text in cluster.variables.values()})
-    by = f", by {' and '.join(said)}" if said else ""
+    said = sorted({text if text == "the line" else f"{text} in the environment" for text in cluster.variables.values()})
+    by = f", from {' and '.join(said)}" if said else ""
     if count == 1 and cluster.nodes[0].local:
         return f"this machine ({cluster.nodes[0].name}){ranks}, master port {cluster.master_port}{by}"
     first = cluster.nodes[0].name
@@ -115,7 +115,7 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
         return "Several machines:  nccl-doctor check hosts.yaml"
     words = " ".join(map(shell.word, ClusterSource(snapshot.cluster).check_words))
     if any("--no-smoke" not in what for what in report.left_out):
-        return f"All of it:  nccl-doctor check {words}"
+        return f"Full check:  nccl-doctor check {words}"
     line = line_to_judge(snapshot)
     if line is not None and line.nested:
         return f"Start with:  {snapshot.cluster.line}"
@@ -259,6 +259,71 @@ def rows(
             yield Row(name=row, outcome="ok", text="; ".join(filter(None, parts)))
 
 
+FAULTS = {
+    "advertised-address-wrong": "wrong address advertised",
+    "clock-skew": "clock is off",
+    "code-mismatch": "code differs",
+    "container-differs": "container differs from its host",
+    "cuda-driver-mismatch": "driver too old for CUDA",
+    "disk-full": "disk is full",
+    "duplicate-address": "same address twice",
+    "env-bad-value": "variable with a bad value",
+    "env-mismatch": "variables differ",
+    "env-unknown-variable": "unknown NCCL variable",
+    "ephemeral-ports-few": "too few ephemeral ports",
+    "fabric-manager-down": "fabric manager is down",
+    "gloo-ifname-invalid": "GLOO_SOCKET_IFNAME is invalid",
+    "gpu-count-low": "too few GPUs",
+    "gpu-driver-down": "no working GPU driver",
+    "gpu-errors": "GPU errors",
+    "gpu-in-use": "GPU is in use",
+    "gpu-model-mismatch": "GPU models differ",
+    "gpu-overlap": "GPU used twice",
+    "gpudirect-hindered": "GPUDirect is hindered",
+    "host-listed-twice": "machine listed twice",
+    "hostname-loopback": "own name is a loopback address",
+    "hostname-mismatch": "names resolve differently",
+    "hostname-unresolvable": "name does not resolve",
+    "ifname-ambiguous": "NCCL_SOCKET_IFNAME is ambiguous",
+    "ifname-needed": "NCCL_SOCKET_IFNAME must be set",
+    "ifname-no-match": "NCCL_SOCKET_IFNAME matches no interface",
+    "ifname-wrong-interface": "NCCL_SOCKET_IFNAME selects a wrong interface",
+    "interface-down": "interface is down",
+    "job-variable-conflict": "variables contradict the job",
+    "launch-line-wrong": "fault in the launch line",
+    "login-environment-differs": "login shell differs",
+    "master-addr-loopback": "master address is a loopback address",
+    "master-addr-not-local": "master address is not the first host's",
+    "memlock-low": "memlock limit is low",
+    "mtu-blackhole": "large packets are lost",
+    "mtu-mismatch": "MTUs differ",
+    "neighbour-table-small": "neighbour table is small",
+    "nccl-installed-twice": "NCCL is installed twice",
+    "nccl-known-bad": "NCCL version with a known fault",
+    "nofile-low": "open files limit is low",
+    "pinned-memory-short": "too little memory to pin",
+    "port-in-ephemeral-range": "master port is an ephemeral port",
+    "port-in-use": "master port is busy",
+    "port-privileged": "master port needs root",
+    "rdma-device-inaccessible": "RDMA devices can't be opened",
+    "rdma-gid-missing": "RDMA GID is missing",
+    "rdma-hca-no-match": "NCCL_IB_HCA matches no device",
+    "rdma-link-slow": "RDMA link is slow",
+    "rdma-mismatch": "RDMA differs",
+    "rdma-pair-unreachable": "RDMA devices can't reach each other",
+    "reverse-path-filtered": "packets dropped by rp_filter",
+    "route-diverted": "packets leave through another interface",
+    "route-missing": "no route",
+    "shared-subnet-nics": "two interfaces on one subnet",
+    "shm-small": "shared memory is small",
+    "stale-process": "leftover processes",
+    "step-limits-low": "job step limits are low",
+    "torch-missing": "no torch",
+    "version-mismatch": "versions differ",
+}
+"""Faults in a row of the checklist, by diagnosis; of others, the words of their names serve."""
+
+
 def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
     """The faults of a row; "" where its phrase tells them or none is grave."""
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
@@ -267,7 +332,7 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
         measured = "" if any("direction" in one.facts for one in found) else text
         return "; ".join(filter(None, (measured, *map(_rate_words, found))))
     grave = [one for one in found if one.severity is not Severity.INFO and not entry(one.name).row_suffices]
-    hosts = grouped((one.name.replace("-", " "), one.hosts) for one in grave)
+    hosts = grouped((FAULTS.get(one.name, one.name.replace("-", " ")), one.hosts) for one in grave)
     faults = (f"{name}{f' on {fold(chain(*names))}' if any(names) else ''}" for name, names in hosts.items())
     return "; ".join(filter(None, (text if row == "processes" else "", *faults)))
 
@@ -361,14 +426,14 @@ class _Texts:
             return f"{len(bad)} of {count} pairs failed: into {fold(sorted(set(bad)))}"
         share = "" if mesh.tested == mesh.pairs else f" ({100 * mesh.tested / mesh.pairs:.2g} %)"
         if share and mesh.sample is not None:
-            peers = f"{len(mesh.sample.distances) - 2} random peers a host"
+            peers = f"{len(mesh.sample.distances) - 2} random peers per host"
             share = f"{share[:-1]}: the master and the ring both ways, {peers})"
         port = self._snapshot.cluster.master_port
         master = next((mesh.ports[host.name] for host in self._snapshot.hosts[:1] if host.name in mesh.ports), ())
         others = sorted({sum(one != port for one in ports) for ports in mesh.ports.values()})
         most = f"{others[0]} to {others[-1]}" if len(others) > 1 else f"{others[0] if others else 0}"
         what = f"{'master port and ' if port in master else ''}{most} ephemeral ports each"
-        held = "" if port in master else f"; master port {port} was not dialled"
+        held = "" if port in master else f"; master port {port} was not tested"
         return f"{mesh.tested} of {mesh.pairs} pairs{share}, {what}{held}"
 
     def _rate(self) -> str:
@@ -378,7 +443,7 @@ class _Texts:
         figures = list(rates.final.values())
         share = "" if rates.whole else f" of {plural(len(rates.hosts), 'host')}, a sample,"
         held = sum(one.limited is not None for one in figures)
-        limit = f"; the hosts' own processors were the limit of {held}" if held else ""
+        limit = f"; {held} limited by the hosts' CPUs" if held else ""
         rails = len({one.rail for one in figures})
         by = f" by {plural(rails, 'rail')}" if rails > 1 else ""
         pairs = len({(one.src, one.dst) for one in figures})
@@ -401,14 +466,14 @@ class _Texts:
         trial = master.master_port if master else None
         if not isinstance(trial, PortTrial):
             return ""
-        return f"port {trial.port} is {'free' if trial.free else 'not free'}"
+        return f"port {trial.port} is {'free' if trial.free else 'busy'}"
 
     def _allreduce(self) -> str:
         smoke = self._snapshot.smoke
         if not isinstance(smoke, Smoke):
             return ""
         if smoke.outcome != "ok":
-            ends = {"failed": "failed", "timeout": f"no end in {smoke.deadline_s:.0f} s"}
+            ends = {"failed": "failed", "timeout": f"not finished within {smoke.deadline_s:.0f} s"}
             return ends.get(smoke.outcome, "wrong result")
         how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
         ranks, rate, speed = plural(smoke.world_size, "rank"), best(smoke), link(self._snapshot)

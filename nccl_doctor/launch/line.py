@@ -282,7 +282,7 @@ def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[st
         if _EACH.fullmatch(option):
             notes.append(f"{option} {size} on each of {plural(world, 'rank')}: a batch of {size * world}")
         elif wrong:
-            warnings.append(f"{option} {wrong} (no matter where each rank takes a batch of its own)")
+            warnings.append(f"{option} {wrong} (harmless if {option} is per rank)")
         else:
             notes.append(f"{option} {size} over {plural(world, 'rank')}: {size // world} each")
     return notes, warnings
@@ -303,8 +303,8 @@ def _remainder(batch: int, world: int) -> str:
     if batch % world == 0 and batch > 0:
         return ""
     near = nearest(batch, world)
-    does = "do" if len(near) > 1 else "does"
-    return f"{batch} does not divide by {world} ranks; the nearest that {does}: {' and '.join(map(str, near))}"
+    sizes = "batch sizes that do" if len(near) > 1 else "batch size that does"
+    return f"{batch} does not divide by {world} ranks; the nearest {sizes}: {' and '.join(map(str, near))}"
 
 
 def model_size(line: LaunchLine) -> int | None:

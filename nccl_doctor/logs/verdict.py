@@ -130,8 +130,8 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
     spoke = {rank for rank, line in last.items() if rank is not None and "NCCL INFO" not in line.text}
     silent = absent(spoke, facts.world_size) if spoke and met else ()
     job = f"The log of {plural(facts.world_size or len(facts.ranks), 'rank')}"
-    place = "tells of no error and of no end" if met else "ends without an error before all had met"
-    more = f"; after that {ranks_of(silent)} said no more" if silent else ""
+    place = "shows no error and no end" if met else "ends without an error before all had met"
+    more = f"; after that {ranks_of(silent)} logged nothing" if silent else ""
     commands = Case(Cause(check.name, ()), log).check(command="hang")
     look = ":" if commands else " (nccl-doctor hang with the job's hosts file, or -w and their names)."
     return Diagnosis(
@@ -143,8 +143,8 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
         evidence=tuple(sorted(last.values(), key=lambda line: (line.file, line.line))[:MOST_LINES]) if met else (),
         facts={"reached": _reached(where), "world_size": facts.world_size, "silent": list(silent)},
         fix=Fix(
-            summary="A log can't show whether they still run. Where it stands still, look first at the ranks that are "
-            f"behind or silent{look}",
+            summary="A log can't show whether they are still running. If the job hangs, look first at the ranks that "
+            f"are behind or silent{look}",
             risk="safe",
             commands=commands,
         ),
@@ -216,11 +216,11 @@ MOST = 4
 def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
     """Rows of what could not be judged; without a fault, or for the ``whole``, of what NCCL chose."""
     empty, cut = verdict.log.unsaid, verdict.log.cut
-    unknown = [f"{fold(empty)} is empty: nothing to judge"] if empty else []
-    unknown += [f"{fold(cut)} ends in the middle of its archive: what followed is not known"] if cut else []
+    unknown = [f"{fold(empty)} is empty"] if empty else []
+    unknown += [f"{fold(cut)} is a truncated archive: the rest is missing"] if cut else []
     refused = grouped((why, name) for name, why in verdict.log.refused.items())
     unknown += [
-        f"{fold(names)} is not read, for no recorder or RAS writes such: {why}" for why, names in refused.items()
+        f"{fold(names)} was not read; it is no valid dump of a recorder or RAS: {why}" for why, names in refused.items()
     ]
     gaps = grouped((host or "a rank", value) for topic, value, host in verdict.log.facts.chosen if topic == "unjudged")
     unknown += [f"NCCL's diagnostics of {host} left out {_few(told)}" for host, told in gaps.items()]

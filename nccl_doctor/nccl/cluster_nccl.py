@@ -174,7 +174,7 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> Fault |
         if standing.causes == {Cause.LOOPBACK}:
             why = "the loopback interface: no other host can reach it"
         elif Cause.OWN_ADDRESS in standing.causes:
-            why = "an address that other hosts have as well: they would talk to themselves"
+            why = "an address that other hosts have too: each would connect to itself"
         problem = f"will use {chosen.name} ({chosen.address}), {why}"
         better = nccl.suggestion.interfaces.get(side.host) if nccl.suggestion is not None else None
         lets_through = better in {use.name for use in side.choice.net_socket}
@@ -185,7 +185,7 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> Fault |
     devices = nccl.lost_devices(side.host)
     if devices:
         names = ", ".join(f"{use.name} ({use.address})" for use in devices)
-        problem = f"will move data over {names} as well as {chosen.name}, and no other host can reach that"
+        problem = f"will also move data over {names}, which no other host can reach"
         kind = Kind.NEEDED if wanted is None else Kind.AMBIGUOUS
         all_used = ", ".join(f"{use.name} ({use.address})" for use in side.choice.net_socket)
         evidence = {f"NCCL uses {all_used}": (side.host,)}

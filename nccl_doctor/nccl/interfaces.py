@@ -304,4 +304,4 @@ def _why_none(interfaces: Interfaces, variables: Mapping[str, str], how: Behavio
     idle = [e.interface for e in usable(interfaces, None, running_only=False) if spec.accepts(e.interface)]
     if idle and not limit:
         return f"NCCL_SOCKET_IFNAME={quoted(wanted)} leads to {idle[0]}, which is not running"
-    return f"NCCL_SOCKET_IFNAME={quoted(wanted)} lets no interface{limit} through"
+    return f"NCCL_SOCKET_IFNAME={quoted(wanted)} matches no interface{limit}"

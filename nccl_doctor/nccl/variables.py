@@ -254,11 +254,11 @@ def _judge_number(name: str, value: str) -> BadValue | None:
     if value.strip().lower() in TRUTH:
         allowed += ": 1 for yes, 0 for no"
     if number not in _INT64:
-        return BadValue("uses its default, for the number is too large", allowed)
+        return BadValue("uses its default, because the number is too large", allowed)
     if rest.strip():
         return BadValue(f"reads {number}", allowed)
     if number != -2 and not low <= number <= high:
-        return BadValue(f"reads {number}, which has no meaning", allowed, may_change=True)
+        return BadValue(f"reads {number}, which is out of range", allowed, may_change=True)
     return None
 
 
@@ -266,9 +266,9 @@ def _judge_words(name: str, value: str, words: tuple[str, ...]) -> BadValue | No
     allowed = "one of " + ", ".join(words)
     if name in EXACT_WORDS:
         numbered = words is PATHS and value[0].isdigit()
-        return None if value in words or numbered else BadValue("passes it over", allowed, may_change=True)
+        return None if value in words or numbered else BadValue("ignores this value", allowed, may_change=True)
     if name not in ("NCCL_PROTO", "NCCL_ALGO"):
-        return None if value.upper() in words else BadValue("passes it over", allowed, may_change=True)
+        return None if value.upper() in words else BadValue("ignores this value", allowed, may_change=True)
     if ":" in value or ";" in value:  # from 2.24: a list for each collective
         return None
     known = {word.lower() for word in words}
@@ -278,15 +278,15 @@ def _judge_words(name: str, value: str, words: tuple[str, ...]) -> BadValue | No
 
 def _judge_ifname(value: str) -> BadValue | None:
     if len(value) == 1:
-        return BadValue("takes a single character for unset", _IFNAME)
+        return BadValue("treats a single character as unset", _IFNAME)
     tokens = re.sub(r"\A\^?=?", "", value).split(",")
     signed = [token for token in tokens if token.startswith(("^", "="))]
     named = any(token.partition(":")[0] for token in tokens)
     misread = (
-        (any(token != token.strip() for token in tokens), "takes the blanks for a part of the names"),
-        (value[0] in "'\"" or value[-1] in "'\"", "takes the quotes for a part of the names"),
+        (any(token != token.strip() for token in tokens), "treats the blanks as part of the names"),
+        (value[0] in "'\"" or value[-1] in "'\"", "treats the quotes as part of the names"),
         (bool(signed), f"looks for an interface called {signed[0]!r}" if signed else ""),
-        (not named, "lets no interface through" if value[0] == "^" else "lets every interface through"),
+        (not named, "accepts no interface" if value[0] == "^" else "accepts every interface"),
         (len(tokens) > MAX_TOKENS, f"reads the first {MAX_TOKENS} names only"),
     )
     return next((BadValue(reads, _IFNAME) for wrong, reads in misread if wrong), None)

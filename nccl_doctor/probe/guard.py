@@ -214,4 +214,6 @@ def _young(pid: int, table: Table, grace_s: float) -> str | None:
     age = age_s(pid, table)
     if age >= grace_s:
         return None
-    return f"pid {pid} was started {int(age)} s ago, and what is younger than {grace_s:.0f} s may just be starting"
+    return (
+        f"pid {pid} was started {int(age)} s ago, and a process younger than {grace_s:.0f} s may still be starting up"
+    )

@@ -24,8 +24,8 @@ _CAUSES = {
     "listener": "is held",
     "bound": "is held by a socket that does not listen (ss -l does not show it)",
     "outbound": "is the source port of an outgoing connection",
-    "time-wait": "is kept by the kernel after a connection has ended",
-    "unknown": "is not to be had",
+    "time-wait": "is still held by the kernel after a connection closed (TIME_WAIT)",
+    "unknown": "can't be bound",
 }
 _STATES = {"LISTEN": "listening", "BOUND": "bound, not listening", "TIME_WAIT": "TIME_WAIT"}
 
@@ -46,7 +46,9 @@ def screen(report: PortReport, *, asking: bool = False) -> str:
     if report.ended:
         blocks += [[f"  ended     {_pids(report.ended)}"]]
     if report.left:
-        blocks += [[f"  left      {_pids(report.left)}: SIGKILL does not end what waits in the kernel (a driver, NFS)"]]
+        blocks += [
+            [f"  left      {_pids(report.left)}: SIGKILL can't end a process that waits in the kernel (a driver, NFS)"]
+        ]
     blocks += [list(_job(job, report)) for job in report.jobs] or [list(_sockets(report.sockets))]
     blocks += [list(_notes(report))]
     if report.refused:
@@ -107,7 +109,7 @@ def _format_job(job: HolderJob) -> str:
     parts = [member.launcher or "" for member in launchers]
     parts += [plural(len(ranks), "rank")] if ranks else []
     parts += [f"{others} {'other ' if parts else ''}process{'es' * (others > 1)}"] if others else []
-    gone = ", orphaned: its launcher is gone" if job.orphan else ""
+    gone = ", orphaned: its launcher has exited" if job.orphan else ""
     return f"{' and '.join(parts)} ({_pids([member.pid for member in job.members])}){gone}"
 
 
@@ -120,8 +122,8 @@ def _notes(report: PortReport) -> Iterator[str]:
         yield from wrap(report.hint.partition(": sudo ")[0], WIDTH, "    note      ")
     for one in report.elsewhere[:_SOCKETS]:
         where = f" ({one.unit})" if one.unit else ""
-        yield from wrap(f"In another network namespace{where} pid {one.pid} has this port: {one.command}. A job that "
-                         "runs in there can't get it; to look from inside:")  # fmt: skip
+        yield from wrap(f"In another network namespace{where}, pid {one.pid} has this port: {one.command}. A job that "
+                         "runs in there can't bind it. To look from inside:")  # fmt: skip
         sudo, sockets = script("" if report.root else "sudo"), _list_sockets(report.port)
         yield _command(line("{sudo} nsenter -t {pid} -n {sockets}", sudo=sudo, pid=one.pid, sockets=sockets))
 
@@ -141,7 +143,7 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
     # a line for each job, where all are shown to be leftovers; else why not, and no line
     refusal = next((job.refusal for job in report.jobs if job.refusal), None)
     if refusal is None and report.jobs:
-        yield ["It is your own and nothing watches over it. End it:"]
+        yield ["It is your own leftover process: its launcher has exited. End it:"]
         ends = []
         for job in report.jobs:
             # with its start, so that no other process that has got its PID since is ended
@@ -149,17 +151,17 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
             ends.append(script("{call} --pid {pid}@{started} --kill", call=call, pid=job.root, started=started))
         yield list(map(_command, ends))
     elif refusal is not None and report.refused is None:
-        lifted = "" if any(job.final for job in report.jobs) else " (--force ends it all the same.)"
-        yield wrap(f"It will not be ended: {refusal}.{lifted}")
+        lifted = "" if any(job.final for job in report.jobs) else " (--force ends it anyway.)"
+        yield wrap(f"Not ended: {refusal}.{lifted}")
     if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
-        yield ["To see who it is, as root:"]
+        yield ["To see the holder, as root:"]
         yield [_command(_list_sockets(report.port))]
     if report.cause == "time-wait":
         yield ["Wait for it:"]
         yield [_command(script("{call} --wait", call=call))]
     if report.cause == "outbound":
         kept = ",".join(filter(None, (report.reserved, str(report.port))))
-        yield wrap("So that no outgoing connection takes it again, reserve it (as root, and in /etc/sysctl.d to last):")
+        yield wrap("To keep outgoing connections off it, reserve it (as root; in /etc/sysctl.d to make it permanent):")
         yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
     yield from _move_away(report)
 
@@ -167,10 +169,11 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
 def _lost_draw(report: PortReport) -> Iterator[list[str]]:
     """How somebody may have lost a port that nobody has now, and what keeps it."""
     yield wrap(
-        "Nobody has it now, and the kernel gives it to whoever asks for any port: an engine that draws a free one and "
-        "binds it later (vLLM, SGLang, verl, accelerate with port 0) may have lost it to another one, or to an "
-        "outgoing connection. Give each engine a port of its own below that range (vLLM: VLLM_PORT, --master-port; "
-        "SGLang: --nccl-port, --dist-init-addr). To keep this one, reserve it (as root, and in /etc/sysctl.d to last):"
+        "No process holds it now, but it is an ephemeral port: an engine that picks a free port and binds it later "
+        "(vLLM, SGLang, verl, accelerate with port 0) may have lost it to another process or to an outgoing "
+        "connection. Give each engine its own port below that range (vLLM: VLLM_PORT, --master-port; "
+        "SGLang: --nccl-port, --dist-init-addr). To keep this port, reserve it (as root; in /etc/sysctl.d to make it "
+        "permanent):"
     )
     kept = ",".join(filter(None, (report.reserved, str(report.port))))
     yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
@@ -198,8 +201,8 @@ def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
     found = report.suggestion
     if found is not None and found.reserve is not None:
         yield wrap(
-            f"Only ports of the ephemeral range were reached, and outgoing connections may take {found.port}; reserve "
-            f"it on {report.host} (as root, and in /etc/sysctl.d to last):"
+            f"Only ports in the ephemeral range were reachable, where outgoing connections may take {found.port}. "
+            f"Reserve it on {report.host} (as root; in /etc/sysctl.d to make it permanent):"
         )
         yield [found.reserve]
 
@@ -208,5 +211,5 @@ def _command(made: Line | None) -> str:
     """A line as it is shown, or why it can't be pasted."""
     text = "" if made is None else made.text
     if LEFT_OUT in text:
-        return "(a word in it looks like a secret; --show-secrets shows the line)"
-    return text if pasteable(text) else "(a name in it holds characters that a terminal hides or obeys)"
+        return "(it contains what looks like a secret; --show-secrets shows it)"
+    return text if pasteable(text) else "(it contains characters that a terminal hides or interprets)"

@@ -138,7 +138,7 @@ def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str
     return {consequence: fold(chain.from_iterable(each)) for consequence, each in hosts.items()}
 
 
-_HIDDEN = "What to run holds characters that a terminal hides or obeys, so it is not shown here; -o json has it."
+_HIDDEN = "The command contains characters that a terminal hides or interprets, so it is not shown here; see -o json."
 
 
 def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
@@ -195,7 +195,7 @@ def details(report: Report, screen: Screen) -> Iterator[list[str]]:
     load = report.load
     if load is not None and load.second_try:
         busy = f" ({load.controller.words})" if load.controller.busy else ""
-        yield wrap(f"answered at the second try{busy}", screen.prose, f"{fold(load.second_try)}  ")
+        yield wrap(f"answered at the second attempt{busy}", screen.prose, f"{fold(load.second_try)}  ")
     if report.timings:
         spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in report.timings.items())
         yield wrap(spent, screen.prose, "took  ")
@@ -206,7 +206,7 @@ def _uses(host: HostSummary) -> str:
     if not host.reached or chosen is None:
         return "unknown" if host.reached else "not reached"
     version = f"NCCL {chosen.nccl_version}, " if chosen.nccl_version else ""
-    says = "libnccl says so" if chosen.source == "libnccl" else "by our model"
+    says = "asked libnccl" if chosen.source == "libnccl" else "by our model"
     return f"{chosen.name} {chosen.address} ({version}{says})"
 
 
@@ -249,7 +249,7 @@ def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
         yield from wrap(f"{where}{reason} ({named})", screen.prose, "  ", "    ")
     crashed = [check for check in checks if check.outcome is Outcome.CRASH]
     if crashed:
-        yield screen.paint("Crashed, which is a mistake of nccl-doctor's own:", "yellow")
+        yield screen.paint("Crashed (a bug in nccl-doctor):", "yellow")
     for check in crashed:
         yield from wrap(f"{check.code} {check.name}: {check.reason or _NO_REASON}", screen.prose, "  ", "    ")
 
@@ -279,9 +279,9 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
     took = "" if total is None else f"{',' if gaps else ''} in {total:.1f} s"
     line = ("Ready. " if ready else "") + ", ".join(counts) + took + "."
     if not report.complete and not gaps:
-        line += " Not everything could be looked at."
+        line += " Not everything could be checked."
     if report.left_out and report.status != "error":
-        line += f" Not judged: {', '.join(report.left_out)}."
+        line += f" Not checked: {', '.join(report.left_out)}."
     return ready, counts, line
 
 
@@ -321,9 +321,9 @@ def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> lis
 
 
 _READ = {
-    "read": "stacks read without stopping a rank",
-    "pause": "each rank paused for milliseconds to read its stack",
-    "native": "each rank paused for milliseconds to read its stack",
+    "read": "stacks read without pausing ranks",
+    "pause": "each rank paused for some milliseconds to read its stack",
+    "native": "each rank paused for some milliseconds to read its stack",
     "none": "no stacks (--no-stacks)",
 }
 
@@ -345,7 +345,7 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
 def _hang_opening(report: HangReport, screen: Screen) -> Iterator[list[str]]:
     if job := report.job:
         head = f"{plural(report.hosts, 'host')}, {job.world_size} ranks, master {job.master_addr}:{job.master_port}"
-        looks = f"{plural(len(report.looks), 'look')}, {report.interval_s:g} s apart; {_READ[report.stacks]}"
+        looks = f"{plural(len(report.looks), 'sample')}, {report.interval_s:g} s apart; {_READ[report.stacks]}"
         yield [*wrap(head, screen.width), *wrap(looks, screen.width)]
     if screen.verbose and report.ranks:
         rows = [
@@ -361,9 +361,9 @@ def _hang_end(report: HangReport, screen: Screen) -> Iterator[str]:
     for one in report.not_seen if screen.verbose or report.verdict == "unknown" else report.not_seen[:2]:
         yield from wrap(f"Not seen: {one}", screen.prose, "", "  ")
     for one in report.other_jobs[:4]:
-        yield from wrap(f"Another job, not looked at: {one}", screen.prose, "", "  ")
+        yield from wrap(f"Another job, not examined: {one}", screen.prose, "", "  ")
     seconds = report.timings.get("total", 0)
-    left = "; the job was left as it was" if report.ranks else ""
-    yield from wrap(f"Verdict: {report.verdict}, in {seconds:.1f} s{left}.", screen.width)
+    left = " The job was not touched." if report.ranks else ""
+    yield from wrap(f"Verdict: {report.verdict} ({seconds:.1f} s).{left}", screen.width)
     if report.verdict in STANDS_STILL and report.diagnoses:
         yield f"More: nccl-doctor explain {report.diagnoses[0].code}"

@@ -90,7 +90,7 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
     for block in answers.exports:
         shown = [line for line in block.lines if pasteable(line)]
         if len(shown) < len(block.lines):
-            text += ["", "What to set can't be shown safely here; -o json has it."]
+            text += ["", "The setting can't be shown safely here; see -o json."]
             continue
         where = "every host" if block.hosts is None else fold(block.hosts)
         where += f" ({block.place})" if block.place else ""
@@ -254,7 +254,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
     screen = joined(blocks)
     more = "; -v shows each" if lines < len(found.changes) else ""
     end = f"{plural(len(found.changes), 'fact')} changed{more}." if found.changes else ""
-    end = end or "Nothing changed in what is compared."
+    end = end or "Nothing changed."
     return f"{screen}\n{end}\n" if screen else f"{end}\n"
 
 

@@ -106,7 +106,7 @@ def test_small_shared_memory_everywhere_is_one_finding() -> None:
         for number, free in ((1, 60), (2, 60), (3, 50))
     }
     (found,) = judge(patched({"hosts": patch}), "check").diagnoses
-    assert found.message.startswith("Shared memory (/dev/shm) on node[1-3] has as little as 50 MiB free; 1 rank wants")
+    assert found.message.startswith("Shared memory (/dev/shm) on node[1-3] has as little as 50 MiB free; 1 rank needs")
     assert found.evidence == (
         "node[1-2]: 64 MiB in all, 60 MiB free",
         "node3: 64 MiB in all, 50 MiB free",
@@ -177,7 +177,7 @@ def test_a_host_that_nobody_reaches_itself_included_is_one_finding() -> None:
         return [each.message for each in judge(patched({"mesh": {"failed": failed}}), "check").diagnoses]
 
     assert found("node1", "node2", "node3") == ["node[2-3] can't reach node1 on port 29500."]
-    assert found("node1") == ["node1 can't reach itself by its own address 10.0.0.1."]
+    assert found("node1") == ["node1 can't reach itself at its own address 10.0.0.1."]
 
 
 def test_rules_that_nobody_could_read_come_before_the_network_team() -> None:

@@ -106,7 +106,7 @@ def _said(process: subprocess.Popen[str]) -> str:
         if line.startswith('{"said"'):
             word = json.loads(line)["said"]
             if word == "ended":
-                return said or "ended without a word"
+                return said or "exited and printed nothing"
             said = word
     raise AssertionError("the process that forks the ranks has ended")
 

@@ -78,7 +78,7 @@ def test_two_wheels_of_nccl_in_one_environment_are_one_warning(make_lab: MakeLab
     hosts = [{"name": "node1"}, {"name": "node2", "env": {"PYTHONPATH": site}}]
     (found,) = (one for one in check(lab, hosts=hosts)[1] if one["name"] == "nccl-installed-twice")
     assert (found["severity"], found["hosts"]) == ("warning", ["node2"])
-    assert "torch loads that of nvidia-nccl-cu12 2.28.9" in found["message"]
+    assert "torch loads the one from nvidia-nccl-cu12 2.28.9" in found["message"]
     assert check(lab)[:2] == (0, [])
 
 
@@ -201,7 +201,7 @@ def test_a_standing_job_whose_kernels_spin_is_told_so(make_lab: MakeLab) -> None
         assert (code, told["verdict"], found["name"]) == (1, "transport", "link-stalled")
         assert found["message"] == (
             "All ranks wait in one collective, and GPUs of node1 are busy without doing work: its data does not arrive, "
-            "or a kernel that was started before it never ends."
+            "or a kernel started before it never ends."
         )
         assert found["evidence"][0].endswith("100 % busy at 120.31 of 600 W")
         assert "NCCL_P2P_DISABLE=1" in found["fix"]["summary"]

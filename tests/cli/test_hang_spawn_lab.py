@@ -67,7 +67,7 @@ def test_with_one_of_its_hosts_alone_the_others_are_not_seen(lab: Lab) -> None:
     """The store's host tells that others are connected to it."""
     code, told = hang(lab, "-x", "node2")
     assert (code, told["verdict"], told["job"]["world_size"]) == (3, "unknown", 4)
-    assert "ranks 2-3 could not be looked at" in told["message"]
+    assert "ranks 2-3 could not be examined" in told["message"]
 
 
 def test_a_spawned_rank_that_has_ended(lab: Lab) -> None:

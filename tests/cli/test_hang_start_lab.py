@@ -41,7 +41,7 @@ def test_a_node_is_missing_and_then_does_not_reach_the_others(fresh_lab: Lab) ->
     fresh_lab.hosts[2].run(["nft", "-f", "-"], input=DROP)
     start(fresh_lab, 2)
     address = fresh_lab.hosts[0].address
-    message = f"node3 does not reach the nodes' store at {address}:{PORT}."
+    message = f"node3 can't reach the nodes' store at {address}:{PORT}."
     for _ in range(int(PATIENCE_S)):
         told = waited(fresh_lab)
         if told[2] != ["node3"] or "none runs" not in told[1]:

@@ -129,8 +129,8 @@ def test_what_keeps_out(boxes: Lab) -> None:
     told = {found["hosts"][0]: found for found in run.report["diagnoses"]}
     assert {found["name"] for found in told.values()} == {"container-unreachable"}
     assert {host: found["message"] for host, found in told.items()} == {
-        "node1": "node1: there is no podman container trian; there run train.",
-        "node2": "node2: the podman container stopped does not run; there run train.",
+        "node1": "node1: there is no podman container trian; running are train.",
+        "node2": "node2: the podman container stopped does not run; running are train.",
         "node3": "node3: the podman container bare has no /bin/sh.",
     }
     paste(boxes, told["node2"])
@@ -140,7 +140,7 @@ def test_what_keeps_out(boxes: Lab) -> None:
         (["node3"], "node3: no process 4000000 runs there."),
     ]
     run = check(boxes, [{"podman": "train"}] * 3, ssh={"user": "alice"})
-    assert only(run, "container-unreachable", ALL)["message"].endswith("; no container of this user's runs there.")
+    assert only(run, "container-unreachable", ALL)["message"].endswith("; this user has no running container there.")
     end(two, "stopped")
     end(three, "bare")
     gone(boxes)
@@ -216,8 +216,8 @@ def test_gpus_that_are_not_there_and_that_do_not_open(boxes: Lab) -> None:
         end(host, name)
         host.run("umount -l /dev")
     assert [(found["name"], found["hosts"], found["message"]) for found in run.report["diagnoses"]] == [
-        ("container-differs", ["node1"], "The podman container without on node1 has no GPU: /dev/nvidia0 of the host are not there (ENOENT)."),
-        ("container-differs", ["node2"], "The podman container refused on node2 has GPUs that do not open: /dev/nvidia0 (EACCES)."),
+        ("container-differs", ["node1"], "The podman container without on node1 has no GPU: /dev/nvidia0 of the host are missing (ENOENT)."),
+        ("container-differs", ["node2"], "The podman container refused on node2 has GPUs that can't be opened: /dev/nvidia0 (EACCES)."),
     ]  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def test_a_container_that_stops_in_the_middle_is_named(boxes: Lab, phase: str) -
         report = json.loads(running.communicate()[0])
     (found,) = report["diagnoses"]
     assert found["hosts"] == ["node2"]
-    assert f"the podman container {phase} does not run; there run train" in json.dumps(found)
+    assert f"the podman container {phase} does not run; running are train" in json.dumps(found)
     if phase == "facts":
         assert found["name"] == "container-unreachable"
         (command,) = found["fix"]["commands"]

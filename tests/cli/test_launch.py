@@ -73,7 +73,7 @@ def test_json_is_a_document(hosts: Path) -> None:
 def test_one_line_for_ssh_and_the_next_failures_records(hosts: Path) -> None:
     said = ("hosts.yaml", "--format", "ssh", "--diagnosable", "--", "train.py", "--batch", "63")
     out, err = started(hosts, *said)
-    assert err.startswith("warning: --batch 63 does not divide by 4 ranks; the nearest that do: 60 and 64")
+    assert err.startswith("warning: --batch 63 does not divide by 4 ranks; the nearest batch sizes that do: 60 and 64")
     (line,) = [line for line in out.splitlines() if line and not line.startswith("#")]
     assert line.count("ssh -tt -n -o BatchMode=yes node") == 2
     assert "NCCL_DEBUG_FILE=/tmp/train-" in line
@@ -100,7 +100,7 @@ def test_slurm_is_a_script(hosts: Path) -> None:
 
 WRONG: list[tuple[tuple[str, ...], str]] = [
     (("hosts.yaml",), "which script is to be started?"),
-    (("hosts.yaml", "--batch-size", "65", "--", "t.py"), "the nearest that do: 64 and 68"),
+    (("hosts.yaml", "--batch-size", "65", "--", "t.py"), "the nearest batch sizes that do: 64 and 68"),
     (("hosts.yaml", "--rdzv", "--launcher", "env", "--", "t.py"), "--rdzv is --launcher c10d"),
     (("nope.yaml", "--", "t.py"), "nope.yaml: no such file"),
     (("hosts.yaml", "t.py", "--", "--epochs"), "t.py is too much"),
@@ -121,7 +121,7 @@ def test_diff_of_two_snapshots(tmp_path: Path) -> None:
     keep(patched({}), KeepOptions(tmp_path / "a.json", save_whole=True))
     keep(patched({"hosts": {"node2": {"facts": {"torch": None}}}}), KeepOptions(tmp_path / "b.json", save_whole=True))
     same = run("diff", "a.json", "a.json", cwd=tmp_path)
-    assert (same.returncode, same.stdout) == (0, "Nothing changed in what is compared.\n")
+    assert (same.returncode, same.stdout) == (0, "Nothing changed.\n")
     other = run("diff", "a.json", "b.json", cwd=tmp_path)
     assert other.returncode == 1
     assert other.stdout.startswith("new   error NCD501 torch-missing on node2: ")

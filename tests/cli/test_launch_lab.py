@@ -141,7 +141,7 @@ def test_an_option_that_one_hosts_launcher_has_not_is_named_and_nothing_is_run(l
     line = f"torchrun --numa_binding=node --nnodes={count} --node_rank=0 --master_addr={first} --master_port=29500 t.py"
     words = ("check", "hosts.yaml", "-q", "--no-smoke", "-o", "json", "--", *shlex.split(line))
     [found] = json.loads(run_in(lab.controller, *words).stdout)["diagnoses"]
-    said = f"Torchrun on {last.name} knows no option --numa_binding, which it has on others"
+    said = f"Torchrun on {last.name} has no option --numa_binding, which it has on others"
     assert (found["name"], found["message"].partition(":")[0]) == ("launch-line-wrong", said)
     assert "numa" not in " ".join(one["command"] for one in found["fix"]["commands"])
     for host in lab.hosts:

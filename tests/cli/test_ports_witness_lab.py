@@ -134,7 +134,7 @@ def test_a_rule_for_a_port_that_is_held_is_told_beside_its_holder(two: Lab) -> N
         rule = next(found for found in run.report["diagnoses"] if found["name"] == "firewall-blocks-port")
         assert any("not dialled, for the port is held" in line for line in rule["evidence"])
         screen = run_in(two.controller, "check", "hosts.yaml", "--no-smoke", "--color", "never").stdout
-        assert "master port 29500 was not dialled" in " ".join(screen.split())
+        assert "master port 29500 was not tested" in " ".join(screen.split())
         master.run(["kill", str(pid)])
         master.wait_until(lambda: PORT not in {port for _, port in master.listeners()}, "the end of the holder")
         assert gloo_job.fails(two)

@@ -89,14 +89,14 @@ def test_a_node_that_could_not_be_looked_at_may_have_been_started() -> None:
     start = Start(3)
     start.unreached = {3}
     told = start.report
-    assert "node4 could not be looked at" in told.message
+    assert "node4 could not be examined" in told.message
     assert not told.complete
 
 
 def test_one_host_without_and_one_that_could_not_be_looked_at() -> None:
     start = Start(2)
     start.unreached = {3}
-    assert start.finding.message.endswith("; none runs on node3; node4 could not be looked at.")
+    assert start.finding.message.endswith("; none runs on node3; node4 could not be examined.")
 
 
 def test_launchers_that_could_not_be_seen_are_said() -> None:
@@ -137,7 +137,7 @@ def test_two_nodes_with_one_number() -> None:
 
 def test_without_a_number_every_node_is_the_first() -> None:
     finding = Start(master_addr="10.0.0.1").finding
-    assert finding.message == "node[1-4] all have --node_rank 0, the default where none is given."
+    assert finding.message == "node[1-4] all have --node_rank 0, the default."
     assert Start(rdzv_backend="c10d", rdzv_endpoint="node1:29500").finding.message.startswith(
         "torchrun on node[1-4] waits"
     )
@@ -148,7 +148,7 @@ def test_a_node_that_does_not_reach_the_store(dials: list[Any]) -> None:
     start = Start()
     start.starters[2]["dials"] = dials
     assert start.finding.hosts == ("node3",)
-    assert start.finding.message == "node3 does not reach the nodes' store at 10.0.0.1:29500."
+    assert start.finding.message == "node3 can't reach the nodes' store at 10.0.0.1:29500."
 
 
 @pytest.mark.parametrize("later", [{"cpu_s": 9.0}, {"wanted_s": {"1": 9.0}}, {"io_bytes": 1 << 30}, {"state": "D"}])
@@ -157,7 +157,7 @@ def test_a_launcher_that_works_is_starting(later: dict[str, Any]) -> None:
     start.later = later
     told = start.report
     assert (told.verdict, told.diagnoses) == ("unknown", ())
-    assert told.message == "No rank runs yet: torchrun on node1 (pid 50) is starting."
+    assert told.message == "No rank is running yet: torchrun on node1 (pid 50) is starting."
 
 
 def test_one_node_alone_waits_for_nobody() -> None:
@@ -183,20 +183,20 @@ def test_a_node_that_has_just_started_its_ranks_is_not_absent() -> None:
 def test_a_node_that_was_started_between_the_looks_is_not_absent() -> None:
     start = Start()
     start.new = {3}
-    assert start.report.message == "No rank runs yet: torchrun on node4 (pid 53) is starting."
+    assert start.report.message == "No rank is running yet: torchrun on node4 (pid 53) is starting."
 
 
 @pytest.mark.parametrize("look", ["first", "last"])
 def test_a_host_of_which_the_kernel_tells_nothing_may_have_a_launcher(look: str) -> None:
     start = Start(3)
     start.unknown = look
-    assert "node4 could not be looked at" in start.report.message
+    assert "node4 could not be examined" in start.report.message
 
 
 def test_a_host_that_failed_at_the_second_look_may_have_a_launcher() -> None:
     told = Start().snapshot.model_dump(mode="json", by_alias=True)
     told["hosts"][3] |= {"starters": [], "failure": UNREACHED}
-    assert report(HangSnapshot.model_validate(told)).message.endswith("node4 could not be looked at.")
+    assert report(HangSnapshot.model_validate(told)).message.endswith("node4 could not be examined.")
 
 
 @pytest.mark.parametrize(("age_s", "verdict"), [(20, "unknown"), (600, "not-started")])

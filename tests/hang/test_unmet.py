@@ -69,7 +69,7 @@ def test_one_number_twice_and_another_nowhere() -> None:
     job.told = {7: {"rank": 6}}
     verdict, names, hosts, message = told(job)
     assert (verdict, names, hosts) == ("not-started", ["rendezvous-waits"], ("node4",))
-    assert message == "Rank 6 runs on node4 (pid 1006) and on node4 (pid 1007), and rank 7 nowhere."
+    assert message == "Rank 6 runs on node4 (pid 1006) and on node4 (pid 1007), but rank 7 nowhere."
 
 
 def test_a_leftover_of_an_earlier_start_takes_no_number_away() -> None:

@@ -44,7 +44,7 @@ def test_a_rank_elsewhere_while_the_others_wait(where: list[dict[str, object]]) 
 def test_the_line_and_the_others_place_are_told() -> None:
     told = report(Job().stands(3, IN_LOADER).snapshot)
     assert told.message == (
-        "Rank 3 (node2, pid 1003) stands in _next_data at dataset.py:88 while 7 others wait in a collective."
+        "Rank 3 (node2, pid 1003) is in _next_data at dataset.py:88 while 7 others wait in a collective."
     )
     assert told.places == ("ranks 0-2,4-7 in all_reduce at train.py:212", "rank 3 in _next_data at dataset.py:88")
     (rank,) = [one for one in told.ranks if one.behind]
@@ -53,7 +53,7 @@ def test_the_line_and_the_others_place_are_told() -> None:
 
 def test_one_that_waits_alone_is_one_other() -> None:
     assert said(Job(hosts=2, nproc=1).stands(1, IN_LOADER)).endswith(
-        "stands in _next_data at dataset.py:88 while 1 other waits in a collective."
+        "is in _next_data at dataset.py:88 while 1 other waits in a collective."
     )
 
 
@@ -294,7 +294,7 @@ def test_a_kernel_that_spins_is_named_where_nobody_is_to_blame() -> None:
     assert judged(job) == ("transport", ["link-stalled"], [])
     assert said(job) == (
         "All ranks wait in one collective, and GPUs of node1 are busy without doing work: its data does not arrive, "
-        "or a kernel that was started before it never ends."
+        "or a kernel started before it never ends."
     )
     job.gpus = [card, {**card, "power_w": 580}]
     assert judged(job)[0] == "unknown", "one of them works"
@@ -465,5 +465,5 @@ def test_a_second_process_of_a_rank_is_told_beside_the_one_that_was_looked_at() 
     job = Job()
     job.rivals["node2"] = [{**job.row(3), "pid": 77, "age_s": 5000.0}]
     found = report(job.snapshot)
-    assert found.not_seen[0] == "pid 77 on node2, which is rank 3 as well and older than pid 1003, looked at"
+    assert found.not_seen[0] == "pid 77 on node2 is also rank 3 and older than pid 1003, which was examined"
     assert [one.pid for one in found.ranks if one.rank == 3] == [1003]

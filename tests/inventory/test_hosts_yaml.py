@@ -240,25 +240,25 @@ NOT_A_HOST = (
         ),
         (
             "hosts:\n- {name: a, address: 10.0.0.1}\n- {name: b, address: 10.0.0.1}",
-            (':3: "b" and "a" are one machine; set cuda_visible_devices on each, to GPUs of its own'),
+            (':3: "b" and "a" are the same machine; set cuda_visible_devices on each, to GPUs of its own'),
         ),
         (
             "hosts:\n- {name: a, address: N}\n- {name: b, address: n, cuda_visible_devices: 0}",
-            (':2: "b" and "a" are one machine; set cuda_visible_devices on each, to GPUs of its own'),
+            (':2: "b" and "a" are the same machine; set cuda_visible_devices on each, to GPUs of its own'),
         ),
         (
             (
                 "hosts:\n- {name: a, address: n, cuda_visible_devices: '0,1'}\n- name: b\n  address: n\n"
                 "  cuda_visible_devices: 1,2"
             ),
-            ':5: "b" and "a" are one machine, and both use GPU 1; give each GPUs of its own',
+            ':5: "b" and "a" are the same machine, and both use GPU 1; give each GPUs of its own',
         ),
         (
             (
                 "hosts:\n- {name: a, address: '::1:2', cuda_visible_devices: GPU-8f}\n"
                 "- {name: b, address: '0::1:2', cuda_visible_devices: GPU-8f4}"
             ),
-            ':3: "b" and "a" are one machine, and both use GPU GPU-8f4; give each GPUs of its own',
+            ':3: "b" and "a" are the same machine, and both use GPU GPU-8f4; give each GPUs of its own',
         ),
         ("hosts:\n- {name: a, cuda_visible_devices: '1,1'}", ':2: "1,1" names a GPU twice; name each once'),
         (

@@ -170,7 +170,7 @@ def test_options_can_not_start_more_ranks_than_a_host_sees_gpus(hosts_file: str)
 
 
 def test_a_container_of_every_host_and_of_this_machine_alone(hosts_file: str) -> None:
-    """What is in the container knows nothing of the environment that nccl-doctor runs in."""
+    """What is in the container knows nothing in the environment that nccl-doctor runs in."""
     said = Overrides(inside="docker:train")
     alone = load(None, where=None, exclude=None, environ={}, overrides=said)
     assert [(node.local, node.python) for node in alone.nodes] == [(True, "python3")]
@@ -198,7 +198,7 @@ def test_this_machine_among_the_hosts_needs_no_ssh() -> None:
     found = cluster(where="node1,10.0.0.2,root@localhost", here=NODE2)
     assert [node.local for node in found.nodes] == [False, True, False]
     assert found.origins["10.0.0.2.local"] == "one of this machine's addresses"
-    with pytest.raises(UsageError, match=r'"10\.0\.0\.2" and "node2" are one machine'):
+    with pytest.raises(UsageError, match=r'"10\.0\.0\.2" and "node2" are the same machine'):
         cluster(where="node2,10.0.0.2", here=NODE2)
 
 

@@ -170,9 +170,9 @@ def test_where_no_host_was_reached_nothing_passed() -> None:
 @pytest.mark.parametrize(
     ("category", "reason", "outcome"),
     [
-        ("allreduce", "could not succeed while port 29500 is not free", Outcome.UNKNOWN),
+        ("allreduce", "not run: port 29500 is busy", Outcome.UNKNOWN),
         ("allreduce", "not asked for (--no-smoke)", Outcome.SKIP),
-        (None, "could not succeed while port 29500 is not free", Outcome.SKIP),
+        (None, "not run: port 29500 is busy", Outcome.SKIP),
     ],
 )
 def test_an_all_reduce_that_was_spared_is_no_clean_bill_unless_the_fault_is_told(

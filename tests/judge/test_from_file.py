@@ -136,4 +136,4 @@ def test_a_launch_line_of_a_file_is_never_one_to_paste(tmp_path: Path) -> None:
     ] == []
     again = json.loads(run(*arguments, "--", "torchrun", "--standalone", "own.py", cwd=tmp_path).stdout)["diagnoses"]
     [found] = [found for found in again if found["name"] == "launch-line-wrong"]
-    assert found["message"].startswith("--standalone makes a job of its own")
+    assert found["message"].startswith("--standalone starts a separate job")

@@ -171,7 +171,7 @@ def test_gpus_have_a_row_of_their_own() -> None:
     assert "2 H100 PCIe on each of node[1-3]" in rows({"hosts": some})["GPUs"][1]
     few = rows({"hosts": {**some, "node3": {**some["node3"], "node": {"nproc_per_node": 4}}}})
     assert few["GPUs"][0] == "error"
-    assert "gpu count low on node3" in few["GPUs"][1]
+    assert "too few GPUs on node3" in few["GPUs"][1]
 
 
 def test_a_row_of_which_a_part_is_asked_for_tells_of_that_part() -> None:
@@ -183,7 +183,7 @@ def test_a_row_of_which_a_part_is_asked_for_tells_of_that_part() -> None:
 
 def test_a_row_that_fails_says_why() -> None:
     small = {"facts": {"limits": {"nofile_soft": 256, "nofile_hard": 256}}}
-    assert rows({"hosts": {"node2": small}})["limits"] == ("warning", "nofile low on node2")
+    assert rows({"hosts": {"node2": small}})["limits"] == ("warning", "open files limit is low on node2")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_row_that_fails_says_why() -> None:
     [
         (
             {"cluster": {"variables": {"master_port": "MASTER_PORT"}}},
-            "3 hosts, 3 ranks, master node1 (10.0.0.1:29500), by MASTER_PORT of the environment",
+            "3 hosts, 3 ranks, master node1 (10.0.0.1:29500), from MASTER_PORT in the environment",
         ),
         ({}, "3 hosts, 3 ranks, master node1 (10.0.0.1:29500)"),
         ({"cluster": {"master_addr": "node1"}}, "3 hosts, 3 ranks, master node1:29500"),
@@ -221,10 +221,10 @@ def test_a_master_port_that_nobody_dialled_is_not_said_to_have_been() -> None:
     snapshot = load(CHECKS / "ports/firewall_blocks_port/fires-master-port-held.json")
     told = judge(snapshot, "check")
     seen = {phase.name: (phase.outcome, phase.text) for phase in told.phases}
-    assert seen["ports"] == ("ok", "6 of 6 pairs, 3 ephemeral ports each; master port 29500 was not dialled")
+    assert seen["ports"] == ("ok", "6 of 6 pairs, 3 ephemeral ports each; master port 29500 was not tested")
     assert {one.name for one in told.diagnoses} == {"port-in-use", "firewall-blocks-port"}
     (rule,) = [one for one in told.diagnoses if one.name == "firewall-blocks-port"]
-    assert "node[2-3] -> node1:29500: not dialled, for the port is held; so say the rules" in rule.evidence[0]
+    assert "node[2-3] -> node1:29500: not tested because the port is busy; concluded from the rules" in rule.evidence[0]
     assert rule.fix.commands
 
 
@@ -239,7 +239,7 @@ def test_a_master_port_that_nobody_dialled_is_not_said_to_have_been() -> None:
 def test_what_was_not_judged_is_the_next_step(patch: dict[str, Any], selected: Selection) -> None:
     report = judge(patched(patch), "check", selected)
     assert report.left_out
-    assert report.next_step == "All of it:  nccl-doctor check hosts.yaml"
+    assert report.next_step == "Full check:  nccl-doctor check hosts.yaml"
 
 
 def test_who_wants_no_all_reduce_learns_how_to_start() -> None:

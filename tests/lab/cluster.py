@@ -78,7 +78,9 @@ class Lab:
         assert process.stdout is not None
         process.stdin.write(json.dumps({"hosts": hosts, "shm_size": shm_size, "detached": detached}) + "\n")
         process.stdin.flush()
-        answer = json.loads(process.stdout.readline() or '{"error": "The lab\'s supervisor ended without a word."}')
+        answer = json.loads(
+            process.stdout.readline() or '{"error": "The lab\'s supervisor exited and printed nothing."}'
+        )
         process.stdout.close()
         if detached or "error" in answer:
             process.stdin.close()

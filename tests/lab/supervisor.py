@@ -117,7 +117,7 @@ def _await(plan: HostPlan, report: int, deadline: float) -> None:
     text = os.read(report, 4096).decode() if ready else f"it took more than {LONG_S:.0f} s"
     os.close(report)
     if text != "ready":
-        raise LabError(f"Lab host {plan.name} did not start: {text or 'it ended without a word'}")
+        raise LabError(f"Lab host {plan.name} did not start: {text or 'it exited and printed nothing'}")
 
 
 def _end(pids: list[int]) -> None:

@@ -52,8 +52,8 @@ def first(*texts: str) -> Diagnosis:
 
 @each(
     [
-        ("SIGKILL", "killed", ended(-9), "was ended from outside"),
-        ("SIGTERM of somebody else", "killed", ended(-15), "was ended from outside"),
+        ("SIGKILL", "killed", ended(-9), "was killed from outside"),
+        ("SIGTERM of somebody else", "killed", ended(-15), "was killed from outside"),
         ("SIGSEGV", "killed", ended(-11), "crashed"),
         ("SIGABRT without a word", "killed", ended(-6), "crashed"),
         ("an exit code without a word", "script-failed", ended(3), "ended with exit code 3"),

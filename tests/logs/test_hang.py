@@ -65,8 +65,8 @@ def test_of_ranks_that_all_came_together_the_log_says_what_it_cannot_show() -> N
     (found,) = report(verdict, 0.1).diagnoses
     assert (found.name, found.severity) == OPEN[0]
     assert found.message == (
-        "The log of 4 ranks tells of no error and of no end: ranks 0-3 had their communicator; after that rank 2 said "
-        "no more."
+        "The log of 4 ranks shows no error and no end: ranks 0-3 had their communicator; after that rank 2 "
+        "logged nothing."
     )
     assert [(seen.line, seen.text) for seen in found.evidence if isinstance(seen, LogLine)] == [
         (7, DONE.format(2)),

@@ -200,7 +200,7 @@ def test_nccls_own_hint_is_the_remedy_where_nothing_surer_is(level: str) -> None
 def test_who_does_not_speak_as_a_rank_is_told(line: str) -> None:
     (found,) = told(f"gpu-01:812:841 [0] misc/socket.cc:300 NCCL WARN {line}\nncclSystemError: x").diagnoses
     assert found.name == "nccl-unknown-error"
-    assert "does not speak as that rank does" in found.message
+    assert "is not a rank of this job" in found.message
 
 
 ODD = st.text(max_size=40) | st.sampled_from(

@@ -114,7 +114,7 @@ def test_an_archive_that_was_cut_off_may_hold_what_was_not_seen(
     assert log_report(LogsRun((str(whole),)).read(), 0).complete
     told = log_report(LogsRun((str(cut),)).read(), 0)
     assert (told.complete, told.diagnoses) == (False, ())
-    assert "cut.log ends in the middle of its archive" in told.phases[0].text
+    assert "cut.log is a truncated archive" in told.phases[0].text
 
 
 def test_an_archive_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -8,22 +8,22 @@ from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 
 CASES = [
-    ("train.py: error: unrecognized arguments: --local-rank=0", "launcher-env-missing", "hands rank 0 --local-rank", "torchrun"),
-    ("train.py: error: unrecognized arguments: --local_rank=1", "launcher-env-missing", "knows no such argument", "LOCAL_RANK"),
+    ("train.py: error: unrecognized arguments: --local-rank=0", "launcher-env-missing", "passes --local-rank to rank 0", "torchrun"),
+    ("train.py: error: unrecognized arguments: --local_rank=1", "launcher-env-missing", "does not accept it", "LOCAL_RANK"),
     ("ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
-     "launcher-env-missing", "before init_process_group", "call init_process_group first"),
-    ("zsh: killed     python train.py", "killed", "ended from outside", "dmesg"),
-    ("fish: Job 1, 'python train.py' terminated by signal SIGKILL (Forced quit)", "killed", "ended from outside", "dmesg"),
+     "launcher-env-missing", "before init_process_group", "Call init_process_group first"),
+    ("zsh: killed     python train.py", "killed", "killed from outside", "dmesg"),
+    ("fish: Job 1, 'python train.py' terminated by signal SIGKILL (Forced quit)", "killed", "killed from outside", "dmesg"),
     ("ssh: connect to host node2 port 22: Connection refused", "ssh-unreachable", "it refused the connection", "Start sshd"),
     ("ssh: connect to host node2 port 22: Connection timed out", "ssh-unreachable", "it does not answer", "open its port"),
     ("ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use",
-     "port-in-use", "it is no port of the ranks", "give the server another one"),
+     "port-in-use", "it is not a port of the ranks", "give the server another port"),
     ("slurmstepd: error: Detected 1 oom_kill event in StepId=123.0. Some of the step tasks have been OOM Killed.",
      "out-of-memory", "The host's memory ran out", "--mem"),
     ("[c10d] The client socket has failed to connect to [localhost]:23456 (errno: 111 - Connection refused).",
-     "connection-refused", "each machine's own address", "Give the master's address"),
+     "connection-refused", "every host's own address", "Use the master's address"),
     ("AssertionError: --batch-size 63 must be multiple of CUDA device count 2",
-     "script-failed", "a batch of 63, which does not divide by 2 GPUs", "Take 62 or 64."),
+     "script-failed", "batch size 63, which does not divide by 2 GPUs", "Use 62 or 64."),
 ]  # fmt: skip
 
 

@@ -157,7 +157,7 @@ def one_fault() -> Report:
     )
     ports = Phase(name="ports", outcome="error", text="3 of 12 pairs: nothing gets into node1")
     rules = Phase(name="firewall", outcome="error", text="see below")
-    smoke = Phase(name="smoke", outcome="skip", text="could not succeed while node1 drops its ports")
+    smoke = Phase(name="smoke", outcome="skip", text="not run: node1 drops its ports")
     failed = tuple(
         FailedDial(src=f"node{n}", dst="node1", address="10.0.0.1", port=29500, outcome="no-route") for n in (2, 3, 4)
     )

@@ -68,11 +68,11 @@ port 29500 on this machine (node1) is held
 
   pid 48112   python -u train.py --local_rank=0           alice, started 3 h ago
     folder    /home/alice
-    job       2 ranks (48112 48113), orphaned: its launcher is gone
+    job       2 ranks (48112 48113), orphaned: its launcher has exited
     GPU       0: 22.1 GB, 1: memory in use
     socket    0.0.0.0:29500, listening
 
-It is your own and nothing watches over it. End it:
+It is your own leftover process: its launcher has exited. End it:
 
 nccl-doctor fix-port 29500 --hosts 'my hosts.yaml' --pid 48112@900 --kill
 

@@ -12,18 +12,18 @@ from tests.hang.made_up import IN_LOADER, Job, at
 def test_a_rank_in_its_data_loader() -> None:
     assert render(report(Job().stands(3, IN_LOADER).snapshot), RenderOptions()) == (
         "4 hosts, 8 ranks, master node1:29500\n"
-        "2 looks, 5 s apart; stacks read without stopping a rank\n"
+        "2 samples, 5 s apart; stacks read without pausing ranks\n"
         "\n"
         "error  NCD712 rank-outside-nccl                                          node2\n"
-        "  Rank 3 (node2, pid 1003) stands in _next_data at dataset.py:88 while 7\n"
-        "  others wait in a collective.\n"
+        "  Rank 3 (node2, pid 1003) is in _next_data at dataset.py:88 while 7 others\n"
+        "  wait in a collective.\n"
         "    stack   rank 3: dataset.py:88 < train.py:300\n"
         "    ranks 0-2,4-7 in all_reduce at train.py:212\n"
-        "  Its data loader gives no batch. Look at what its workers read, and try\n"
+        "  Its data loader returns no batch. Check what its workers read, and try\n"
         "  num_workers=0.\n"
         "\n"
         "Not seen: no flight recorder of ranks 0-7: the job does not serve it\n"
-        "Verdict: outside-nccl, in 6.2 s; the job was left as it was.\n"
+        "Verdict: outside-nccl (6.2 s). The job was not touched.\n"
         "More: nccl-doctor explain NCD712\n"
     )
 

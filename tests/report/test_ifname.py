@@ -59,11 +59,11 @@ def test_a_setting_for_some_hosts_names_them() -> None:
 
 def test_none_and_not_known_are_told_apart() -> None:
     lines = [
-        line("a", None, reason="lets no interface through"),
+        line("a", None, reason="matches no interface"),
         InterfaceAnswer(name="b", nccl_interface=None, reason="netlink is refused", known=False),
     ]
     screen = shown(lines)
-    assert "a     nothing    lets no interface through" in screen
+    assert "a     nothing    matches no interface" in screen
     assert "b     not known  netlink is refused" in screen
 
 

@@ -101,7 +101,7 @@ def test_a_difference_names_diagnoses_before_facts() -> None:
         "2 facts changed.\n"
     )
     assert "  limits.nofile_soft: 65536 -> 256\n" in render("diff", "human", both, RenderOptions(verbose=True))
-    assert render("diff", "human", Difference()) == "Nothing changed in what is compared.\n"
+    assert render("diff", "human", Difference()) == "Nothing changed.\n"
 
 
 def test_a_difference_has_the_words_of_the_screens_and_keeps_internals_for_v() -> None:

@@ -31,7 +31,7 @@ def unjudged(*gaps: list[Gap]) -> str:
         ({"checks": passed(1)}, "Ready. 1 check passed in 6.2 s."),
         ({"checks": ()}, "Nothing found in 6.2 s."),
         ({"checks": (), "timings": {}}, "Nothing found."),
-        ({"complete": False}, "Nothing found, 57 checks passed in 6.2 s. Not everything could be looked at."),
+        ({"complete": False}, "Nothing found, 57 checks passed in 6.2 s. Not everything could be checked."),
         (
             {"diagnoses": (NOTE,)},
             "Ready. 1 note, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601",
@@ -54,11 +54,11 @@ def unjudged(*gaps: list[Gap]) -> str:
         ),
         (
             {"checks": (*passed(3), check(Outcome.SKIP, "not asked for (--mesh none)"))},
-            "Nothing found, 3 checks passed in 6.2 s. Not judged: the ports between hosts\n(--mesh none).",
+            "Nothing found, 3 checks passed in 6.2 s. Not checked: the ports between hosts\n(--mesh none).",
         ),
         (
             {"checks": (*passed(3), *(check(Outcome.SKIP, "not selected", f"NCD30{n}") for n in range(5)))},
-            "Nothing found, 3 checks passed in 6.2 s. Not judged: 5 checks that were not\nselected.",
+            "Nothing found, 3 checks passed in 6.2 s. Not checked: 5 checks that were not\nselected.",
         ),
         (
             {"checks": (*passed(3), check(Outcome.SKIP, "not selected")), "command": "smoke"},
@@ -127,7 +127,7 @@ def test_a_reason_is_never_read_for_hosts(reason: str) -> None:
 
 def test_a_crashed_check_is_named() -> None:
     report = healthy().model_copy(update={"checks": (check(Outcome.CRASH, "KeyError: 'x'"),)})
-    assert ("Crashed, which is a mistake of nccl-doctor's own:\n  NCD305 fault-NCD305: KeyError: 'x'\n") in render(
+    assert ("Crashed (a bug in nccl-doctor):\n  NCD305 fault-NCD305: KeyError: 'x'\n") in render(
         report, "human", color=False
     )
 

@@ -154,7 +154,7 @@ def test_a_text_costs_in_proportion_to_its_length(seed: str) -> None:
 
 
 SENTENCES = {
-    "refused to let the user alice in": "refused to let the user user1 in",
+    "refused the login of user alice": "refused the login of user user1",
     "alice's job in /scratch/alice/run and /users/alice": "user1's job in /scratch/user1/run and /users/user1",
     "alice@node1: /tmp/alice-run3/alice.log, by alice.": "user1@node1: /tmp/user1-run3/user1.log, by user1.",
     "/scratch/carol/x.py": "/scratch/user/x.py",

@@ -174,7 +174,7 @@ LOGINS = [
     Case("agent by variable", "in", agent="$DIFF_AGENT", identity="{K}/other"),
     Case("agent by braces", "in", agent="${{DIFF_AGENT}}", identity="{K}/other"),
     Case("agent by an unset variable", "login", agent="$DIFF_NOTHING", identity="{K}/other"),
-    Case("agent of the environment", "in", agent="SSH_AUTH_SOCK", identity="{K}/other"),
+    Case("agent in the environment", "in", agent="SSH_AUTH_SOCK", identity="{K}/other"),
     Case("agent and no file", "in", agent="{K}/agent-id", identity="none"),
     Case("no file", "login", identity="none"),
     Case("IdentitiesOnly without files", "login", _with("IdentitiesOnly yes"), agent="{K}/agent-id", identity=None),

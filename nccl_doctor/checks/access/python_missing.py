@@ -38,7 +38,7 @@ def python_missing(view: View) -> Findings:
         end = part(failure, max(len(failure) - _WORDS, 0), len(failure))
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{fold(hosts)}: {executable} ends as training would start it: {end}.",
+            message=f"{fold(hosts)}: {executable} fails when started as training would start it: {end}.",
             evidence=(f"it runs isolated (-I) from the login's variables, and not without: {failure}",),
             facts={"python": executable, "problem": "broken"},
             fix="What the login sets breaks it: unset PYTHONHOME and PYTHONPATH in the start-up files of the login "

@@ -77,4 +77,6 @@ def _message(smoke: Smoke, found: Culprits) -> str:
         who = found.named if alike else f"rank {first.rank} on {first.host}"
         return f"{capital(who)} failed: {first.error.splitlines()[0]}"
     status = "" if first.exit_code is None else f" with status {first.exit_code}"
-    return f"Rank {first.rank} on {first.host} ended{status} without a word; before that it {MISSING[first.stage]}."
+    return (
+        f"Rank {first.rank} on {first.host} exited{status} and printed nothing; before that it {MISSING[first.stage]}."
+    )

@@ -49,9 +49,9 @@ def allreduce_slow(view: View) -> Findings:
     evidence.append(f"the best of {len(smoke.sizes)} sizes reached {figure(reached, 3)} GB/s of bus bandwidth")
     if late is not None:
         others = sorted(rank.own_s or 0.0 for rank in smoke.ranks if rank is not late)
-        own = f"rank {late.rank} ({late.host}) took {late.own_s:.1f} s of its own between the all-reduces"
+        own = f"rank {late.rank} ({late.host}) spent {late.own_s:.1f} s between the all-reduces"
         evidence.append(f"{own}, the others {others[0]:.1f} to {others[-1]:.1f} s")
-        message = f"The other ranks wait for rank {late.rank} on {late.host}, which is far slower than they are."
+        message = f"The other ranks wait for rank {late.rank} on {late.host}, which is far slower."
     evidence += counted
     hosts = (late.host,) if late else (speed.host,) if speed else ()
     yield Finding(
@@ -60,7 +60,7 @@ def allreduce_slow(view: View) -> Findings:
         evidence=tuple(evidence),
         facts={"busbw": reached, "link": speed.gb_per_s if speed else None, "straggler": late.rank if late else None},
         symptoms=(everywhere("slow", hosts, smoke),),
-        fix="Look for what else that host is busy with."
+        fix="Look at what else that host is busy with."
         if late
         else advice or "Look at the negotiated speed (ethtool), the MTU, and what else uses the link.",
     )

@@ -39,7 +39,8 @@ def allreduce_timeout(view: View) -> Findings:
     did = stages(smoke) if found.isolation else stacks(smoke, found.ranks)
     yield Finding(
         hosts=found.hosts,
-        message=f"The all-reduce had no end after {smoke.deadline_s:.0f} s: {found.isolated or _what(smoke, found)}.",
+        message=f"The all-reduce did not finish within {smoke.deadline_s:.0f} s: "
+        f"{found.isolated or _what(smoke, found)}.",
         evidence=(*found.trials, *did, *found.counted, *last_words(smoke, found.hosts)),
         facts={
             "ranks": [rank.rank for rank in found.ranks],
@@ -63,8 +64,8 @@ def _what(smoke: Smoke, found: Culprits) -> str:
     if found.why == "stopped":
         return f"{found.named} was suspended (SIGSTOP, a debugger, a frozen container)"
     if found.why == "elsewhere":
-        return f"{found.named} stood in {place(found.ranks[0])} while the others waited"
+        return f"{found.named} was in {place(found.ranks[0])} while the others waited"
     if len(found.ranks) == len(smoke.ranks):
         started = f"all {len(smoke.ranks)} ranks {MISSING[first.stage]}"
-        return started if first.stage != "none" else "no rank was started on any host: Python was not up in time"
+        return started if first.stage != "none" else "no rank started on any host: Python did not start in time"
     return f"{found.named} {MISSING[first.stage]}"

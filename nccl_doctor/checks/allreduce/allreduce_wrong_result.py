@@ -32,7 +32,7 @@ def allreduce_wrong_result(view: View) -> Findings:
     if not wrong:
         return
     source = [smoke.ranks[rank] for rank in _source(smoke)]
-    origin = f"; it comes from {_named(source)}" if source else ""
+    origin = f"; the error comes from {_named(source)}" if source else ""
     groups = [[smoke.ranks[rank] for rank in group] for group in smoke.wrong_groups[:4]]
     again = [f"on {_named(ranks)} alone" if len(ranks) == 1 else f"between {_named(ranks)}" for ranks in groups]
     hosts = tuple(dict.fromkeys(rank.host for rank in source or wrong))
@@ -65,7 +65,7 @@ def _named(ranks: list[RankReport]) -> str:
 
 
 ADVICE = make_advice(
-    "The collective of {who} came out with wrong values.",
+    "A collective on {who} gave wrong values.",
     "Take the host out of the job and test it alone: memory errors (nvidia-smi -q), PCIe ACS and IOMMU, the "
     "NIC's firmware.",
 )

@@ -33,13 +33,13 @@ def is_echo(error: str, *, lost: bool = False) -> bool:
 
 MISSING: dict[Stage, str] = {
     "none": "never started",
-    "started": "did not get through importing torch",
+    "started": "did not finish importing torch",
     "torch": "did not reach the master's store",
     "store": "waited for the others to join the process group",
     "group": "waited in the first all-reduce",
     "allreduce": "waited in a later all-reduce",
-    "sizes": "did not get through taking the process group down",
-    "done": "was done",
+    "sizes": "did not finish destroying the process group",
+    "done": "had finished",
 }
 """What a rank did that reached a stage and not the next one."""
 
@@ -94,7 +94,7 @@ class Culprits:
             return ""
         if self.isolation.culprit == "pair":
             first, second = self.hosts
-            return f"{first} and {second} fail with each other, and each of them works with other hosts"
+            return f"{first} and {second} fail with each other, but each works with other hosts"
         return f"{fold(self.hosts)} {'fails' if len(self.hosts) == 1 else 'fail'} with hosts that work with each other"
 
     @property
@@ -128,8 +128,8 @@ class Culprits:
             return counted
         many = len({rank.host for rank in self.smoke.ranks}) > 2
         if many and self.why not in OWN_FAULT and isinstance(self.smoke.isolation, Skipped):
-            return "Repeat it over groups of hosts, to find who fails: nccl-doctor smoke --isolate."
-        return f"Look at {fold(self.hosts)} first; run again with -v for all that its ranks printed."
+            return "Repeat it over groups of hosts to find the faulty one: nccl-doctor smoke --isolate."
+        return f"Look at {fold(self.hosts)} first; run again with -v to see all output of its ranks."
 
 
 def culprits(smoke: Smoke) -> Culprits:
@@ -171,7 +171,7 @@ def stacks(smoke: Smoke, ranks: tuple[RankReport, ...], most: int = 2) -> Iterat
     """Evidence: where the main thread of each rank stood, and what the others did."""
     shown = [rank for rank in ranks[:most] if place(rank)]
     yield from stages(smoke, shown)
-    yield from (f"rank {rank.rank} ({rank.host}) stood in {place(rank)}" for rank in shown)
+    yield from (f"rank {rank.rank} ({rank.host}) was in {place(rank)}" for rank in shown)
 
 
 def place(rank: RankReport) -> str:
@@ -188,4 +188,4 @@ def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
         lines = [one for one in smoke.output.get(name, ()) if "NCCL INFO" not in one]
         known = tuple(rank.error for rank in smoke.ranks if rank.error and rank.host == name) or "\n"
         for line in [one for one in lines if not _SAYS_NOTHING.fullmatch(one) and not one.endswith(known)][-3:]:
-            yield f"{name} said: {part(line.strip(), 0, 300)}"
+            yield f"{name} printed: {part(line.strip(), 0, 300)}"

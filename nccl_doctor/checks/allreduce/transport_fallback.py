@@ -43,7 +43,7 @@ def transport_fallback(view: View) -> Findings:
     if names := [host.name for host in shared]:
         yield Finding(
             hosts=tuple(names),
-            message=f"Ranks of {fold(names)} talk through shared memory, although NVSwitch connects their GPUs.",
+            message=f"Ranks on {fold(names)} communicate through shared memory, although NVSwitch connects their GPUs.",
             evidence=tuple(_reasons(shared, P2P_OFF)) or (f"channels go via SHM on {fold(names)}",),
             facts={"transport": "SHM"},
             symptoms=(everywhere("no-p2p", names, smoke),),

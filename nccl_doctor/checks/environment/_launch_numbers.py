@@ -55,13 +55,13 @@ def nodes(judged: Judged) -> Iterator[str]:
     if line.is_configured and told is None and count > 1:
         return  # what the file says, nobody here has read
     if "standalone" in line.options and count > 1:
-        yield f"--standalone makes a job of its own on each of the {count} hosts"
+        yield f"--standalone starts a separate job on each of the {count} hosts"
         return
     if told is not None and not line.spans(count):
         static = ", and a range needs --rdzv_backend=c10d" if ":" in told and line.is_static else ""
-        yield f"the line says {told} nodes, and the hosts are {count}{static}"
+        yield f"the line says {told} nodes, but there are {count} hosts{static}"
     elif told is None and count > 1 and line.is_placed and not line.table.engine:
-        yield f"without --nnodes each of the {count} hosts starts a job of its own"
+        yield f"without --nnodes each of the {count} hosts starts a separate job"
     yield from _rank(judged, told, rank)
     pairs = [[next((v for n, v, _ in line.arguments if n == o), None) for o in ("--world-size", "--rank")]]
     pairs.append([line.variables.get(name) for name in ("WORLD_SIZE", "RANK")])
@@ -69,7 +69,7 @@ def nodes(judged: Judged) -> Iterator[str]:
         if told and rank and is_number(told) and is_number(rank) and int(rank) >= int(told):
             yield f"{own}{rank} of {size}{told}: ranks are counted from 0"
         elif told and is_number(told) and line.places_itself and int(told) not in (count, judged.world) and count > 1:
-            yield f"{size}{told}, and the {count} hosts have {plural(judged.world, 'rank')}"
+            yield f"{size}{told}, but the {count} hosts have {plural(judged.world, 'rank')}"
 
 
 def own_ways(judged: Judged) -> Iterator[str]:
@@ -82,16 +82,16 @@ def own_ways(judged: Judged) -> Iterator[str]:
             parts = filter(None, line.options.get(option, "").split("@"))
             strange = [name for part in parts if (name := part.partition(":")[0]) not in known]
             if strange:
-                yield f"--{option} names {', '.join(strange)}, which the hosts are not"
+                yield f"--{option} names {', '.join(strange)}, which is not among the hosts"
     numbered = line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 1
     if numbered and int(total) % int(machines):  # accelerate/commands/launch.py: all ranks of all machines
-        yield f"--num_processes {total} are all ranks together, and don't divide by {machines} machines"
+        yield f"--num_processes {total} is the total number of ranks, and does not divide by {machines} machines"
     if line.launcher == "vllm" and is_number(rank) and int(rank) > 0 and "headless" not in line.options:
-        yield f"node rank {rank} without --headless starts a server of its own"
+        yield f"node rank {rank} without --headless starts a second server"
     starts = LLAMA in (PurePath(word).name for word in (*line.start, *line.script)[:1])
     nodes = line.variables.get("NNODES", "") if starts else ""
     if is_number(nodes) and int(nodes) != count > 1:
-        yield f"NNODES={nodes}, and the hosts are {count}"
+        yield f"NNODES={nodes}, but there are {count} hosts"
 
 
 LLAMA = "llamafactory-cli"
@@ -107,7 +107,7 @@ def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
         if rank is None:
             yield "without a node rank every host takes itself for node 0"
         elif not is_number(rank) or int(rank) >= count:
-            yield f"node rank {rank} is none of 0 to {count - 1}"
+            yield f"node rank {rank} is not in 0 to {count - 1}"
 
 
 def started(judged: Judged) -> Iterator[Fault]:
@@ -124,7 +124,7 @@ def started(judged: Judged) -> Iterator[Fault]:
     if each and is_number(each) and int(each) > 1:
         yield f"{program} starts {each} of {line.launcher} on each host, and each starts ranks of its own"
     elif tasks and is_number(tasks) and int(tasks) > judged.count:
-        yield f"{program} starts {line.launcher} {tasks} times, and the hosts are {judged.count}"
+        yield f"{program} starts {line.launcher} {tasks} times, but there are {judged.count} hosts"
 
 
 def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
@@ -138,7 +138,7 @@ def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
         return
     slots = [part.rpartition(":")[2] if ":" in part else "1" for part in named.split(",") if part]
     if slots and not hydra and all(map(is_number, slots)) and is_number(ranks) and int(ranks) > sum(map(int, slots)):
-        yield f"mpirun is to start {ranks} ranks, and -H has {plural(sum(map(int, slots)), 'slot')}"
+        yield f"mpirun is to start {ranks} ranks, but -H has {plural(sum(map(int, slots)), 'slot')}"
 
 
 def sizes(judged: Judged) -> Iterator[Fault]:
@@ -160,13 +160,13 @@ def sizes(judged: Judged) -> Iterator[Fault]:
         return  # it may be meant for processors
     if "nnodes" in line.options and judged.count > 1:
         if wanted > sum(counts.values()):
-            yield f"the parallel sizes need {plural(wanted, 'GPU')}, and the hosts have {sum(counts.values())}"
+            yield f"the parallel sizes need {plural(wanted, 'GPU')}, but the hosts have {sum(counts.values())}"
         elif wanted % judged.count:
             yield f"the parallel sizes, {wanted} GPUs together, don't divide by {judged.count} hosts"
     elif wanted > max(counts.values()) and line.options.get("distributed_executor_backend") != "ray":
         most = max(counts, key=lambda name: counts[name])
-        each = "" if judged.count == 1 else "; without --nnodes each host serves alone"
-        yield f"the parallel sizes need {plural(wanted, 'GPU')}, and {most} has {counts[most]}{each}"
+        each = "" if judged.count == 1 else "; without --nnodes each host serves on its own"
+        yield f"the parallel sizes need {plural(wanted, 'GPU')}, but {most} has {counts[most]}{each}"
 
 
 def ranks(judged: Judged) -> Iterator[Fault]:
@@ -187,13 +187,13 @@ def ranks(judged: Judged) -> Iterator[Fault]:
             if (is_number(told) and int(told) > there) or (told == "gpu" and not there):
                 few.setdefault(there, []).append(host.name)
     for there, hosts in few.items():
-        wants = "--nproc_per_node=gpu needs GPUs" if told == "gpu" else f"{told} ranks a node need as many GPUs"
-        yield f"{wants}, and {fold(hosts)} {'has' if len(hosts) == 1 else 'have'} {there or 'none'}"
+        wants = "--nproc_per_node=gpu needs GPUs" if told == "gpu" else f"{told} ranks per node need as many GPUs"
+        yield f"{wants}, but {fold(hosts)} {'has' if len(hosts) == 1 else 'have'} {there or 'none'}"
     planned = {place.node.nproc_per_node for place in judged.places.values()} - {None}
     if told == "0":
         yield "0 ranks a node start nothing"
     elif is_number(told) and not few and planned and {int(told)} != planned:
-        yield f"{told} ranks a node, and the hosts file says {', '.join(map(str, sorted(filter(None, planned))))}"
+        yield f"{told} ranks per node, but the hosts file says {', '.join(map(str, sorted(filter(None, planned))))}"
 
 
 def devices(judged: Judged) -> Iterator[Fault]:
@@ -213,8 +213,8 @@ def devices(judged: Judged) -> Iterator[Fault]:
             there = {str(number) for number in range(count)}
             missing = [part for part in asked or ["0"] if part not in there]
             if counted and int(value) > count:
-                yield f"{option} {value} asks for {plural(int(value), 'GPU')}, and {host.name} has {has}"
+                yield f"{option} {value} asks for {plural(int(value), 'GPU')}, but {host.name} has {has}"
                 return
             if missing and not counted:
-                yield f"{option} {value} asks for GPU {','.join(missing)}, and {host.name} has {has}"
+                yield f"{option} {value} asks for GPU {','.join(missing)}, but {host.name} has {has}"
                 return

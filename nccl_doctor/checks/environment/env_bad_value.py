@@ -52,13 +52,13 @@ def env_bad_value(view: View) -> Findings:
             message=f"{name}={quoted(value)}: NCCL {bad.reads}{f' ({since})' if since else ''}.",
             evidence=folded((host, f"{name}={quoted(value)} ({origin})") for host, origin in origins.items()),
             facts={"variable": name, "value": value, "reads": bad.reads, "allowed": bad.allowed, "origins": origins},
-            fix=f"Allowed is {bad.allowed}. Set on {fold(origins)}: {', '.join(set(origins.values()))}.",
+            fix=f"Allowed: {bad.allowed}. It is set on {fold(origins)}: {', '.join(set(origins.values()))}.",
             severity=Severity.INFO if since else Severity.ERROR if name == "NCCL_COMM_ID" else None,
         )
 
 
 ADVICE = make_advice(
-    "NCCL does not take a setting as it was meant on {who}.",
+    "NCCL does not use a setting as intended on {who}.",
     "Correct or unset the variable or the file that the line names; look into ~/.nccl.conf and /etc/nccl.conf too:",
 )
 

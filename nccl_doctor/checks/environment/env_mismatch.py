@@ -102,7 +102,7 @@ def _advice(case: Case) -> Advice:
     which = f": {'; '.join(told[:MOST])}{more}" if told else f" (seen by {case.who})"
     return advise(
         f"NCCL's variables differ between ranks{which}.",
-        "Make them the same on all hosts, ~/.nccl.conf and /etc/nccl.conf included:",
+        "Make them the same on all hosts, including ~/.nccl.conf and /etc/nccl.conf:",
         case.check(),
     )
 

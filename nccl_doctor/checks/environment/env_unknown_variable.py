@@ -37,8 +37,8 @@ def env_unknown_variable(view: View) -> Findings:
     for (name, absent, since), origins in found.items():
         meant = nearest(name) if absent is None else None
         hint = (f" ({since})" if since else "") + (f"; did you mean {meant}?" if meant is not None else ".")
-        unknown = f"{quoted(name)} is no variable that NCCL knows{hint}"
-        remedy = f"Write {meant} instead" if meant is not None else "Take it away"
+        unknown = f"{quoted(name)} is not an NCCL variable{hint}"
+        remedy = f"Write {meant} instead" if meant is not None else "Remove it"
         yield Finding(
             hosts=tuple(origins),
             message=unknown if absent is None else f"{name} has no effect: {absent}.",

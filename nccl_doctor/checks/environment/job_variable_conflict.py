@@ -47,7 +47,7 @@ def job_variable_conflict(view: View) -> Findings:
         if lines:
             yield Finding(
                 hosts=tuple(lines),
-                message=f"{', '.join(names)} of {where} contradict{'s' * (len(names) == 1)} the plan.",
+                message=f"{', '.join(names)} of {where} contradict{'s' * (len(names) == 1)} the planned job.",
                 evidence=folded((host, line) for host, each in lines.items() for line in each),
                 facts={"variables": names, "in_hosts_file": ours},
                 fix=f"{remedy}: the launcher sets them for each rank.",
@@ -106,6 +106,6 @@ def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Findi
             message=f"A job that runs on {fold(jobs)} has the same master, {snapshot.cluster.master_addr}:{port}.",
             evidence=folded((host, line) for host, each in jobs.items() for line in each),
             facts={"master_addr": snapshot.cluster.master_addr, "master_port": port},
-            fix="Give this job a master port of its own (master_port in the hosts file, or --master-port), or "
-            "wait for that one to end.",
+            fix="Give this job another master port (master_port in the hosts file, or --master-port), or "
+            "wait for the other job to end.",
         )

@@ -37,7 +37,7 @@ from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Command, Finding, Severity, on
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.snapshot.hosts import gpu_counts
-from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.hostlist import capital, fold, grouped
 from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.text.shell import Line
 
@@ -62,12 +62,13 @@ def launch_line_wrong(view: View) -> Findings:
     batch = batch_notes(line.script, judged.world)[1]
     if found.all or batch:
         first, *others = *found.all, *batch
+        programs = (line.launcher, *line.started[:1])  # as they are typed
         only_meeting = found.all and found.all == found.meeting
-        how = f"Give {view.snapshot.hosts[0].name}'s address:" if only_meeting else "Start it so:"
+        how = f"Give {view.snapshot.hosts[0].name}'s address:" if only_meeting else "Start it like this:"
         commands = () if found.beyond_a_line or line.nested or line.started else _commands(judged)
         yield Finding(
             hosts=(),
-            message=f"{first[0].upper()}{first[1:]}.",
+            message=f"{first if first.startswith(programs) else capital(first)}.",
             evidence=tuple(others),
             facts={"line": cluster.line, "launcher": line.launcher},
             severity=Severity.ERROR if found.all else Severity.WARNING,
@@ -101,7 +102,7 @@ class Faults:
             return "Start no more ranks than each host has GPUs."
         if self.devices or self.lacks_gpus:
             return "Ask for GPUs that every host has, or for the processor."
-        return "Correct that where the line is written."
+        return "Correct the launch line."
 
 
 def _faults(judged: Judged) -> Faults:
@@ -153,10 +154,12 @@ def _passes(judged: Judged, line: Line) -> bool:
 def _unknown_options(judged: Judged) -> Iterator[str]:
     for option in judged.line.unknown:
         near = judged.line.table.nearest(option)
-        yield f"{judged.line.launcher} knows no option {option}" + (f"; --{near} is near" if near else "")
+        yield f"{judged.line.launcher} has no option {option}" + (
+            f" (did you mean --{near}?)" if near and near != option.lstrip("-") else ""
+        )
     for option, hosts in grouped(_lacking(judged)).items():
         some = f"{judged.line.launcher} on {fold(hosts)}"
-        yield f"{some} knows no option {option}, which it has on others: it is of another version there"
+        yield f"{some} has no option {option}, unlike on other hosts: its version differs there"
 
 
 def _lacking(judged: Judged) -> Iterator[tuple[str, str]]:
@@ -182,7 +185,7 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
     else:
         addr, port, what = *_split(options.get("rdzv_endpoint")), "rendezvous endpoint"
     if addr is None:
-        yield f"without a {what} each host waits for itself; {judged.master} is the first host's"
+        yield f"without a {what} each host waits for itself; the first host is {judged.master}"
     else:
         yield from _wrong_place(judged, f"{what} {addr}", addr, port)
 
@@ -214,15 +217,13 @@ def _url(judged: Judged) -> Iterator[Fault]:
 def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Iterator[Fault]:
     planned = str(judged.view.snapshot.cluster.master_port)
     if addr == "localhost" or is_loopback(addr):
-        yield f"{words} is each host's own address: with {judged.count} hosts the ranks would never meet"
+        yield f"{words} is every host's own address: with {judged.count} hosts the ranks would never connect"
     elif addr not in next(iter(judged.places.values())).masters and (own := _is_own(judged, addr)) is not True:
         first = judged.view.snapshot.hosts[0].name
-        known = f"whether {addr} is an address of {first} is not known"
-        yield (
-            f"{words} is not the first host's, which is {judged.master}" if own is False else Unjudged((first,), known)
-        )
+        known = f"it is not known whether {addr} is an address of {first}"
+        yield (f"{words} is not the first host, {judged.master}" if own is False else Unjudged((first,), known))
     elif port and port != planned:
-        yield f"{words} goes with port {port}, and {planned} is what was tried"
+        yield f"{words} goes with port {port}, but port {planned} was tested"
 
 
 def _is_own(judged: Judged, addr: str) -> bool | None:
@@ -256,4 +257,4 @@ def _shared(judged: Judged) -> Iterator[str]:
     for host in judged.view.snapshot.hosts if said is not None else ():
         planned = host.node.cuda_visible_devices
         if planned not in (None, said) and rank == str(host.node.node_rank):
-            yield f"CUDA_VISIBLE_DEVICES={said} with node rank {rank}, and {host.name} has {planned} in the hosts file"
+            yield f"CUDA_VISIBLE_DEVICES={said} with node rank {rank}, but {host.name} has {planned} in the hosts file"

@@ -11,7 +11,7 @@ command lines and by torchrun's PET_ variables, their connections, and that they
 looks. Of ranks that are in init_process_group: their variables, and whether they are connected to the store.
 
 Fix: Start the node that is missing, or all of them with the same options. Where all are there and one does not reach
-the store, `nccl-doctor check` names what is in the way.
+the store, `nccl-doctor check` finds the cause.
 
 References: torch/distributed/run.py and torch/distributed/elastic/rendezvous (torch 2.13).
 """

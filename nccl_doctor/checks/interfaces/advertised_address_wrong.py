@@ -130,14 +130,14 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
     said = _fault(view, own, given, address, {better, *listed})
     known = side.engines.ray_nodes
     if said is None and program == "vllm" and known and given.address not in known:
-        said = "will tell the others another address than Ray, which knows the host by its own"
+        said = "will advertise another address than Ray uses for this host"
         better = known[0]
     if said is None:
         return None
     at = f" ({side.interface(address)})" if address is not None and own.owns(address) else ""
-    right = f"; {better} is the one that the others reach" if better is not None else ""
+    right = f"; the other hosts reach it at {better}" if better is not None else ""
     told = "no address" if given.address is None else f"{given.address}{at}"
-    why = "" if "where its way" in said else f", for {given.why}"
+    why = "" if "which has the route" in said else f", for {given.why}"
     return Misled(name, given, said, f"{name}: {told}{why}{right}", better)
 
 
@@ -155,21 +155,21 @@ def _by_line(view: View, program: str) -> Advertised | None:
 def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, right: set[str | None]) -> str | None:
     """The fault behind the program's name; None where the peers find the host by the address."""
     if given.address is None:
-        return "finds no address to tell the others, and ends"
+        return "finds no address to advertise, and exits"
     parsed = numeric(address or "")
     if address is None or parsed is None:
-        return f"will tell the others {given.address}, which gives no address there"
+        return f"will advertise {given.address}, which does not resolve there"
     if parsed.is_unspecified:
-        return f"will tell the others {given.address}, which is no address: it has no way to 8.8.8.8"
+        return f"will advertise {given.address}, which is not an address: it has no route to 8.8.8.8"
     if parsed.is_loopback:
-        return "will tell the others a loopback address, by which each of them finds itself"
+        return "will advertise a loopback address, where every host finds itself"
     return _of_peers(view, own, given, address, right)
 
 
 def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right: set[str | None]) -> str | None:
     entry = next((entry for entry in own.interfaces.addresses if entry.address == address), None)
     if entry is None:
-        return "is to tell the others an address that is not its own, on which it can't listen"
+        return "is configured to advertise an address that does not belong to the host"
     standing = reachability(own, address, view.nccl.peers.of(own.host, address), view.nccl.mesh)
     mesh = view.snapshot.mesh
     unmet = mesh.unmet.get(own.host, {}).get(address, {}) if isinstance(mesh, Mesh) else {}
@@ -177,13 +177,13 @@ def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right:
     said = None
     nets = [net for one in right if one is not None for net in own.networks(one)]
     if Cause.OWN_ADDRESS in standing.causes:
-        said = "will tell the others an address that other hosts have as well: they would find themselves"
+        said = "will advertise an address that other hosts have too: each would find itself"
     elif (unmet and not met - unmet.keys()) or standing.is_lost:
-        said = f"will tell the others an address of {entry.interface}, at which they don't reach it"
+        said = f"will advertise an address of {entry.interface}, where the other hosts can't reach it"
     elif given.by is None and address not in right and not any(address_of(address) in net for net in nets):
         used = next((e.interface for e in own.interfaces.addresses if e.address in right), None)
-        way = ", where its way to the internet begins" if "begins at" in given.why else ""
-        said = f"will tell the others an address of {entry.interface}{way}; the cluster is on {used or 'another net'}"
+        way = ", which has the route to the internet" if "begins at" in given.why else ""
+        said = f"will advertise an address of {entry.interface}{way}; the cluster is on {used or 'another subnet'}"
     return said
 
 
@@ -214,7 +214,7 @@ def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, li
 def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: list[str]) -> Finding:
     hosts = tuple(one.host for one in those)
     who = " and ".join(TITLES[program] for program in which)
-    said = those[0].fault if len(which) == 1 else those[0].fault.replace("will tell", "will each tell", 1)
+    said = those[0].fault if len(which) == 1 else those[0].fault.replace("will advertise", "will each advertise", 1)
     better = {one.host: one.better for one in those if one.better is not None}
     commands = tuple(command for program in which for command in _commands(view, program, better))
     summary = "Start it with the cluster's address."
@@ -276,7 +276,7 @@ def _advice(case: Case) -> Advice:
         f"{_message(case)}.",
         "Give every host its own address on the job's network: VLLM_HOST_IP, a different one on each host, before ray "
         "start and in the engine's environment (ray start --node-ip-address; VLLM_NIXL_SIDE_CHANNEL_HOST for NIXL; "
-        "--dist-init-addr for SGLang). The addresses by which the hosts reach each other:",
+        "--dist-init-addr for SGLang). The hosts reach each other at these addresses:",
         ifname_command(case),
     )
 
@@ -295,7 +295,7 @@ def _message(case: Case) -> str:
     if first.wording == _NOT_OWN:
         own = first.prefix.ip
         known = f"; Ray knows that host as {own}" if own and own != ip else ""
-        return f"{ip} is no address of the host where the engine was to listen on it{known}"
+        return f"{ip} is not an address of the host where the engine was to listen on it{known}"
     head = next((f": its head is at {one}" for one in _heads(case.log) if one != ip), "")
     return f"The engine waits for a node at {ip}, and no node of the Ray cluster has that address{head}"
 

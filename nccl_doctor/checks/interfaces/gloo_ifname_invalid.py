@@ -69,7 +69,7 @@ def gloo_ifname_invalid(view: View) -> Findings:
     for value, hosts in failed.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{VARIABLE}={quoted(value)} names no interface of {fold(hosts)} that has an address: gloo will "
+            message=f"{VARIABLE}={quoted(value)} matches no interface with an address on {fold(hosts)}: gloo will "
             "not start.",
             evidence=folded((host, f"{reason}; with an address: {names[host]}") for host, reason in hosts.items()),
             facts={VARIABLE: value},
@@ -122,7 +122,8 @@ def _unreachable(view: View) -> Findings:
         given = ", ".join(dict.fromkeys(address for address, _ in hosts.values()))
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{VARIABLE}={quoted(value)} gives gloo {given} on {fold(hosts)}, where no other host reaches it.",
+            message=f"{VARIABLE}={quoted(value)} makes gloo advertise {given} on {fold(hosts)}, which no other host "
+            "can reach.",
             evidence=folded((host, f"{address}: {why}") for host, (address, why) in hosts.items()),
             facts={VARIABLE: value},
             severity=None if is_without_gpus(view) else Severity.WARNING,  # beside NCCL, gloo may be but a helper
@@ -134,7 +135,7 @@ def _advice(case: Case) -> Advice:
     name = case.address.iface or case.address.ip or "the name that it was given"
     return advise(
         f"gloo finds no address for {name} on {case.who}: GLOO_SOCKET_IFNAME must be the exact name of an interface, "
-        "and the host's own name must give one of its addresses.",
+        "and the host's own name must resolve to one of its addresses.",
         "Set GLOO_SOCKET_IFNAME to the plain name of the interface, without = and ^. See which one:",
         ifname_command(case),
     )

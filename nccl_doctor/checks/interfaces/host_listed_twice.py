@@ -18,7 +18,6 @@ from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.text.hostlist import fold
 
 
 @check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"), needs_nccl=True)
@@ -34,7 +33,7 @@ def host_listed_twice(view: View) -> Findings:
         if names := [node.name for node in twice]:
             yield Finding(
                 hosts=tuple(names),
-                message=f"{fold(names)} are one machine: the job has {len(twice)} nodes where there is one.",
+                message=f"{' and '.join(names)} are the same machine: the job has {len(twice)} nodes on one machine.",
                 evidence=tuple(f"{node.name} at {node.address}: the same boot id and interfaces" for node in twice),
                 facts={"nodes": names},
                 fix="Take all but one out of the list. Where one machine is to be two nodes, give both entries its one "

@@ -38,23 +38,23 @@ def hostname_loopback(view: View) -> Findings:
     caught = [own for own in own_names(view) if own.is_loopback]
     if caught:
         hosts = tuple(own.host for own in caught)
-        what = ": gloo gives the others that" if any(own.lost for own in caught) else f"; {CHANCE}"
+        what = ", which gloo advertises to the other hosts" if any(own.lost for own in caught) else f"; {CHANCE}"
         yield finding(view, caught, f"On {fold(hosts)} the host's own name resolves to a loopback address{what}.")
 
 
 def _advice(case: Case) -> Advice:
     if any(event.wording == _FALLBACK for event in case.cause.events):
         return advise(
-            f"gloo on {case.who} found no address for the host's own name and took 127.0.0.1, where no other host "
-            "reaches it: the others wait for it.",
+            f"gloo on {case.who} found no address for the host's own name and used 127.0.0.1, where no other host "
+            "can reach it; the other hosts wait for it.",
             "Set GLOO_SOCKET_IFNAME on every host to the interface of the job's network, or make each host's name "
             "known to itself (/etc/hosts). See which:",
             case.check(command="ifname"),
         )
     return advise(
         f"gloo connected to {case.target if case.address.ip else 'a loopback address'} instead of another host: a "
-        "host's own name gives 127.x there, and that is what it told its peers.",
-        "Take the host's name out of the 127.0.1.1 line of /etc/hosts, or set GLOO_SOCKET_IFNAME on every host. See "
+        "host's own name resolves to 127.x there, and the host advertised that address.",
+        "Remove the host's name from the 127.0.1.1 line of /etc/hosts, or set GLOO_SOCKET_IFNAME on every host. To see "
         "which:",
         case.check(),
     )

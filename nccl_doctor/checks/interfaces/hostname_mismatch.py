@@ -64,7 +64,7 @@ def hostname_mismatch(view: View) -> Findings:
             by_answer = grouped((real, host) for host, real in column.items())
             yield Finding(
                 hosts=outliers,
-                message=f"{fold(outliers)} and the other hosts see different addresses for {quoted(name)}.",
+                message=f"{fold(outliers)} and the other hosts resolve {quoted(name)} to different addresses.",
                 evidence=tuple(
                     f"{fold(those)}: {quoted(name)} is {', '.join(real)}" for real, those in by_answer.items()
                 ),
@@ -81,12 +81,14 @@ def hostname_mismatch(view: View) -> Findings:
 
 def _lost_words(own: OwnName, given: list[str | None]) -> str:
     """Tells what a host's own name does to the lost hosts."""
-    words = f"On {own.host} the host's own name gives {own.gloo}"
+    words = f"On {own.host} the host's own name resolves to {own.gloo}"
     mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):
         version = 4 if mine else 6
-        return f"{words}, and on {fold(own.lost)} IPv{version} addresses: gloo connects no two families."
-    return f"{words}, by which gloo can't connect it with {fold(own.lost)}."
+        return (
+            f"{words}, and on {fold(own.lost)} IPv{version} addresses: gloo can't connect different address families."
+        )
+    return f"{words}, through which gloo can't connect it with {fold(own.lost)}."
 
 
 def _reached(view: View, host: str, name: str) -> bool:

@@ -147,7 +147,7 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
     service_name = service_name.partition(".")[0] or pod_name
     if isinstance(kube.services, Unknown):
         summary = f"See with kubectl get service {service_name} whether there is a headless Service of that name."
-        return f"whether a Service {service_name} is there is not known: {kube.services.reason}", Fix(summary=summary)
+        return f"it is not known whether a Service {service_name} exists: {kube.services.reason}", Fix(summary=summary)
     service = next((one for one in kube.services if one.name == service_name), None)
     if service is None:
         return f"there is no Service {service_name} in the namespace {kube.namespace}", _make(kube, service_name)
@@ -158,18 +158,20 @@ def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | N
     """Explains why an existing Service gives the pod no name."""
     pod = next((one for one in kube.pods.values() if pod_name in (one.hostname, one.pod)), None)
     if not service.headless:
-        summary = "Give the Service clusterIP: None (it has to be made anew): only a headless one gives pods names."
+        summary = "Give the Service clusterIP: None (recreate it): only a headless Service gives pods names."
         return f"the Service {service.name} is not headless", Fix(summary=summary)
     if pod is not None and service.selector and not service.selector.items() <= pod.labels.items():
         chosen = ", ".join(f"{key}={value}" for key, value in service.selector.items())
         summary = "Give the Service's selector labels that the job's pods have."
-        return f"the Service {service.name} chooses pods by {chosen}, which {pod.pod} has not", Fix(summary=summary)
+        return f"the Service {service.name} selects pods by {chosen}, which {pod.pod} does not have", Fix(
+            summary=summary
+        )
     if pod is not None and pod.unready and not service.early:
         early = '{"spec":{"publishNotReadyAddresses":true}}'
         patch = "kubectl patch service {name} -n {namespace} -p {early}"
         commands = on(None, line(patch, name=service.name, namespace=kube.namespace, early=early))
         summary = "Have the Service give names before pods are ready; the ranks need them to become so:"
-        sentence = f"{pod.pod} is not ready, and the Service {service.name} gives names to ready pods only"
+        sentence = f"{pod.pod} is not ready, and the Service {service.name} resolves names of ready pods only"
         return sentence, pasted(summary, commands)
     return None
 
@@ -194,7 +196,7 @@ def _advice(case: Case) -> Advice:
     return advise(
         f"{case.who} could not resolve {name or 'the name of another host'}.",
         "Use the master's address instead of its name, or put the name into DNS or /etc/hosts on every host. In "
-        "Kubernetes the service's record may come later than the pod: wait for it before the start.",
+        "Kubernetes, the Service's record may appear later than the pod: wait for it before the start.",
         case.check(),
     )
 

@@ -23,7 +23,7 @@ def ifname_model_differs(view: View) -> Findings:
     if differing := {name: one.disagreement for name, one in pictures.items() if one.disagreement is not None}:
         yield Finding(
             hosts=tuple(differing),
-            message=f"On {fold(differing)} libnccl itself and this tool's model of it differ about the interface.",
+            message=f"On {fold(differing)} libnccl chose another interface than this tool predicts.",
             evidence=folded(differing.items()),
             facts=dict(differing),
             fix="Nothing to do for the job; please report it, with a snapshot from check --save.",

@@ -39,9 +39,9 @@ def _advice(case: Case) -> Advice:
     value = case.log.facts.ifname
     setting = f"NCCL_SOCKET_IFNAME={word(value)} fits" if value else "NCCL_SOCKET_IFNAME fits"
     return advise(
-        f"{setting} no interface on {case.who} (a name that differs between hosts, a space behind a comma, an "
+        f"{setting} no interface on {case.who} (a name that differs between hosts, a space after a comma, an "
         "interface that is down).",
-        "Names are prefixes; = in front means exactly this name, ^ means all but these. See what there is:",
+        "Names match as prefixes; a leading = means exact match, ^ excludes. To see the interfaces:",
         ifname_command(case),
     )
 

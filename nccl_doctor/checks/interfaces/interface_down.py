@@ -57,7 +57,7 @@ def _unused(view: View, group: list[Hindered]) -> Finding:
     return Finding(
         hosts=hosts,
         message=f"{name} on {fold(hosts)}, in {network}, is {'switched off' if is_off else 'not running'}: there is no "
-        f"direct way to {fold(sorted(peers))} ({', '.join(addresses)}).",
+        f"direct route to {fold(sorted(peers))} ({', '.join(addresses)}).",
         evidence=folded((host, f"ip route get {way.to}: {answer_of(way)}") for host, way in ways),
         facts={"interface": name, "to": addresses, "failed": [pair for one in group for pair in one.pairs]},
         fix=bring_up(view.nccl, hosts, name, other),

@@ -47,7 +47,7 @@ def master_addr_not_local(view: View) -> Findings:
         taken = () if became == address else (f"{host.name} takes {address} for {became}",)
         yield Finding(
             hosts=(host.name,),
-            message=f"The master address {address} is no address of {host.name}, where rank 0 will run.",
+            message=f"The master address {address} is not an address of {host.name}, where rank 0 will run.",
             evidence=(*taken, f"its own: {shown}"),
             facts={"master_addr": address, "own": own, "failed": failed_by(view, address, everyone)},
             fix=f"Set master_addr in the hosts file to one of {host.name}'s own addresses, or put the host "
@@ -57,8 +57,8 @@ def master_addr_not_local(view: View) -> Findings:
 
 def _advice(case: Case) -> Advice:
     return advise(
-        f"{case.who} should be the master but does not have the address {case.address.ip or 'that it was given'}: it "
-        "is another host's, or behind a NAT.",
+        f"{case.who} should be the master but does not have the address {case.address.ip or 'that it was given'}: the "
+        "address belongs to another host, or is behind a NAT.",
         "Set MASTER_ADDR to an address of the host that runs node rank 0:",
         case.check(),
     )

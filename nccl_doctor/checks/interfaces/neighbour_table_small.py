@@ -65,7 +65,7 @@ def neighbour_table_small(view: View) -> Findings:
         lost = {dial for dial in slow if not {dial.src, dial.dst}.isdisjoint(short[limit, peers])}
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{peers} hosts of the cluster share its net, and its kernel keeps no more than {limit}.",
+            message=f"{peers} hosts of the cluster share its subnet, but its kernel keeps at most {limit} neighbours.",
             evidence=(f"{LIMIT} is {limit}",),
             facts={"limit": limit, "peers": peers, "failed": failed_where(view, lost.__contains__)},
             fix=pasted(summary, on_each(hosts, raising), needs_root=True),

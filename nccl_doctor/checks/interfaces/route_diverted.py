@@ -33,7 +33,7 @@ def route_diverted(view: View) -> Findings:
         peers = sorted(found.peers)
         yield Finding(
             hosts=(found.host,),
-            message=f"{found.host} sends packets for {fold(peers)} {ways}, not into the network they share.",
+            message=f"{found.host} sends packets for {fold(peers)} {ways}, not into their common subnet.",
             evidence=tuple(dict.fromkeys(evidence for _, evidence in lines)),
             facts={"to": peers, "failed": found.pairs},
             fix=_fix(found),
@@ -43,7 +43,7 @@ def route_diverted(view: View) -> Findings:
 def _lines(fault: RouteFault) -> tuple[str, str]:
     """The way that packets go, for the sentence, and its evidence."""
     way = fault.way
-    where = f"by {way.dev}" if way.gateway is None else f"to {way.gateway} by {way.dev}"
+    where = f"through {way.dev}" if way.gateway is None else f"to {way.gateway} through {way.dev}"
     source = f" from {way.source}" if way.source else ""
     via = f" via {way.gateway}" if way.gateway else ""
     answer = f"{fault.host}: ip route get {way.to}{source}: dev {way.dev}{via}, table {way.table}"

@@ -1,6 +1,6 @@
 """A host has no route to the address by which NCCL or the ranks' meeting reaches another one.
 
-What it means: every connection to that host fails at once with "Network is unreachable", or by way of a gateway that
+What it means: every connection to that host fails at once with "Network is unreachable", or through a gateway that
 does not know it. In a cluster of several subnets, a host whose default route or static route is missing is cut off from
 the hosts on the other subnets; one whose interface has lost its address, from those on the same one.
 
@@ -185,7 +185,7 @@ def _unaddressed(found: Hindered) -> Finding:
     how = "as the other hosts have it (`ip address add ADDRESS/PREFIX dev NAME`; for good: in what sets up the network)"
     ways = [fault.way for fault in found.route_faults]
     targets = [way.to for way in ways]
-    what = "way" if all(way.error for way in ways) else "direct way"
+    what = "route" if all(way.error for way in ways) else "direct route"
     return Finding(
         hosts=(found.host,),
         message=f"{found.host} has no {what} to {fold(sorted(found.peers))} ({', '.join(targets)}): its {nets}.",

@@ -45,7 +45,7 @@ class _Shared:
     meets: bool
 
 
-CARRIES = "one of them carries the traffic of both"
+CARRIES = "one interface carries the traffic of both"
 KEYS = ("rp_filter", "arp_ignore", "arp_announce")
 
 
@@ -77,7 +77,7 @@ def shared_subnet_nics(view: View) -> Findings:
 def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
     names = " and ".join(link for link, _ in found.settings)
     advice = f"Let NCCL use one of {names}, bond them, or give each a subnet of its own."
-    effect = "reverse-path filtering drops what comes in by the wrong one" if found.strict else CARRIES
+    effect = "reverse-path filtering drops packets that arrive on the wrong interface" if found.strict else CARRIES
     told = [
         f"{link}: " + ", ".join(f"{key}={value}" for key, value in zip(KEYS, values, strict=True))
         for link, values in found.settings

@@ -18,13 +18,12 @@ torch/csrc/distributed/c10d/socket.cpp.
 from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, failed_connects, failed_pairs, hint, likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, make_advice
 from nccl_doctor.model.register import from_logs
-from nccl_doctor.text.hostlist import capital
 from nccl_doctor.text.inet import is_loopback
 
 from_logs(__name__, "NCD310", errors=("ECONNREFUSED",))
 
 _PLAIN = make_advice(
-    "{who} was refused by {target}: nothing listened there. Its process had ended or not yet begun, "
+    "{who} was refused by {target}: no process listened there. The process had exited or not yet started, "
     "or the address belongs to no host of this job.",
     "Look for the first error on that host, check the master address, and test the ports:",
 )
@@ -34,10 +33,10 @@ def _advice(case: Case) -> Advice:
     name = case.address.ip or case.address.host or ""
     if name == "localhost" or is_loopback(name):
         return advise(
-            f"{capital(case.who)} was refused by {case.target}, which is each machine's own address: on any host but "
-            "the master's nobody listens there.",
-            "Give the master's address on the network of the hosts, as the master address and in --dist-url or "
-            "--rdzv_endpoint; on one host alone, look for why its first rank ended:",
+            f"{case.who} was refused by {case.target}, which is every host's own address: only the master listens "
+            "there.",
+            "Use the master's address on the hosts' network, as the master address and in --dist-url or "
+            "--rdzv_endpoint. On a single host, find out why its first rank exited:",
             case.check(),
         )
     return _PLAIN(case)

@@ -33,8 +33,8 @@ from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text.hostlist import fold, grouped
 
-OWN = "its own connections"
-UNSEEN = "not dialled, for the port is held; so say the rules"
+OWN = "its own outgoing connections"
+UNSEEN = "not tested because the port is busy; concluded from the rules"
 
 EXPLAINS = ("port-unreachable", CONNECTIONS)
 """Of these dials, those that no rule was seen to stop follow only where some of the host's rules are not understood."""
@@ -52,7 +52,7 @@ def _what(blames: list[Blame], snapshot: Snapshot) -> str:
     """Names what the rules stop, NCCL's own ports included."""
     met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
     if met and blames[0].direction == "input" and not any(to_master(dial, snapshot) for dial in met):
-        return "the answers to its own connections and the other hosts' connections to the ports that NCCL picks"
+        return "replies to its own connections and the other hosts' connections to the ports that NCCL picks"
     master = f"to port {snapshot.cluster.master_port}"
     if blames[0].direction == "output" and any(blame.host.node.node_rank for blame in blames):
         master += " of the master"
@@ -113,8 +113,8 @@ def whose(blames: Sequence[Blame]) -> str:
     if blames[0].direction == "input" and met:
         return "the other hosts' connections"
     if blames[0].direction == "input" and made:
-        return "the answers to its own connections"
-    return "its answers to the other hosts' connections" if met and not made else OWN
+        return "replies to its own connections"
+    return "its replies to the other hosts' connections" if met and not made else OWN
 
 
 def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
@@ -166,12 +166,12 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
     unexpected_outcomes = {MEANS[dial.outcome] for blame in blames for dial in blame.unexpected_outcomes}
     if unexpected_outcomes:
         ways = ", ".join(sorted(unexpected_outcomes))
-        yield f"but     such a rule does not make a dial end so: {ways}; look for a second cause"
+        yield f"but     such a rule does not cause this failure: {ways}; look for a second cause"
     for blame in blames:
         for port in dict.fromkeys(port for _, port in blame.unexpected_passes):
             passed = fold([source for source, to in blame.unexpected_passes if to == port])
             target = f"{blame.host.name}:{port}"
-            yield f"but     {passed} -> {target} passed, though by its rules it should not: they may have just changed"
+            yield f"but     {passed} -> {target} passed, although its rules forbid it: they may have just changed"
 
 
 def _fix(blames: Sequence[Blame], ways: Mapping[Direction, Opening], claimed: Sequence[tuple[str, str]]) -> Fix:
@@ -181,7 +181,7 @@ def _fix(blames: Sequence[Blame], ways: Mapping[Direction, Opening], claimed: Se
     who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")
     if claimed:
         said = ", ".join(f"{host} by {address}" for host, address in claimed)
-        advice = f"See first that these addresses are theirs, for nothing else says so yet: {said}. {advice}"
+        advice = f"First make sure that these addresses are theirs (only the hosts themselves say so): {said}. {advice}"
     if not commands or claimed:
         where = fold(_hosts(blames))
         return Fix(summary=f"Let {who} (on {where}, as root). {advice}".strip(), needs_root=True)

@@ -116,7 +116,7 @@ def _by_rates(view: View, rates: Rates) -> Findings:
             "and what shapes the traffic (tc qdisc show) there, then at the port of the switch.",
         )
     for host, why in judgement.limited.items():
-        yield Unjudged((host,), f"slow, and the machine itself was the limit: {why}")
+        yield Unjudged((host,), f"slow, but limited by the machine itself: {why}")
     lost = grouped((f"not measured: {one.error}", one.src) for one in rates.lost)
     for why, hosts in lost.items():
         yield Unjudged(tuple(dict.fromkeys(hosts)), why)
@@ -175,7 +175,7 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
     hosts = tuple(dict.fromkeys(host for host, _, _ in links))
     names = ", ".join(dict.fromkeys(name for _, name, _ in links))
     first = links[0][2]
-    idle = "; its speed, too, is an idle GPU's" if note else ""
+    idle = "; an idle GPU may lower its speed, too" if note else ""
     return Finding(
         hosts=hosts,
         severity=Severity.INFO if note else None,
@@ -188,32 +188,30 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
         facts={"devices": [{"host": host, "device": name} for host, name, _ in links]},
         symptoms=(Symptom("link-slow", frozenset()),),  # what makes one device's link slow makes no other's
         explains=() if note else None,
-        fix="Look again while it works (lspci -vv as root, LnkSta)."
+        fix="Check again under load (lspci -vv as root, LnkSta)."
         if note
-        else "Seat the card anew, without a riser; look at the slot's lanes in the firmware's settings.",
+        else "Reseat the card, without a riser; check the slot's lanes in the firmware settings.",
     )
 
 
 def _message(slow: SlowLink, rates: Rates) -> str:
-    by = f" by {_interfaces(slow)}" if len(rails(rates)) > 1 or slow.whole_rail else ""
+    by = f" over {_interfaces(slow)}" if len(rails(rates)) > 1 or slow.whole_rail else ""
     part = f"{100 * slow.share:.0f} %" if slow.share >= 0.01 else "less than 1 %"
-    loss = f"{100 * max(one.loss for one in slow.rates):.0f} % of the segments had to be sent again"
+    loss = f"{100 * max(one.loss for one in slow.rates):.0f} % of the segments were retransmitted"
     if slow.whole_rail:
-        return (
-            f"All hosts are slow{by}: {gbps_words(slow.gbps)}, {part} of the {gbps_words(slow.usual)} to be expected."
-        )
+        return f"All hosts are slow{by}: {gbps_words(slow.gbps)}, {part} of the expected {gbps_words(slow.usual)}."
     if len(slow.hosts) == 2:
         src, dst = slow.hosts
         both = len({one.src for one in slow.rates}) > 1
         who = f"{src} and {dst} reach each other" if both else f"{src} reaches {dst}"
         if slow.is_lossy:
             return f"Packets are lost from {src} to {dst}{' and back' if both else ''}{by}: {loss}."
-        return f"{who}{by} at {part} of what other pairs do; each is as fast as the others with everybody else."
+        return f"{who}{by} at {part} of the rate of other pairs; both are fast with all other hosts."
     (host,), does = slow.hosts, DOES[slow.directions]
     if slow.is_lossy:
-        return f"Packets are lost that {host} {does}{by}: {loss}."
-    other = {"sends": "; what it receives is as fast", "receives": "; what it sends is as fast"}.get(does, "")
-    return f"{host} {does}{by} at {part} of what the others do{other}."
+        return f"Packets that {host} {does} are lost{by}: {loss}."
+    other = {"sends": "; it receives at full speed", "receives": "; it sends at full speed"}.get(does, "")
+    return f"{host} {does}{by} at {part} of the other hosts' rate{other}."
 
 
 def _interfaces(slow: SlowLink) -> str:
@@ -244,12 +242,12 @@ def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
             yield f"{name} of {host}: {link_words(rates, host, name, view)}"
     limit = [speed for one in slow.rates if (speed := link_gbps(rates, one)) is not None]
     if limit:
-        yield f"the links could give {gbps_words(min(limit))}"
+        yield f"the links allow {gbps_words(min(limit))}"
     if dropped := sum(one.dropped for one in slow.rates):
         yield f"the sender's own queues dropped {plural(dropped, 'packet')}: tc -s qdisc show"
     most = max(slow.rates, key=lambda one: one.sender_busy)
     yield (
-        f"measured twice, the second time with nobody else sending; the sender wanted a CPU "
+        f"measured twice, the second time with no other host sending; the sender used a CPU "
         f"{100 * most.sender_busy:.0f} % of the time, so the machine was not the limit"
     )
 
@@ -263,7 +261,7 @@ def link_words(rates: Rates, host: str, name: str, view: View) -> str:
     words = [f"MTU {own.mtu}"] if own else []
     if link is not None:
         words = [
-            f"{link.speed_mbps} Mb/s" if link.speed_mbps else "speed not told by its driver",
+            f"{link.speed_mbps} Mb/s" if link.speed_mbps else "speed not reported by its driver",
             *([f"{link.duplex} duplex"] if link.duplex else []),
             *words,
             *([f"{own.pci.width} of {own.pci.max_width} PCIe lanes"] if own and own.pci and own.pci.max_width else []),

@@ -30,7 +30,7 @@ def port_in_ephemeral_range(view: View) -> Findings:
             continue
         yield Finding(
             hosts=(host.name,),
-            message=f"{host.name} gives ports {own.low} to {own.high} to outgoing connections: one may hold "
+            message=f"{host.name} uses ports {own.low} to {own.high} for outgoing connections: one may hold "
             f"master port {port} when the job starts.",
             evidence=(f"ip_local_port_range is {own.low} {own.high}; reserved: {own.reserved_text or 'none'}",),
             facts={"port": port, "low": own.low, "high": own.high},

@@ -41,10 +41,10 @@ from nccl_doctor.text.shell import line
 
 MEANS = {
     "listener": "a process listens on it",
-    "bound": "a process has bound it, without listening",
+    "bound": "a process has bound it but does not listen",
     "outbound": "it is the source port of an outgoing connection",
-    "time-wait": "a connection on it has just ended and the kernel keeps the port",
-    "unknown": "nobody that we may see holds it",
+    "time-wait": "a connection has just closed, and the kernel still holds the port (TIME_WAIT)",
+    "unknown": "no process visible to this user holds it",
 }
 
 TAKEN = Effect(
@@ -74,7 +74,7 @@ def port_in_use(view: View) -> Findings:
         cause = trial.cause or "unknown"
         yield Finding(
             hosts=(host.name,),
-            message=f"Port {trial.port} on {host.name} is taken: "
+            message=f"Port {trial.port} on {host.name} is busy: "
             f"{'a container publishes it' if _published(trial) else MEANS[cause]}.",
             evidence=tuple(_evidence(trial)),
             facts={
@@ -122,7 +122,7 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     if trial.cause == "time-wait":
         wait = fix_port(cluster, host.node, line("{port} --wait", port=trial.port))
         seconds = f"{trial.time_wait_s or 60:.0f} seconds"
-        return Fix(summary=f"The kernel gives it back by itself in {seconds}. Wait for it:", commands=wait)
+        return Fix(summary=f"The kernel frees it in {seconds}. Wait for that:", commands=wait)
     if trial.cause == "outbound":
         ports = host.facts.port_range if host.facts is not None else None
         if not isinstance(ports, PortRange):
@@ -138,7 +138,7 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     first = [holder for holder in trial.holders if holder.ppid not in pids]
     endings = tuple(one for holder in first for one in ending(cluster, host.node, holder, trial.port))
     if endings and all(map(endable, trial.holders)):
-        summary = f"It is a leftover of yours: nothing watches over it. End it, or {MOVE}:"
+        summary = f"It is your own leftover process: nothing supervises it. End it, or {MOVE}:"
         return Fix(summary=summary, risk="disruptive", commands=endings)
     refusal = next((holder.refusal for holder in trial.holders if holder.refusal is not None), "")
     why = f"{capital(refusal)}. " if refusal else ""
@@ -166,26 +166,27 @@ def _advice(case: Case) -> Advice:
     port = case.port
     if _SERVER.search(case.first.text):
         return advise(
-            f"Port {port}, at which a server of {case.who if case.hosts or case.ranks else 'the host'} wants to be "
-            "reached, is taken; it is no port of the ranks.",
-            "See who has it, end that, or give the server another one (--port):",
+            f"Port {port}, at which a server of {case.who if case.hosts or case.ranks else 'the host'} wants to "
+            "listen, is busy; it is not a port of the ranks.",
+            "See who holds it, then end that process or give the server another port (--port):",
             on(None, line("nccl-doctor fix-port {*port}", port=[port] if port else [])),
         )
     if port is not None and port >= _DRAWN:
         who = case.who if case.hosts or case.ranks else "the host"
         return advise(
-            f"Port {port} was taken on {who} when it was to be bound. It lies in the range that the kernel gives away "
+            f"Port {port} was busy on {who}. It lies in the range of ephemeral ports that the kernel assigns "
             "(ip_local_port_range): an engine or a launcher that had drawn it as free lost it to another process or to "
             "an outgoing connection.",
-            "Start again: the next draw is another one. Where it comes back, give each engine of a host a port of its "
-            "own below that range (vLLM: VLLM_PORT, --master-port; SGLang: --dist-init-addr, --nccl-port), reserve "
-            "theirs (net.ipv4.ip_local_reserved_ports), or start them one after the other. Who has it now:",
+            "Start again: another port will be drawn. If it happens again, give each engine on a host its own "
+            "port below that range (vLLM: VLLM_PORT, --master-port; SGLang: --dist-init-addr, --nccl-port), reserve "
+            "theirs (net.ipv4.ip_local_reserved_ports), or start them one after the other. To see who holds it now:",
             on(None, line("nccl-doctor fix-port {port}", port=port)),
         )
     return advise(
-        f"{f'Port {port}' if port else 'The master port'} is taken on {case.who if case.hosts else 'the master'}: by a "
-        "process left over, by another job, or by a second rank that also believes it is the master.",
-        "See who holds it, end that or move away (on the master):",
+        f"{f'Port {port}' if port else 'The master port'} is busy on {case.who if case.hosts else 'the master'}: held "
+        "by a "
+        "leftover process, by another job, or by a second rank that also believes it is the master.",
+        "See who holds it, then end that process or use another port (on the master):",
         on(None, line("nccl-doctor fix-port {*port}", port=[port] if port else [])),
     )
 

@@ -53,7 +53,7 @@ def _advice(case: Case) -> Advice:
     port = f" {case.port}" if case.port else ""
     return advise(
         f"Port{port} may not be opened by this user: ports below net.ipv4.ip_unprivileged_port_start need root.",
-        "Take a port above 1024 as master port.",
+        "Use a master port above 1024.",
     )
 
 

@@ -11,7 +11,7 @@ dialled them; each listener proves by a random word that it is ours. How a dial 
 - no route to host: a firewall's REJECT between hosts that can otherwise talk, or a host that does not answer ARP.
 - refused: the host answered that nobody listens: a REJECT with tcp-reset, or address translation.
 - network unreachable: the dialling host has no route there.
-- stranger: somebody else answered at that address: two hosts with one address, or a proxy.
+- stranger: another process answered at that address: two hosts with one address, or a proxy.
 
 A host is dialled by every interface over which NCCL or gloo will move data; and by itself, where ranks meet there: the
 master dials its own port, and what runs several ranks its own ports.
@@ -48,10 +48,10 @@ from nccl_doctor.text.shell import line
 MEANS = {
     "refused": "connection refused",
     "timed-out": "no answer (timed out)",
-    "no-route": "no route to host (a firewall's REJECT looks so)",
+    "no-route": "no route to host (typical of a firewall REJECT)",
     "unreachable": "network is unreachable",
-    "stranger": "somebody else answered",
-    "intercepted": "a proxy took it, and passed it on only when spoken to",
+    "stranger": "another process answered",
+    "intercepted": "a proxy accepted it, and forwarded it only after data was sent",
     "reset": "connection reset",
     "no-source-address": "no source port or address left (EADDRNOTAVAIL)",
     "failed": "could not be dialled",
@@ -72,7 +72,7 @@ def port_unreachable(view: View) -> Findings:
     alone = (dial.dst for dial in view.dials.unexplained if dial.src == dial.dst and dial.dst not in from_others)
     for name in dict.fromkeys(alone):
         mine = [dial for dial in view.dials.unexplained if dial.src == dial.dst == name]
-        yield _finding(view, (name,), f"{name} can't reach itself by its own address {mine[0].address}", mine)
+        yield _finding(view, (name,), f"{name} can't reach itself at its own address {mine[0].address}", mine)
     for rail in dict.fromkeys((None, *(rail_of(mesh, dial) for dial in rest))):
         yield from _among(view, [dial for dial in rest if rail_of(mesh, dial) == rail], rail)
 
@@ -105,7 +105,7 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
     if not outgoing:
         ports = sorted({dial.port for dial in dials})
         return f"{others} can't reach {name} on {nouns(len(ports), 'port')} {', '.join(map(str, ports))}"
-    return f"{others} can't reach {name}, nor it {fold(sorted(outgoing))}"
+    return f"{others} can't reach {name}, and {name} can't reach {fold(sorted(outgoing))}"
 
 
 def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -> Finding:
@@ -115,8 +115,8 @@ def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -
     if len(names) == 2:
         return _finding(view, accused(names, pairs), _sentence(dials[0].dst, dials, len(names)), dials, rail)
     if pairs == set(permutations(names, 2)):
-        return _finding(view, names, f"Of {fold(names)}, none can reach any other", dials, rail)
-    return _finding(view, names, f"Among {fold(names)}, {len(pairs)} of the ways from one to another fail", dials, rail)
+        return _finding(view, names, f"None of {fold(names)} can reach any other", dials, rail)
+    return _finding(view, names, f"Among {fold(names)}, {len(pairs)} directed pairs fail", dials, rail)
 
 
 def _finding(
@@ -136,8 +136,8 @@ def _finding(
     rules = f"of {fold(sorted(unread))} could not be judged" if unread else "of both ends let it through"
     evidence.append(f"the firewall rules {rules}")
     unclear = dict.fromkeys((fold(gap.hosts), gap.rule) for gap in gaps if gap.rule)
-    evidence += [f"this rule of {name} may be what stops it: {rule}" for name, rule in unclear]
-    used = f" by {rail.interface}, over which {' and '.join(rail.users)} will move data, too" if rail else ""
+    evidence += [f"this rule on {name} may be the cause: {rule}" for name, rule in unclear]
+    used = f" over {rail.interface}, which {' and '.join(rail.users)} will use for data, too" if rail else ""
     advice = _by_the_other_address(view, dials) or between(view.kube, ends)
     fix = Fix(summary=advice) if advice else _look(dials, unread, judged)
     return Finding(
@@ -218,5 +218,5 @@ def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
         "nodes of a cloud the security group, too."
     )
     if isinstance(kube.policies, Unknown):
-        return f"The NetworkPolicies could not be looked at: {kube.policies.reason}; see those first. {look}"
+        return f"The NetworkPolicies could not be examined: {kube.policies.reason}; see those first. {look}"
     return f"No NetworkPolicy drops it. {look}"

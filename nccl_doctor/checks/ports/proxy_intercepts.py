@@ -25,7 +25,7 @@ SIDECARS = {
     "istio-proxy": 'label sidecar.istio.io/inject: "false"',
     "linkerd-proxy": "annotation linkerd.io/inject: disabled",
 }
-HEARD = "the listener was heard only after the dialler had spoken"
+HEARD = "the listener was heard only after the client had sent data"
 TAKEN = ("stranger", "intercepted", "reset")
 WITHOUT = "Set the {} in the template of the job's pods, and start it again: they are then outside of the service mesh."
 OTHERWISE = (
@@ -64,7 +64,7 @@ def proxy_intercepts(view: View) -> Findings:
     who = f"The sidecar {', '.join(kinds)} in" if kinds else "A proxy at or between"
     yield Finding(
         hosts=tuple(proxied),
-        message=f"{who} {fold(proxied)} takes the connections between the hosts before their target is asked.",
+        message=f"{who} {fold(proxied)} accepts connections between the hosts before they reach their target.",
         evidence=(
             *(f"{one.src} -> {one.dst}:{one.port}: taken, though nobody listens there" for one in taken[:8]),
             *(

@@ -37,9 +37,9 @@ def round_trip_long(view: View) -> Findings:
             continue
         usual = median(one.shortest_us for one in others)
         if own.shortest_us >= max(TIMES * usual, usual + LEAST_US):
-            words = f"take {own.shortest_us / 1e3:.0f} ms at least, between the others {usual / 1e3:.2f} ms"
+            words = f"take at least {own.shortest_us / 1e3:.0f} ms; between the other hosts {usual / 1e3:.2f} ms"
         elif _resends(own, others):
-            words = f"had to be sent again for {own.again} of {own.pairs} dials"
+            words = f"were retransmitted in {own.again} of {own.pairs} connections"
         else:
             continue
         yield Finding(
@@ -59,5 +59,7 @@ def _resends(own: Trips, others: list[Trips]) -> bool:
 
 
 def _words(trips: Trips) -> str:
-    again = f", packets sent again for {trips.again}" if trips.again else ""
-    return f"{trips.shortest_us / 1e3:.2f} ms, usually {trips.usual_us / 1e3:.2f} ms, of {trips.pairs} dials{again}"
+    again = f", retransmitted in {trips.again}" if trips.again else ""
+    return (
+        f"{trips.shortest_us / 1e3:.2f} ms, median {trips.usual_us / 1e3:.2f} ms, of {trips.pairs} connections{again}"
+    )

@@ -122,14 +122,14 @@ def _evidence(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Iterator[str
     if any(one.name == "network" for one in found):
         chosen = {sides.host.name: sides.view.nccl.interfaces.get(sides.host.name) for sides in alike}
         used = ((name, f"{one.name} ({one.address})") for name, one in chosen.items() if one is not None)
-        yield from folded((name, f"NCCL uses {what}, an address of the container alone") for name, what in used)
+        yield from folded((name, f"NCCL uses {what}, an address inside the container only") for name, what in used)
     names = {
         sides.host.name: facts.hostname
         for sides in alike
         if isinstance(facts := sides.facts.identity, Identity) and facts.hostname != sides.outside.hostname
     }
     if names:
-        yield f"{fold(names)}: the hostname is another one inside, such as {next(iter(names.values()))}"
+        yield f"{fold(names)}: the hostname inside differs, for example {next(iter(names.values()))}"
 
 
 def _fix(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
@@ -161,7 +161,7 @@ _OTHERS = {
 
 def _network(sides: Sides) -> Iterator[Aspect]:
     if is_unreached(sides.view.snapshot, sides.host):
-        phrase = "a network of its own, in which no other host reaches it"
+        phrase = "its own network, where no other host can reach it"
         yield Aspect("network", phrase, ("--network=host",), (*NETWORK, CONNECTIONS), Severity.ERROR)
 
 
@@ -201,7 +201,7 @@ def _memlock(sides: Sides) -> Iterator[Aspect]:
         return
     limit = too_low(facts, sides.view.nccl.rdma.sides.get(sides.host.name))
     if limit is not None and (outside.memlock_soft is None or outside.memlock_soft > limit):
-        phrase = f"{limit >> 10} KiB that a process may lock ({_host(outside.memlock_soft, 1 << 10)})"
+        phrase = f"a memlock limit of {limit >> 10} KiB ({_host(outside.memlock_soft, 1 << 10)})"
         yield Aspect("memlock", phrase, ("--ulimit=memlock=-1",), ("memlock-low", PINNING))
 
 
@@ -211,7 +211,7 @@ def _nofile(sides: Sides) -> Iterator[Aspect]:
         return
     needed = BASE + PER_RANK * world_size(sides.view.snapshot)
     if limits.nofile_soft < needed and (outside.nofile_soft is None or outside.nofile_soft >= needed):
-        phrase = f"{limits.nofile_soft} files that a process may open ({_host(outside.nofile_soft, 1)})"
+        phrase = f"a limit of {limits.nofile_soft} open files ({_host(outside.nofile_soft, 1)})"
         yield Aspect("nofile", phrase, ("--ulimit=nofile=1048576",), ("nofile-low", FILES))
 
 
@@ -243,7 +243,7 @@ def _lacking(sides: Sides, prefix: str, what: str) -> str:
     inside = {path: error for path, error in sides.inside.devices.items() if path.startswith(prefix)}
     refused = [f"{path} ({error})" for path, error in inside.items() if error is not None]
     if refused:
-        return f"{what}s that do not open: {', '.join(refused[:4])}{' …' if len(refused) > 4 else ''}"
+        return f"{what}s that can't be opened: {', '.join(refused[:4])}{' …' if len(refused) > 4 else ''}"
     if there and not inside:
-        return f"no {what}: {', '.join(there[:4])}{' …' if len(there) > 4 else ''} of the host are not there (ENOENT)"
+        return f"no {what}: {', '.join(there[:4])}{' …' if len(there) > 4 else ''} of the host are missing (ENOENT)"
     return ""

@@ -51,8 +51,8 @@ def disk_full(view: View) -> Findings:
         df = line("df -h {path}", path=path) if by_size else line("df -i {path}", path=path)
         yield Finding(
             hosts=hosts,
-            message=f"{path} on {fold(hosts)} has {at_most}{room} left: what torch, Ray or a data loader writes there "
-            "fails.",
+            message=f"{path} on {fold(hosts)} has {at_most}{room} left: writes of torch, Ray or data loaders there "
+            "will fail.",
             facts={"path": path, "free_bytes" if by_size else "free_files": least},
             fix=Fix(
                 summary="Remove old files there, or set TMPDIR to a folder with room. The file system that is full:",

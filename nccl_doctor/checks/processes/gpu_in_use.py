@@ -61,20 +61,20 @@ def gpu_in_use(view: View) -> Findings:
         names = f"{nouns(len(numbers), 'GPU')} {', '.join(map(str, numbers))}"
         yield Finding(
             hosts=(host.name,),
-            message=f"{names} on {host.name}, which the job needs, {'are' if len(numbers) > 1 else 'is'} taken.",
+            message=f"{names} on {host.name}, which the job needs, {'are' if len(numbers) > 1 else 'is'} in use.",
             evidence=(
                 *(_evidence(use, jobs.get(use.pid)) for use in uses),
                 *(f"GPU {gpu.index}: {gpu.memory_used_mib} MiB in use, and no process shows" for gpu in unseen),
             ),
             facts={"gpus": numbers, "pids": sorted({use.pid for use in uses})},
             fix="Wait for the other job, ask its owner, or name other GPUs in the hosts file "
-            "(cuda_visible_devices). nccl-doctor fix-port --pid N tells whether it is a leftover of yours.",
+            "(cuda_visible_devices). nccl-doctor fix-port --pid N shows whether it is your own leftover.",
         )
 
 
 def _evidence(use: GpuProcess, job: TrainingJob | None) -> str:
     memory = "memory" if use.memory_mib is None else f"{use.memory_mib} MiB"
     if not use.alive:
-        return f"GPU {use.gpu}: {memory} under pid {use.pid}, which does not show here"
-    state = "" if job is None else ", left behind" if job.left_behind else ", of a job that runs"
+        return f"GPU {use.gpu}: {memory} of pid {use.pid}, which is not visible here"
+    state = "" if job is None else ", left behind" if job.left_behind else ", of a running job"
     return f"GPU {use.gpu}: {memory}, pid {use.pid} of {use.user}{state}: {use.command}"

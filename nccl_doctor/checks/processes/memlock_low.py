@@ -45,7 +45,8 @@ def memlock_low(view: View) -> Findings:
     for limit, hosts in grouped(low).items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"A process on {fold(hosts)} may lock {limit // MIB} MiB of memory, too little for RDMA buffers.",
+            message=f"A process on {fold(hosts)} may lock only {limit // MIB} MiB of memory, too little for RDMA "
+            "buffers.",
             evidence=(f"soft limit {limit} bytes, as a command {command_way(view.snapshot.cluster.nodes[0])} has it",),
             facts={"memlock_soft": limit},
             severity=Severity.ERROR if limit < FATAL else None,
@@ -73,7 +74,8 @@ def registers(facts: HostFacts, side: Side | None) -> bool:
 
 
 ADVICE = make_advice(
-    "{who} could not register memory for RDMA: it may lock too little of it (ulimit -l), or its kernel finds none that "
+    "{who} could not register memory for RDMA: its memlock limit (ulimit -l) is too low, or its kernel has no memory "
+    "that "
     "it can pin.",
     "ulimit -l tells which. Below unlimited: set memlock to unlimited in /etc/security/limits.conf, for services by "
     "LimitMEMLOCK=infinity, for containers by --ulimit memlock=-1. Unlimited already: the kernel lacks pages to "

@@ -50,7 +50,7 @@ def nofile_low(view: View) -> Findings:
         enough = hard is None or hard >= need
         yield Finding(
             hosts=hosts,
-            message=f"A process on {fold(hosts)} may open {soft} files; a job of {world} ranks wants about {need}.",
+            message=f"A process on {fold(hosts)} may open {soft} files; a job of {world} ranks needs about {need}.",
             evidence=(f"soft limit {soft}, hard limit {'none' if hard is None else hard}",),
             facts={"nofile_soft": soft, "nofile_hard": hard, "needed": need, "world_size": world},
             severity=Severity.ERROR if soft < CERTAIN * world else None,
@@ -66,7 +66,7 @@ def nofile_low(view: View) -> Findings:
 
 
 ADVICE = make_advice(
-    "{who} has too many files open: each connection of NCCL is one, and their number grows with the job.",
+    "{who} has too many open files: each NCCL connection is one, and their number grows with the job.",
     "Raise the limit where the job starts (ulimit -n 1048576 in the batch script; LimitNOFILE for services), "
     "and see what a process started over SSH gets:",
 )

@@ -59,7 +59,7 @@ def _unpinnable(facts: HostFacts, side: Side | None) -> tuple[int, int, bool] | 
 
 def instead(found: Finding) -> tuple[str, Finding]:
     """The name and finding in place of a memlock-low of the all-reduce's output, where no limit is low."""
-    words = f"The kernel can't pin memory for RDMA on {fold(found.hosts)}, though the limit allows it."
+    words = f"The kernel can't pin memory for RDMA on {fold(found.hosts)}, although the limit allows it."
     return "pinned-memory-short", found.model_copy(update={"message": words, "fix": REMEDY})
 
 
@@ -75,8 +75,8 @@ def _unlimited(scene: Scene) -> list[Event]:
 
 
 ADVICE = make_advice(
-    "{who} can't pin memory for RDMA, though memlock is unlimited: the kernel has no pages for it.",
-    "Look at CmaFree and CmaTotal in /proc/meminfo: where the first is more, boot with kho=off or the kernel before. "
-    "See what the hosts have:",
+    "{who} can't pin memory for RDMA, although memlock is unlimited: the kernel has no pages for it.",
+    "Look at CmaFree and CmaTotal in /proc/meminfo: if CmaFree is larger, boot with kho=off or the previous kernel. "
+    "Check the hosts:",
 )
 SIGNS = LogSigns(RULES, ADVICE, passes={Stage.MEANING: _unlimited})

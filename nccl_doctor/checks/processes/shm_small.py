@@ -109,12 +109,12 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
             mount = on_each(hosts, line("mkdir -p /dev/shm"), line("mount -t tmpfs -o mode=1777 tmpfs /dev/shm"))
             fix = pasted("Mount it, as every distribution does:", mount, needs_root=True)
     else:
-        what = f"The user who logs in may not write to the shared memory (/dev/shm) of {fold(hosts)}"
+        what = f"The SSH user may not write to shared memory (/dev/shm) on {fold(hosts)}"
         chmod = on_each(hosts, line("chmod 1777 /dev/shm"))
-        fix = pasted("Give it the mode that it has everywhere:", chmod, needs_root=True)
+        fix = pasted("Set the usual mode:", chmod, needs_root=True)
     return Finding(
         hosts=hosts,
-        message=f"{what}: data loaders with workers fail, and ranks on one host can't meet there.",
+        message=f"{what}: data loaders with workers fail, and so do ranks that share a host.",
         facts={"problem": lack.problem, "needed_bytes": lack.needed},
         severity=Severity.ERROR,
         fix=fix,
@@ -123,8 +123,8 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
 
 def _finding(lack: _Lack, free: dict[str, int]) -> Finding:
     hosts, least = tuple(free), min(free.values())
-    wants = "1 rank wants" if lack.ranks == 1 else f"{lack.ranks} ranks want"
-    wants = "data loaders beside 1 rank want" if lack.needed > WANTED * lack.ranks else wants
+    wants = "1 rank needs" if lack.ranks == 1 else f"{lack.ranks} ranks need"
+    wants = "1 rank with data loaders needs" if lack.needed > WANTED * lack.ranks else wants
     at_most = "" if len(set(free.values())) == 1 else "as little as "
     return Finding(
         hosts=hosts,

@@ -84,7 +84,7 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
     elif running:
         own = [str(job.pid) for job in running if endable(job)]
         if own:
-            yield f"End what is yours: pid {', '.join(own)} (nccl-doctor fix-port --pid shows each)."
+            yield f"End your own processes: pid {', '.join(own)} (nccl-doctor fix-port --pid shows each)."
         for job in running:
             if job.own and job.refusal:
                 yield f"fix-port ends pid {job.pid} only with --force: {job.refusal}."
@@ -93,7 +93,7 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
             yield f"Ask {', '.join(others)}, or root, to end the others."
     parents = sorted({job.ppid for job in left if job.kind == "zombie"})
     if parents:
-        yield f"A zombie goes with its parent: end pid {', '.join(map(str, parents))} if it hangs."
+        yield f"A zombie disappears when its parent (pid {', '.join(map(str, parents))}) reaps it or exits."
     if gone:
         yield 'See with "fuser -v /dev/nvidia*" as root who still has the GPU open; else it has to be reset.'
 

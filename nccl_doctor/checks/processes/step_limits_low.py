@@ -66,11 +66,11 @@ def step_limits_low(view: View) -> Findings:
 def _few_cpus(names: list[str], has: int, ranks: int) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"The job may use {plural(has, 'CPU')} on {fold(names)} for {ranks} ranks, which will wait for it.",
+        message=f"The job may use {plural(has, 'CPU')} on {fold(names)} for {ranks} ranks, which will compete for it.",
         evidence=(f"a step's process runs on {plural(has, 'CPU')}",),
         facts={"cpus": has, "nproc_per_node": ranks},
         explains=(SLOW,),
-        fix="Ask for several CPUs a rank, with sbatch and with srun: --cpus-per-task with --ntasks-per-node=1 "
+        fix="Request several CPUs per rank, with sbatch and with srun: with --ntasks-per-node=1, --cpus-per-task "
         "is for all ranks of a node together.",
     )
 
@@ -79,19 +79,19 @@ def _little_memory(names: list[str], has: int, ranks: int) -> Finding:
     return Finding(
         hosts=tuple(names),
         message=f"The job may use {has / GIB:.2g} GiB of memory on {fold(names)} for {plural(ranks, 'rank')}; beyond "
-        "that the kernel ends one.",
+        "that, the kernel kills a rank.",
         evidence=(f"control group: {has} bytes",),
         facts={"memory_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,
         explains=(MEMORY,),
-        fix="Ask for more memory: --mem=0 is all of a node, --mem-per-gpu or --mem a part.",
+        fix="Request more memory: --mem=0 for all of a node, --mem-per-gpu or --mem for a part.",
     )
 
 
 def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"Slurm gave the job {plural(given, 'GPU')} on {fold(names)}, and a step there sees "
+        message=f"Slurm gave the job {plural(given, 'GPU')} on {fold(names)}, but a step there sees "
         f"{plural(has, 'GPU') if has else 'none'}.",
         evidence=(f"nvidia-smi in the step: {has or 'no'} GPU{'s' * (has > 1)}",),
         facts={"gpus": has, "given": given},

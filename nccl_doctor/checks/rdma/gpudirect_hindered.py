@@ -50,7 +50,7 @@ RULES = (
 SIGNS = LogSigns(
     RULES,
     make_advice(
-        "Data between GPUs and the network takes a detour, by NCCL's diagnostics: first on {who}.",
+        "NCCL's diagnostics report that GPUDirect RDMA is hindered, first on {who}.",
         "Put iommu=pt on the kernel's command line; switch ACS off where the bridges above the GPUs redirect:",
     ),
     warning_up_to=Grade.LIKELY,
@@ -66,7 +66,7 @@ LINKED = re.compile(r"SXM|HBM3\b|NVL\b|G[BH]\d\d\d")
 PEERS = Effect(
     ("hang", "wrong-sum", "gdr-p2p-fault", "collective-timeout", "cuda-error"),
     Reach.OWN,
-    "an IOMMU or ACS sends peer-to-peer writes astray: they don't arrive, or elsewhere (NCCL's troubleshooting guide)",
+    "an IOMMU or ACS misdirects peer-to-peer writes: they get lost or land elsewhere (NCCL's troubleshooting guide)",
     ("nccl",),
 )
 
@@ -81,13 +81,14 @@ def gpudirect_hindered(view: View) -> Findings:
         loads = lines == (NO_WAY,)
         yield Finding(
             hosts=hosts,
-            message=f"Data between GPUs and the network takes a detour on {fold(hosts)}.",
+            message=f"GPUDirect RDMA is hindered on {fold(hosts)}: data between GPUs and the network takes a detour "
+            "through host memory.",
             evidence=lines,
             explains=(),
             fix=pasted(
                 "Load the module (and name it in /etc/modules-load.d):"
                 if loads
-                else "See the page for what to change in the firmware's settings and on the kernel's command line.",
+                else "See the explain page for what to change in the firmware settings and on the kernel command line.",
                 on_each(hosts, LOAD) if loads else (),
                 needs_root=True,
             ),
@@ -96,7 +97,8 @@ def gpudirect_hindered(view: View) -> Findings:
     for (lines, gpus, note), names in grouped(hindered).items():
         yield Finding(
             hosts=tuple(names),
-            message=f"The {gpus} on {fold(names)} don't reach each other directly over PCIe: it is slow, or hangs.",
+            message=f"The {gpus} on {fold(names)} can't reach each other directly over PCIe: transfers are slow, or "
+            "hang.",
             evidence=lines,
             severity=Severity.INFO if note else None,
             explains=() if note else None,

@@ -47,11 +47,11 @@ def rdma_device_inaccessible(view: View) -> Findings:
     reasons = ((side.rdma.closed[0].problem or "", name) for name, side in closed.items())
     for problem, names in grouped(reasons).items():
         without = [name for name in names if not rdma.sides[name].rdma.entries]
-        what = end(rdma, without) if without else "NCCL leaves them out"
+        what = end(rdma, without) if without else "NCCL skips them"
         devices = ((name, _nodes(closed[name])) for name in names)
         yield Finding(
             hosts=tuple(names),
-            message=f"RDMA devices of {fold(names)} are up and can't be opened ({_words(problem)}): {what}.",
+            message=f"NCCL can't open RDMA devices on {fold(names)} that are up ({_words(problem)}): {what}.",
             evidence=folded(devices),
             facts={"problem": problem},
             severity=gravity(view, without) if without else None,
@@ -69,13 +69,13 @@ def _unmanaged(view: View) -> Findings:
     }
     if waiting:
         without = [name for name in waiting if not rdma.sides[name].rdma.entries]
-        what = end(rdma, without) if without else "NCCL leaves them out"
+        what = end(rdma, without) if without else "NCCL skips them"
         shown = (
             (name, ", ".join(f"{d.name} port {p.number}: {p.state}" for d, p in its)) for name, its in waiting.items()
         )
         yield Finding(
             hosts=tuple(waiting),
-            message=f"InfiniBand ports of {fold(waiting)} have a link and no subnet manager, so NCCL can't use them: "
+            message=f"InfiniBand ports on {fold(waiting)} have a link but no subnet manager, so NCCL can't use them: "
             f"{what}.",
             evidence=folded(shown),
             facts={"problem": "no subnet manager"},

@@ -46,12 +46,16 @@ def rdma_gid_missing(view: View) -> Findings:
     hosts = tuple(dict.fromkeys(host for host, _, _ in faults))
     _, entry, kind = faults[0]
     names = ", ".join(dict.fromkeys(str(port) for _, port, _ in faults))
-    empty = f"is empty ({entry.gid.why})" if entry.gid.pinned else "is missing: no entry of the table is of an address"
+    empty = (
+        f"is empty ({entry.gid.why})"
+        if entry.gid.pinned
+        else "is missing: no entry in the GID table belongs to an address"
+    )
     how = empty if kind == "empty" else f"is {kind} at index {entry.gid.index}"
-    unlike = "" if kind == "empty" else ", and not as on the other hosts"
+    unlike = "" if kind == "empty" else ", which differs from the other hosts"
     yield Finding(
         hosts=hosts,
-        message=f"The GID that NCCL would use of {names} on {fold(hosts)} {how}{unlike}.",
+        message=f"On {fold(hosts)}, the GID that NCCL would use for {names} {how}{unlike}.",
         evidence=tuple(
             f"{host}: {port}: index {port.gid.index} ({port.gid.why}): {what}; {_table(port)}"
             for host, port, what in faults
@@ -73,7 +77,7 @@ def rdma_gid_missing(view: View) -> Findings:
 def _table(entry: Entry) -> str:
     """The entries that hold an address."""
     held = [f"{gid.index} {gid.type or 'of unknown type'} {ip_of(gid)}" for gid in entry.port.gids if is_usable(gid)]
-    return f"its table has {', '.join(held[:6])}" if held else "its table holds no address"
+    return f"its table has {', '.join(held[:6])}" if held else "its table has no address"
 
 
 def _fix(rdma: ClusterRdma, faults: tuple[tuple[str, Entry, str], ...]) -> Fix:

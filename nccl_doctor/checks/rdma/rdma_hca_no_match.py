@@ -43,7 +43,7 @@ def rdma_hca_no_match(view: View) -> Findings:
         there = {name: ", ".join(dict.fromkeys(device.name for device, _ in lost[name].present)) for name in names}
         yield Finding(
             hosts=tuple(names),
-            message=f"NCCL_IB_HCA={quoted(value)} lets no RDMA device of {fold(names)} through: {end(rdma, names)}.",
+            message=f"NCCL_IB_HCA={quoted(value)} matches no RDMA device on {fold(names)}: {end(rdma, names)}.",
             evidence=folded((name, f"ports are up on {devices}") for name, devices in there.items()),
             facts={"NCCL_IB_HCA": value, "devices": {name: devices.split(", ") for name, devices in there.items()}},
             severity=gravity(view, names),
@@ -65,18 +65,22 @@ def _is_bound(rdma: ClusterRdma, names: list[str]) -> bool:
 def end(rdma: ClusterRdma, names: list[str]) -> str:
     """Words for how NCCL goes on there."""
     if _is_bound(rdma, names):
-        return "with NCCL_NET=IB it ends"
+        return "with NCCL_NET=IB, NCCL fails"
     others = fold(rdma.having)
-    return f"it takes TCP sockets there and RDMA on {others}, which don't connect" if others else "it takes TCP sockets"
+    return (
+        f"NCCL uses TCP sockets there but RDMA on {others}, and these can't connect"
+        if others
+        else "NCCL falls back to TCP sockets"
+    )
 
 
 def _fix(lists: dict[str, RdmaList]) -> Fix:
     meant = {name: _meant(own) for name, own in lists.items()}
     names = {name for found in meant.values() for name in found}
     if not all(meant.values()) or not all(NAME.fullmatch(name) for name in names):
-        return Fix(summary="Name devices that are there in NCCL_IB_HCA, or unset it.")
+        return Fix(summary="Name existing devices in NCCL_IB_HCA, or unset it.")
     values = {name: f"={','.join(found)}" for name, found in meant.items()}
-    return setting("Name devices that are there, or unset NCCL_IB_HCA:", "NCCL_IB_HCA", values)
+    return setting("Name existing devices, or unset NCCL_IB_HCA:", "NCCL_IB_HCA", values)
 
 
 def _meant(own: RdmaList) -> list[str]:

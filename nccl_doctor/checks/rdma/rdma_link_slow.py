@@ -34,8 +34,8 @@ from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold
 
 FIXES = {
-    "PCIe link": "Seat the card anew; look at the slot's lanes in the firmware's settings, and at the card's firmware.",
-    "port": "Look at the cable, the switch's port, and the speed that both were told (ethtool, mlxlink).",
+    "PCIe link": "Reseat the card; check the slot's lanes in the firmware settings, and the card's firmware.",
+    "port": "Check the cable, the switch port, and the speed configured on both ends (ethtool, mlxlink).",
 }
 FIRMWARE = "Update the board's firmware (fwupdmgr refresh, fwupdmgr update): older ones give this half two lanes."
 
@@ -78,7 +78,7 @@ def rdma_link_slow(view: View) -> Findings:
         lacking = ", ".join(dict.fromkeys(str(entry) for _, entry, _ in bare))
         yield Finding(
             hosts=hosts,
-            message=f"The port of {bare[0][2]} on {fold(hosts)} gives half its speed: its other half, {lacking}, has "
+            message=f"The port of {bare[0][2]} on {fold(hosts)} runs at half its speed: its other half, {lacking}, has "
             "no address.",
             evidence=tuple(f"{host}: {entry}: {entry.gid.why}; {half} has an address" for host, entry, half in bare),
             facts={"devices": [{"host": host, "device": entry.label} for host, entry, _ in bare]},
@@ -110,7 +110,7 @@ def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, Entry, str]]:
         lanes = max(widths, default=0)
         others = (one for name, its, one in links if name != host and its.label == entry.label and one is not None)
         if link.width < lanes:  # whatever the slot was made for
-            yield host, entry, f"{link.speed:g} GT/s x{link.width}, and x{lanes} for the other half of its port"
+            yield host, entry, f"{link.speed:g} GT/s x{link.width}, but x{lanes} for the other half of its port"
         elif (link.lost_lanes or link.lost_speed) and link.gbps < max(
             (entry.port.rate_gbps or 0.0, *(one.gbps for one in others))
         ):
@@ -124,4 +124,4 @@ def _ports(lists: dict[str, tuple[Entry, ...]]) -> Iterator[tuple[str, Entry, st
         usual = max(rates, key=lambda rate: (rates[rate], rate), default=0.0)
         for host, entry in there:
             if entry.port.rate_gbps is not None and entry.port.rate_gbps < usual:
-                yield host, entry, f"{entry.port.rate_gbps:g} Gb/s, and {usual:g} on most others"
+                yield host, entry, f"{entry.port.rate_gbps:g} Gb/s, but {usual:g} on most other hosts"

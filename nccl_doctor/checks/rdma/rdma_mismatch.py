@@ -54,11 +54,12 @@ def rdma_mismatch(view: View) -> Findings:
     bare = [name for name in bare if view.nccl.rdma.having and not sides[name].rdma.closed]
     yield Finding(
         hosts=hosts,
-        message=f"RDMA on {fold(hosts)} is not as on the other hosts: {', '.join(one.subject for one in found)}.",
+        message=f"RDMA on {fold(hosts)} differs from the other hosts: {', '.join(one.subject for one in found)}.",
         evidence=(*map(str, found), *([f"{fold(bare)}: {end(view.nccl.rdma, bare)}"] if bare else [])),
         facts={"differences": {one.subject: one.groups for one in found}},
         severity=gravity(view, bare) if bare else None,
-        fix="Bring the ports and modules of these hosts to where the others are, or name in NCCL_IB_HCA only "
+        fix="Bring the ports and modules of these hosts to the same state as on the others, or name in NCCL_IB_HCA "
+        "only "
         "devices that all hosts have.",
     )
 

@@ -53,7 +53,7 @@ def rdma_pair_unreachable(view: View) -> Findings:
     untold = {name: side.rdma.untold for name, side in rdma.sides.items() if side.rdma.untold}
     if untold:
         for name, setting in untold.items():
-            yield Unjudged((name,), f"what {setting} does to the order of RDMA devices is not known")
+            yield Unjudged((name,), f"the effect of {setting} on the order of RDMA devices is not known")
         return
     for hosts, pairs in rdma.at_fault:
         first = pairs[0]
@@ -79,7 +79,7 @@ def _message(rdma: ClusterRdma, pair: Pair) -> str:
 def _evidence(rdma: ClusterRdma, pairs: tuple[Pair, ...]) -> Iterator[str]:
     for host in dict.fromkeys(name for pair in pairs for name in (pair.source, pair.target)):
         if down := _fallen(rdma, host):
-            yield f"{host}: {', '.join(down)} is down, so that those behind it move up in its list"
+            yield f"{host}: {', '.join(down)} is down, so the devices after it move up in the list"
     for pair in pairs[:MOST_PAIRS]:
         yield f"[{pair.place}] {pair.source} {pair.here} and {pair.target} {pair.there}: {pair.talk.why}"
     if len(pairs) > MOST_PAIRS:

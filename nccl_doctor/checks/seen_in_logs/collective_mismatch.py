@@ -37,7 +37,7 @@ def _advice(case: Case) -> Advice:
         "The ranks do not call the same collectives with the same sizes"
         + (f": {told}." if told else f" (seen by {case.who})."),
         "Look for code that depends on the rank or on its data (an uneven last batch, a branch, "
-        "find_unused_parameters), and for hosts with other code or other NCCL_ALGO and NCCL_PROTO.",
+        "find_unused_parameters), and for hosts with different code, NCCL_ALGO or NCCL_PROTO.",
         case.check(),
     )
 

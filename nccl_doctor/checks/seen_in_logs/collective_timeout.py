@@ -59,8 +59,8 @@ def _advice(case: Case) -> Advice:
     kept = recorder(next(iter(case.log.facts.torch_versions), None), "/tmp/trace_rank_")  # noqa: S108 - to be pasted
     return advise(
         sentence + ".",
-        "Find what the ranks that are missing or behind did meanwhile (an exception, data loading, a checkpoint, "
-        "other code). To see it next time, start it with what nccl-doctor launch --diagnosable adds "
+        "Find out what the missing or late ranks did meanwhile (an exception, data loading, a checkpoint, other "
+        "code). To see it next time, start it with what nccl-doctor launch --diagnosable adds "
         f"({' '.join(f'{name}={value}' for name, value in kept.items())}), and give the records to nccl-doctor logs.",
         case.check(),
     )

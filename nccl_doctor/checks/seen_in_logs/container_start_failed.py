@@ -22,7 +22,7 @@ def _advice(case: Case) -> Advice:
     host = case.address.host
     return advise(
         f"A container could not be started on {case.who if case.who != 'a rank' else host or 'a host'}: the job never "
-        "began there.",
+        "started there.",
         "Start the same image by hand on that host; the line says whether image, mount, GPU hook or disk failed.",
     )
 

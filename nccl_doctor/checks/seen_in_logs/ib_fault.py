@@ -78,9 +78,9 @@ def _advice(case: Case) -> Advice:
         told = "the GID of one side is empty, so its index (NCCL_IB_GID_INDEX) names no address of that port"
     return advise(
         f"RDMA{place} failed on {case.who}" + (f": {told}." if told else "."),
-        "nccl-doctor ifname shows which devices NCCL joins. Test the pair with ib_write_bw and look at the link "
+        "nccl-doctor ifname shows which devices NCCL joins. Test the pair with ib_write_bw and check the link "
         "(ibstat, ethtool). On RoCE unset NCCL_IB_GID_INDEX from NCCL 2.21 on, and set it before. NCCL_IB_DISABLE=1 "
-        "shows whether all else works.",
+        "shows whether everything else works.",
         case.check(),
     )
 

@@ -28,24 +28,25 @@ from_logs(__name__, "NCD917")
 def _advice(case: Case) -> Advice:
     if case.first.wording == INTERRUPTED:
         return advise(
-            f"A process of {case.who} was interrupted: by Ctrl-C, or by the SIGINT of what had started it.",
-            "Where it was ended because it stood still: nccl-doctor hang, while it does so, says at which rank.",
+            f"A process of {case.who} was interrupted by Ctrl-C, or by SIGINT from the program that started it.",
+            "If it was ended because it hung: nccl-doctor hang names the rank while it hangs.",
         )
     if case.first.wording in (CRASHED, ABORTED):
         return advise(
-            f"A process of {case.who} crashed: in a library or an extension that it had loaded; nobody ended it.",
-            "Start with PYTHONFAULTHANDLER=1, which prints the Python line that each thread was in; what the process "
-            "said last stands in its own output.",
+            f"A process of {case.who} crashed: in a library or an extension that it had loaded; it was not killed.",
+            "Start with PYTHONFAULTHANDLER=1, which prints the Python line of each thread; the last output of the "
+            "process is in its own log.",
         )
     if "DataLoader worker" in case.first.text:
         return advise(
-            f"A data loader's worker of {case.who} was ended from outside, most often by the kernel's OOM killer.",
-            "Ask dmesg on that host who sent the signal. Fewer workers (num_workers) need less of the host's memory.",
+            f"A data loader's worker of {case.who} was killed from outside, most often by the kernel's OOM killer.",
+            "See dmesg on that host for who sent the signal. Fewer workers (num_workers) need less host memory.",
         )
     return advise(
-        f"A process of {case.who} was ended from outside: the kernel's OOM killer, the scheduler, a time limit or a "
+        f"A process of {case.who} was killed from outside: by the kernel's OOM killer, the scheduler, a time limit or "
+        "a "
         "person.",
-        "Ask dmesg and the scheduler (sacct, kubectl describe pod) on that host who sent the signal.",
+        "See dmesg and the scheduler (sacct, kubectl describe pod) on that host for who sent the signal.",
     )
 
 

@@ -23,7 +23,7 @@ _TOO_EARLY = r"Default process group has not been initialized"
 _PLAIN = make_advice(
     "{who} was started without the variables that torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, "
     "MASTER_ADDR, MASTER_PORT).",
-    "Start it by torchrun, which sets them; a script that wants --local_rank reads LOCAL_RANK instead. "
+    "Start it with torchrun, which sets them; a script that wants --local_rank can read LOCAL_RANK instead. "
     "nccl-doctor launch prints the command for each host.",
     command=None,
 )
@@ -32,15 +32,15 @@ _PLAIN = make_advice(
 def _advice(case: Case) -> Advice:
     if case.first.wording == _PASSED:
         return advise(
-            f"The launcher hands {case.who} --local-rank, and the script knows no such argument.",
-            "Start it by torchrun, which passes none and sets LOCAL_RANK; or have the script take both spellings "
+            f"The launcher passes --local-rank to {case.who}, but the script does not accept it.",
+            "Start it with torchrun, which sets LOCAL_RANK instead; or make the script accept both spellings "
             "(--local_rank of torch before 2.0, --local-rank since).",
         )
     if case.first.wording == _TOO_EARLY:
         return advise(
             f"The script of {case.who} used torch.distributed before init_process_group, or after "
             "destroy_process_group.",
-            "Have it call init_process_group first, on every rank; that takes its variables from torchrun, which "
+            "Call init_process_group first, on every rank; it reads variables that torchrun sets, which "
             "nccl-doctor launch prints for each host.",
         )
     return _PLAIN(case)

@@ -28,7 +28,7 @@ def _advice(case: Case) -> Advice:
     since = f" (in NCCL since {known.first})" if known else ""
     if any(event.wording == STRANGER.pattern for event in case.cause.events):
         return advise(
-            f"Who connected to NCCL's port on {case.who} ({case.target}) does not speak as that rank does.",
+            f"A peer that is not a rank of this job connected to NCCL's port on {case.who} ({case.target}).",
             "Another job's rank, a port scanner, another NCCL_SOCKET_MAGIC or another version of NCCL does so, or one "
             "that encrypts its sockets where the others don't; see who that address is.",
             case.check(),
@@ -36,7 +36,7 @@ def _advice(case: Case) -> Advice:
     because = case.hinted("In many cases this error indicates ")
     if because:
         return advise(
-            f"NCCL failed on {case.who}{since}: in many cases, NCCL says, such an error means {because}",
+            f"NCCL failed on {case.who}{since}: according to NCCL, such an error often means {because}",
             f"To confirm, NCCL advises: {case.hinted('To confirm, ')}",
             case.check(),
         )

@@ -26,15 +26,15 @@ _CUDA = (
 
 _ANY = make_advice(
     "Memory ran out on {who}.",
-    "For GPU memory: a smaller batch, or free what else holds the GPU. For the host's: more memory for the job, "
-    "fewer data loading workers. See what is left over on the GPUs:",
+    "For GPU memory: use a smaller batch, or free the GPU. For host memory: more memory for the job, fewer data "
+    "loading workers. See what is left over on the GPUs:",
 )
 
 
 def _advice(case: Case) -> Advice:
     if case.first.wording == KILLED_FOR_MEMORY:
         return advise(
-            f"The host's memory ran out on {case.who}: the kernel ended a process at a limit, that of a job's step, a "
+            f"The host's memory ran out on {case.who}: the kernel killed a process at a limit: of a job step, a "
             "container or the machine.",
             "Ask for more of it (Slurm: --mem, 0 for all of a node; docker: --memory), or start fewer data loading "
             "workers; the GPUs' own memory is another.",

@@ -33,7 +33,7 @@ def _advice(case: Case) -> Advice:
     missing = rank_progress(case.log.facts).missing
     hint = f" No line is of {ranks_of(missing)}." if missing else ""
     return advise(
-        f"{case.who} lost the connection to a rank that had ended; why that one ended, this log does not say.{hint}",
+        f"{case.who} lost the connection to a rank that had exited; this log does not show why that rank exited.{hint}",
         'Look for the first error, "Killed" or a message of the kernel (dmesg) on the other hosts, and give all '
         "ranks' logs "
         "to nccl-doctor logs together.",

@@ -37,7 +37,7 @@ def _advice(case: Case) -> Advice:
         f"NCCL's network plugin failed on {case.who}.",
         "Look whether its devices are there (fi_info -p efa, /dev/infiniband in the container), whether the "
         "security group lets the hosts talk to each other, and whether its version fits this NCCL. NCCL_NET=Socket "
-        "shows whether all else works.",
+        "shows whether everything else works.",
         case.check(),
     )
 

@@ -1,4 +1,4 @@
-"""Ranks waited for the master or for each other until the time ran out.
+"""Ranks waited for the master or for each other until the timeout.
 
 What it means: Not all ranks came to the meeting: a host did not start, has another master address or port or world
 size, or does not reach the master.
@@ -26,15 +26,15 @@ from_logs(__name__, "NCD902")
 def _advice(case: Case) -> Advice:
     if _LOOPBACK.fullmatch(case.address.ip or case.address.host or ""):
         return advise(
-            f"{case.who} waited for the master at {case.target} until the time ran out: a loopback address, at which "
-            "every host finds itself and no other one.",
+            f"{case.who} waited for the master at {case.target} until the timeout. That is a loopback address, where "
+            "every host finds only itself.",
             "With several hosts, give all of them the first host's address on the job's network (MASTER_ADDR, "
             "--master-addr, --rdzv-endpoint or the script's own --dist-url); nccl-doctor launch prints the lines. On "
-            "one host, see why rank 0 did not come to listen: its own output has it.",
+            "one host, see in the output of rank 0 why it did not listen.",
         )
     return advise(
-        f"{case.who} waited for the master at {case.target} or for other ranks until the time ran out.",
-        "Not every rank came: a host that did not start, another master address or port, a firewall. Test the hosts:",
+        f"{case.who} waited for the master at {case.target} or for other ranks until the timeout.",
+        "Not all ranks arrived: a host that did not start, another master address or port, a firewall. Test the hosts:",
         case.check(),
     )
 

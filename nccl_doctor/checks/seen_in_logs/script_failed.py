@@ -42,19 +42,19 @@ def _advice(case: Case) -> Advice:
         if size and int(size["by"]):
             near = nearest(int(size["batch"]), int(size["by"]))
             return advise(
-                f"The script on {case.who} refuses a batch of {size['batch']}, which does not divide by {size['by']} "
+                f"The script on {case.who} refuses batch size {size['batch']}, which does not divide by {size['by']} "
                 "GPUs.",
-                f"Take {' or '.join(map(str, near))}.",
+                f"Use {' or '.join(map(str, near))}.",
             )
         return advise(
             f"The script itself failed on {case.who}: {part(' '.join(case.first.message.split()), 0, 160)}",
-            "Read what stands above that line, its traceback where there is one; nothing in the log points at NCCL or "
-            "the network.",
+            "Read the lines above it, and its traceback if there is one; nothing in the log points at NCCL or the "
+            "network.",
         )
     code = exit_code(case.first)
     return advise(
         f"{case.who} ended with {'an exit code that no signal gives' if code is None else f'exit code {code}'}, and "
-        "the log does not hold its last words.",
+        "the log does not show why.",
         "Look into that rank's own output: torchrun's --log-dir with --tee 3 keeps it, @record on the main function "
         "(torch.distributed.elastic.multiprocessing.errors) puts its traceback into torchrun's summary.",
     )

@@ -23,7 +23,7 @@ def _advice(case: Case) -> Advice:
     ranks = ", ".join(dict.fromkeys(str(event.rank) for event in case.cause.events if event.rank is not None))
     who = f"Rank {ranks}" if ranks else "A rank"
     return advise(
-        f"{who} did not come to a barrier in time; all others waited there.",
+        f"{who} did not reach a barrier in time; all other ranks waited there.",
         "Look at what that rank did meanwhile: its own log, py-spy dump --pid, the load and the disks of its host.",
         case.check(),
     )

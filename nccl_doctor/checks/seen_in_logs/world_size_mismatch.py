@@ -31,8 +31,8 @@ def _advice(case: Case) -> Advice:
     if batch is not None:
         return _of_batch(int(batch["batch"]), case.log.facts.world_size)
     return advise(
-        f"Ranks and world size do not fit together (seen by {case.who}): two processes with one rank, a job that "
-        "another one's ranks came to, or a size that does not divide.",
+        f"Ranks and world size do not match (seen by {case.who}): two processes with the same rank, ranks of another "
+        "job, or a size that does not divide.",
         "Compare RANK, WORLD_SIZE, --nnodes, --node_rank and --nproc_per_node of all hosts; nccl-doctor launch "
         "prints them.",
     )
@@ -41,8 +41,9 @@ def _advice(case: Case) -> Advice:
 def _of_batch(batch: int, world: int | None) -> Advice:
     if not world:
         return advise(
-            f"A batch of {batch} does not divide by the number of ranks, which the log does not tell.",
-            "The nearest that do are named by nccl-doctor launch with --batch-size and the job's hosts; or take the "
+            f"A batch of {batch} does not divide by the number of ranks, which the log does not show.",
+            "nccl-doctor launch with --batch-size and the job's hosts names the nearest batch sizes that do; or use "
+            "the "
             "number of ranks times what each is to have.",
         )
     near = nearest(batch, world)

@@ -38,8 +38,8 @@ def _advice(case: Case) -> Advice:
     iface, ip = entities.get("iface"), entities.get("ip")
     used = f"{iface} ({ip})" if iface and ip else iface or ip or "an interface that the peers do not reach"
     return advise(
-        f"NCCL uses {used} on {case.who}, which the other hosts do not reach by that address.",
-        "See which interface is right on each host, then set NCCL_SOCKET_IFNAME to it, with = in front:",
+        f"NCCL uses {used} on {case.who}, whose address the other hosts can't reach.",
+        "See which interface is right on each host, then set NCCL_SOCKET_IFNAME to it, with a leading =:",
         ifname_command(case),
     )
 

@@ -45,7 +45,7 @@ def code_mismatch(view: View) -> Findings:
             of_line = path in (view.snapshot.cluster.line or "").split()
             yield Finding(
                 hosts=tuple(found),
-                message=f"{path}, which the line starts, is on none of the hosts."
+                message=f"{path}, which the launch line starts, exists on no host."
                 if of_line
                 else f"{path} has to be the same on all hosts, and is on none of them.",
                 evidence=tuple(dict.fromkeys(f"looked at {entry.resolved}" for entry in found.values())),
@@ -84,7 +84,7 @@ def _different(differs: Difference, found: dict[str, SameEntry]) -> Finding:
     more = [f"and {len(files) - SHOWN} more files"] if len(files) > SHOWN else []
     return Finding(
         hosts=differs.outliers,
-        message=f"{differs.subject} on {fold(differs.outliers)} is not what the other hosts have.",
+        message=f"{differs.subject} on {fold(differs.outliers)} differs from the other hosts.",
         evidence=(*lines, *shown, *more),
         facts={"path": differs.subject, "resolved": usual.resolved, "files": sorted(files)},
         fix=f"Copy {usual.resolved} from one host to the others (rsync, git pull), or keep it on a file system "

@@ -59,7 +59,8 @@ def cuda_driver_mismatch(view: View) -> Findings:
     for (driver, cuda, least), hosts in old.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"Driver {driver} on {fold(hosts)} is too old for torch's CUDA {cuda}, which needs {least}.",
+            message=f"Driver {driver} on {fold(hosts)} is too old for torch's CUDA {cuda}, which needs {least} or "
+            "newer.",
             evidence=(f"nvidia-smi: driver {driver}", f"torch is built for CUDA {cuda}"),
             facts={"driver": driver, "cuda": cuda, "least_driver": least},
             fix="Update the driver there and reboot, or install a torch that is built for an older CUDA.",

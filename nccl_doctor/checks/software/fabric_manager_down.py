@@ -55,12 +55,13 @@ def fabric_manager_down(view: View) -> Findings:
     if joining:
         yield Finding(
             hosts=tuple(joining),
-            message=f"GPUs of {fold(joining)} have not joined the NVLink fabric: until then CUDA says “system not yet "
+            message=f"GPUs on {fold(joining)} have not joined the NVLink fabric; until they do, CUDA fails with "
+            "“system not yet "
             "initialized” (802).",
             evidence=("nvidia-smi: fabric.state is In Progress",),
             facts={"state": "In Progress"},
             fix="Wait a minute and check again. If it stays, see the fabric manager's log (journalctl -u "
-            "nvidia-fabricmanager): it has to be of the driver's own version.",
+            "nvidia-fabricmanager): its version must be the driver's version.",
         )
     for (state, installed, fitting), hosts in down.items():
         startable = state in ("inactive", "failed") and not installed

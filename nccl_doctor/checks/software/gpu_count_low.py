@@ -77,7 +77,7 @@ def gpu_count_low(view: View) -> Findings:
     for devices, hosts in grouped(hidden).items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"CUDA_VISIBLE_DEVICES={devices} hides every GPU of {fold(hosts)}: ranks there use the processor.",
+            message=f"CUDA_VISIBLE_DEVICES={devices} hides every GPU on {fold(hosts)}: ranks there run on the CPU.",
             evidence=(f"{fold(hosts)}: CUDA_VISIBLE_DEVICES={devices} in the environment that ranks get",),
             facts={"gpus": 0, "cuda_visible_devices": devices},
             severity=Severity.WARNING,
@@ -107,7 +107,7 @@ def _uneven(counts: dict[str, int]) -> Findings:
         )
 
 
-NO_GPU = "no GPU was found there: nvidia-smi is not installed, or shows none"
+NO_GPU = "no GPU was found: nvidia-smi is not installed, or shows none"
 
 
 def _absent(view: View) -> Findings:
@@ -117,12 +117,12 @@ def _absent(view: View) -> Findings:
     if hosts:
         yield Finding(
             hosts=hosts,
-            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} no GPU, and the job asks for GPUs.",
+            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} no GPU, but the job asks for GPUs.",
             evidence=(*(f"{fold(names)}: {wish}" for wish, names in wishes.items()), NO_GPU),
             facts={"gpus": 0},
             fix=pasted(
-                "Take hosts that have GPUs, or hand GPUs to the container or job step; where the processor is meant, "
-                "take cuda_visible_devices and CUDA_VISIBLE_DEVICES out. See whether there is one on the PCI bus:",
+                "Take hosts that have GPUs, or hand GPUs to the container or job step; for a CPU job, "
+                "remove cuda_visible_devices and CUDA_VISIBLE_DEVICES. Check whether there is a GPU on the PCI bus:",
                 on_each(hosts, ON_THE_BUS),
             ),
         )
@@ -131,10 +131,10 @@ def _absent(view: View) -> Findings:
 def _not_judged(facts: HostFacts) -> str | None:
     """Words for GPUs of makers of which no more than the number is looked at; None where there are none."""
     if amd := _amd(facts):
-        return f"{plural(amd, 'GPU')} of AMD's by the driver, which are counted; the all-reduce does not use them"
+        return f"{plural(amd, 'GPU')} of AMD's by the driver; they are counted, but the all-reduce does not use them"
     if isinstance(facts.torch, Unknown) or facts.torch is None or "+xpu" not in facts.torch.version:
         return None
-    return f"torch {facts.torch.version} is for Intel's GPUs, which are not looked at"
+    return f"torch {facts.torch.version} is for Intel GPUs, which are not checked"
 
 
 def _amd(facts: HostFacts) -> int | None:
@@ -161,7 +161,7 @@ class _Short(NamedTuple):
         are, have = ("is", "has") if len(hosts) == 1 else ("are each", "have")
         return Finding(
             hosts=hosts,
-            message=f"{fold(hosts)} {are} to {self.wants}, and {have} {plural(self.gpus, 'GPU')}.",
+            message=f"{fold(hosts)} {are} to {self.wants}, but {have} {plural(self.gpus, 'GPU')}.",
             evidence=self.shown,
             facts={"gpus": self.gpus, "nproc_per_node": self.ranks, "cuda_visible_devices": self.devices},
             fix=pasted(

@@ -60,7 +60,7 @@ class Fault:
         if self.lost is not None and gpus > 1:
             return f"The driver of {fold(names)} has lost GPU {self.lost}, one of {gpus}: nvidia-smi fails for all."
         has = "has" if len(names) == 1 else "have"
-        return f"{fold(names)} {has} {plural(gpus, 'GPU')} and no working driver: {self.problem}."
+        return f"{fold(names)} {has} {plural(gpus, 'GPU')} but no working driver: {self.problem}."
 
     def fix(self, hosts: tuple[str, ...]) -> Fix:
         """The remedy on these hosts."""
@@ -136,7 +136,7 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
     elif not nodes:
         remedy = "Make the device nodes:"
         made = line("nvidia-modprobe -c 0 -u")
-        yield Fault("it has no device nodes", "there is no /dev/nvidia*", remedy, (made,))
+        yield Fault("there are no device nodes", "there is no /dev/nvidia*", remedy, (made,))
     elif refused and inside:
         remedy = (
             "Start the container again: a reload of systemd takes a running one's devices away; the CDI mode of "
@@ -150,7 +150,7 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
         yield Fault("this user may not open its device nodes", f"can't be used: {', '.join(refused[:4])}", remedy)
     elif facts.gpus == ():
         found = f"the nvidia module {driver.module} is loaded, and nvidia-smi finds no device"
-        yield Fault("no GPU started", found, _REMEDY, (KERNEL_LOG,))
+        yield Fault("the driver could not start any GPU", found, _REMEDY, (KERNEL_LOG,))
     elif any(failure in words for failure in FAILURES):
         lost = _LOST.search(words)
         yield Fault("nvidia-smi fails", words, _REMEDY, (KERNEL_LOG,), lost=lost and lost[1])
@@ -171,15 +171,15 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> Fault:
     kernel = facts.identity.kernel if isinstance(facts.identity, Identity) else None
     if nouveau:
         remedy = "Install NVIDIA's driver, keep nouveau away (blacklist nouveau in /etc/modprobe.d), and reboot."
-        return Fault("nouveau is in its place", "driver in use: nouveau", remedy)
+        return Fault("nouveau is loaded instead", "driver in use: nouveau", remedy)
     if kernel in driver.built_for:
         loaded = line("modprobe nvidia")
-        return Fault("its module is not loaded", f"nvidia.ko is there for {kernel}", "Load it:", (loaded,))
+        return Fault("the kernel module is not loaded", f"nvidia.ko is there for {kernel}", "Load it:", (loaded,))
     if driver.built_for and kernel is not None:
         evidence = f"nvidia.ko is there for {', '.join(driver.built_for[:3])}; {kernel} runs"
         remedy = "Build it for this kernel (it needs the kernel's headers), and load it:"
         lines = (line("dkms autoinstall"), line("modprobe nvidia"))
-        return Fault("its module is not built for the kernel that runs", evidence, remedy, lines)
+        return Fault("the kernel module is not built for the running kernel", evidence, remedy, lines)
     words = f"; {facts.gpus.reason}" if isinstance(facts.gpus, Unknown) else ""
     evidence = f"no nvidia.ko for any kernel{words}"
     return Fault("none is installed", evidence, "Install NVIDIA's driver there, and reboot.")
@@ -199,7 +199,7 @@ def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
         remedy = (
             "Install amdgpu-dkms with ROCm's support; a container is started with --device /dev/kfd --device /dev/dri."
         )
-        yield Fault("amdgpu came without ROCm's /dev/kfd", "there is no /dev/kfd", remedy)
+        yield Fault("amdgpu lacks ROCm's /dev/kfd", "there is no /dev/kfd", remedy)
     elif refused:
         user = facts.identity.user if isinstance(facts.identity, Identity) else None
         added = line("usermod -aG render,video {user}", user=user) if user else None

@@ -52,14 +52,14 @@ def gpu_errors(view: View) -> Findings:
         warned = [gpu for gpu in gpu_health if gpu.warning]
         said = ""
         if gone:
-            said = f"{host.name}: nvidia-smi says “{gone[0].fault}” of GPU {gone[0].index}, which no job can use."
+            said = f"{host.name}: nvidia-smi reports “{gone[0].fault}” for GPU {gone[0].index}, which no job can use."
         elif len(warned) == len(counted) and not logged:
-            said = f"{host.name}: nvidia-smi warns of GPU {warned[0].index}: {warned[0].warning}."
+            said = f"{host.name}: nvidia-smi warns about GPU {warned[0].index}: {warned[0].warning}."
         yield Finding(
             hosts=(host.name,),
             message=said
-            or f"A GPU of {host.name} is broken or needs a reset: "
-            + ("its driver lost it." if lost else "it reported errors in the last day."),
+            or f"A GPU on {host.name} is faulty or needs a reset: "
+            + ("the driver has lost it." if lost else "it reported errors in the last day."),
             evidence=(*(f"GPU {gpu.index}: {gpu.fault}" for gpu in gone), *counted, *_log(logged)),
             facts={"xids": sorted({x.number for x in logged}), "gpus": [gpu.index for gpu in gone]},
             severity=Severity.ERROR if lost else None,
@@ -176,7 +176,7 @@ def meaning_of_xid(case: Case) -> Advice | None:
     place = f" on {case.who}" if case.who != "a rank" else ""
     return advise(
         f"{found['kind']} {found['number']} of GPU {found['bus']}{place}{process}: {means}.",
-        "Where it is the program's fault: CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. Else take the host out of the "
+        "If the program is at fault, use CUDA_LAUNCH_BLOCKING=1 and compute-sanitizer. Else take the host out of the "
         "job, reset the GPU or reboot, and test it with dcgmi diag -r 3.",
         case.check(),
     )

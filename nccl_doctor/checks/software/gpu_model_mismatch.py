@@ -34,7 +34,7 @@ SIGNS = LogSigns(
     RULES,
     make_advice(
         "The ranks' GPUs are of different models, by NCCL's diagnostics: {who} has another one.",
-        "Leave the unlike hosts out, or choose the batch size for the smallest GPU:",
+        "Leave those hosts out, or choose the batch size for the smallest GPU:",
     ),
     warning_up_to=Grade.LIKELY,
 )
@@ -62,8 +62,8 @@ def gpu_model_mismatch(view: View) -> Findings:
     order = numbers if mixed else ""
     yield Finding(
         hosts=hosts,
-        message=f"The GPUs on {fold(hosts)} are not like the others, and the slowest sets the pace of all.",
+        message=f"The GPUs on {fold(hosts)} differ from the others; the slowest GPU sets the pace of all.",
         evidence=(*([str(between)] if between else []), *within),
         facts={"gpus": {name: dict(found) for name, found in kinds.items()}},
-        fix=f"Leave the unlike hosts out (-x), or choose the batch size for the smallest memory.{order}",
+        fix=f"Leave these hosts out (-x), or choose the batch size for the smallest memory.{order}",
     )

@@ -42,7 +42,7 @@ def gpu_overlap(view: View) -> Findings:
         shared = [gpu for uuid, gpu in used[name].items() if uuid in used[other]]
         yield Finding(
             hosts=(name, other),
-            message=f"{name} and {other} are one machine, and both use GPU "
+            message=f"{name} and {other} are the same machine, and both use GPU "
             f"{', '.join(str(gpu.index) for gpu in shared)}.",
             evidence=tuple(f"GPU {gpu.index} ({gpu.name}), {gpu.uuid}: on {name} and on {other}" for gpu in shared),
             facts={"uuids": [gpu.uuid for gpu in shared]},

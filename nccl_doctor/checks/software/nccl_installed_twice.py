@@ -36,8 +36,8 @@ def nccl_installed_twice(view: View) -> Findings:
         fits = f"nvidia-nccl-cu{(torch.cuda or '').partition('.')[0]}"
         yield Finding(
             hosts=hosts,
-            message=f"NCCL comes to torch from {' and '.join(words)} on {fold(hosts)}; "
-            + (f"torch loads that of {winner}." if winner else "none of them tells whose file torch loads."),
+            message=f"torch finds NCCL twice on {fold(hosts)}: {' and '.join(words)}; "
+            + (f"torch loads the one from {winner}." if winner else "it is not known which one torch loads."),
             evidence=tuple(f"{name}: {one.path}" for name, one in zip(words, copies, strict=True)),
             facts={"copies": [one.model_dump() for one in copies]},
             fix=f"Leave one: uninstall the others, then pip install --force-reinstall --no-deps {fits} (the wheels "

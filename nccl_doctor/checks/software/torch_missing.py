@@ -35,7 +35,7 @@ def torch_missing(view: View) -> Findings:
         others = [f"torch is there: {', '.join(names)} ({path})" for path, names in present.items()]
         yield Finding(
             hosts=hosts,
-            message=f"{executable} has no torch, so torchrun can't start there.",
+            message=f"{executable} has no torch, so torchrun can't start.",
             evidence=(f"asked {executable}: no package torch in its metadata", *others),
             facts={"python": executable},
             fix=f'Name the interpreter that has torch in the hosts file ("python: {python}") or with --python, or '
@@ -54,7 +54,7 @@ def _without_cuda(view: View) -> Findings:
     for (version, name), hosts in grouped(idle).items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"torch {version} on {fold(hosts)} is built without CUDA, and can't use the GPUs there ({name}).",
+            message=f"torch {version} on {fold(hosts)} is built without CUDA and can't use the GPUs there ({name}).",
             evidence=(f"{fold(hosts)}: torch {version}: cuda is None",),
             facts={"torch": version},
             fix="Install a build of torch for CUDA into that environment (pip's default on Linux is one; --index-url "

@@ -72,10 +72,10 @@ def version_mismatch(view: View) -> Findings:
         return
     hosts = ordered(versions, {name for one in found for name in one.outliers})
     subjects = ", ".join(one.subject for one in found)
-    verb = "is" if len(found) == 1 and not subjects.endswith("s") else "are"
+    verb = "differs" if len(found) == 1 and not subjects.endswith("s") else "differ"
     yield Finding(
         hosts=hosts,
-        message=f"{subjects} on {fold(hosts)} {verb} not the others'.",
+        message=f"{subjects} on {fold(hosts)} {verb} from the other hosts'.",
         evidence=tuple(map(str, found)),
         facts={"versions": {one.subject: one.groups for one in found}},
         severity=max((MATTERS[one.subject] for one in found), key=lambda each: each.rank),
@@ -106,7 +106,7 @@ def _advice(case: Case) -> Advice:
     versions = " and ".join(case.log.facts.nccl_versions)
     seen = f" The log names NCCL {versions}." if len(case.log.facts.nccl_versions) > 1 else ""
     return advise(
-        f"Libraries that do not fit together on {case.who}: another NCCL, CUDA or torch than the program was built "
+        f"Libraries do not match on {case.who}: another NCCL, CUDA or torch than the program was built "
         f"for, or than the other ranks have.{seen}",
         "Make them the same on all hosts: one nvidia-nccl package, no older libnccl.so in LD_LIBRARY_PATH. See what "
         "each has:",

@@ -41,7 +41,7 @@ from nccl_doctor.transport.ssh.settings import ssh_alias
 GRACE_S = 2.0  # What the answer may take beyond the deadline that the collectors on the host keep
 
 
-NO_FACTS = "the probe gave no facts"
+NO_FACTS = "the probe returned no facts"
 
 PATH_S = 10.0  # For a host that answered nothing to say what it sends in vain
 

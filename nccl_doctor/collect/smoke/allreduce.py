@@ -62,9 +62,9 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
         return skipped(f"needs torch, which is missing on {fold(without)}")
     trial = facts[cluster.nodes[0].name].master_port
     if isinstance(trial, PortTrial) and not trial.free:
-        return skipped(f"could not succeed while port {trial.port} is not free")
+        return skipped(f"not run: port {trial.port} is busy")
     if isinstance(mesh, Mesh) and mesh.failed:
-        return skipped(f"could not succeed while ports are closed on {fold(sorted({d.dst for d in mesh.failed}))}")
+        return skipped(f"not run: ports are closed on {fold(sorted({d.dst for d in mesh.failed}))}")
     return None
 
 

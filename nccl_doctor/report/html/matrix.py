@@ -25,7 +25,7 @@ _FAILURES = {  # colour, letter and words by a dial's outcome
     "timed-out": ("silent", "T", "no answer in time"),
     "refused": ("refused", "R", "refused"),
     "reset": ("refused", "R", "reset"),
-    "no-route": ("barred", "N", "no route to host (a firewall's REJECT looks so)"),
+    "no-route": ("barred", "N", "no route to host (typical of a firewall REJECT)"),
     "unreachable": ("barred", "N", "network unreachable"),
     "no-source-address": ("barred", "N", "no address to dial from"),
     "stranger": ("stranger", "S", "answered by another program"),

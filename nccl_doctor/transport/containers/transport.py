@@ -68,7 +68,7 @@ def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
     if names is not None:
         more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
         running = (
-            f"; there run {', '.join(names[:_MOST])}{more}" if names else "; no container of this user's runs there"
+            f"; running are {', '.join(names[:_MOST])}{more}" if names else "; this user has no running container there"
         )
     words = {
         "program": options.program,

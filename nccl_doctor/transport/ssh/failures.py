@@ -161,7 +161,7 @@ def host_key_unknown(
         via=target.via,
         known_hosts_line=line,
     )
-    detail = "showed a host key that no known_hosts file holds"
+    detail = "presented a host key that is in no known_hosts file"
     evidence = (f"{key_type} {fingerprint}",) if fingerprint else ()
     return AccessError(access.HostKeyUnknown(detail=detail, evidence=evidence, facts=facts))
 
@@ -182,7 +182,7 @@ def key_mismatch(
         known_fingerprint=old[1] if old else None,
     )
     place = f"{file}:{line}"
-    detail = f"showed a host key that {place} revokes" if revoked else f"showed another host key than {place} holds"
+    detail = f"presented a host key that {place} revokes" if revoked else f"presented another host key than {place} has"
     evidence: tuple[str, ...] = (f"it showed {new[0]} {new[1]}",)
     if old is not None and not revoked:
         evidence = (f"{place} holds {old[0]} {old[1]}", *evidence)
@@ -229,19 +229,19 @@ def auth_failed(target: Target, login: Login) -> AccessError:
     if not evidence and not login.partial:
         evidence = ["no key could be offered"]
     evidence += [f"passed over: {path} needs a passphrase and no agent holds it" for path in login.encrypted]
-    evidence += [f"passed over: others may read {path}, and so ssh does not use it" for path in login.exposed]
+    evidence += [f"skipped: others may read {path}, so ssh does not use it" for path in login.exposed]
     evidence += [*login.notes, *login.out_of_time, *login.early]
     if message:
         evidence.append(f'the server said "{message[-_PHRASE:]}"')
     if login.methods:
         evidence.append(f"the server takes: {', '.join(login.methods)}")
     if login.aborted:
-        evidence.append("the server broke off after too many keys (MaxAuthTries)")
-    detail = f"refused to let the user {target.user} in"
+        evidence.append("the server closed the connection after too many keys (MaxAuthTries)")
+    detail = f"refused the login of user {target.user}"
     if login.partial:
-        detail = f"took a key of the user {target.user} and asks for more, which nobody can type here"
+        detail = f"accepted {target.user}'s key but asks for a second factor, which needs a terminal"
     elif login.aborted:
-        detail = f"broke off the login of the user {target.user}: too many keys were offered that it does not know"
+        detail = f"closed the connection: user {target.user} offered too many keys that it does not know"
     elif login.methods and "publickey" not in login.methods:
-        detail = f"takes no keys of the user {target.user}"
+        detail = f"accepts no SSH keys from user {target.user}"
     return AccessError(access.SshAuthFailed(detail=detail, evidence=bounded(evidence), facts=facts))

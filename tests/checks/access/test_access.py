@@ -35,14 +35,16 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
         (
             "ssh_host_key_changed/fires",
             [
-                "node2 (10.0.0.2:22) showed another host key than /home/ann/.ssh/known_hosts:7 holds.",
-                "node3 (10.0.0.3:22) showed another host key than /home/ann/.ssh/known_hosts:8 holds.",
+                "node2 (10.0.0.2:22) presented another host key than /home/ann/.ssh/known_hosts:7 has.",
+                "node3 (10.0.0.3:22) presented another host key than /home/ann/.ssh/known_hosts:8 has.",
             ],
         ),
         ("python_missing/fires", ['node[2-3]: there is no interpreter "/opt/train/bin/python".']),
         (
             "python_missing/fires-environment",
-            ["node2: /opt/train/bin/python ends as training would start it: No module named 'encodings'."],
+            [
+                "node2: /opt/train/bin/python fails when started as training would start it: No module named 'encodings'."
+            ],
         ),
         ("probe_failed/fires", ["node2: the probe gave no facts: no answer in time."]),
     ],

@@ -25,8 +25,8 @@ def diagnosis(fixture: str) -> Diagnosis:
 NAMED = [
     ("allreduce_failed/fires-killed", ["node2"], "Rank 1 on node2 was killed by SIGKILL"),
     ("allreduce_failed/fires-killed-and-an-abort", ["node2"], "Rank 1 on node2 was killed by SIGKILL"),
-    ("allreduce_failed/fires-without-a-word", ["node2"], "Rank 1 on node2 ended with status 7 without a word"),
-    ("allreduce_failed/fires-dead-at-the-deadline", ["node2"], "Rank 1 on node2 ended without a word"),
+    ("allreduce_failed/fires-without-a-word", ["node2"], "Rank 1 on node2 exited with status 7 and printed nothing"),
+    ("allreduce_failed/fires-dead-at-the-deadline", ["node2"], "Rank 1 on node2 exited and printed nothing"),
     ("allreduce_failed/fires-connection-lost", ["node3"], "node3 dropped out of the all-reduce: the connection ended"),
     ("allreduce_failed/fires-isolated-pair", ["node1", "node2"], "node1 and node2 fail with each other"),
     ("allreduce_timeout/fires-suspended", ["node2"], "rank 1 on node2 was suspended"),
@@ -34,12 +34,12 @@ NAMED = [
     (
         "allreduce_timeout/fires-elsewhere",
         ["node2"],
-        "stood in get (queue.py:171), called by wait_for_disk (hook.py:12)",
+        "was in get (queue.py:171), called by wait_for_disk (hook.py:12)",
     ),
     ("allreduce_timeout/fires-everybody", ["node1", "node2", "node3"], "all 3 ranks waited for the others to join"),
     ("allreduce_timeout/fires-isolated-host", ["node3"], "node3 fails with hosts that work with each other"),
-    ("allreduce_wrong_result/fires-alone", ["node2"], "it comes from rank 1 on node2"),
-    ("allreduce_wrong_result/fires-with-both-neighbours", ["node2"], "it comes from rank 1 on node2"),
+    ("allreduce_wrong_result/fires-alone", ["node2"], "the error comes from rank 1 on node2"),
+    ("allreduce_wrong_result/fires-with-both-neighbours", ["node2"], "the error comes from rank 1 on node2"),
     ("allreduce_wrong_result/fires-between-two", ["node2", "node3"], "from rank 1 on node2 and rank 2 on node3"),
     ("allreduce_slow/fires", ["node1"], "0.099 of 1.2 GB/s, 8 % of eno1 on node1"),
     ("allreduce_slow/fires-straggler", ["node2"], "wait for rank 1 on node2"),
@@ -92,7 +92,7 @@ def test_counters_of_rdma_are_left_aside_where_a_rank_is_late() -> None:
     smoke = late.smoke.model_copy(update={"rdma_grown": grown.rdma_grown})
     (found,) = judge(late.model_copy(update={"smoke": smoke}), "smoke").diagnoses
     assert not [line for line in found.evidence if "mlx5_0" in str(line)]
-    assert found.fix.summary == "Look for what else that host is busy with."
+    assert found.fix.summary == "Look at what else that host is busy with."
 
 
 def test_where_nothing_tells_the_repetition_is_offered() -> None:
@@ -125,7 +125,7 @@ Root Cause (first observed failure):
     smoke = patched({"smoke": {"output": {"node2": said.splitlines()}}}).smoke
     assert isinstance(smoke, Smoke)
     first, second = last_words(smoke, ("node2",))
-    assert first == "node2 said: [rank1]: ImportError: libcudart.so.12: cannot open shared object file"
+    assert first == "node2 printed: [rank1]: ImportError: libcudart.so.12: cannot open shared object file"
     assert "failed (exitcode: 1)" in second
 
 

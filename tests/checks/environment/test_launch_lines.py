@@ -61,43 +61,43 @@ TWICE = "CUDA_VISIBLE_DEVICES={d} " + YOLO
 TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]] = [
     # guide, hosts as they are, what it prints, what people make of it, what is said, a part of the corrected line
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"n": 1}, "says 1 nodes", "--nnodes=2"),
-    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 1, "a": MASTER, "b": 64}, {"r": 2}, "none of 0 to 1", "_rank=1"),
-    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "192.168.1.2"}, "is not the first host's", "--master_addr=10.0.0.1"),
-    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "127.0.0.1"}, "would never meet", "--master_addr=10.0.0.1"),
-    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"g": 4}, "4 ranks a node need as many GPUs", "--nproc_per_node=2"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 1, "a": MASTER, "b": 64}, {"r": 2}, "not in 0 to 1", "_rank=1"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "192.168.1.2"}, "is not the first host", "--master_addr=10.0.0.1"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"a": "127.0.0.1"}, "would never connect", "--master_addr=10.0.0.1"),
+    (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"g": 4}, "4 ranks per node need as many GPUs", "--nproc_per_node=2"),
     (YOLO, {"hosts": 2, "port": 1234}, {"g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"b": 65}, "does not divide by 4 ranks", "--batch 64"),
     (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"b": 63}, "does not divide by 2 ranks", "--batch 64"),
     (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"d": "0,1,2,3"}, "asks for GPU 2,3", ""),
-    (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"g": "2 --master-prt 1"}, "knows no option --master-prt", "--master_port"),
+    (RUN, {"hosts": 1}, {"g": 2, "b": 64, "d": "0,1"}, {"g": "2 --master-prt 1"}, "has no option --master-prt", "--master_port"),
     ("yolo detect train data=coco.yaml device={d} batch={b}", {"hosts": 1}, {"d": "0,1", "b": 64}, {"d": "0,7"}, "asks for GPU 7", ""),
-    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": "127.0.0.1:29500"}, "would never meet", "tcp://10.0.0.1:29500"),
+    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": "127.0.0.1:29500"}, "would never connect", "tcp://10.0.0.1:29500"),
     (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 1}, {"r": 2}, "ranks are counted from 0", ""),
-    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": "172.16.1.186:2222"}, "is not the first host's", "tcp://10.0.0.1:29500"),
-    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": f"{MASTER}:2222"}, "29500 is what was tried", "tcp://10.0.0.1:29500"),
-    (HRNET, {"hosts": 2}, {"a": f"{MASTER}:29500"}, {"a": "127.0.0.1:23456"}, "would never meet", "tcp://10.0.0.1:29500"),
-    (HRNET, {"hosts": 2}, {"a": f"{MASTER}:29500"}, {"a": "127.1.1.20:12345"}, "would never meet", "tcp://10.0.0.1:29500"),
-    ("torchrun --standalone --nproc_per_node={g} train.py{x}", {"hosts": 1}, {"g": 2, "x": ""}, {"g": 8}, "8 ranks a node", "=2"),
+    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": "172.16.1.186:2222"}, "is not the first host", "tcp://10.0.0.1:29500"),
+    (URL, {"hosts": 2}, {"a": f"{MASTER}:29500", "n": 2, "r": 0}, {"a": f"{MASTER}:2222"}, "port 29500 was tested", "tcp://10.0.0.1:29500"),
+    (HRNET, {"hosts": 2}, {"a": f"{MASTER}:29500"}, {"a": "127.0.0.1:23456"}, "would never connect", "tcp://10.0.0.1:29500"),
+    (HRNET, {"hosts": 2}, {"a": f"{MASTER}:29500"}, {"a": "127.1.1.20:12345"}, "would never connect", "tcp://10.0.0.1:29500"),
+    ("torchrun --standalone --nproc_per_node={g} train.py{x}", {"hosts": 1}, {"g": 2, "x": ""}, {"g": 8}, "8 ranks per node", "=2"),
     (ELASTIC, {"hosts": 3}, {"n": "1:4", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"k": "static"}, "a range needs", ""),
-    (ELASTIC, {"hosts": 3}, {"n": "3", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never meet", "endpoint=10.0.0.1:29500"),
+    (ELASTIC, {"hosts": 3}, {"n": "3", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never connect", "endpoint=10.0.0.1:29500"),
     ("torchrun --nproc_per_node={g} --nnodes={n} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py", {"hosts": 2, "gpus": 1}, {"g": "gpu", "n": 2}, {"n": 4}, "the line says 4 nodes", "--nnodes=2"),
-    ("accelerate launch --multi_gpu --num_machines {n} --num_processes 4 --machine_rank 0 --main_process_ip {a} --main_process_port 29500 train.py", {"hosts": 2}, {"n": 2, "a": MASTER}, {"a": "127.0.0.1"}, "would never meet", "--main_process_ip=10.0.0.1"),
-    ("accelerate launch --num_machines {n} --machine_rank 0 --main_process_ip 10.0.0.1 --main_process_port 29500{x} train.py", {"hosts": 2}, {"n": 2, "x": ""}, {"x": " --mixed_precison bf16"}, "--mixed_precision is near", "--mixed_precision"),
+    ("accelerate launch --multi_gpu --num_machines {n} --num_processes 4 --machine_rank 0 --main_process_ip {a} --main_process_port 29500 train.py", {"hosts": 2}, {"n": 2, "a": MASTER}, {"a": "127.0.0.1"}, "would never connect", "--main_process_ip=10.0.0.1"),
+    ("accelerate launch --num_machines {n} --machine_rank 0 --main_process_ip 10.0.0.1 --main_process_port 29500{x} train.py", {"hosts": 2}, {"n": 2, "x": ""}, {"x": " --mixed_precison bf16"}, "did you mean --mixed_precision?", "--mixed_precision"),
     ("deepspeed --num_nodes {n} --num_gpus 2 --master_addr 10.0.0.1 train.py", {"hosts": 2}, {"n": 2}, {"n": 3}, "the line says 3 nodes", ""),
     ("srun -N {n} --ntasks-per-node=2 python train.py", {"hosts": 2}, {"n": 2}, {"n": 4}, "the line says 4 nodes", ""),
-    (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"a": "127.0.0.1"}, "would never meet", "--master-addr=10.0.0.1"),
-    (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"tp": 8}, "need 16 GPUs, and the hosts have 4", ""),
-    (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"r": 2}, "node rank 2 is none of 0 to 1", "--node-rank=1"),
-    (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never meet", "--dist-init-addr=10.0.0.1:29500"),
+    (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"a": "127.0.0.1"}, "would never connect", "--master-addr=10.0.0.1"),
+    (VLLM, {"hosts": 2}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER}, {"tp": 8}, "need 16 GPUs, but the hosts have 4", ""),
+    (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"r": 2}, "node rank 2 is not in 0 to 1", "--node-rank=1"),
+    (SGLANG, {"hosts": 2}, {"tp": 4, "n": 2, "r": 0, "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never connect", "--dist-init-addr=10.0.0.1:29500"),
     (BY_HAND, {"hosts": 2}, {"a": MASTER, "r": 1}, {"r": 2}, "RANK=2 of WORLD_SIZE=2: ranks are counted from 0", ""),
-    (BY_HAND, {"hosts": 2}, {"a": MASTER, "r": 1}, {"a": "localhost"}, "would never meet", "MASTER_ADDR=10.0.0.1 "),
+    (BY_HAND, {"hosts": 2}, {"a": MASTER, "r": 1}, {"a": "localhost"}, "would never connect", "MASTER_ADDR=10.0.0.1 "),
     (TWICE, {"hosts": 2, "gpus": 4, "port": 1234, "devices": ("0,1", "2,3")}, {"d": "2,3", "g": 2, "n": 2, "r": 1, "a": MASTER, "b": 64}, {"d": "0,1"}, "node2 has 2,3 in the hosts file", "CUDA_VISIBLE_DEVICES=2,3 python"),
-    (TWICE, {"hosts": 2, "gpus": 4, "port": 1234, "devices": ("0,1", "2,3")}, {"d": "0,1", "g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"g": 4}, "4 ranks a node need as many GPUs", "--nproc_per_node=2"),
-    ("mpirun -np {n} -npernode {g} python train.py", {"hosts": 2}, {"n": 4, "g": 2}, {"g": 8}, "8 ranks a node need as many GPUs", ""),
-    ("srun -N 2 --ntasks-per-node={g} python train.py", {"hosts": 2}, {"g": 2}, {"g": 4}, "4 ranks a node need as many GPUs", ""),
-    ("python -m torch.distributed.launch --nproc_per_node 2{x} --master_port 29501 train.py --batch 64", {"hosts": 1, "port": 29501}, {"x": ""}, {"x": " --use-envs"}, "knows no option --use-envs", "--use_env"),
+    (TWICE, {"hosts": 2, "gpus": 4, "port": 1234, "devices": ("0,1", "2,3")}, {"d": "0,1", "g": 2, "n": 2, "r": 0, "a": MASTER, "b": 64}, {"g": 4}, "4 ranks per node need as many GPUs", "--nproc_per_node=2"),
+    ("mpirun -np {n} -npernode {g} python train.py", {"hosts": 2}, {"n": 4, "g": 2}, {"g": 8}, "8 ranks per node need as many GPUs", ""),
+    ("srun -N 2 --ntasks-per-node={g} python train.py", {"hosts": 2}, {"g": 2}, {"g": 4}, "4 ranks per node need as many GPUs", ""),
+    ("python -m torch.distributed.launch --nproc_per_node 2{x} --master_port 29501 train.py --batch 64", {"hosts": 1, "port": 29501}, {"x": ""}, {"x": " --use-envs"}, "has no option --use-envs", "--use_env"),
     ("ray start --head --port={p}", {"hosts": 2}, {"p": 6379}, {"p": 10005}, "port 10005 of --port is one of 10002 to 19999, its workers'", ""),
     (VLLM + " {x}", {"hosts": 2, "port": 29500}, {"tp": 2, "pp": 2, "n": 2, "r": 0, "a": MASTER, "x": "--port 5600"}, {"x": "--port 5600 --kv-transfer-config c"}, "its NIXL side channels'", ""),
-    ("vllm serve org/model --tensor-parallel-size {tp}", {"hosts": 2}, {"tp": 2}, {"tp": 4}, "without --nnodes each host serves alone", "--headless"),
+    ("vllm serve org/model --tensor-parallel-size {tp}", {"hosts": 2}, {"tp": 2}, {"tp": 4}, "without --nnodes each host serves on its own", "--headless"),
 ]  # fmt: skip
 ROWS = [pytest.param(*row, id=f"{place:02} {row[4]}") for place, row in enumerate(TABLE)]
 
@@ -132,9 +132,9 @@ def test_options_are_those_that_the_hosts_launchers_have() -> None:
     assert said("--newer 3 --flag", {"newer", "flag"}) == ("", [])
     assert said("--numa_binding=node", {"numa_binding"}) == ("", [])
     alone, lines = said("--numa_binding=node", {"numa_binding"}, set())
-    assert alone.startswith("Torchrun on node[2-3] knows no option --numa_binding, which it has on others")
+    assert alone.startswith("torchrun on node[2-3] has no option --numa_binding, unlike on other hosts")
     assert not any("numa" in line for line in lines)
-    assert said("--numa_binding=node", set())[0].startswith("Torchrun knows no option --numa_binding")
+    assert said("--numa_binding=node", set())[0].startswith("torchrun has no option --numa_binding")
 
 
 HUNG = {"$unknown": "nvidia-smi gave no answer"}
@@ -190,7 +190,7 @@ def test_a_line_that_can_t_be_read_is_not_judged(line: str, said: str) -> None:
         ("'torchrun --nnodes=4 t.py'", "says 4 nodes", "torchrun"),
         (f"srun --ntasks-per-node=8 torchrun {NODES} t.py", "starts 8 of torchrun on each host", ""),
         ("mpirun -np 32 -H node1:8,node2:8 python t.py", "-H has 16 slots", ""),
-        ("mpirun -np 2 -H node1,node2 -x MASTER_ADDR=127.0.0.1 python t.py", "would never meet", ""),
+        ("mpirun -np 2 -H node1,node2 -x MASTER_ADDR=127.0.0.1 python t.py", "would never connect", ""),
         (f"CUDA_VISIBLE_DEVICES=0 torchrun {NODES} --nproc_per_node=2 t.py", "need as many GPUs", ""),
     ],
 )
@@ -270,8 +270,8 @@ def test_a_size_that_is_not_in_the_line_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("--dist-url tcp://127.0.0.1:23456 --world-size 3 --rank 0", "each host's own address"),
-        ("--dist-url tcp://10.0.0.1:23456 --world-size 4 --rank 0", "--world-size 4, and the 3 hosts have 3 ranks"),
+        ("--dist-url tcp://127.0.0.1:23456 --world-size 3 --rank 0", "every host's own address"),
+        ("--dist-url tcp://10.0.0.1:23456 --world-size 4 --rank 0", "--world-size 4, but the 3 hosts have 3 ranks"),
         ("--dist-url=tcp://10.0.0.1:23456 --world_size=3 --rank=5", "--rank 5 of --world-size 3"),
     ],
 )

@@ -170,20 +170,20 @@ ROWS = (
     ),
     Row(
         "a shell that is not there",
-        ("ssh-auth-failed", "refused to let the user alice in"),
+        ("ssh-auth-failed", "refused the login of user alice"),
         runs("usermod -s /bin/nosuch alice"),
         DENIED,
         AS_ALICE,
     ),
-    Row("AllowUsers without us", ("ssh-auth-failed", "refused to let the user alice in", "AllowUsers"),
+    Row("AllowUsers without us", ("ssh-auth-failed", "refused the login of user alice", "AllowUsers"),
         sshd("AllowUsers root"), DENIED, AS_ALICE),
-    Row("PermitRootLogin no", ("ssh-auth-failed", "refused to let the user root in", "PermitRootLogin"),
+    Row("PermitRootLogin no", ("ssh-auth-failed", "refused the login of user root", "PermitRootLogin"),
         sshd("PermitRootLogin no"), DENIED),
-    Row("a locked account without PAM", ("ssh-auth-failed", "refused to let the user alice in"),
+    Row("a locked account without PAM", ("ssh-auth-failed", "refused the login of user alice"),
         runs("usermod -p '!' alice"), DENIED, AS_ALICE),
     Row(
         "a home that the group may write to",
-        ("ssh-auth-failed", "refused to let the user alice in", "authorized_keys"),
+        ("ssh-auth-failed", "refused the login of user alice", "authorized_keys"),
         runs("chmod 777 /home/alice"),
         DENIED,
         AS_ALICE,
@@ -213,7 +213,7 @@ ROWS = (
     ),
     Row(
         "passwords alone",
-        ("ssh-auth-failed", "takes no keys of the user root", "the server takes: password", "ControlMaster auto"),
+        ("ssh-auth-failed", "accepts no SSH keys from user root", "the server takes: password", "ControlMaster auto"),
         sshd("PubkeyAuthentication no", "PasswordAuthentication yes"),
         DENIED,
     ),
@@ -240,7 +240,7 @@ ROWS = (
     ),
     Row(
         "an RSA key in PEM without its public half, where passwords are taken",
-        ("ssh-auth-failed", "refused to let the user root in", "ssh-keygen -y", "ssh-copy-id"),
+        ("ssh-auth-failed", "refused the login of user root", "ssh-keygen -y", "ssh-copy-id"),
         unknown_pem,
         DENIED,
         mended=True,
@@ -248,7 +248,7 @@ ROWS = (
     Row("a key that a CA has signed", READY, certified("-1d:+1d")),
     Row("a key whose certificate has expired", ("ssh-auth-failed", "-cert.pub expired on ", "renewed"), certified("-3d:-1d"), DENIED),
     Row("an RSA key in PEM", READY, keyed("-t rsa -b 2048 -m PEM -N ''", "IdentityFile {key}")),
-    Row("kinds of keys that the server does not take", ("ssh-auth-failed", "refused to let the user root in"),
+    Row("kinds of keys that the server does not take", ("ssh-auth-failed", "refused the login of user root"),
         sshd("PubkeyAcceptedAlgorithms rsa-sha2-512"), DENIED),
 )  # fmt: skip
 

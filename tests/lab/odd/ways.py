@@ -108,7 +108,7 @@ ROWS = (
         way("HostName nosuch.example", f"ProxyJump {JUMP}"), (255, "")),
     Row("a jump host that refuses", ("ssh-unreachable", f"The jump host {JUMP} ({JUMP}:9)", "refused the TCP connection"),
         way(f"ProxyJump {JUMP}:9"), (255, "Connection refused")),
-    Row("a jump host that bars the user", ("ssh-auth-failed", f"The jump host {JUMP}", "refused to let the user nobody in"),
+    Row("a jump host that bars the user", ("ssh-auth-failed", f"The jump host {JUMP}", "refused the login of user nobody"),
         way(f"ProxyJump nobody@{JUMP}"), (255, "Permission denied")),
     Row("the host refuses behind its jump host", ("ssh-unreachable", "refused the TCP connection"),
         then(sshd("Port 2222"), way(f"ProxyJump {JUMP}")), (255, "Connection refused")),

@@ -75,7 +75,7 @@ class NotReachedError(DoctorError):
 
 
 def describe(fault: BaseException) -> str:
-    """A fault of our own: its type, what it says, and our last line that it came through."""
+    """Return a fault of our own: its type, what it says, and our last line that it came through."""
     place, trace = "", fault.__traceback__
     while trace is not None:
         path = Path(trace.tb_frame.f_code.co_filename)

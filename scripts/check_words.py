@@ -1,7 +1,7 @@
 """Words that ``scripts/check`` refuses in names and docstrings: ``python scripts/check_words.py [PATH…]``.
 
 In names of functions, classes, parameters and attributes: participles and pronouns, which don't say what a thing is.
-In docstrings' first lines: openings that ask instead of saying what is returned or done. Local variables are free.
+In docstrings' first lines: openings that are not a verb in the imperative or a noun phrase. Local variables are free.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ what a rank's variables say."""
 SCHEMA = json.loads((ROOT.parent / "tests" / "report" / "schema.json").read_text(encoding="utf-8"))
 PUBLISHED = frozenset(SCHEMA["$defs"])
 """Classes whose docstrings are the descriptions of the JSON's schema, which is a promise."""
-OPENINGS = frozenset({"What", "Whether", "Whom", "Who", "Which", "One"})
+OPENINGS = ("What", "Why", "Where", "Whether", "Whom", "Who", "Which", "Of", "One", "All that", "The words", "The same")
 
 
 def faults(path: Path, text: str) -> Iterator[str]:
-    """A line for each name and docstring opening that is refused in a module."""
+    """Yield a line for each refused name and docstring opening in a module."""
     for node in ast.walk(ast.parse(text)):
         for name, line in _names(node):
             words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_")
             for word in WORDS.intersection(words):
                 yield f"{path}:{line}: {name}: a name says what a thing is or does; not “{word}”"
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = (ast.get_docstring(node) or "").split(maxsplit=1)[:1]
-            if OPENINGS.intersection(first) and not _is_for_users(node, path):
+            opening = " ".join((ast.get_docstring(node) or "").split(maxsplit=2)[:2])
+            refused = [words for words in OPENINGS if f"{opening} ".startswith(f"{words} ")]
+            if refused and not _is_for_users(node, path):
                 line = getattr(node, "lineno", 1)
-                yield f"{path}:{line}: a docstring says what is returned or done; not “{first[0]} …”"
+                yield f"{path}:{line}: a docstring says what is returned or done; not “{refused[0]} …”"
 
 
 def _is_for_users(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> bool:
@@ -66,7 +67,7 @@ def _names(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def main() -> None:
-    """Prints what is refused, and exits 1 where there is any."""
+    """Print what is refused, and exit 1 if there is any."""
     roots = [Path(argument) for argument in sys.argv[1:]] or [ROOT]
     files = sorted(file for root in roots for file in ([root] if root.is_file() else root.rglob("*.py")))
     found = [line for file in files for line in faults(file, file.read_text(encoding="utf-8"))]

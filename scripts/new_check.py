@@ -61,7 +61,7 @@ SIGNS = LogSigns(RULES, ADVICE)
 
 
 def main(category: str, name: str) -> None:
-    """Writes the file, and says what is left to do."""
+    """Write the file, and print what is left to do."""
     if category not in FIRST or not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         sys.exit(f"usage: scripts/new-check {{{','.join(FIRST)}}} NAME-IN-KEBAB-CASE")
     root = Path(__file__).parents[1]

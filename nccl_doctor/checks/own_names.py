@@ -58,7 +58,7 @@ _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = 
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
-    """The hosts whose own name matters to gloo, without GLOO_SOCKET_IFNAME."""
+    """Return the hosts whose own name matters to gloo, without GLOO_SOCKET_IFNAME."""
     known_names, hosts = _known.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
     if hosts not in known_names:
         known_names[hosts] = tuple(_own_names(view))
@@ -101,7 +101,7 @@ def _is_v4(address: str) -> bool:
 
 
 def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
-    """Tells whether both are one machine, or the other's family is odd."""
+    """Return whether both are one machine, or the other's family is odd."""
     by_host = view.nccl.by_host
     ends = [by_host[name].machine for name in (host, other) if name in by_host]
     if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:
@@ -111,7 +111,7 @@ def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, 
 
 
 def _reaches(view: View, host: str, source: str, address: str) -> bool:
-    """Tells whether it may; NCCL's own address is the others' matter."""
+    """Return whether it may; NCCL's own address is the others' matter."""
     target, dialler = view.nccl.by_host.get(host), view.nccl.by_host.get(source)
     if target is None or dialler is None or (target.chosen is not None and target.chosen.address == address):
         return True
@@ -119,7 +119,7 @@ def _reaches(view: View, host: str, source: str, address: str) -> bool:
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
-    """The finding for some; GLOO_SOCKET_IFNAME mends it where interfaces are known."""
+    """Return the finding for some; GLOO_SOCKET_IFNAME mends it where interfaces are known."""
     nccl = view.nccl
     good = good_interfaces(nccl)
     summary = (
@@ -147,12 +147,12 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
 
 
 def is_without_gpus(view: View) -> bool:
-    """Tells whether the job can't be NCCL's: no host shows a GPU."""
+    """Return whether the job can't be NCCL's: no host shows a GPU."""
     return all(facts.gpus == () for _, facts in view.facts)
 
 
 def has_own_network(facts: HostFacts) -> bool:
-    """Tells whether the facts are of a container with another network."""
+    """Return whether the facts are of a container with another network."""
     inside, outside = facts.surroundings, facts.outside
     if not isinstance(inside, Surroundings) or not isinstance(outside, Outside):
         return False
@@ -160,7 +160,7 @@ def has_own_network(facts: HostFacts) -> bool:
 
 
 def is_unreached(snapshot: Snapshot, host: Host) -> bool:
-    """Tells whether no other host reaches the host's container."""
+    """Return whether no other host reaches the host's container."""
     facts, mesh, name = host.facts, snapshot.mesh, host.name
     if facts is None or not has_own_network(facts) or len(snapshot.cluster.nodes) == 1:
         return False

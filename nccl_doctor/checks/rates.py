@@ -90,11 +90,11 @@ class Rail:
         return max(min(SLOW * self.usual, self.usual - SPREADS * spread), CLEAR * self.usual)
 
     def is_bad(self, rate: PairRate) -> bool:
-        """True where it is slow or loses packets, beside the others."""
+        """Return whether it is slow or loses packets, beside the others."""
         return self._is_slow(rate) or self._is_lossy(rate)
 
     def is_bad_again(self, rate: PairRate) -> bool:
-        """True where it was so twice, and for the same reason: a machine that stands still loses packets, too."""
+        """Return whether it was so twice, and for the same reason: a machine that stands still loses packets, too."""
         first = self.first[rate.src, rate.dst]
         return rate.alone and any(bad(rate) and bad(first) for bad in (self._is_slow, self._is_lossy))
 
@@ -106,20 +106,20 @@ class Rail:
 
     @cached_property
     def hosts(self) -> tuple[str, ...]:
-        """All that send or receive here."""
+        """Hosts that send or receive here."""
         return tuple(dict.fromkeys(name for pair in self.rates for name in pair))
 
 
 @dataclass
 class Judgement:
-    """All that the rates show; ``limited``: by host, why the machine itself was the limit of what looked slow there."""
+    """Findings of measured rates; ``limited``: by host, how the machine itself limited a rate that looked slow."""
 
     slow: list[SlowLink] = field(default_factory=list)
     limited: dict[str, str] = field(default_factory=dict)
 
 
 def rails(rates: Rates) -> list[Rail]:
-    """The rails that were measured."""
+    """Return the rails that were measured."""
     found: dict[int, dict[tuple[str, str], PairRate]] = {}
     for (src, dst, number), rate in rates.final.items():
         found.setdefault(number, {})[src, dst] = rate
@@ -128,7 +128,7 @@ def rails(rates: Rates) -> list[Rail]:
 
 
 def suspects(rates: Rates) -> list[PairRate]:
-    """The rates to be measured again: of what looks bad some of each row, column and rail."""
+    """Return the rates to be measured again: of what looks bad some of each row, column and rail."""
     found: list[PairRate] = []
     measured = rails(rates)
     for rail in measured:
@@ -145,7 +145,7 @@ def suspects(rates: Rates) -> list[PairRate]:
 
 
 def judge_rates(rates: Rates) -> Judgement:
-    """Hosts, then pairs, then rails that are slow or lose packets; a host's rails together."""
+    """Return hosts, then pairs, then rails that are slow or lose packets; a host's rails together."""
     judgement = Judgement()
     hosts: dict[str, list[tuple[Rail, Direction, list[PairRate]]]] = {}
     pairs: dict[frozenset[str], list[tuple[Rail, PairRate]]] = {}
@@ -168,7 +168,7 @@ Line = tuple[str, Direction, list[PairRate]]
 
 
 def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairRate]]:
-    """Rows and columns that are bad as a whole, and the bad rates that none of them explains."""
+    """Return rows and columns that are bad as a whole, and the bad rates that none of them explains."""
     looked_bad = {pair: rate for pair, rate in rail.rates.items() if rail.is_bad(rate)}
     lines, _ = _cover(looked_bad, set(rail.rates))
     both = Counter(host for host, _, _ in lines)
@@ -183,7 +183,7 @@ def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairR
 
 
 def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> tuple[list[Line], list[PairRate]]:
-    """Lines that are bad as a whole, the one with most bad rates first, and the bad rates beside them."""
+    """Return lines that are bad as a whole, the one with most bad rates first, and the bad rates beside them."""
     bad, known = dict(bad), set(known)
     lines: list[Line] = []
     while (best := max(_lines(bad, known), key=lambda line: len(line[2]), default=None)) is not None:
@@ -195,7 +195,7 @@ def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
 
 
 def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> Iterator[Line]:
-    """Rows and columns nearly all of which is bad, two rates at least."""
+    """Yield rows and columns nearly all of which is bad, two rates at least."""
     for place, direction in ((0, "send"), (1, "receive")):
         all_of = Counter(pair[place] for pair in known)
         bad_of: dict[str, list[PairRate]] = {}
@@ -207,7 +207,7 @@ def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
 
 
 def _of_pair(bad: list[tuple[Rail, PairRate]]) -> SlowLink:
-    """A pair, with both ways and all rails that are bad."""
+    """Return a pair, with both ways and all rails that are bad."""
     rates = tuple(rate for _, rate in bad)
     numbers = tuple(dict.fromkeys(rail.number for rail, _ in bad))
     return SlowLink((rates[0].src, rates[0].dst), numbers, rates, median(rail.usual for rail, _ in bad))
@@ -235,7 +235,7 @@ def _of_rails(measured: list[Rail], rates: Rates, judgement: Judgement) -> Itera
 
 
 def _slower_rail(rail: Rail, measured: list[Rail], rates: Rates) -> float | None:
-    """The rate that a whole rail falls short of: its links' own speed, where that is known, or the other rails'."""
+    """Return the rate that a whole rail falls short of: its links' speed, if known, or the other rails'."""
     speeds = [speed for rate in rail.rates.values() if (speed := link_gbps(rates, rate)) is not None]
     if len(speeds) == len(rail.rates):
         usual = median(speeds)
@@ -245,7 +245,7 @@ def _slower_rail(rail: Rail, measured: list[Rail], rates: Rates) -> float | None
 
 
 def link_gbps(rates: Rates, rate: PairRate) -> float | None:
-    """The speed of the slower one of the two links under a rate; None where a driver does not tell."""
+    """Return the speed of the slower one of the two links under a rate; None where a driver does not tell."""
     there = {link.interface: link for link in rates.links.get(rate.dst, ())}
     own = rates.link(rate.src, rate.interface)
     other = there.get(rate.peer_interface)

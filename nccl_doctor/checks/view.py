@@ -43,7 +43,7 @@ Findings = Iterator[Finding | Unjudged | Absent]
 
 
 class FailedDials:
-    """Why dials of the mesh failed, as far as its hosts tell."""
+    """Failed dials of the mesh, and the causes that its hosts show."""
 
     def __init__(self, snapshot: Snapshot, nccl: ClusterNccl | None = None) -> None:
         self._snapshot = snapshot
@@ -76,7 +76,7 @@ class FailedDials:
 
 
 class UnnamedDials(FailedDials):
-    """All that failed, where no check could judge what explains them."""
+    """Failed dials, for a run in which no check could explain them."""
 
     @cached_property
     def unexplained(self) -> tuple[FailedDial, ...]:
@@ -86,7 +86,7 @@ class UnnamedDials(FailedDials):
 
 
 class Derived:
-    """All that follows from a snapshot; ``dials`` where they are known already."""
+    """Return the view of a snapshot; ``dials`` if they are known already."""
 
     def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
         self.snapshot = snapshot
@@ -104,7 +104,7 @@ class Derived:
 
     @cached_property
     def dials(self) -> FailedDials:
-        """Why dials of the mesh failed, as far as hosts can tell."""
+        """Failed dials of the mesh, with their known causes."""
         return self._dials or FailedDials(self.snapshot, self.nccl)
 
 
@@ -137,7 +137,7 @@ class View:
 
     @property
     def dials(self) -> FailedDials:
-        """Why dials of the mesh failed, for checks that need it."""
+        """Failed dials of the mesh, for checks that need them."""
         return self.derived.dials
 
     @property
@@ -163,11 +163,11 @@ class View:
                 yield host, host.facts
 
     def nproc(self, host: Host, facts: HostFacts) -> int:
-        """The number of ranks that the job starts on a host."""
+        """Return the number of ranks that the job starts on a host."""
         return nproc(host.node, facts, alone=len(self.snapshot.cluster.nodes) == 1)
 
     def hosts_by(self, key: Callable[[HostFacts], K | None]) -> dict[K, tuple[str, ...]]:
-        """Groups hosts by what ``key`` makes of their facts, None left out."""
+        """Return groups hosts by what ``key`` makes of their facts, None left out."""
         groups = grouped((value, host.name) for host, facts in self.facts if (value := key(facts)) is not None)
         return {value: tuple(names) for value, names in groups.items()}
 
@@ -181,7 +181,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 def check(
     code: str, *, severity: Severity, needs: tuple[str, ...] = (), scope: Scope = "all", **traits: "Unpack[Traits]"
 ) -> Callable[[CheckFunction], CheckFunction]:
-    """Registers the function as its module's check; raises TypeError for unknown needs."""
+    """Register the function as its module's check; raise TypeError for unknown needs."""
     if strange := set(needs) - HostFacts.model_fields.keys() - set(PHASES):
         raise TypeError(f"{code} needs {', '.join(sorted(strange))}, which is no fact of a host")
 
@@ -194,23 +194,23 @@ def check(
 
 
 def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Folds pairs of host and evidence to lines ``node[1-3]: line``, in order."""
+    """Fold pairs of host and evidence to lines ``node[1-3]: line``, in order."""
     hosts = grouped((text, host) for host, text in lines)
     return tuple(f"{fold(dict.fromkeys(those))}: {text}" for text, those in hosts.items())
 
 
 def on_each(hosts: Iterable[str], *lines: Line | None) -> tuple[Command, ...]:
-    """The same lines as commands for each of the hosts."""
+    """Return the same lines as commands for each of the hosts."""
     return tuple(command for host in hosts for command in on(host, *lines))
 
 
 def pasted(summary: str, commands: tuple[Command, ...], *, needs_root: bool = False) -> Fix:
-    """A fix by harmless commands; prose where none can be pasted."""
+    """Return a fix by harmless commands; prose where none can be pasted."""
     return Fix(summary=summary, risk="safe" if commands else "manual", needs_root=needs_root, commands=commands)
 
 
 def ports_of(dials: Iterable[FailedDial], most: int = 4) -> str:
-    """The ports that were dialled: "80,443", or the first and last."""
+    """Return the ports that were dialled: "80,443", or the first and last."""
     ports = sorted({dial.port for dial in dials})
     return ",".join(map(str, ports)) if len(ports) <= most else f"{ports[0]}-{ports[-1]}"
 
@@ -227,7 +227,7 @@ _IDENTITY = (
 
 
 def common_labels(kube: KubeFacts) -> dict[str, str]:
-    """The first label that names the job and all pods share."""
+    """Return the first label that names the job and all pods share."""
     for key in _IDENTITY:
         values = {pod.labels.get(key) for pod in kube.pods.values()}
         if len(values) == 1 and (value := values.pop()):
@@ -256,7 +256,7 @@ class Difference:
 
 
 def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
-    """The difference among hosts' values; None where there is none."""
+    """Return the difference among hosts' values; None where there is none."""
     groups = grouped((value, host) for host, value in values.items())
     if len(groups) < 2:
         return None
@@ -264,34 +264,34 @@ def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
 
 
 def minority(values: Mapping[str, object]) -> tuple[str, ...]:
-    """The hosts without the majority's value; all where there is no majority."""
+    """Return the hosts without the majority's value; all where there is no majority."""
     usual, count = Counter(values.values()).most_common(1)[0]
     return tuple(host for host, value in values.items() if value != usual or count * 2 <= len(values))
 
 
 def ordered(order: Mapping[str, object], hosts: set[str]) -> tuple[str, ...]:
-    """These hosts in the order of the hosts file."""
+    """Return these hosts in the order of the hosts file."""
     return tuple(name for name in order if name in hosts)
 
 
 def pairs_of(dials: Iterable[FailedDial]) -> list[dict[str, str]]:
-    """The pairs of hosts between which these dials were, as {"src", "dst"}."""
+    """Return the pairs of hosts between which these dials were, as {"src", "dst"}."""
     return [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial in dials})]
 
 
 def failed_by(view: View, address: str, sources: Collection[str]) -> list[dict[str, str]]:
-    """As :func:`failed_where`, of the hosts' dials to this address."""
+    """Return as :func:`failed_where`, of the hosts' dials to this address."""
     return failed_where(view, lambda dial: dial.src in sources and dial.address == address)
 
 
 def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> list[dict[str, str]]:
-    """The pairs whose unexplained failed dials all may follow from this."""
+    """Return the pairs whose unexplained failed dials all may follow from this."""
     otherwise = {(dial.src, dial.dst) for dial in view.dials.unexplained if not follows(dial)}
     return pairs_of(dial for dial in view.dials.unexplained if (dial.src, dial.dst) not in otherwise)
 
 
 def described(job: TrainingJob) -> str:
-    """Describes a job in a line: user, age, ranks, place and command."""
+    """Describe a job in a line: user, age, ranks, place and command."""
     what = [f"pid {job.pid} of {job.user}", f"{age_words(job.age_s)} old"]
     what += [plural(job.ranks, "rank")] if job.ranks else []
     what += [f"in {job.unit}"] if job.unit else []
@@ -299,7 +299,7 @@ def described(job: TrainingJob) -> str:
 
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
-    """``nccl-doctor fix-port`` about a host, to be pasted on this machine."""
+    """Return ``nccl-doctor fix-port`` about a host, to be pasted on this machine."""
     source = ClusterSource(cluster)
     known = {word for engine in engines() for flag in engine.flags if flag.fix_port for word in flag.words}
     where = _options(tuple((option, value) for option, value in source.engine_words if option in known))
@@ -312,7 +312,7 @@ def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, 
 
 
 def _options(words: Words) -> Line | None:
-    """Options with values from anywhere; None where one can't be pasted."""
+    """Return options with values from anywhere; None where one can't be pasted."""
     joined = script("")
     for option, value in words:
         more = line("{option} {*value}", option=argument(option), value=() if value is None else (value,))
@@ -323,19 +323,19 @@ def _options(words: Words) -> Line | None:
 
 
 def apply(made: Mapping[str, object]) -> Line | None:
-    """The line that makes an object of Kubernetes, or changes it."""
+    """Return the line that makes an object of Kubernetes, or changes it."""
     return line("printf %s {text} | kubectl apply -f -", text=json.dumps(made, separators=(",", ":")))
 
 
 def ending(
     cluster: Cluster, node: Node, process: TrainingJob | Process, port: int | None = None
 ) -> tuple[Command, ...]:
-    """The line that ends a process, no later one, with its job."""
+    """Return the line that ends a process, no later one, with its job."""
     named = [] if port is None else [port]
     what = line("{*port} --pid {pid}@{ticks} --kill --yes", port=named, pid=process.pid, ticks=process.ticks or 0)
     return fix_port(cluster, node, what)
 
 
 def endable(process: TrainingJob | Process) -> bool:
-    """Tells whether ``fix-port --kill`` would end it without ``--force``."""
+    """Return whether ``fix-port --kill`` would end it without ``--force``."""
     return process.own and process.refusal is None and process.ticks is not None and process.age_s >= GRACE_S

@@ -72,7 +72,7 @@ class PortOptions:
     connect_timeout: options.ConnectTimeout = None
 
     def named(self) -> PortOptions:
-        """The same, with the hosts file that stands among the arguments as ``--hosts``."""
+        """Return the same, with the hosts file that stands among the arguments as ``--hosts``."""
         port, file = self.port, self.file
         # os.path's own: a text that can be no path is no file
         if file is None and port is not None and not port.lstrip("+-").isdecimal() and os.path.isfile(port):  # noqa: PTH113
@@ -84,7 +84,7 @@ class PortOptions:
         return replace(self, port=port, file=None, hosts=file)
 
     def process(self) -> Identity | None:
-        """The process that ``--pid`` means; UsageError where it means none."""
+        """Return the process that ``--pid`` means; UsageError where it means none."""
         from nccl_doctor.model.ports import as_identity
 
         process = None if self.pid is None else as_identity(self.pid)
@@ -93,14 +93,14 @@ class PortOptions:
         return process
 
     def arguments(self, port: int | None) -> tuple[str, ...]:
-        """The words that name the port and the host again."""
+        """Return the words that name the port and the host again."""
         words = [] if port is None else [str(port)]
         words += written(self.engine)
         named = {"--hosts": self.hosts, "--host": self.host, "--inside": self.inside}
         return (*words, *(word for option, value in named.items() if value is not None for word in (option, value)))
 
     def job(self) -> HostSource | None:
-        """The hosts of an engine that are meant, in an allocation its job's."""
+        """Return the hosts of an engine that are meant, in an allocation its job's."""
         if self.host is None and not self.engine:
             return None
         from nccl_doctor.inventory.load import requested
@@ -131,7 +131,7 @@ class Countdown:
         self._kind = ""
 
     def __call__(self, text: str) -> None:
-        """Shows the text in place of the one before."""
+        """Show the text in place of the one before."""
         text = self._out.hidden(text)
         kind = text.partition(" ")[0]
         if self._out.quiet or (not self._live and kind == self._kind):
@@ -141,20 +141,20 @@ class Countdown:
         sys.stderr.flush()
 
     def say(self, text: str) -> None:
-        """Writes a line that stays."""
+        """Write a line that stays."""
         self.close()
         if not self._out.quiet:
             sys.stderr.write(clean(self._out.hidden(text)) + "\n")
 
     def close(self) -> None:
-        """Clears the line."""
+        """Clear the line."""
         if self._live and self._kind:
             sys.stderr.write("\r\x1b[2K")
             sys.stderr.flush()
 
 
 def run(wanted: PortOptions, out: Out) -> int:
-    """Looks, acts where asked to, reports; 0 where the port is free at the end."""
+    """Look, acts where asked to, reports; 0 where the port is free at the end."""
     from nccl_doctor.collect.ports.fleet import Fleet
     from nccl_doctor.collect.ports.steps import about_port, about_process, moved, wanted_port
 
@@ -208,7 +208,7 @@ def _steps(wanted: PortOptions, source: str | None, out: Out, countdown: Countdo
 
 
 def _show_next(wanted: PortOptions, report: PortReport, out: Out) -> int:
-    """``--next``: the number alone on stdout, so that a script can take it."""
+    """Return ``--next``: the number alone on stdout, so that a script can take it."""
     from nccl_doctor.report.fix_port import in_ephemeral_range
 
     if wanted.write and wanted.hosts is not None and report.port is not None:

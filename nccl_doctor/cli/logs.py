@@ -82,7 +82,7 @@ def logs(
 
 @contextmanager
 def _bar(files: list[str], *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr for long input on a terminal; yields its counter."""
+    """Yield a bar on stderr for long input on a terminal; yields its counter."""
     from nccl_doctor.logs.reading import size
 
     total = size(files)

@@ -95,7 +95,7 @@ class _Stderr(io.FileIO):
 
 
 def _open_what_is_closed() -> None:
-    """A stream that our caller closed (``2>&-``) leads nowhere, and no file or connection of ours gets its number."""
+    """Open streams that our caller closed (``2>&-``) on /dev/null, so that no file or connection gets their numbers."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None and os.open(os.devnull, os.O_RDWR) == number:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
@@ -184,7 +184,7 @@ class PanelCommand(TyperCommand):
                     formatter.write_dl(rows)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own, handed on
-        """As ever; some options, as ``--kube``, may stand without a value, for which typer has no word."""
+        """Return as ever; some options, as ``--kube``, may stand without a value, for which typer has no word."""
         from nccl_doctor.model.engine import engines
 
         bare = {word for engine in engines() for flag in engine.flags if flag.bare for word in flag.words}
@@ -231,13 +231,16 @@ def _in_words(message: str) -> str:
 
 
 def _wants_json(args: list[str]) -> bool:
-    """True where arguments that could not be read say ``-o json``; what stands behind "--" are a script's own."""
+    """Return whether arguments that could not be read say ``-o json``; what stands behind "--" are a script's own."""
     ours = itertools.takewhile(lambda word: word != "--", args)
     return _JSON.search("\0".join(ours)) is not None
 
 
 def app(first: str = "") -> typer.Typer:
-    """The command line; that of one command or of none where the first word says so: to register all takes 15 ms."""
+    """Return the command line.
+
+    That of one command or of none where the first word says so: to register all takes 15 ms.
+    """
     made = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -32,7 +32,7 @@ Codes = set[str] | None
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each field of its dataclasses as a parameter of its own."""
+    """Return the command with each field of its dataclasses as a parameter of its own."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
@@ -50,7 +50,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _pop(option: Field[Any], given: dict[str, Any]) -> Any:  # noqa: ANN401 - each option has its own type
-    """The value of a field; of several options by name, those that were given."""
+    """Return the value of a field; of several options by name, those that were given."""
     if "options" not in option.metadata:
         return given.pop(option.name)
     values = {name: given.pop(name) for name in option.metadata["options"]}
@@ -120,7 +120,7 @@ def complete_check(incomplete: str) -> list[str]:
 
 
 def output(command: str) -> Any:  # noqa: ANN401 - typer's own
-    """``-o`` of a command, with its forms; :mod:`nccl_doctor.cli.output` refuses others."""
+    """Return ``-o`` of a command, with its forms; :mod:`nccl_doctor.cli.output` refuses others."""
     complete = completing(*FORMS[command])
     return of_output("-o", "--output", metavar="|".join(FORMS[command]), help="Output format.", autocompletion=complete)
 
@@ -203,7 +203,7 @@ class NameOptions:
         transport: str | None = None,
         variables: dict[str, str] | None = None,
     ) -> Cluster:
-        """The hosts of a run, of this hosts file; ``transport`` is None where they will not be reached."""
+        """Return the hosts of a run, of this hosts file; ``transport`` is None where they will not be reached."""
         from nccl_doctor.inventory.load import load, requested
 
         return load(
@@ -240,7 +240,7 @@ class HostOptions(NameOptions):
         transport: str | None = None,
         variables: dict[str, str] | None = None,
     ) -> Cluster:
-        """The hosts of a run; the hosts file is HOSTS, ``variables`` stand above the environment's."""
+        """Return the hosts of a run; the hosts file is HOSTS, ``variables`` stand above the environment's."""
         return super().cluster(overrides, path or self.hosts, transport, variables)
 
 
@@ -257,7 +257,7 @@ class LoginOptions:
     inside: Inside = None
 
     def overrides(self) -> Overrides:
-        """The settings that were given in place of the hosts file."""
+        """Return the settings that were given in place of the hosts file."""
         from nccl_doctor.inventory.build import Overrides
 
         return Overrides(**{name: value for name, value in vars(self).items() if value is not None})
@@ -306,14 +306,14 @@ class ReachOptions:
 
 @dataclass(frozen=True)
 class FileOptions:
-    """Where the report goes."""
+    """Options for the destination of the report."""
 
     output_file: OutputFile = None
     open_it: Annotated[bool, of_output("--open", help="Open the HTML report of --output-file in a browser.")] = False
     show_secrets: ShowSecrets = False
 
     def out(self, command: str, form: str) -> Out:
-        """The output of a command, in this form."""
+        """Return the output of a command, in this form."""
         given = dict(vars(self))
         file = given.pop("output_file")
         return Out(command, form_of(command, form, file), file, **given)
@@ -330,7 +330,7 @@ class ReportOptions(FileOptions):
 
 @dataclass(frozen=True)
 class DiagnosisOptions(ReportOptions):
-    """The same of a report with diagnoses."""
+    """Options for a report with diagnoses."""
 
     fail_on: Annotated[
         FailOn, of_output("--fail-on", metavar="info|warning|error|never", help="Exit 1 at this severity or above.")
@@ -361,7 +361,7 @@ class SelectOptions:
     ] = None
 
     def codes(self) -> Codes:
-        """The codes that words (code, name, category) mean; UsageError for others."""
+        """Return the codes that words (code, name, category) mean; UsageError for others."""
         if not self.only and not self.skip:
             return None
         from nccl_doctor.model.register import all_checks
@@ -391,13 +391,13 @@ def _meant(word: str) -> tuple[Check, ...]:
 
 
 def among(codes: Codes) -> Callable[[Check], bool]:
-    """The test of whether a check is one of them."""
+    """Return the test of whether a check is one of them."""
     return lambda check: codes is None or check.code in codes
 
 
 @dataclass(frozen=True)
 class KeepOptions:
-    """Where what was seen is kept."""
+    """Options for saving the snapshot."""
 
     save: Save = None
     save_whole: Annotated[

@@ -1,4 +1,4 @@
-"""Where a report goes, what the exit code is, and how every command ends."""
+"""Output of reports, exit codes, and the end of every command."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SUFFIXES = {".html": "html", ".json": "json", ".xml": "junit", ".prom": "prometh
 
 
 def form_of(command: str, form: str, file: Path | None) -> str:
-    """The form that was asked for; else the one that the file's ending names, where the command has it."""
+    """Return the form that was asked for; else the one that the file's ending names, where the command has it."""
     named = SUFFIXES.get(file.suffix.lower(), "") if file is not None and form == "human" else ""
     return named if named in FORMS[command] else form
 
@@ -69,11 +69,11 @@ class Out(NamedTuple):
         return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
 
     def hidden(self, document: Shown) -> Shown:
-        """The document, or text, without secrets, unless they were asked for."""
+        """Return the document, or text, without secrets, unless they were asked for."""
         return document if self.show_secrets else hide_secrets(document)
 
     def write(self, text: str) -> None:
-        """Prints the text, or writes it to the file; else raises DoctorError."""
+        """Print the text, or write it to the file; else raises DoctorError."""
         if self.file is not None:
             # its owner's alone, but where another user's service reads it (node_exporter, a CI's agent)
             write_file(self.file, text, private=self.show_secrets or self.form not in ("prometheus", "junit"))
@@ -91,7 +91,7 @@ class Out(NamedTuple):
             raise DoctorError(unwritten(error)) from error
 
     def show(self, document: Any, observed_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
-        """Prints the document without secrets; UnwrittenError where stdout took a file's place."""
+        """Print the document without secrets; UnwrittenError where stdout took a file's place."""
         document = self.hidden(document)
         options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, observed_at, fail_on=self.fail_on)
         if self.form == "html":
@@ -111,18 +111,18 @@ class Out(NamedTuple):
                 sys.stderr.write(clean(f"{self.file}: written, but no browser was found to open it with") + "\n")
 
     def report(self, report: Report, observed_at: float | None = None) -> int:
-        """Shows a report and returns the exit code."""
+        """Show a report and return the exit code."""
         self.show(report, observed_at)
         return exit_code(report, self.fail_on)
 
 
 def unwritten(error: OSError) -> str:
-    """The sentence for a stdout that takes nothing more, as on a full disk."""
+    """Return the sentence for a stdout that takes nothing more, as on a full disk."""
     return f"the report can't be written to stdout: {error.strerror}"
 
 
 def supports_ansi(environ: Mapping[str, str]) -> bool:
-    """True where the terminal takes escapes: not an editor's or a serial line's."""
+    """Return whether the terminal takes escapes: not an editor's or a serial line's."""
     return environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
@@ -138,12 +138,12 @@ def exit_code(report: Report, fail_on: FailOn) -> int:
 
 
 def finish(out: Out, work: Callable[[], int]) -> NoReturn:
-    """Ends a command of typer's with :func:`exit_code_of` its work."""
+    """End a command of typer's with :func:`exit_code_of` its work."""
     raise typer.Exit(exit_code_of(out, work))
 
 
 def exit_code_of(out: Out, work: Callable[[], int]) -> int:
-    """The work's own exit code, 2 with a sentence for a fault, 130 for Ctrl-C."""
+    """Return the work's own exit code, 2 with a sentence for a fault, 130 for Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _refuse_form(out)
@@ -173,7 +173,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
 
 
 def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> None:
-    """Raises UsageError where a file, behind its option, or ``--save-logs`` can't be written."""
+    """Raise UsageError where a file, behind its option, or ``--save-logs`` can't be written."""
     for option, path, look in (*((*named, try_file) for named in files), ("--save-logs", folder, try_folder)):
         try:
             if path is not None:
@@ -183,7 +183,7 @@ def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> No
 
 
 def failures(*writes: Callable[[], None]) -> list[str]:
-    """The sentences of those that failed; the others are made all the same."""
+    """Return the sentences of those that failed; the others are made all the same."""
     sentences = []
     for write in writes:
         try:
@@ -194,7 +194,7 @@ def failures(*writes: Callable[[], None]) -> list[str]:
 
 
 def write_file(path: Path, text: str, *, private: bool = False) -> None:
-    """Writes a file, or raises a :class:`DoctorError`."""
+    """Write a file, or raise a :class:`DoctorError`."""
     try:
         write_atomically(path, text.encode(), private=private)
     except OSError as error:
@@ -210,7 +210,7 @@ def _refuse_form(out: Out) -> None:
 
 
 def _interrupted(interrupt: BaseException | None) -> str:
-    """The sentence for Ctrl-C, with the hosts that the first of several tells of."""
+    """Return the sentence for Ctrl-C, with the hosts that the first of several tells of."""
     while interrupt is not None and not isinstance(interrupt, InterruptedLogin):
         interrupt = interrupt.__context__
     words = "interrupted; nothing of nccl-doctor is left running on any host"
@@ -231,7 +231,7 @@ def _fail(out: Out, message: str, code: int) -> int:
 
 
 def error_document(command: str, message: str) -> None:
-    """The one document on stdout, whatever happened."""
+    """Write the one document to stdout, whatever happened."""
     head = {"schema": 1, "version": __version__, "command": command, "status": "error", "complete": False}
     document = head | {"error": message, "hosts": [], "diagnoses": [], "checks": [], "timings": {}}
     try:
@@ -242,12 +242,12 @@ def error_document(command: str, message: str) -> None:
 
 
 def discard_stdout() -> None:
-    """Leads stdout nowhere: its reader left (a pager, head), or its disk is full."""
+    """Lead stdout nowhere: its reader left (a pager, head), or its disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def for_html(options: RenderOptions) -> RenderOptions:
-    """The options of a report for others: with pages, who asked, and when."""
+    """Return the options of a report for others: with pages, who asked, and when."""
     import getpass
     import socket
     import time

@@ -34,19 +34,19 @@ class Silent:
     """For ``-q``: nothing is shown."""
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
-        """A phase begins."""
+        """Begin a phase."""
 
     def done(self, host: str) -> None:
-        """A host has finished it."""
+        """Note that a host has finished the phase."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """A rank of a host has come so far in the all-reduce."""
+        """Note the stage of the all-reduce that a host's rank has reached."""
 
     def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
-        """A phase has ended."""
+        """Show what is known at the end of a phase."""
 
     def close(self) -> None:
-        """Nothing more is to be shown."""
+        """End the display."""
 
 
 class Lines(Silent):
@@ -62,25 +62,25 @@ class Lines(Silent):
         threading.Thread(target=self._tick, daemon=True).start()
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
-        """Says the phase and the number of hosts."""
+        """Say the phase and the number of hosts."""
         with self._lock:
             self._wait = Wait(name, tuple(hosts), limit_s)
             self._began = self._shown_at = time.monotonic()
         self._begin(f"{name}  {plural(len(hosts), 'host')}")
 
     def done(self, host: str) -> None:
-        """Takes a host off the list of those awaited."""
+        """Take a host off the list of those awaited."""
         with self._lock:
             self._wait.done.add(host)
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Notes what a host does."""
+        """Note what a host does."""
         with self._lock:
             self._wait.stages[host] = stage
             self._wait.size = size or self._wait.size
 
     def close(self) -> None:
-        """Ends it."""
+        """End it."""
         self._closed.set()
 
     def _begin(self, text: str) -> None:
@@ -115,12 +115,12 @@ class Checklist(Lines):
         self._live: Live | None = None
 
     def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
-        """Shows the rows that are decided now."""
+        """Show the rows that are decided now."""
         if self._decided is not None:
             self._rows = self._decided(snapshot(), dials)
 
     def close(self) -> None:
-        """Clears it."""
+        """Clear it."""
         super().close()
         if self._live is not None:
             self._live.stop()
@@ -151,7 +151,7 @@ class Checklist(Lines):
 
 
 def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
-    """The one that fits where stderr goes."""
+    """Return the one that fits where stderr goes."""
     if quiet:
         return Silent()
     return Checklist(decided) if sys.stderr.isatty() and supports_ansi(os.environ) else Lines()
@@ -182,7 +182,7 @@ class Wait:
     size: int | None = None  # of an all-reduce, the bytes of the message that was measured last
 
     def line(self, seconds: float) -> str:
-        """As ``all-reduce  3 of 4 hosts measuring, node2 still importing torch, 9 s``, after some seconds."""
+        """Return as ``all-reduce  3 of 4 hosts measuring, node2 still importing torch, 9 s``, after some seconds."""
         parts = []
         if self.size is not None:
             parts.append(f"{self.size} B" if self.size < 1 << 20 else f"{self.size >> 20} MiB")
@@ -206,7 +206,7 @@ class Wait:
         return max(self.stages.values(), key=STAGES.index)
 
     def _behind(self) -> list[str]:
-        """Hosts that are awaited; of ranks that tell stages, those behind the first."""
+        """Return hosts that are awaited; of ranks that tell stages, those behind the first."""
         waiting = [name for name in self.hosts if name not in self.done]
         if not self.stages:
             return waiting

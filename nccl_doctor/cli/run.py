@@ -72,7 +72,7 @@ class Request:
     line: tuple[str, ...] = ()
 
     def cluster(self) -> Cluster:
-        """The hosts, and the launch line, which says where the master is where nothing else does."""
+        """Return the hosts, and the launch line, which says where the master is where nothing else does."""
         found = self.which.cluster(self.overrides, transport=self.reached.transport)
         if not self.line:
             return found
@@ -94,20 +94,20 @@ class Request:
 
     @staticmethod
     def _where(script: str, cluster: Cluster) -> str:
-        """The script's path on the hosts: in this folder where this machine is one, else in their homes."""
+        """Return the script's path on the hosts: in this folder where this machine is one, else in their homes."""
         here = Path.cwd() / script
         return str(here) if any(node.local for node in cluster.nodes) and here.is_file() else script
 
 
 def _of_the_job(line: LaunchLine, cluster: Cluster) -> dict[str, str]:
-    """The variables that a line sets for the job, without those of a rank's place and of GPUs that each host has."""
+    """Return the variables that a line sets for the job, without those of a rank's place and of each host's GPUs."""
     own = any(node.cuda_visible_devices or node.nproc_per_node for node in cluster.nodes)
     left = {*PLACES, *(("CUDA_VISIBLE_DEVICES",) if own else ())}
     return {name: value for name, value in line.variables.items() if name not in left}
 
 
 def check_cluster(request: Request, out: Out) -> int:
-    """Looks, judges, reports; returns the exit code."""
+    """Look, judges, reports; return the exit code."""
     selected = request.chosen.codes()
     files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
     try_files(*files, folder=request.save_logs)
@@ -144,7 +144,7 @@ def check_cluster(request: Request, out: Out) -> int:
 
 
 def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:
-    """Raises UsageError for hosts and settings beside a snapshot, which would be passed over."""
+    """Raise UsageError for hosts and settings beside a snapshot, which would be passed over."""
     hosts = {"-w": which.where, "-x": which.exclude}
     settings = {f"--{name.replace('_', '-')}": value for name, value in vars(overrides).items()}
     flags = [name for name, value in (hosts | settings).items() if value]
@@ -154,7 +154,7 @@ def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:
 
 
 def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
-    """The phases that this run, or the snapshot, is without, and why."""
+    """Return the phases that this run, or the snapshot, is without, and why."""
     if kept is None:
         options = {"smoke": not request.smoke and "--no-smoke", "mesh": request.mesh == "none" and "--mesh none"}
         return {phase: f"which {option} leaves out" for phase, option in options.items() if option}
@@ -166,13 +166,13 @@ def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
 
 
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:
-    """Contacts the hosts; phases that no selected check needs are left out."""
+    """Return contacts the hosts; phases that no selected check needs are left out."""
     with _opened(request, selected, out) as run:
         return run.snapshot()
 
 
 def _look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapshot, Report]:
-    """As :func:`look`, judged; where nothing explains the all-reduce's failure, parts are tried."""
+    """Return as :func:`look`, judged; where nothing explains the all-reduce's failure, parts are tried."""
     with _opened(request, selected, out) as run:
         snapshot = run.snapshot()
         report = judge(snapshot, out.command, among(selected), run.dials)
@@ -218,12 +218,12 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
 
 
 def total_s(asked: float | None, smoke: SmokeLimits) -> float:
-    """Seconds for the run: those asked for, else enough for a whole all-reduce."""
+    """Return seconds for the run: those asked for, else enough for a whole all-reduce."""
     return max(LEAST_TOTAL_S, BESIDE_SMOKE_S + smoke.deadline_s) if asked is None else asked
 
 
 def _refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str], *, rate: bool) -> None:
-    """Raises UsageError where nothing, or not the rates asked for, is looked at: it would look like a clean bill."""
+    """Raise UsageError where nothing, or not the rates asked for, is looked at: it would look like a clean bill."""
     if selected is None:
         return
     some = [check for check in all_checks() if check.function and check.code in selected]

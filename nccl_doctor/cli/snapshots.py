@@ -40,7 +40,7 @@ AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 
 
 def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot:  # type: ignore[assignment]  # mypy: python/mypy#3737
-    """A snapshot of this kind that ``--save`` wrote; else SnapshotError.
+    """Return a snapshot of this kind that ``--save`` wrote; else SnapshotError.
 
     It takes 64 MiB and at most 32 times the bytes of its file: the values are counted before one is made, and the first
     that does not fit ends the reading.
@@ -58,7 +58,7 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
 
 
 def _parsed(data: bytes) -> object:
-    """The value of JSON no larger and no denser than a snapshot; else ValueError."""
+    """Return the value of JSON no larger and no denser than a snapshot; else ValueError."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"bigger than {MOST_BYTES >> 20} MiB")
     values = min(MOST_VALUES, FREE + len(data) // VALUE_BYTES)
@@ -71,7 +71,7 @@ def _parsed(data: bytes) -> object:
 
 
 def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
-    """The document of a snapshot from a file: without commands for this machine."""
+    """Return the document of a snapshot from a file: without commands for this machine."""
     from nccl_doctor.judge.from_file import judged_from_file
 
     here = this_machine()
@@ -80,7 +80,7 @@ def of_snapshot(document: Judged, nodes: Iterable[Node]) -> Judged:
 
 
 def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
-    """Where ``--save`` was given, writes a snapshot for ``--from``, and says what it lacks."""
+    """Write the snapshot for ``--from`` if ``--save`` was given, and print what was left out."""
     if kept.save is None:
         return
     from nccl_doctor.snapshot.redact import redact
@@ -92,7 +92,7 @@ def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
 
 
 def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
-    """Writes what the ranks printed: a file a host, its owner's alone; else DoctorError."""
+    """Write what the ranks printed: a file a host, its owner's alone; else DoctorError."""
     if folder is None:
         return
     try:
@@ -106,7 +106,7 @@ def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
 
 
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
-    """Writes hosts without and with a diagnosis from ``least`` on, a name a line; None: reached or not."""
+    """Write hosts without and with a diagnosis from ``least`` on, a name a line; None: reached or not."""
     at_fault = {host.name for host in report.hosts if not host.reached}
     for diagnosis in report.diagnoses:
         if least is not None and diagnosis.severity.rank >= least.rank:

@@ -82,7 +82,7 @@ class OwnFaultError(ConnectionLostError):
 
 
 def attempt(work: Callable[[], T]) -> T:
-    """Does work over a host's words; OwnFaultError for each end that nobody foresees."""
+    """Do work over a host's words; OwnFaultError for each end that nobody foresees."""
     try:
         return work()
     except (ProbeError, AccessError, DoctorError):
@@ -162,7 +162,7 @@ class PathMtuResult(base.Observed):
 
 
 class NoRate(base.Observed):
-    """Why streams came to nothing: an errno's name."""
+    """Name of the errno with which the streams failed."""
 
     error: base.Clipped
 
@@ -234,7 +234,7 @@ TRACEBACK: TypeAdapter[str | None] = TypeAdapter(base.ClippedEnd | None)
 
 
 def parsed(text: bytes) -> dict[str, Any]:
-    """A line of the probe as an object; MalformedError where it is none, or has too many values."""
+    """Return a line of the probe as an object; MalformedError where it is none, or has too many values."""
     if sum(map(text.count, _SEPARATORS)) > MAX_ITEMS:
         values = texts = 0  # what stands in texts separates nothing
         for token in _TOKEN.finditer(text.replace(b"\\\\", b"").replace(b'\\"', b"")):
@@ -254,7 +254,7 @@ def parsed(text: bytes) -> dict[str, Any]:
 
 
 def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
-    """A part of an answer as its type; raises MalformedError: it is no such thing."""
+    """Return a part of an answer as its type; raises MalformedError: it is no such thing."""
     try:
         return kind.validate_python(value)
     except ValidationError as error:
@@ -278,7 +278,10 @@ def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...],
 
 
 def problems(error: ValidationError) -> dict[str, str]:
-    """The first fault of each part of a value, as a phrase; a part is named as far as it is a field or a place."""
+    """Return the first fault of each part of a value, as a phrase.
+
+    A part is named as far as it is a field or a place.
+    """
     found: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         part, *where = map(str, fault["loc"] or ("answer",))

@@ -20,16 +20,16 @@ class Progress(Protocol):
     """Follows how far the run is."""
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
-        """A phase begins, and these hosts are awaited, for so many seconds at most."""
+        """Begin a phase that waits for these hosts, at most ``limit_s`` seconds."""
 
     def done(self, host: str) -> None:
-        """A host has finished the phase."""
+        """Note that a host has finished the phase."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """A rank of a host has reached a stage of the all-reduce, and measured a message of so many bytes."""
+        """Note the stage of the all-reduce that a host's rank has reached, and the bytes measured last."""
 
     def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
-        """A phase has ended, after which so much has been seen, and so much is known of dials that failed."""
+        """Show what is known at the end of a phase: the snapshot, and dials that failed."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Clock:
         self.spent: dict[str, dict[str, tuple[float, float]]] = {}
 
     def now(self) -> float:
-        """Seconds since the run began."""
+        """Return seconds since the run began."""
         return time.monotonic() - self._began
 
     def within(self, seconds: float) -> float:
@@ -65,24 +65,24 @@ class Clock:
         return min(seconds, max(self.until - time.monotonic(), 0.1))
 
     def left(self) -> float:
-        """Seconds until the run's end."""
+        """Return seconds until the run's end."""
         return self.until - time.monotonic()
 
     def lacks(self, seconds: float, what: str) -> str | None:
-        """Why there is no time for something that may take so many seconds; None where there is."""
+        """Return why there is no time for something that may take so many seconds; None where there is."""
         if self.within(seconds) == seconds:
             return None
         return f"--timeout {self._total_s:.0f} leaves no time for {what}, which may take {seconds:.0f} s"
 
     def busy(self, host: str, phase: str, since: float, until: float | None = None) -> None:
-        """Notes that a host was busy with a phase until then, or until now; the latest end that was noted counts."""
+        """Note that a host was busy with a phase until then, or until now; the latest end that was noted counts."""
         end = self.now() if until is None else until
         _, latest = self.spent.setdefault(host, {}).get(phase, (0.0, 0.0))
         self.spent[host][phase] = (round(since, 3), round(max(end, latest), 3))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[float]:
-        """Notes what the block took; it is given the seconds at which it begins."""
+        """Note what the block took; it is given the seconds at which it begins."""
         began = self.now()
         try:
             yield began

@@ -43,7 +43,7 @@ WORTH_S = 5.0  # A run begins anew where that much time is left
 def open_run(
     cluster: Cluster, connect: Callable[[], Transport], options: RunOptions, progress: Progress
 ) -> Iterator[Run]:
-    """Looks at every host, anew where this machine stood still, or NotReachedError; connected until the block's end."""
+    """Look at every host, anew where this machine stood still, or NotReachedError; connected until the block's end."""
     until = time.monotonic() + options.total_s
     run = Run(cluster, connect(), options, progress)
     try:
@@ -98,7 +98,7 @@ class Run:
         self._still_there()
 
     def look(self) -> None:
-        """Reaches the hosts, and asks each what it knows of itself as soon as it is there."""
+        """Reach the hosts, and ask each what it knows of itself as soon as it is there."""
         names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
         around = partial(host_facts.look_outside, self._transport, names)
         asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
@@ -152,7 +152,7 @@ class Run:
             self._progress.done(name)
 
     def mesh(self) -> None:
-        """Has every host dial the others."""
+        """Have every host dial the others."""
         limits = self._options.mesh_limits
         if limits.size == "none":
             self._mesh = skipped(f"{NOT_ASKED} (--mesh none)")
@@ -194,7 +194,7 @@ class Run:
         return mesh.among({session.node.name for session in self._sessions})
 
     def _leave_lost(self, meanwhile: str) -> None:
-        """Of the hosts that do not answer any more nothing is judged that they said."""
+        """Drop the facts of hosts that no longer answer."""
         for session in self._sessions:
             if session.lost is not None:
                 doing = f"the probe ended while {meanwhile}"
@@ -203,7 +203,7 @@ class Run:
         self._sessions = [session for session in self._sessions if session.lost is None]
 
     def names(self) -> None:
-        """Looks up the names of the hosts file here, where what is to be done may hang on them."""
+        """Look up the names of the hosts file here, where what is to be done may hang on them."""
         seen = [facts.resolution.own for facts in self._facts.values() if isinstance(facts.resolution, Names)]
         lost = any(not told.addresses for told in chain(self._names.values(), *(own.values() for own in seen)))
         if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):
@@ -211,7 +211,7 @@ class Run:
             self._resolved, self._aliases = look_up(names, self._clock.within(NAMES_S))
 
     def rate(self) -> None:
-        """Has the hosts send to each other at full speed, where that was asked for."""
+        """Have the hosts send to each other at full speed, where that was asked for."""
         if not self._options.rate:
             return
         if len(self._sessions) < 2:
@@ -233,7 +233,7 @@ class Run:
         self._rates = found.among(names) if isinstance(found, Rates) else found
 
     def smoke(self) -> None:
-        """Runs the all-reduce, where it can succeed."""
+        """Run the all-reduce, where it can succeed."""
         limits = self._options.smoke_limits
         if not self._options.smoke:
             self._smoke = skipped(f"{NOT_ASKED} (--no-smoke)")
@@ -257,7 +257,7 @@ class Run:
             self._clock.busy(rank.host, "smoke", since, since + max(rank.times.values(), default=0.0))
 
     def bisect(self) -> None:
-        """Repeats a failed all-reduce over groups of hosts, to find who breaks it; nothing where that can't help."""
+        """Repeat a failed all-reduce over groups of hosts, to find who breaks it; nothing where that can't help."""
         smoke = self._smoke
         if not isinstance(smoke, Smoke) or smoke.outcome not in ("failed", "timeout") or len(self._sessions) < 3:
             return
@@ -283,12 +283,12 @@ class Run:
                 raise session.lost
 
     def close(self) -> None:
-        """Ends every probe and connection."""
+        """End every probe and connection."""
         fan_out(lambda session: session.close(), list(self._opened.values()))
         self._transport.close()
 
     def snapshot(self) -> Snapshot:
-        """All that was seen up to now."""
+        """Return all that was seen up to now."""
         hosts = tuple(
             Host(node=node, facts=self._facts.get(node.name), failure=self._failures.get(node.name))
             for node in self._cluster.nodes

@@ -57,12 +57,12 @@ class Side:
     towards: str | None
 
     def version(self, package: str) -> tuple[int, ...] | None:
-        """The numbers of an installed package's version, none of a branch's name."""
+        """Return the numbers of an installed package's version, none of a branch's name."""
         known = {} if isinstance(self.engines.packages, Unknown) else self.engines.packages
         return tuple(map(int, re.findall(r"\d+", known[package])[:3])) if package in known else None
 
     def interface(self, address: str) -> str:
-        """The interface that has an address, as words behind "at"."""
+        """Return the interface that has an address, as words behind "at"."""
         return next((e.interface for e in self.interfaces.addresses if e.address == address), "no interface of its own")
 
 
@@ -105,7 +105,7 @@ def _by_way(side: Side, address: str | None, there: str) -> Advertised | None:
 
 
 def _towards(side: Side) -> Advertised | None:
-    """Ray's: of a worker, the address on its way to the head."""
+    """Return ray's: of a worker, the address on its way to the head."""
     if side.is_first:
         return _route(side)
     way = f"its way to the master begins at {side.interface(side.towards)}" if side.towards is not None else ""
@@ -139,7 +139,7 @@ def _inet_first(side: Side) -> str | None:
 
 
 def _first(side: Side) -> Advertised | None:
-    """The first word of ``hostname -I``, which leaves out loopback and link-local ones."""
+    """Return the first word of ``hostname -I``, which leaves out loopback and link-local ones."""
     there = (e.address for e in side.interfaces.addresses if not is_loopback(e.address))
     address = next((one for one in there if not one.startswith("fe80:")), None)
     return None if address is None else Advertised(address, "hostname -I gives it first")
@@ -171,7 +171,7 @@ def _dynamo(side: Side) -> Advertised | None:
 
 
 def _by_metadata(side: Side) -> Advertised | None:
-    """Mooncake's engine with a metadata server: the first interface that runs, docker0 too."""
+    """Return mooncake's engine with a metadata server: the first interface that runs, docker0 too."""
     if side.variables.get("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE") == "P2PHANDSHAKE":
         return None
     running = {link.name for link in side.interfaces.links if {"up", "running"} <= {*link.flags} and link.name != "lo"}
@@ -182,12 +182,12 @@ def _by_metadata(side: Side) -> Advertised | None:
 
 
 def _vllms_store(side: Side) -> Advertised | None:
-    """Mooncake's in vLLM, which gives it its own address."""
+    """Return mooncake's in vLLM, which gives it its own address."""
     return advertised("vllm", side) if side.version("vllm") and not side.version("sglang") else None
 
 
 def ucx_interfaces(side: Side) -> tuple[str, ...]:
-    """The interfaces to which UCX_NET_DEVICES keeps UCX; none where it uses all, or RDMA devices."""
+    """Return the interfaces to which UCX_NET_DEVICES keeps UCX; none where it uses all, or RDMA devices."""
     named = side.variables.get("UCX_NET_DEVICES", "all").split(",")
     return () if "all" in named or any(":" in name or not name for name in named) else tuple(named)
 
@@ -295,7 +295,7 @@ PORTS = {
 
 
 def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
-    """A reached host as its programs see it."""
+    """Return a reached host as its programs see it."""
     facts = host.facts
     if facts is None:
         return unknown(f"{host.name} was not reached")
@@ -319,7 +319,7 @@ def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
 
 
 def advertised(program: str, side: Side) -> Advertised:
-    """The address that the installed version of a program, else the newest, tells its peers."""
+    """Return the address that the installed version of a program, else the newest, tells its peers."""
     version = side.version(PACKAGES.get(program, program))
     fitting = [steps for since, steps in STEPS[program] if not version or since <= version]
     found = (step(side) for step in fitting[-1])
@@ -327,7 +327,7 @@ def advertised(program: str, side: Side) -> Advertised:
 
 
 def programs(side: Side) -> Iterator[str]:
-    """Yields the programs that are installed there, or whose variables are set."""
+    """Yield the programs that are installed there, or whose variables are set."""
     for program in STEPS:
         meant = any(side.variables.get(name) for name in VARIABLES.get(program, ()))
         if (meant and (program != "ucx" or ucx_interfaces(side))) or side.version(
@@ -337,7 +337,7 @@ def programs(side: Side) -> Iterator[str]:
 
 
 def tell(snapshot: Snapshot, answers: InterfaceAnswers) -> InterfaceAnswers:
-    """The answers of ``ifname`` with what each program would tell its peers."""
+    """Return the answers of ``ifname`` with what each program would tell its peers."""
     from nccl_doctor.model.documents import AdvertisedAddress
 
     def of_host(host: Host) -> dict[str, AdvertisedAddress]:

@@ -53,7 +53,7 @@ class Blame:
     unexpected_passes: list[tuple[str, int]] = field(default_factory=list)
 
     def enter(self, dial: FailedDial, objection: Objection, *, first: bool) -> None:
-        """Adds a dial and a rule that stops it; ``first``: it meets that."""
+        """Add a dial and a rule that stops it; ``first``: it meets that."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.rules:
             self.rules.append(rule)
@@ -65,7 +65,7 @@ class Blame:
                 self.unexpected_outcomes.append(dial)
 
     def doubt(self, objection: Objection) -> None:
-        """Adds a rule that may stop dials which others stop."""
+        """Add a rule that may stop dials which others stop."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.doubtful:
             self.doubtful.append(rule)
@@ -106,7 +106,7 @@ class ExplainedDials:
 
 
 def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDials:
-    """Compares each failed dial with the rules on its way (``listens``: NCCL's addresses)."""
+    """Compare each failed dial with the rules on its way (``listens``: NCCL's addresses)."""
     mesh = known(snapshot.mesh)
     hosts = {host.name: host for host in snapshot.reached}
     rules = {name: compiled(host) for name, host in hosts.items()}
@@ -151,7 +151,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
 def _in_the_way(
     way: Path, port: int, dialler: Ruleset, listener: Ruleset
 ) -> tuple[list[Objection], tuple[Objection, ...]]:
-    """All that stops a connection, and what may still stop it once that is opened."""
+    """Return all that stops a connection, and what may still stop it once that is opened."""
     stopping: list[Objection] = []
     while True:
         found = handshake(way.syn_to(port), way.ends, dialler, listener)
@@ -167,7 +167,7 @@ def _in_the_way(
 
 
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:
-    """Of the rules that may be the one, that whose counter has grown."""
+    """Return of the rules that may be the one, that whose counter has grown."""
     verdict = objection.verdict
     grown = {one: growth(one.rule, after) for one in (*verdict.instead, verdict) if one.rule is not None}
     likely = [one for one, by in grown.items() if by] or [one for one, by in reversed(grown.items()) if by is None]
@@ -175,7 +175,7 @@ def _by_counters(objection: Objection, after: Ruleset) -> Objection:
 
 
 def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[FailedDial]:
-    """Yields dials to a master port where we could not listen."""
+    """Yield dial to a master port where we could not listen."""
     port = snapshot.cluster.master_port
     master = next((host for host in snapshot.reached if host.node.node_rank == 0), None)
     if master is None or port in mesh.ports.get(master.name, (port,)):
@@ -186,7 +186,7 @@ def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> It
 
 
 def compiled(host: Host, *, after: bool = False) -> Ruleset:
-    """The rules of a host before the dials, or after them."""
+    """Return the rules of a host before the dials, or after them."""
     assert host.facts
     facts = host.facts.firewall_after if after else host.facts.firewall
     if isinstance(facts, FirewallFacts):
@@ -213,7 +213,7 @@ def _unexpected_passes(
 
 
 def opening(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> Opening:
-    """The opening that hosts which are blamed alike have to make."""
+    """Return the opening that hosts which are blamed alike have to make."""
     mesh = known(snapshot.mesh)
     ranges = [ephemeral(host.facts) for host in snapshot.reached if host.facts]
     ports = merged([(snapshot.cluster.master_port, snapshot.cluster.master_port), *ranges])
@@ -222,7 +222,7 @@ def opening(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, s
 
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Hosts and addresses that an opening lets through on these hosts' word."""
+    """Return hosts and addresses that an opening lets through on these hosts' word."""
     mesh = known(snapshot.mesh)
     peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     readers = [blame.host.name for blame in blames]
@@ -235,7 +235,7 @@ def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[st
 
 
 def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Each peer and the address by which the host meets it."""
+    """Yield each peer and the address by which the host meets it."""
     hosts = {host.name: host for host in snapshot.reached}
     own = blame.host.name
     for dial in blame.dials:
@@ -250,7 +250,7 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
 
 
 def remedies(blame: Blame, way: Opening) -> Remedy:
-    """Lines for all rules in the way, or advice where judgement is needed."""
+    """Return lines for all rules in the way, or advice where judgement is needed."""
     found = [remedy(rule, blame.facts, way) for rule in blame.rules]
     advice = " ".join(dict.fromkeys(part.advice for part in found if part.advice))
     if any(not part.commands for part in found):
@@ -277,7 +277,7 @@ class PolicyBlame:
 
 
 def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-    """By failed dial, the policies that surely drop it, if any."""
+    """Return by failed dial, the policies that surely drop it, if any."""
     policies = kube.policies
     if isinstance(policies, Unknown):
         return {}
@@ -286,7 +286,7 @@ def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDi
 
 
 def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[PolicyBlame]:
-    """Yields what drops a dial: the target's policies inwards, the source's outwards."""
+    """Yield what drops a dial: the target's policies inwards, the source's outwards."""
     source, target = kube.pods.get(dial.src), kube.pods.get(dial.dst)
     if source is None or target is None or source is target:
         return
@@ -313,7 +313,7 @@ def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial
 
 
 def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespace: str) -> dict[str, Any]:
-    """The policy for a job's pods, known by its own labels, that are shut."""
+    """Return the policy for a job's pods, known by its own labels, that are shut."""
     first = closed.policies[0].pods
     chosen = first.model_copy(update={"labels": {**first.labels, **job}})
     inwards = closed.way == "ingress"
@@ -331,7 +331,7 @@ def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespac
 
 
 def selects(selector: Selector, labels: Mapping[str, str]) -> bool:
-    """True where it chooses an object of these labels."""
+    """Return whether it chooses an object of these labels."""
     wanted = selector.labels.items() <= labels.items()
     return wanted and all(
         (

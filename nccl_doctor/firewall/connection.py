@@ -47,27 +47,27 @@ class Ruleset:
         return tuple(_without_idle(base) for base in self.bases if _matters(base))
 
     def rules(self) -> Iterator[RuleRef]:
-        """Yields every rule and policy, once a base chain that may reach it."""
+        """Yield every rule and policy, once a base chain that may reach it."""
         for base in self.bases:
             yield base.policy_ref
             for chain in base.chains.values():
                 yield from (rule.ref for rule in chain)
 
     def count(self, rule: RuleRef) -> int | None:
-        """The packets that the rule in this place has counted, if any."""
+        """Return the packets that the rule in this place has counted, if any."""
         place = (rule.origin, rule.family, rule.table, rule.chain, rule.place)
         same = (r for r in self.rules() if (r.origin, r.family, r.table, r.chain, r.place) == place)
         return next((r.packets for r in same), None)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
-        """Verdicts that stop a packet on this host, or may; a sure one first."""
+        """Return verdicts that stop a packet on this host, or may; a sure one first."""
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
         unread = (PacketVerdict("unknown", reason=reason) for reason in self.missing)
         found = (*through(self.deciding, packet, journey), *unread)
         return tuple(sorted(found, key=lambda verdict: not verdict.blocks))
 
     def past(self, verdicts: Sequence[PacketVerdict]) -> Ruleset:
-        """These rules without the base chains that came to the verdicts."""
+        """Return these rules without the base chains that came to the verdicts."""
         opened = {_base(verdict.rule, verdict.rule.base) for verdict in verdicts if verdict.rule is not None}
         shut = (base for base in self.bases if _base(base.policy_ref, base.policy_ref.chain) not in opened)
         return replace(self, bases=tuple(shut))
@@ -78,7 +78,7 @@ def _base(rule: RuleRef, chain: str) -> tuple[str, str, str, str]:
 
 
 def compile_rules(facts: FirewallFacts) -> Ruleset:
-    """Parses what was captured; what can't be parsed is missing."""
+    """Parse what was captured; what can't be parsed is missing."""
     missing: list[str] = []
     saves = _known(facts.iptables, missing) or ()
     sets = iptables.load_ipsets(_known(facts.ipsets, missing) or "")
@@ -119,7 +119,7 @@ def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ip
 
 
 def _matters(base: BaseChain) -> bool:
-    """Tells whether some action that can be reached does more than accept."""
+    """Return whether some action that can be reached does more than accept."""
     if base.policy == "drop":
         return True
     seen: set[str] = set()
@@ -145,7 +145,7 @@ def _without_idle(base: BaseChain) -> BaseChain:
 
 
 def _idle(rule: Rule, idle: set[str]) -> bool:
-    """It only tests, or jumps to where nothing happens. A ``goto`` leaves its chain, and that is something."""
+    """Return whether a rule only tests, or jumps to a chain that does nothing; a ``goto`` leaves its chain."""
     acting = (step for step in rule.steps if not isinstance(step, When))
     return all(isinstance(step, Jump) and step.back and step.chain in idle for step in acting)
 
@@ -202,12 +202,12 @@ class Objection:
 
 
 def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Packet:
-    """The first segment of a connection, on no host yet."""
+    """Return the first segment of a connection, on no host yet."""
     return Packet("output", ip_address(saddr), ip_address(daddr), sport, (dport, dport))
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """All that stands in a connection's way up to the packet that is surely stopped."""
+    """Return all that stands in a connection's way up to the packet that is surely stopped."""
     back = replace(syn, saddr=syn.daddr, daddr=syn.saddr, sport=syn.dport, dport=syn.sport, reply=True)
     segments: tuple[tuple[Segment, Packet], ...] = (
         ("SYN", syn),
@@ -252,7 +252,7 @@ in linux/net/ipv6/icmp.c."""
 
 
 def reject_outcome(how: str, version: int) -> DialOutcome:
-    """The way a dial fails that meets a reject, as nft or iptables spells it."""
+    """Return the way a dial fails that meets a reject, as nft or iptables spells it."""
     if how in _RESETS:
         return "refused"
     code = how.rsplit(maxsplit=1)[-1].removeprefix("icmp6-").removeprefix("icmp-")
@@ -262,7 +262,7 @@ def reject_outcome(how: str, version: int) -> DialOutcome:
 
 
 def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
-    """The sum of one rule's counters on some hosts, before and after the dials."""
+    """Return the sum of one rule's counters on some hosts, before and after the dials."""
     pairs = [(rule.packets, after.count(rule)) for rule, after in rules if rule.packets is not None]
     if not pairs:
         return ""
@@ -273,6 +273,6 @@ def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
 
 
 def growth(rule: RuleRef, after: Ruleset) -> int | None:
-    """Packets that a rule has counted until it was read again, if it counts."""
+    """Return packets that a rule has counted until it was read again, if it counts."""
     later = after.count(rule)
     return None if rule.packets is None or later is None else later - rule.packets

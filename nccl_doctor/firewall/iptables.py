@@ -56,7 +56,7 @@ class Ipset:
     members: list[Member] = field(default_factory=list)
 
     def holds(self, packet: Packet, sides: tuple[str, ...], ipsets: Ipsets) -> Tri:
-        """Tells whether the set holds the packet, each dimension from "src" or "dst"."""
+        """Return whether the set holds the packet, each dimension from "src" or "dst"."""
         if self.kinds == ("set",):
             inner = [ipsets.get(member.parts[0]) for member in self.members]
             return some(None if other is None else other.holds(packet, sides, ipsets) for other in inner)
@@ -91,7 +91,7 @@ Ipsets = Mapping[str, Ipset]
 
 
 def load_ipsets(text: str) -> dict[str, Ipset]:
-    """The sets of an ``ipset save`` by name."""
+    """Return the sets of an ``ipset save`` by name."""
     found: dict[str, Ipset] = {}
     for line in text.splitlines():
         try:
@@ -124,7 +124,7 @@ Values = tuple[str, ...]
 
 
 def _masked(text: str) -> tuple[int, int]:
-    """A number and its mask, all of it without one."""
+    """Return a number and its mask, all of it without one."""
     value, mask = (int(part, 0) for part in f"{text}/0xffffffff".split("/")[:2])
     return value, mask
 
@@ -210,13 +210,13 @@ def _ttl(allowed: Callable[[int], Span], values: Values) -> Test:
 
 
 def _limit(values: Values) -> Test:
-    """The test of ``--limit 1000/s``: it holds until so many packets came (libxt_limit)."""
+    """Return the test of ``--limit 1000/s``: it holds until so many packets came (libxt_limit)."""
     rate, _, unit = values[0].partition("/")
     return _fixed(True) if int(rate) >= AMPLE and unit in {"s", "sec", "second"} else unsure
 
 
 def _set(ipsets: Ipsets, values: Values) -> Test:
-    """The test of ``--match-set NAME src,dst``; unsure of a set whose members nobody captured."""
+    """Return the test of ``--match-set NAME src,dst``; unsure of a set whose members nobody captured."""
     found = ipsets.get(values[0])
     if found is None:
         return unsure
@@ -279,7 +279,7 @@ class Option:
 
 
 def options(words: list[str]) -> Iterator[Option]:
-    """Splits a rule's words into options; IndexError where free text lacks."""
+    """Split a rule's words into options; IndexError where free text lacks."""
     at, negated = 0, False
     while at < len(words):
         name, at = words[at], at + 1
@@ -298,7 +298,7 @@ def options(words: list[str]) -> Iterator[Option]:
 
 
 def steps(line: str, chains: Collection[str], ipsets: Ipsets) -> tuple[Step, ...]:
-    """The steps of a rule, ``-A CHAIN …``; ``chains``: its table's."""
+    """Return the steps of a rule, ``-A CHAIN …``; ``chains``: its table's."""
     parts = list(options(shlex.split(line)[2:]))
     target = next((index for index, part in enumerate(parts) if part.name in {"-j", "-g"}), len(parts))
     tests = tuple(When(_test(part, ipsets)) for part in parts[:target])
@@ -361,7 +361,7 @@ class _Table:
 
 
 def load_iptables(text: str, version: Literal[4, 6], origin: Origin, ipsets: Ipsets) -> tuple[BaseChain, ...]:
-    """The base chains of one ``iptables-save`` or ``ip6tables-save``, by priority."""
+    """Return the base chains of one ``iptables-save`` or ``ip6tables-save``, by priority."""
     bases: list[BaseChain] = []
     table = _Table("")
     for line in text.splitlines():
@@ -378,7 +378,7 @@ def load_iptables(text: str, version: Literal[4, 6], origin: Origin, ipsets: Ips
 
 
 def table_names(text: str) -> frozenset[str]:
-    """The tables that an ``iptables-save`` lists."""
+    """Return the tables that an ``iptables-save`` lists."""
     return frozenset(line[1:].strip() for line in text.splitlines() if line.startswith("*"))
 
 

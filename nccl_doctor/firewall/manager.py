@@ -57,7 +57,7 @@ class DirectRule:
 
 
 def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
-    """The direct rule that iptables shows so; of several the longest.
+    """Return the direct rule that iptables shows so; of several the longest.
 
     iptables-save adds modules, masks and defaults, and sorts: what was given is part of what it prints.
     """
@@ -71,12 +71,12 @@ def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
 
 
 def is_direct_chain(rule: RuleRef) -> bool:
-    """Tells whether nothing but direct rules stand in a rule's chain."""
+    """Return whether nothing but direct rules stand in a rule's chain."""
     return rule.origin != "nft" and rule.chain.endswith(_SUFFIX)
 
 
 def direct_rules(facts: FirewallFacts) -> Iterator[DirectRule]:
-    """All that are in force."""
+    """Yield all that are in force."""
     for text in facts.firewalld.direct.splitlines() if isinstance(facts.firewalld, Firewalld) else ():
         try:
             family, table, chain, priority, *words = shlex.split(text)
@@ -107,7 +107,7 @@ _FIREWALLD_ZONE = re.compile(r"(?:filter_)?IN_(?!policy_)([A-Za-z0-9_-]+?)(?:_(?
 
 
 def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
-    """The tool in whose language the rule has to be changed."""
+    """Return the tool in whose language the rule has to be changed."""
     if rule.origin == "nft":
         return "firewalld" if rule.table == "firewalld" else "nftables"
     running = isinstance(facts.firewalld, Firewalld)
@@ -120,7 +120,7 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 
 
 def managed_by(facts: FirewallFacts) -> str:
-    """The keeper of a host's rules; "" where there are none.
+    """Return the keeper of a host's rules; "" where there are none.
 
     Where a manager itself did not answer (on a busy host it may not, in time), its chains tell.
     """
@@ -142,7 +142,7 @@ def _ufw_writes_here(facts: FirewallFacts) -> bool:
 
 
 def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
-    """The zone of firewalld that a rule belongs to, else the default."""
+    """Return the zone of firewalld that a rule belongs to, else the default."""
     if found := _FIREWALLD_ZONE.match(rule.chain):
         return found[1]
     return facts.firewalld.default_zone if isinstance(facts.firewalld, Firewalld) else None
@@ -170,7 +170,7 @@ class Zone:
 
 
 def zones(listing: str) -> dict[str, Zone]:
-    """The zones of a ``firewall-cmd --list-all-zones`` by name."""
+    """Return the zones of a ``firewall-cmd --list-all-zones`` by name."""
     found: dict[str, Zone] = {}
     name = ""
     for line in listing.splitlines():
@@ -189,13 +189,13 @@ LONGEST = 160
 
 
 def printable(text: str) -> str:
-    """Makes one line of harmless characters, cut to :data:`LONGEST`."""
+    """Make one line of harmless characters, cut to :data:`LONGEST`."""
     line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
     return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 
 
 def describe(rule: RuleRef, facts: FirewallFacts) -> str:
-    """The rule as its manager's user knows it, else as the kernel's."""
+    """Return the rule as its manager's user knows it, else as the kernel's."""
     if manager_of(rule, facts) == "firewalld":
         direct = direct_rule(rule, facts)
         if direct is not None:

@@ -46,7 +46,7 @@ _RATES = frozenset({"limit", "quota", "ct count"})
 
 
 def steps(expressions: list[Any], sets: Sets) -> tuple[Step, ...]:
-    """The steps of a rule's ``expr``."""
+    """Return the steps of a rule's ``expr``."""
     return tuple(step for expression in expressions for step in _steps(expression, sets))
 
 
@@ -76,7 +76,7 @@ def _steps(expression: Json, sets: Sets) -> Iterator[Step]:
 
 
 def _rate(limit: dict[str, Any]) -> Test:
-    """The test of ``limit rate 1000/second``, or ``limit rate over …``."""
+    """Return the test of ``limit rate 1000/second``, or ``limit rate over …``."""
     if limit.get("per") != "second" or limit["rate"] < AMPLE or "rate_unit" in limit:
         return unsure
     is_over = bool(limit.get("inv", False))
@@ -166,7 +166,7 @@ Objects = list[tuple[str, dict[str, Any]]]
 
 
 def objects(ruleset: str) -> Objects:
-    """The listed objects by kind, "table" or "rule"; ValueError for no listing."""
+    """Return the listed objects by kind, "table" or "rule"; ValueError for no listing."""
     document = json.loads(ruleset)
     if "nftables" not in document:
         raise ValueError("no list of nftables objects")
@@ -174,7 +174,7 @@ def objects(ruleset: str) -> Objects:
 
 
 def xtables(listing: Objects) -> frozenset[Table]:
-    """Tables that iptables-nft wrote: by chains' names, and by a hidden match."""
+    """Return tables that iptables-nft wrote: by chains' names, and by a hidden match."""
     return frozenset(
         (body["family"], body["table"])
         for kind, body in listing
@@ -184,7 +184,7 @@ def xtables(listing: Objects) -> frozenset[Table]:
 
 
 def load(listing: Objects, text: str, without: Collection[Table] = ()) -> tuple[BaseChain, ...]:
-    """Base chains that an IP packet may meet, by priority.
+    """Return base chains that an IP packet may meet, by priority.
 
     ``text`` is of ``nft -a list ruleset``, for the rules' own words; tables of ``without`` are read elsewhere.
     """
@@ -238,7 +238,7 @@ def _base(table: Table, body: dict[str, Any], chains: dict[str, tuple[Rule, ...]
 
 
 def rule_texts(text: str) -> dict[RuleKey, str]:
-    """Each rule's text without its handle; one that spans lines is joined."""
+    """Return each rule's text without its handle; one that spans lines is joined."""
     texts: dict[RuleKey, str] = {}
     family = table = chain = ""
     pending: list[str] = []
@@ -258,7 +258,7 @@ def rule_texts(text: str) -> dict[RuleKey, str]:
 
 
 def dormant(text: str) -> frozenset[tuple[str, str]]:
-    """Tables that are switched off; nft 1.0.6 garbles that flag in JSON."""
+    """Return tables that are switched off; nft 1.0.6 garbles that flag in JSON."""
     found: set[tuple[str, str]] = set()
     here = ("", "")
     for line in text.splitlines():

@@ -29,19 +29,19 @@ class Bits:
     open: frozenset[str] = frozenset()
 
     def any(self, names: Collection[str]) -> Tri:
-        """True where any of these bits is set."""
+        """Return whether any of these bits is set."""
         if self.on.intersection(names):
             return True
         return None if self.open.intersection(names) else False
 
     def exactly(self, names: Collection[str]) -> Tri:
-        """These bits are set and no others."""
+        """Return these bits are set and no others."""
         if self.on.difference(names) or set(names) - self.on - self.open:
             return False
         return None if self.open else True
 
     def masked(self, names: Collection[str]) -> Bits:
-        """The field with all other bits cleared."""
+        """Return the field with all other bits cleared."""
         return Bits(self.on.intersection(names), self.open.intersection(names))
 
 
@@ -51,7 +51,7 @@ Sets = Callable[[str], list[Any]]
 
 
 def names(item: Json) -> list[str]:
-    """The bit names in ``"a"``, ``["a", "b"]``, ``{"|": ["a", "b"]}``; a plain 0 is none."""
+    """Return the bit names in ``"a"``, ``["a", "b"]``, ``{"|": ["a", "b"]}``; a plain 0 is none."""
     if isinstance(item, dict):
         item = item.get("|", [])
     if isinstance(item, list):
@@ -60,7 +60,7 @@ def names(item: Json) -> list[str]:
 
 
 def span(item: Json) -> Span | None:
-    """The numbers an element covers; None where it is no number, address, range or prefix."""
+    """Return the numbers an element covers; None where it is no number, address, range or prefix."""
     if isinstance(item, dict):
         if "range" in item:
             low, high = (span(end) for end in item["range"])
@@ -79,7 +79,7 @@ def span(item: Json) -> Span | None:
 
 
 def holds(value: Value, item: Json, sets: Sets) -> Tri:
-    """True where an element, a set or a named set holds the value."""
+    """Return whether an element, a set or a named set holds the value."""
     if isinstance(value, Unsure):
         return True if item == "*" else None
     if isinstance(item, dict) and "elem" in item:
@@ -120,7 +120,7 @@ _NOT_FRAGMENT = 0x3FFF
 
 
 def field(expression: Json, packet: Packet, journey: Journey) -> Value:
-    """The packet's value of an expression."""
+    """Return the packet's value of an expression."""
     if not isinstance(expression, dict) or len(expression) != 1:
         return Unsure()
     ((kind, body),) = expression.items()

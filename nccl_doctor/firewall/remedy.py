@@ -47,7 +47,7 @@ class Opening:
     ports: tuple[Span, ...]
 
     def nets(self, version: int) -> list[str]:
-        """The peers of one IP version: addresses, or nets where many."""
+        """Return the peers of one IP version: addresses, or nets where many."""
         addresses = sorted({ip_address(peer) for peer in self.peers if ip_address(peer).version == version}, key=int)
         if len(addresses) <= SINGLE:
             return [str(address) for address in addresses]
@@ -55,7 +55,7 @@ class Opening:
         return [str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets]
 
     def multiports(self) -> Iterator[str]:
-        """The ports in as many lists as iptables' multiport needs."""
+        """Yield the ports in as many lists as iptables' multiport needs."""
         size = _MULTIPORT // 2
         for start in range(0, len(self.ports), size):
             yield ",".join(port_words(self.ports[start : start + size], ":"))
@@ -73,12 +73,12 @@ class Remedy:
 
 
 def is_built_in(rule: RuleRef) -> bool:
-    """Tells whether an iptables rule stands behind built-in chains, safe to print."""
+    """Return whether an iptables rule stands behind built-in chains, safe to print."""
     return rule.base in _CHAINS and rule.table in _TABLES
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same ports in the fewest spans: nft and iptables refuse overlaps."""
+    """Return the same ports in the fewest spans: nft and iptables refuse overlaps."""
     found: list[Span] = []
     for low, high in sorted(spans):
         if found and low <= found[-1][1] + 1:
@@ -89,7 +89,7 @@ def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def port_words(ports: Iterable[Span], dash: str) -> list[str]:
-    """Each span as a word, its ends joined by ``dash``."""
+    """Return each span as a word, its ends joined by ``dash``."""
     return [str(low) if low == high else f"{low}{dash}{high}" for low, high in ports]
 
 
@@ -123,7 +123,7 @@ def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
 
 
 def _both(changes: list[Line | None]) -> tuple[Line | None, ...]:
-    """Each change for good, then each in force."""
+    """Return each change for good, then each in force."""
     permanent = (line("firewall-cmd --permanent {change}", change=change) for change in changes)
     return (*permanent, *(line("firewall-cmd {change}", change=change) for change in changes))
 
@@ -187,7 +187,7 @@ BY_HAND = "no single command is safe here: let the cluster's own addresses throu
 
 
 def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
-    """The way for an opening past a rule; without commands where judgement is needed."""
+    """Return the way for an opening past a rule; without commands where judgement is needed."""
     manager = manager_of(rule, facts)
     if manager == "firewalld":
         return _firewalld(rule, facts, opening)

@@ -30,12 +30,12 @@ class Path:
     ends: Ends
 
     def syn_to(self, port: int) -> Packet:
-        """The same packet to a port."""
+        """Return the same packet to a port."""
         return replace(self.syn, dport=(port, port))
 
 
 def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]) -> Path | None:
-    """The way from one host to an address of another, if known."""
+    """Return the way from one host to an address of another, if known."""
     assert source.facts
     assert target.facts
     found = dialled_address(source, address)
@@ -58,7 +58,7 @@ def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]
 
 
 def _ttl_of(facts: HostFacts) -> int | None:
-    """IPv4's time to live of the packets that a host sends (net.ipv4.ip_default_ttl, ip-sysctl.rst)."""
+    """Return IPv4's time to live of the packets that a host sends (net.ipv4.ip_default_ttl, ip-sysctl.rst)."""
     told = facts.sysctls.get("net.ipv4.ip_default_ttl") if isinstance(facts.sysctls, dict) else None
     return int(told) if told is not None and 0 < int(told) < 256 else None
 
@@ -67,7 +67,7 @@ _SETS_TTL = re.compile(r'"mangle": ?\{"key": ?\{"payload": ?\{[^}]*"ttl"|-j TTL\
 
 
 def _sets_ttl(*hosts: Host) -> bool:
-    """Tells whether a rule of these hosts writes another time to live into packets."""
+    """Return whether a rule of these hosts writes another time to live into packets."""
     texts: list[str] = []
     for host in hosts:
         firewall = host.facts.firewall if host.facts else None
@@ -78,7 +78,7 @@ def _sets_ttl(*hosts: Host) -> bool:
 
 
 def dialled_address(host: Host, target: str) -> str | None:
-    """The address that a host dials for a target, a name or itself."""
+    """Return the address that a host dials for a target, a name or itself."""
     if numeric(target) is not None:
         return target
     assert host.facts
@@ -87,7 +87,7 @@ def dialled_address(host: Host, target: str) -> str | None:
 
 
 def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str | None:
-    """The address a host sends from: its kernel's word, NCCL's interface's, its own."""
+    """Return the address a host sends from: its kernel's word, NCCL's interface's, its own."""
     facts = host.facts
     assert facts
     meant = dialled_address(host, target)
@@ -101,13 +101,13 @@ def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str |
 
 
 def ephemeral(facts: HostFacts) -> Span:
-    """Ports that a host gives outgoing connections and listeners on port 0."""
+    """Return ports that a host gives outgoing connections and listeners on port 0."""
     known = facts.port_range
     return (known.low, known.high) if isinstance(known, PortRange) else DEFAULT_RANGE
 
 
 def interface_of(facts: HostFacts, address: str) -> str | None:
-    """The interface that holds an address."""
+    """Return the interface that holds an address."""
     wanted = ip_address(address)
     found = (own.interface for own in _entries(facts) if ip_address(own.address.split("%")[0]) == wanted)
     label = next(found, None)
@@ -115,13 +115,13 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
 
 
 def link_of(facts: HostFacts, name: str | None) -> Link | None:
-    """The interface of a name, where the host has told of it."""
+    """Return the interface of a name, where the host has told of it."""
     links = facts.interfaces.links if isinstance(facts.interfaces, Interfaces) else ()
     return next((link for link in links if link.name == name), None)
 
 
 def route_to(facts: HostFacts, address: str) -> str | None:
-    """The interface of the narrowest, cheapest route in the main table."""
+    """Return the interface of the narrowest, cheapest route in the main table."""
     if not isinstance(facts.routes, tuple):
         return None
     wanted = ip_address(address)
@@ -157,7 +157,7 @@ Kind = Literal["no-way", "no-address", "down", "diverted", "filtered"]
 
 @dataclass(frozen=True)
 class RouteFault:
-    """Why packets of a dial do not arrive.
+    """Routing fault that keeps packets of a dial from arriving.
 
     Attributes:
         host: whose kernel it is; ``way``: its answer.
@@ -173,7 +173,7 @@ class RouteFault:
 
 
 def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[FailedDial, RouteFault]:
-    """By dial, what its packets meet first; none where kernels pass them."""
+    """Return by dial, what its packets meet first; none where kernels pass them."""
     hosts = {host.name: host for host in snapshot.reached}
     known: dict[tuple[str, str, str], RouteFault | None] = {}
     found: dict[FailedDial, RouteFault] = {}
@@ -212,7 +212,7 @@ def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
 
 
 def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
-    """Yields what stands in a dial's way: out, in, back out, back in."""
+    """Yield what stands in a dial's way: out, in, back out, back in."""
     assert source.facts is not None
     assert target.facts is not None
     out = _asked(source.facts, address, None)
@@ -280,7 +280,7 @@ def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]
 
 
 def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Network] | None:
-    """The interface without an address that bears the name of the target's.
+    """Return the interface without an address that bears the name of the target's.
 
     A name alone proves nothing: what a bond or a bridge is made of runs so, too. None where the host is in the target's
     network by another interface, and where it has a gateway there by an interface of which the target has none.

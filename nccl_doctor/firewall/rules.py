@@ -43,7 +43,7 @@ Span = tuple[int, int]
 
 
 def within(value: Span, element: Span) -> Tri:
-    """Tells whether an element holds all of a value, none of it, or unsure."""
+    """Return whether an element holds all of a value, none of it, or unsure."""
     if element[0] <= value[0] and value[1] <= element[1]:
         return True
     return False if value[1] < element[0] or element[1] < value[0] else None
@@ -98,7 +98,7 @@ class Packet:
 
 @dataclass(frozen=True)
 class RuleRef:
-    """Where a rule stands. All names and the text come from the host: hostile text.
+    """Place of a rule. All names and the text come from the host: hostile text.
 
     Attributes:
         place: nft's handle, or the rule's number as ``iptables -L --line-numbers`` counts; None for a policy.
@@ -244,7 +244,7 @@ class BaseChain:
 
 
 def unsure(_packet: Packet, _journey: Journey) -> Tri:
-    """The test for what is not captured: rates, times, owners."""
+    """Return the test for what is not captured: rates, times, owners."""
     return None
 
 
@@ -253,7 +253,7 @@ _STRANGE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Journey], T | None]:
-    """The same function, but None where a rule's words are not known here."""
+    """Return the same function, but None where a rule's words are not known here."""
 
     def attempt(packet: Packet, journey: Journey) -> T | None:
         try:
@@ -265,7 +265,7 @@ def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Jo
 
 
 def readable(ref: RuleRef, steps: Callable[[], tuple[Step, ...]]) -> Rule:
-    """The rule; it may do anything where its words are not known here."""
+    """Return the rule; it may do anything where its words are not known here."""
     try:
         return Rule(ref, steps())
     except _STRANGE:
@@ -357,7 +357,7 @@ class _Walk:
 
 
 def walk(base: BaseChain, packet: Packet, journey: Journey) -> PacketVerdict | None:
-    """Walks a packet through a base chain: its objection, None where it accepts."""
+    """Walk a packet through a base chain: its objection, None where it accepts."""
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
         way.ends.append(PacketVerdict(base.policy, rule=base.policy_ref))
@@ -389,7 +389,7 @@ _HOOKS: dict[Direction, tuple[str, ...]] = {
 
 
 def through(bases: Sequence[BaseChain], packet: Packet, journey: Journey) -> Iterator[PacketVerdict]:
-    """Objections of a host's base chains (by priority) to a packet; the first is what it meets."""
+    """Yield objections of a host's base chains (by priority) to a packet; the first is what it meets."""
     for base in [base for hook in _HOOKS[packet.direction] for base in bases if base.hook == hook]:
         if packet.version not in base.versions or (base.nat and packet.state != "new"):
             continue

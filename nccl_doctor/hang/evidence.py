@@ -24,7 +24,7 @@ CHATTER = 1 << 20  # bytes between two looks that NCCL's own services (RAS) may 
 
 @dataclass(frozen=True)
 class HangEvidence:
-    """All that a verdict is made of."""
+    """Evidence for a verdict."""
 
     ranks: dict[int, ObservedRank]  # those that were found, by number; ``world_size`` counts all
     world_size: int
@@ -75,7 +75,7 @@ class HangEvidence:
 
 
 def _spinning(host: HangHost) -> GpuWork | None:
-    """The first GPU that spins, where one does at each look and none works."""
+    """Return the first GPU that spins, where one does at each look and none works."""
     last = None
     for look in host.looks:
         busy = [] if isinstance(look.gpus, Unknown) else [one for one in look.gpus if one.busy > 0]
@@ -86,7 +86,7 @@ def _spinning(host: HangHost) -> GpuWork | None:
 
 
 def gather_evidence(snapshot: HangSnapshot) -> HangEvidence:
-    """Gathers all that a snapshot of a job shows of each rank."""
+    """Return gathers all that a snapshot of a job shows of each rank."""
     ranks = observed_rank.observed_ranks(snapshot)
     gone, unseen = lost(snapshot, ranks) if ranks else ((), ())
     return HangEvidence(
@@ -117,7 +117,7 @@ class Lost:
 
 
 def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
-    """The ranks that are gone, and those that nobody could look for."""
+    """Return the ranks that are gone, and those that nobody could look for."""
     dead = ((one, why) for one in ranks.values() if (why := one.gone))
     here = [Lost(one.rank, (one.host,), one.job_rank.pid, why, stopped=one.stopped) for one, why in dead]
     absent = sorted(set(range(world_size(ranks))) - set(ranks))
@@ -141,7 +141,7 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
 
 
 def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[int, str]:
-    """Hosts of ranks of which NCCL's RAS has no data: those of found ranks that it has at the same address."""
+    """Return hosts of ranks of which NCCL's RAS has no data: those of found ranks that it has at the same address."""
     by_pid = _pids(snapshot, ranks)
     homes: dict[int, str] = {}
     for answer in _answers(snapshot):
@@ -170,7 +170,7 @@ def _absent(rank: int, host: HangHost) -> Lost:
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where ranks part."""
+    """Point at which the ranks diverge."""
 
     where: str  # "number 17 of group 0"
     outliers: tuple[int, ...]  # the ranks that did not do as most did, or came less far
@@ -181,7 +181,7 @@ class Divergence:
 
 
 def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
-    """The first call in which ranks differ, or to which some have not come."""
+    """Return the first call in which ranks differ, or to which some have not come."""
     told = {number: one.recorded for number, one in ranks.items() if one.recorded is not None}
     known = {number: one for number, one in told.items() if one is not None}
     # one that was dumped long ago tells of the past, and is compared with its like alone
@@ -203,7 +203,7 @@ def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
 
 
 def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
-    """Where every rank waits in its last call, and these are of several groups."""
+    """Return where every rank waits in its last call, and these are of several groups."""
     places = Counter((call.group, call.seq) for call in last.values())
     if len(places) < 2 or len(last) < ranks or any(call.done for call in last.values()):
         return None
@@ -258,7 +258,7 @@ Launched = Mapping[str, tuple[RankGroup, ...]]
 def _numbered(
     tell: Callable[[Launched], Iterator[tuple[RasRank, str]]], communicators: Iterable[Communicator], by_pid: ByPid
 ) -> dict[int, str]:
-    """Words about ranks, by the job's numbers of those that are found; the first, where it is told twice."""
+    """Return words about ranks, by the job's numbers of those that are found; the first, where it is told twice."""
     found: dict[int, str] = {}
     for communicator in communicators:
         for member, words in tell(communicator.launched()):
@@ -269,7 +269,7 @@ def _numbered(
 
 
 def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Ranks that have launched fewer of some collective than others."""
+    """Return ranks that have launched fewer of some collective than others."""
     for topic, groups in launched.items():
         most = max(int(group.value) for group in groups)
         for group in groups:
@@ -278,7 +278,7 @@ def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
 
 
 def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Ranks of a communicator with their counts, where these can't be of one sequence of calls.
+    """Return ranks of a communicator with their counts, where these can't be of one sequence of calls.
 
     Of two ranks that make the same calls in the same order, the later one has launched no fewer of any collective.
     """
@@ -316,7 +316,7 @@ def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
 
 
 def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
-    """Tells whether it names a process of this job; one that names none may be anybody's."""
+    """Return whether it names a process of this job; one that names none may be anybody's."""
     pids = {one.job_rank.inner_pid for one in ranks.values()}
     named = {rank.pid for one in answer.communicators for rank in (*one.ranks, *one.missing)}
     named |= {rank.pid for one in answer.communicators for group in one.groups for rank in group.ranks}
@@ -339,7 +339,7 @@ def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
 
 
 def _by_pid(pid: int | None, host: str | None, by_pid: ByPid) -> int | None:
-    """The rank by its PID and address, else by a PID that no other rank has."""
+    """Return the rank by its PID and address, else by a PID that no other rank has."""
     if pid is None:
         return None
     rank = by_pid.get((pid, host), by_pid.get((pid, None), -1))

@@ -17,7 +17,7 @@ from nccl_doctor.text.shell import line
 
 
 def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    """Connections between ranks with data that nobody acknowledges."""
+    """Yield connections between ranks with data that nobody acknowledges."""
     evidence = judged.evidence
     links = evidence.stalled if judged.verdict == "transport" else [one for one in evidence.links if one.stalled]
     if not links:
@@ -45,7 +45,7 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    """All wait in the same collective, and no rank or connection is to blame."""
+    """Yield all wait in the same collective, and no rank or connection is to blame."""
     evidence = judged.evidence
     if evidence.stalled or judged.culprits:
         return
@@ -87,7 +87,7 @@ NEXT_TIME = (
 
 
 def findings(judged: Judgement) -> list[tuple[str, Finding]]:
-    """The findings by their diagnoses' names, the cause first."""
+    """Return the findings by their diagnoses' names, the cause first."""
     makers = {
         "gone": (_gone, stalled),
         "transport": (stalled, even, _behind),
@@ -100,7 +100,7 @@ def findings(judged: Judgement) -> list[tuple[str, Finding]]:
 
 
 def sentence(judged: Judgement) -> str:
-    """The verdict in one sentence."""
+    """Return the verdict in one sentence."""
     evidence = judged.evidence
     culprits = [evidence.ranks[rank] for rank in judged.culprits if rank in evidence.ranks]
     if judged.verdict == "slow":
@@ -253,7 +253,7 @@ def _behind(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def _stack(rank: ObservedRank) -> Iterator[str]:
-    """The user's lines, innermost first."""
+    """Yield the user's lines, innermost first."""
     if rank.place is not None:
         files = [f"{file.rpartition('/')[2]}:{line}" for file, line in rank.place.path[:FRAMES]]
         yield f"stack   rank {rank.rank}: {' < '.join(files)}"
@@ -267,7 +267,7 @@ MOST_RIVALS = 4
 
 
 def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
-    """All that could not be examined and the verdict may hang on, gravest first."""
+    """Return all that could not be examined and the verdict may hang on, gravest first."""
     some = (_ranks_unknown(snapshot, evidence), _rivals(snapshot), _unread(evidence), _ras(snapshot, evidence))
     return tuple(chain(*some, _flows(evidence)))
 
@@ -296,7 +296,7 @@ def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[s
 
 
 def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
-    """Processes that are the same rank as one that was looked at: either may be left over."""
+    """Yield processes that are the same rank as one that was looked at: either may be left over."""
     found = [(host, one) for host in snapshot.hosts for one in host.rivals]
     for host, one in found[:MOST_RIVALS]:
         other = next((rank.pid for rank in host.job.ranks if rank.rank == one.rank), None) if host.job else None

@@ -38,7 +38,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class StackPlace:
-    """Where a rank stands."""
+    """Frame of a rank's stack."""
 
     kind: Kind
     # the function of a library that the user's line called, as "all_reduce"; "" where it stands there itself
@@ -70,7 +70,7 @@ class StackPlace:
 
 
 def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
-    """Where the main thread stands; None without a stack."""
+    """Return where the main thread stands; None without a stack."""
     # in a container, a thread's own number there may be the PID that its process has outside
     known = [one for one in threads if one.name == "MainThread"] or [one for one in threads if one.tid == pid]
     main = next(iter(known or threads), None)
@@ -91,7 +91,10 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
 
 
 def _called(frames: Sequence[Frame]) -> str:
-    """The outermost function below the user's line that is no wrapper; without torch's name for a class's method."""
+    """Return the outermost function below the user's line that is no wrapper.
+
+    Without torch's name for a class's method.
+    """
     python = [frame for frame in frames if frame.file.endswith(".py") or frame.file.startswith("<")]
     named = [frame.function.rpartition(".")[2] for frame in reversed(python) if not _WRAPPER.search(frame.function)]
     return next((function for function in named if function not in _BARE), named[0] if named else "")
@@ -128,7 +131,7 @@ class ObservedRank:
 
     @property
     def place(self) -> StackPlace | None:
-        """Where its stack stood at the last look."""
+        """Frame of the stack in the last sample."""
         return self.places[-1] if self.places else None
 
     @property
@@ -139,14 +142,14 @@ class ObservedRank:
 
     @property
     def gone(self) -> str | None:
-        """Why it can't take part: its process ended or is stopped; None where it can."""
+        """Reason why the rank can't take part: its process exited or is stopped; None if it can."""
         if self.looks and self.looks[-1].state is None:
             return "ended while it was looked at"
         return "is stopped" if self.stopped else None
 
     @property
     def in_kernel(self) -> str | None:
-        """Where in the kernel it stood at every look, beyond signals' reach; else None."""
+        """Kernel function in which the rank waited uninterruptibly in every sample; else None."""
         stuck = self.states and all(state.state == "D" for state in self.states)
         if not stuck or len({state.wchan for state in self.states}) > 1:
             return None
@@ -187,7 +190,7 @@ class ObservedRank:
 
 
 def worked(first: RankState, last: RankState, interval_s: float) -> bool:
-    """Tells whether it, or a process below, wanted a CPU or read and wrote much of that time."""
+    """Return whether it, or a process below, wanted a CPU or read and wrote much of that time."""
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]
@@ -203,7 +206,7 @@ def worked(first: RankState, last: RankState, interval_s: float) -> bool:
 
 
 def observed_ranks(snapshot: HangSnapshot) -> dict[int, ObservedRank]:
-    """Every rank that was found, by its number."""
+    """Return every rank that was found, by its number."""
     found: dict[int, ObservedRank] = {}
     for host in snapshot.hosts:
         for rank in host.job.ranks if host.job else ():
@@ -224,7 +227,7 @@ def observed_ranks(snapshot: HangSnapshot) -> dict[int, ObservedRank]:
 
 
 def world_size(ranks: dict[int, ObservedRank]) -> int:
-    """The number of ranks of the job; 0 where no rank was found."""
+    """Return the number of ranks of the job; 0 where no rank was found."""
     return max((one.job_rank.world_size for one in ranks.values()), default=0)
 
 
@@ -252,7 +255,7 @@ class Link:
 
 
 def links(ranks: dict[int, ObservedRank]) -> list[Link]:
-    """The TCP connections of ranks that stood at both looks, but those to the store."""
+    """Return the TCP connections of ranks that stood at both looks, but those to the store."""
     owner = {ends: one.rank for one in ranks.values() for ends, _ in _ends(one, -1)}
     found = []
     for one in ranks.values():
@@ -291,7 +294,7 @@ KERNEL_WORDS = {  # beginnings of kernel functions to what a process does in the
 
 
 def doing(rank: ObservedRank) -> str:
-    """Describes the rank's state in words that can stand behind its name."""
+    """Describe the rank's state in words that can stand behind its name."""
     if rank.gone:
         return rank.gone
     if rank.place is not None:
@@ -307,26 +310,26 @@ def doing(rank: ObservedRank) -> str:
 
 
 def folded(ranks: Iterable[ObservedRank]) -> dict[str, tuple[int, ...]]:
-    """Groups ranks by what they do, the largest group first."""
+    """Return groups ranks by what they do, the largest group first."""
     found = grouped((doing(one), one.rank) for one in ranks)
     return {words: tuple(numbers) for words, numbers in sorted(found.items(), key=lambda item: -len(item[1]))}
 
 
 def rank_words(ranks: Iterable[ObservedRank], most: int = 6) -> str:
-    """``ranks 0-2,4-7 in all_reduce at train.py:26; rank 3 at train.py:17 in step``."""
+    """Return ``ranks 0-2,4-7 in all_reduce at train.py:26; rank 3 at train.py:17 in step``."""
     found = folded(ranks)
     parts = [f"{ranks_of(numbers)} {words}" for words, numbers in list(found.items())[:most]]
     return "; ".join(parts) + (f"; and {len(found) - most} more places" if len(found) > most else "")
 
 
 def places(ranks: Iterable[ObservedRank]) -> Iterator[str]:
-    """The same a line each, for evidence."""
+    """Yield the same a line each, for evidence."""
     for words, numbers in list(folded(ranks).items())[:MOST_LINES]:
         yield f"{ranks_of(numbers)} {words}"
 
 
 def named(ranks: Iterable[ObservedRank]) -> str:
-    """``rank 3 (node2, pid 4711)``; of many, the numbers alone."""
+    """Return ``rank 3 (node2, pid 4711)``; of many, the numbers alone."""
     some = list(ranks)
     if len(some) <= 4:
         return ", ".join(f"rank {one.rank} ({one.host}, pid {one.job_rank.pid})" for one in some)

@@ -30,7 +30,7 @@ class Waiting:
     starter: Starter
 
     def option(self, name: str, default: str = "") -> str:
-        """Returns the value that it was started with, by torchrun's name of the option."""
+        """Return the value that it was started with, by torchrun's name of the option."""
         return self.starter.asked.get(name, default)
 
     @property
@@ -41,7 +41,7 @@ class Waiting:
 
     @property
     def backend(self) -> str:
-        """Of its rendezvous."""
+        """Identifier of the rendezvous."""
         return self.option("rdzv_backend", STATIC)
 
     @property
@@ -55,7 +55,7 @@ class Waiting:
 
     @property
     def meeting(self) -> tuple[str, ...]:
-        """All that a job's nodes have in common; addresses may be names of one machine."""
+        """Settings that the nodes of a job share; addresses may be names of one machine."""
         return self.option("nnodes", "1"), self.backend, self.option("rdzv_id", "none"), self.place[1]
 
     @property
@@ -83,7 +83,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """All that launchers without ranks show."""
+    """Findings of launchers that have no ranks yet."""
 
     waiting: tuple[Waiting, ...]  # those that waited; ``works`` those that were still at it: starting, importing torch
     works: tuple[Waiting, ...]
@@ -92,7 +92,7 @@ class Rendezvous:
 
 
 def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
-    """The launchers without ranks; one that came or went between the looks works."""
+    """Return the launchers without ranks; one that came or went between the looks works."""
     waiting: list[Waiting] = []
     works: list[Waiting] = []
     absent, unseen = [], []
@@ -132,14 +132,14 @@ def _all_there(some: Sequence[Waiting]) -> bool:
 
 
 def _works(first: Starter, last: Starter, interval_s: float) -> bool:
-    """Tells whether it was at something between the looks, such as importing torch."""
+    """Return whether it was at something between the looks, such as importing torch."""
     if first.state is None or last.state is None:
         return True
     return "D" in (first.state.state, last.state.state) or worked(first.state, last.state, interval_s)
 
 
 def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
-    """The one reason for which no rank is started, the surest first."""
+    """Return the one reason for which no rank is started, the surest first."""
     some = rendezvous.waiting
     if not some or rendezvous.works:
         return None
@@ -149,7 +149,7 @@ def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
 
 
 def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
-    """Launchers that can't meet; addresses may be names of one machine and are not compared."""
+    """Return launchers that can't meet; addresses may be names of one machine and are not compared."""
     options: dict[str, Callable[[Waiting], str]] = {
         "--nnodes": lambda one: one.option("nnodes", "1"),
         "--rdzv_backend": lambda one: one.backend,
@@ -168,7 +168,7 @@ def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
 
 
 def _same_number(some: tuple[Waiting, ...]) -> RendezvousFault | None:
-    """Two with one number; without ``--node_rank`` every node is the first."""
+    """Return two with one number; without ``--node_rank`` every node is the first."""
     if any(one.backend != STATIC for one in some):
         return None
     groups = grouped((one.option("node_rank", "0"), one.host) for one in some)
@@ -226,7 +226,7 @@ def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
 
 @dataclass(frozen=True)
 class RendezvousFault:
-    """Why ranks, or launchers without any, wait for each other in vain, and what to do."""
+    """Return why ranks, or launchers without ranks, wait for each other in vain, and the remedy."""
 
     hosts: tuple[str, ...]
     message: str
@@ -246,7 +246,7 @@ class RendezvousFault:
 
 
 def find_ranks_fault(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
-    """Why the ranks have not met, as far as it shows."""
+    """Return why the ranks have not met, as far as it shows."""
     missing = set(range(world_size(ranks))) - set(ranks)
     return _elsewhere(snapshot, ranks, missing) or _twice(snapshot, missing) or _without_store(ranks)
 
@@ -283,7 +283,7 @@ def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: 
 
 
 def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
-    """Finds one number on two hosts, and another nowhere."""
+    """Find one number on two hosts, and another nowhere."""
     found = grouped((rank.rank, (host.name, rank)) for host in snapshot.hosts if host.job for rank in host.job.ranks)
     double = {number: some for number, some in found.items() if len(some) > 1}
     if not double or len(missing) < len(double) or any(host.failure for host in snapshot.hosts):
@@ -301,7 +301,7 @@ def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
 
 
 def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
-    """All wait for the others, and some are not connected to their store."""
+    """Return all wait for the others, and some are not connected to their store."""
     some = [one for one in ranks.values() if not one.gone]
     if not all(one.place is not None and one.place.starts and one.looks for one in some):
         return None
@@ -327,7 +327,7 @@ def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
 
 
 def _reaches_store(rank: ObservedRank) -> bool | None:
-    """Tells whether it had a connection to the store; None where nobody can tell."""
+    """Return whether it had a connection to the store; None where nobody can tell."""
     port, flows = rank.job_rank.master_port, [look.flows for look in rank.looks]
     if any(isinstance(some, Unknown) for some in flows):
         return None

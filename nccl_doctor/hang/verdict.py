@@ -27,7 +27,7 @@ class Judgement:
 
 
 def judge_hang(snapshot: HangSnapshot) -> Judgement:
-    """Why a job stands still, or that it does not."""
+    """Return why a job stands still, or that it does not."""
     evidence = gather_evidence(snapshot)
     if not evidence.ranks:
         started = evidence.rendezvous.works or not evidence.rendezvous.waiting
@@ -45,7 +45,7 @@ def judge_hang(snapshot: HangSnapshot) -> Judgement:
 
 
 def _unmet(evidence: HangEvidence) -> Judgement | None:
-    """Ranks that can't find each other: who seems missing was started otherwise."""
+    """Return ranks that can't find each other: who seems missing was started otherwise."""
     if evidence.rendezvous_fault is None or evidence.moves:
         return None
     ranks = tuple(rank for rank in evidence.rendezvous_fault.ranks if rank in evidence.ranks)
@@ -53,7 +53,7 @@ def _unmet(evidence: HangEvidence) -> Judgement | None:
 
 
 def _gone(evidence: HangEvidence) -> Judgement | None:
-    """Ranks without a process hold up the others, unless these go on."""
+    """Return ranks without a process hold up the others, unless these go on."""
     sure = [one for one in evidence.lost if one.rank in evidence.ranks or len(one.hosts) == 1]
     if not evidence.lost or (evidence.moves and not sure):
         return None
@@ -80,7 +80,7 @@ def _transport(evidence: HangEvidence) -> Judgement | None:
 
 
 def _works(evidence: HangEvidence) -> Judgement | None:
-    """A rank that works is waited for: a validation, a checkpoint, a compilation."""
+    """Return a rank that works is waited for: a validation, a checkpoint, a compilation."""
     busy = [one for one in evidence.outside if one.works or one.stepped]
     if not evidence.nccl:  # whose ranks want the CPU while they wait, too
         computes = [one for one in evidence.waiting if one.place and one.place.kind in (Kind.BACKWARD, Kind.SYNC)]
@@ -97,7 +97,7 @@ def _different(evidence: HangEvidence) -> Judgement | None:
 
 
 def _outside(evidence: HangEvidence) -> Judgement | None:
-    """Some wait for others that are elsewhere; or all stand in the kernel or in a data loader."""
+    """Return some wait for others that are elsewhere; or all stand in the kernel or in a data loader."""
     outside = evidence.outside
     # Where most stand at own lines, as behind ``work.wait()`` or ``.item()``, it is open who waits: C++ leaves no
     # frame, and who is in the minority in a collective may then be the one that came too far.
@@ -112,7 +112,7 @@ def _outside(evidence: HangEvidence) -> Judgement | None:
 
 
 def _crossed(evidence: HangEvidence) -> Judgement | None:
-    """Some wait in one group for ranks that wait in another."""
+    """Return some wait in one group for ranks that wait in another."""
     if evidence.divergence is not None and evidence.divergence.crossed and not evidence.unseen:
         return Judgement("different-collectives", evidence.divergence.outliers, evidence)
     return None
@@ -127,7 +127,7 @@ def _behind(evidence: HangEvidence) -> Judgement | None:
 
 
 def _apart(evidence: HangEvidence) -> Judgement | None:
-    """All wait in different calls: nothing is missing or under way, so they wait for each other."""
+    """Return all wait in different calls: nothing is missing or under way, so they wait for each other."""
     all_wait = len(evidence.waiting) == len(evidence.present) and len(evidence.ranks) >= evidence.world_size
     # with NCCL a rank may stand at a later line while its GPU is in the same collective: there lines prove nothing
     if evidence.nccl or evidence.unseen or not all_wait:
@@ -141,7 +141,7 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
 
 
 def _even(evidence: HangEvidence) -> Judgement | None:
-    """All have launched the same by NCCL's count, or GPUs spin for ranks in one place; data does not arrive."""
+    """Return all have launched the same by NCCL's count, or GPUs spin for ranks in one place; data does not arrive."""
     counted = evidence.ras is not None and evidence.ras.even
     spins = evidence.nccl and evidence.spinning and len({str(one.place) for one in evidence.waiting}) == 1
     if (

@@ -27,7 +27,7 @@ _RANGE = re.compile(r"\[([0-9]{1,9}|[a-zA-Z]):([0-9]{1,9}|[a-zA-Z])(?::([0-9]{1,
 
 
 def expand(pattern: str, place: SourceLocation) -> list[str]:
-    """Ansible's ranges: ``node[01:04]``, ``db-[a:c]``, ``[1:9:2]``; at most 65,536 names."""
+    """Return ansible's ranges: ``node[01:04]``, ``db-[a:c]``, ``[1:9:2]``; at most 65,536 names."""
     parts: list[list[str]] = []
     position, count = 0, 1
     for match in _RANGE.finditer(pattern):
@@ -96,13 +96,13 @@ class Inventory:
     members: int = 0
 
     def group(self, name: str, place: SourceLocation) -> Group:
-        """The group of that name, which is made where there is none."""
+        """Return the group of that name, which is made where there is none."""
         if name not in self.groups and len(self.groups) >= MAX_GROUPS:
             raise place.error(f"more than {MAX_GROUPS} groups")
         return self.groups.setdefault(name, Group())
 
     def add(self, group: Group, pattern: str, place: SourceLocation, variables: Variables) -> None:
-        """Puts a pattern's hosts into a group; their variables add up."""
+        """Put a pattern's hosts into a group; their variables add up."""
         names = expand(pattern, place)
         self.members += len(names)
         if self.members > MAX_MEMBERS:
@@ -115,7 +115,7 @@ class Inventory:
             group.hosts.append(name)
 
     def parsed(self) -> ParsedInventory:
-        """The hosts, with what their groups hand down to them."""
+        """Return the hosts, with what their groups hand down to them."""
         if not self.hosts:
             raise self.place.error("the inventory names no host; at least one is needed")
         order = self._top_down()
@@ -219,7 +219,7 @@ _WITH_PORT = re.compile(r"((?:[^:\[\]]|\[[^\[\]]*\])+):([0-9]+)")
 
 
 def read_ini(text: str, place: SourceLocation) -> Inventory:
-    """Reads an inventory in INI, or raises at its first wrong line."""
+    """Read an inventory in INI, or raise at its first wrong line."""
     inventory = Inventory(place)
     name, kind = "ungrouped", ""
     for number, raw in enumerate(text.split("\n"), start=1):
@@ -292,13 +292,13 @@ _PARTS = ("hosts", "children", "vars")
 
 
 def looks_like_group(tree: Tree) -> bool:
-    """Tells whether a mapping has nothing but the parts of a group."""
+    """Return whether a mapping has nothing but the parts of a group."""
     keys = [key.text if isinstance(key, Scalar) else "" for key, _ in tree.pairs] if isinstance(tree, Mapping) else []
     return bool(keys) and set(keys) <= set(_PARTS)
 
 
 def read_yaml(tree: Tree, place: SourceLocation) -> Inventory:
-    """Reads an inventory in YAML, or raises at its first wrong line."""
+    """Read an inventory in YAML, or raise at its first wrong line."""
     inventory = Inventory(place)
     for name, (where, group) in as_mapping(tree, "the inventory").items():
         _group(name, where, group, inventory)
@@ -324,7 +324,7 @@ def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -
 
 
 def wanted(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> Variables:
-    """Those variables of a mapping that say how to reach a host."""
+    """Return those variables of a mapping that say how to reach a host."""
     chosen = ((name, *keys[name]) for name in keys if name in WANTED)
     return {name: Sourced(as_text(value, name), place.noted(note)) for name, place, value in chosen}
 
@@ -335,12 +335,12 @@ _FOLDERS = "group_vars", "host_vars"
 
 
 def stand_beside(place: SourceLocation) -> bool:
-    """Tells whether folders beside it make a list an inventory."""
+    """Return whether folders beside it make a list an inventory."""
     return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
 
 
 def lay_over(inventory: Inventory) -> None:
-    """Puts what the folders say over the groups' and the hosts' variables, but for whole encrypted files: secrets."""
+    """Put what the folders say over the groups' and the hosts' variables, but for whole encrypted files: secrets."""
     if not inventory.place.is_file:
         return
     of_groups, of_hosts = (Path(inventory.place.source).parent / folder for folder in _FOLDERS)

@@ -34,7 +34,10 @@ LAUNCH_LINE = "launch line"
 def build(
     parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine, only: Collection[str] | None = None
 ) -> Cluster:
-    """The cluster without what ``exclude`` names, of what ``only`` names; ranks follow the places that remain."""
+    """Return the cluster without what ``exclude`` names, of what ``only`` names.
+
+    Ranks follow the places that remain.
+    """
     settings: SettledHosts = {}
     for entry in parsed.entries:
         if entry.name.value in settings:
@@ -93,7 +96,7 @@ def _settle_devices(settings: Settings, entry: Entry) -> Settings:
 
 
 def refuse_more_ranks_than_gpus(name: str, ranks: int | None, devices: str | None, place: SourceLocation) -> None:
-    """Raises at ``place`` where a node has fewer GPUs than ranks."""
+    """Raise at ``place`` where a node has fewer GPUs than ranks."""
     named = values.device_list(devices) if devices else []
     if named and ranks and ranks > len(named):
         visible = f'{plural(len(named), "GPU")} (cuda_visible_devices "{devices}")'
@@ -192,7 +195,7 @@ class Overrides:
     line: Mapping[str, str] = field(default_factory=dict)  # variables that the launch line sets, which win over all
 
     def applied(self, cluster: Cluster) -> Cluster:
-        """The cluster with them, each named as the origin of its value."""
+        """Return the cluster with them, each named as the origin of its value."""
         python = None if self.python is None else values.python(self.python, _place("--python"))
         nproc = self.nproc_per_node and values.nproc(str(self.nproc_per_node), _place("--nproc-per-node"))
         login: dict[str, Any] = {
@@ -265,7 +268,7 @@ class ThisMachine:
     addresses: frozenset[str]
 
     def answers_to(self, named: str) -> str | None:
-        """Why this is the machine meant, in a phrase, without any look-up."""
+        """Return why this is the machine meant, in a phrase, without any look-up."""
         text = canonical(named)
         if text == "localhost" or is_loopback(text):
             return "a loopback address is this machine"
@@ -277,13 +280,13 @@ class ThisMachine:
 
 
 def this_machine() -> ThisMachine:
-    """The machine that we run on; no name server is waited for."""
+    """Return the machine that we run on; no name server is waited for."""
     name = canonical(socket.gethostname())
     return ThisMachine(frozenset({name, name.partition(".")[0]} - {""}), own_addresses())
 
 
 def own_addresses() -> frozenset[str]:
-    """All IPv4 and IPv6 addresses of this machine's interfaces."""
+    """Return all IPv4 and IPv6 addresses of this machine's interfaces."""
     import netifaces
 
     found = set()
@@ -295,7 +298,7 @@ def own_addresses() -> frozenset[str]:
 
 
 def canonical(named: str) -> str:
-    """The same spelling for the same host: addresses as in RFC 5952."""
+    """Return the same spelling for the same host: addresses as in RFC 5952."""
     try:
         return str(ipaddress.ip_address(named.partition("%")[0]))
     except ValueError:
@@ -303,7 +306,7 @@ def canonical(named: str) -> str:
 
 
 def own_name() -> str:
-    """This machine's name up to the first dot, or "localhost"."""
+    """Return this machine's name up to the first dot, or "localhost"."""
     name = socket.gethostname().partition(".")[0]
     try:
         return host(name, SourceLocation("this machine", is_file=False))
@@ -312,7 +315,7 @@ def own_name() -> str:
 
 
 def training_python(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The interpreter that a training here would use, and why.
+    """Return the interpreter that a training here would use, and why.
 
     An active environment decides through PATH. Without one, ``.venv/bin/nccl-doctor check`` is asked about that
     environment; but one that pipx or uv made for a tool alone (by the file that each leaves in it) trains nothing.

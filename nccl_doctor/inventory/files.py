@@ -27,7 +27,7 @@ _INI_VARIABLE = re.compile(r"\sansible_\w+\s*=")
 
 
 def read(text: str, source: str) -> ParsedInventory:
-    """Reads our own YAML, an Ansible inventory, or a hostfile."""
+    """Read our own YAML, an Ansible inventory, or a hostfile."""
     place = SourceLocation(source)
     if text.startswith("$ANSIBLE_VAULT;"):
         why = "encrypted by ansible-vault, so nothing in it can be read"
@@ -61,7 +61,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def write_master_port(path: str, port: int) -> None:
-    """Changes the file at once; a reader never sees half of it."""
+    """Change the file at once; a reader never sees half of it."""
     target = Path(path).resolve()
     try:
         data = target.read_bytes()
@@ -75,7 +75,7 @@ def write_master_port(path: str, port: int) -> None:
 
 
 def with_master_port(text: str, port: int, source: str) -> str:
-    """The text of a hosts file with another master port."""
+    """Return the text of a hosts file with another master port."""
     place = SourceLocation(source)
     rest = None
     with suppress(DoctorError):
@@ -105,7 +105,7 @@ def _edit(text: str, port: int) -> tuple[int, int, str]:
 
 
 def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
-    """The outermost mapping, and its keys and values in turn; a collection stands there as its start."""
+    """Return the outermost mapping, and its keys and values in turn; a collection stands there as its start."""
     depth = 0
     opened: MappingStartEvent | None = None
     found: list[Event] = []

@@ -32,7 +32,7 @@ def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> lis
 
 
 def named(pattern: str, place: SourceLocation, own: Settings, shared: Settings, limit: int = MAX_HOSTS) -> list[Entry]:
-    """The hosts that a pattern names; ``user@`` before a name logs in."""
+    """Return the hosts that a pattern names; ``user@`` before a name logs in."""
     entries = []
     for text in expanded(pattern, place, limit):
         login, at, name = text.rpartition("@")
@@ -47,7 +47,7 @@ _COUNTED = re.compile(r"([^:]+):([0-9]+)")
 
 
 def read_hostfile(text: str, place: SourceLocation) -> ParsedInventory:
-    """Reads MPI's or DeepSpeed's hostfile, or raises at its first wrong line."""
+    """Read MPI's or DeepSpeed's hostfile, or raise at its first wrong line."""
     entries: list[Entry] = []
     for number, line in enumerate(text.split("\n"), start=1):
         here, (host, *rest) = place.at(number), line.partition("#")[0].split(maxsplit=1) or [""]
@@ -77,7 +77,7 @@ def _options(text: str, place: SourceLocation) -> dict[str, str]:
 
 
 def _counted(entries: list[Entry]) -> list[Entry]:
-    """As PBS means it: a bare name that stands n times has n ranks. With slots it stays, and is refused as a double."""
+    """Return the hosts as PBS means them: a bare name listed n times has n ranks; one with slots is a double."""
     times = Counter(entry.name.value for entry in entries)
     with_slots = {entry.name.value for entry in entries if entry.own.nproc_per_node}
     first: dict[int | str, Entry] = {}
@@ -102,7 +102,7 @@ SSH_KEYS = ("user", "port", "identity_file")
 
 
 def read(tree: Tree, place: SourceLocation) -> ParsedInventory:
-    """Reads a hosts file of ours, or raises at its first wrong line."""
+    """Read a hosts file of ours, or raise at its first wrong line."""
     keys = _known(tree, "the hosts file", TOP_KEYS)
     shared = _settings(keys, "for all hosts")
     if "hosts" not in keys:

@@ -47,7 +47,7 @@ class KubeRequest:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The same on a command line."""
+        """Words of the same on a command line."""
         options = (("-n", self.namespace), ("-l", self.selector))
         job = (self.job,) if self.job else ()
         return ("--kube", *job, *(word for option, value in options if value is not None for word in (option, value)))
@@ -58,7 +58,7 @@ class KubeRequest:
         return "pods are entered as the user of their container"
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:  # noqa: ARG002 - pods know nothing of ours
-        """The pods, as the API server lists them now."""
+        """Return the pods, as the API server lists them now."""
         if where is not None:
             raise UsageError(_TWICE)
         pods, what = _pods_of(self)
@@ -76,7 +76,7 @@ def request(
     *,
     named: bool,
 ) -> KubeRequest | None:
-    """The pods that ``--kube``, ``-l`` and ``-n`` mean together, if given."""
+    """Return the pods that ``--kube``, ``-l`` and ``-n`` mean together, if given."""
     if "kube" not in options:
         if "namespace" in options or "selector" in options:
             raise UsageError("-n and -l choose pods; say --kube with them")
@@ -161,7 +161,7 @@ def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
 
 
 def parsed(pods: Sequence[Pod], place: SourceLocation, **known_too: Any) -> ParsedInventory:  # noqa: ANN401 - of KubeFacts
-    """The pods as hosts; ``known_too``: more of KubeFacts."""
+    """Return the pods as hosts; ``known_too``: more of KubeFacts."""
     chosen = [(pod, training_container(pod)) for pod in pods]
     known = {pod.metadata.name: facts(pod, container) for pod, container in chosen}
     ports = (Sourced(values.port(text, place), noted) for text, noted in _variables(chosen, _PORTS, place))

@@ -122,7 +122,7 @@ class _Condition(ApiObject):
 
 
 class StateDetail(ApiObject):
-    """Why a container waits or has ended."""
+    """Reason why a container waits or has ended."""
 
     reason: Text = ""
     message: Long = ""
@@ -130,7 +130,7 @@ class StateDetail(ApiObject):
 
 
 class State(ApiObject):
-    """Of a container: one of three."""
+    """State of a container, one of three."""
 
     running: dict[str, Any] | None = None
     waiting: StateDetail | None = None
@@ -181,7 +181,7 @@ POD_LIST = TypeAdapter(PodList)
 
 
 def typed(kind: TypeAdapter[T], answer: bytes, what: str) -> T:
-    """An answer of the API as its type, or a UsageError naming the field."""
+    """Return an answer of the API as its type, or a UsageError naming the field."""
     try:
         return kind.validate_python(from_json(answer, allow_inf_nan=False))
     except ValidationError as error:
@@ -251,7 +251,7 @@ def _labels(answer: bytes) -> dict[str, str]:
 
 
 def read_namespace(namespace: str) -> dict[str, Any]:
-    """Fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`, asked for side by side."""
+    """Return fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`, asked for side by side."""
     within = ("-n", namespace)
     with ThreadPoolExecutor(3) as pool:
         answers: dict[str, Future[Any]] = {
@@ -275,7 +275,7 @@ def _asked(read: Callable[[bytes], Typed], what: str, *arguments: str) -> Typed 
 
 
 def _policy(policy: _Policy) -> Policy:
-    """As it is meant: without ``policyTypes`` for what comes in, and for what goes out where it has such rules."""
+    """Return a policy with its implied types: Ingress without ``policyTypes``, and Egress where it has such rules."""
     spec = policy.spec
     types = spec.types or ("Ingress", *(("Egress",) if spec.egress is not None else ()))
     inwards = tuple(Rule(peers=rule.sources, ports=rule.ports) for rule in spec.ingress)

@@ -22,7 +22,7 @@ _LONGEST = 600
 
 
 def not_ready(pod: Pod, container: Container) -> NotReady | None:
-    """Why the container can't be entered; None where it runs."""
+    """Return why the container can't be entered; None where it runs."""
     status, describe = pod.status, str(line("kubectl describe pods -n {namespace}", namespace=pod.metadata.namespace))
     if pod.metadata.deleted is not None:
         remedy = f"Wait until its controller has made another. It stays so where its node is lost: {describe}."
@@ -42,7 +42,7 @@ def not_ready(pod: Pod, container: Container) -> NotReady | None:
 
 
 def unready(pod: Pod) -> str | None:
-    """Why the cluster calls a running pod not ready, if it does."""
+    """Return why the cluster calls a running pod not ready, if it does."""
     lacking = [one.name for one in pod.status.containers if not one.ready]
     condition = next((one for one in pod.status.conditions if one.type == "Ready"), None)
     if condition is None or condition.status == "True":
@@ -119,7 +119,7 @@ _DEVICE = re.compile(r"(nvidia\.com|amd\.com)/[\w.-]+|rdma/[\w.-]+|vpc\.amazonaw
 
 
 def training_container(pod: Pod) -> Container:
-    """The default of kubectl exec, Kubeflow's, one with devices, or the first."""
+    """Return the default of kubectl exec, Kubeflow's, one with devices, or the first."""
     containers = pod.spec.containers
     named = {one.name: one for one in containers}
     wished = pod.metadata.annotations.get(_DEFAULT, "")
@@ -130,7 +130,7 @@ def training_container(pod: Pod) -> Container:
 
 
 def facts(pod: Pod, container: Container) -> PodFacts:
-    """The facts of a pod that judging may want."""
+    """Return the facts of a pod that judging may want."""
     spec, security = pod.spec, container.security
     shm = next((one.name for one in container.mounts if one.path.rstrip("/") == "/dev/shm"), "")  # noqa: S108 - a name
     volumes = (one.empty_dir for one in spec.volumes if shm and one.name == shm)
@@ -161,14 +161,14 @@ def facts(pod: Pod, container: Container) -> PodFacts:
 
 
 def devices(container: Container) -> dict[str, int]:
-    """GPUs and RDMA devices that a container gets."""
+    """Return GPUs and RDMA devices that a container gets."""
     asked: Mapping[str, object] = {**container.resources.requests, **container.resources.limits}
     found = {name: quantity(count) for name, count in asked.items() if _DEVICE.fullmatch(name)}
     return {name: count for name, count in found.items() if count}
 
 
 def quantity(text: object) -> int | None:
-    """A quantity of the API, ``64Gi``, as a number, if whole."""
+    """Return a quantity of the API, ``64Gi``, as a number, if whole."""
     found = re.fullmatch(r"([0-9]{1,15})([A-Za-z]{0,2})", str(text))
     return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else None
 
@@ -202,7 +202,7 @@ Rank = tuple[int, str, int, int, tuple[str | int, ...]]
 
 
 def rank(pod: Pod) -> Rank:
-    """A key to sort pods by: role, Job of the set, index, name."""
+    """Return a key to sort pods by: role, Job of the set, index, name."""
     labels = pod.metadata.annotations | pod.metadata.labels
     role = labels.get(_ROLE, "").lower()
     job, own = (_first(labels, names) for names in _INDEXES)
@@ -213,7 +213,7 @@ def rank(pod: Pod) -> Rank:
 
 
 def current(pods: Iterable[Pod]) -> list[Pod]:
-    """The pods in order, one a place: living ones, then newer ones."""
+    """Return the pods in order, one a place: living ones, then newer ones."""
     by_place: dict[tuple[Rank, str], Pod] = {}
     for pod in pods:
         place = rank(pod), pod.owner.name if pod.owner else ""
@@ -224,7 +224,7 @@ def current(pods: Iterable[Pod]) -> list[Pod]:
 
 
 def over(pods: Sequence[Pod]) -> bool:
-    """Tells whether all have ended."""
+    """Return whether all have ended."""
     return all(pod.status.phase in _OVER for pod in pods)
 
 

@@ -42,7 +42,7 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     overrides: Overrides = Overrides(),  # noqa: B008 - frozen
     here: ThisMachine | None = None,
 ) -> Cluster:
-    """The cluster that a command works on.
+    """Return the cluster that a command works on.
 
     ``path`` is the hosts file (``-`` is standard input), ``where`` the pattern of ``-w``, which names hosts or chooses
     among those of the file, ``exclude`` that of ``-x``;
@@ -96,7 +96,10 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
 def requested(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> HostSource | None:
-    """The hosts of an engine that options or the environment mean, if any; without a transport nobody is contacted."""
+    """Return the hosts of an engine that options or the environment mean, if any.
+
+    Without a transport nobody is contacted.
+    """
     sources = [engine for engine in engines() if engine.source]
     given = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]
     if len(given) > 1:

@@ -34,15 +34,15 @@ class SourceLocation:
         return f"{where} ({self.note})" if self.note else where
 
     def at(self, line: int) -> SourceLocation:
-        """The same source at another line."""
+        """Return the same source at another line."""
         return replace(self, line=line)
 
     def noted(self, note: str) -> SourceLocation:
-        """The same place with a note."""
+        """Return the same place with a note."""
         return replace(self, note=note)
 
     def error(self, problem: str) -> DoctorError:
-        """The exception that tells this place and what is wrong."""
+        """Return the exception that tells this place and what is wrong."""
         if self.is_file:
             return HostsFileError(self.source, self.line, problem)
         return UsageError(f"{self.source}: {problem}")
@@ -71,7 +71,7 @@ class Settings:
     env: Mapping[str, Sourced[str]] = field(default_factory=dict)
 
     def over(self, base: Settings) -> Settings:
-        """These over ``base``; ``env`` variable by variable."""
+        """Return these over ``base``; ``env`` variable by variable."""
         merged: dict[str, Any] = {f.name: getattr(self, f.name) or getattr(base, f.name) for f in fields(self)}
         return Settings(**{**merged, "env": {**base.env, **self.env}})
 
@@ -95,7 +95,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ParsedInventory:
-    """All that one source of hosts says; ``access``: what an engine knows of all together."""
+    """Contents of one source of hosts; ``access``: an engine's facts about all of them."""
 
     place: SourceLocation
     entries: list[Entry]
@@ -111,10 +111,10 @@ class HostSource(Protocol):
 
     @property
     def login(self) -> str:
-        """Why ``--user`` and ``--port`` mean nothing for them; else empty."""
+        """Reason why ``--user`` and ``--port`` have no effect on these hosts; else empty."""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """Finds them, ``where`` choosing among them, or raises UsageError."""
+        """Find them, ``where`` choosing among them, or raise UsageError."""
 
 
 MAX_BYTES = 1 << 20  # A line a host for 65,536 hosts fits in; more is some other file
@@ -125,7 +125,7 @@ _PIPE_SECONDS = 10.0
 
 
 def read_text(path: str) -> str:
-    """The text of a file or of a pipe, such as ``<(command)``."""
+    """Return the text of a file or of a pipe, such as ``<(command)``."""
     try:
         data = read_bytes(path)
     except FileNotFoundError:
@@ -137,7 +137,7 @@ def read_text(path: str) -> str:
 
 
 def decode(data: bytes, path: str) -> str:
-    """The text of ``data``, without a byte order mark, or a HostsFileError."""
+    """Return the text of ``data``, without a byte order mark, or a HostsFileError."""
     if len(data) > MAX_BYTES:
         raise HostsFileError(path, None, f"bigger than {MAX_BYTES >> 20} MiB, too big for a hosts file")
     if b"\0" in data:
@@ -154,7 +154,10 @@ def decode(data: bytes, path: str) -> str:
 
 
 def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, patience_s: float = 0.0) -> bytes:
-    """A file or a pipe (in at least 10 s), up to one byte more than ``most``; HostsFileError, OSError or ValueError."""
+    """Return a file or a pipe (in at least 10 s), up to one byte more than ``most``.
+
+    HostsFileError, OSError or ValueError.
+    """
     if path == STDIN:  # read where it is: behind ssh it may be a socket, which can't be opened by name
         if os.isatty(0):
             raise HostsFileError(STDIN, None, f"is a terminal; {what} is piped in or named")

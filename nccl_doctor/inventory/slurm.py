@@ -55,7 +55,7 @@ class SlurmRequest:
         return "a job's steps run as its own user" if self.steps else ""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """The nodes of a job that runs; ``where`` chooses among them."""
+        """Return the nodes of a job that runs; ``where`` chooses among them."""
         if self.steps and shutil.which("srun") is None:
             raise UsageError(_NO_SLURM.format(program="srun"))
         job, rest = _job(self.job)
@@ -93,7 +93,10 @@ class SlurmRequest:
 def request(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> SlurmRequest | None:
-    """The job that options or the environment mean, if any; without a transport the environment's node list does."""
+    """Return the job that options or the environment mean, if any.
+
+    Without a transport the environment's node list does.
+    """
     steps, asked = transport in (None, "auto", "slurm"), options.get("slurm_job")
     image, name = options.get("container_image") or "", options.get("container_name") or ""
     if asked is not None and named:
@@ -175,7 +178,7 @@ def _gpus_and_ranks(rest: str, names: list[str]) -> tuple[dict[str, int], dict[s
 
 
 def from_environment(environ: Mapping[str, str]) -> ParsedInventory:
-    """The hosts of the Slurm job that we run in (sbatch(1))."""
+    """Return the hosts of the Slurm job that we run in (sbatch(1))."""
     place = SourceLocation(NODELIST, is_file=False)
     ranks = None
     # a node's GPUs, else its tasks; one task is torchrun's own and says nothing of ranks

@@ -31,7 +31,7 @@ _SSH_FLAGS: dict[str, tuple[str, ...]] = {
 
 
 def host(text: str, place: SourceLocation) -> str:
-    """A host name (RFC 1123, and "_", too), or an IP address."""
+    """Return a host name (RFC 1123, and "_", too), or an IP address."""
     if text.startswith("-"):
         raise place.error(f'{quoted(text)} is no host name: it begins with "-", which ssh would read as an option')
     if ":" in text:
@@ -48,7 +48,7 @@ def host(text: str, place: SourceLocation) -> str:
 
 
 def user(text: str, place: SourceLocation) -> str:
-    """A login name out of its text."""
+    """Return a login name out of its text."""
     if not _USER.fullmatch(text):
         rule = 'up to 64 letters, digits, "_", ".", "-", "+" and "@", a letter, digit or "_" first'
         raise place.error(f"{quoted(text)} is no user name: {rule}")
@@ -56,7 +56,7 @@ def user(text: str, place: SourceLocation) -> str:
 
 
 def port(text: str, place: SourceLocation) -> int:
-    """A TCP port, from 1 to 65535, out of its text."""
+    """Return a TCP port, from 1 to 65535, out of its text."""
     number = as_port(text)
     if number is None:
         raise place.error(f"{quoted(text)} is no port: a whole number from 1 to {LAST_PORT}")
@@ -64,21 +64,21 @@ def port(text: str, place: SourceLocation) -> int:
 
 
 def nproc(text: str, place: SourceLocation) -> int:
-    """A number of ranks on one host, from 1 on, out of its text."""
+    """Return a number of ranks on one host, from 1 on, out of its text."""
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_NPROC:
         raise place.error(f"{quoted(text)} is no number of processes: a whole number from 1 to {MAX_NPROC}")
     return int(text)
 
 
 def path(text: str, place: SourceLocation) -> str:
-    """A file's path: absolute, from the home directory (``~/``), or relative."""
+    """Return a file's path: absolute, from the home directory (``~/``), or relative."""
     if not text or has_control(text) or text.startswith("-"):
         raise place.error(f'{quoted(text)} is no path of a file: not empty, no control characters, no "-" in front')
     return text
 
 
 def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
-    """Arguments of ssh(1) as ``-o`` takes them, without what is irrelevant."""
+    """Return arguments of ssh(1) as ``-o`` takes them, without what is irrelevant."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -98,7 +98,7 @@ def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
 
 
 def python(text: str, place: SourceLocation) -> str:
-    """An interpreter: a name to be found on PATH, or a path; no arguments."""
+    """Return an interpreter: a name to be found on PATH, or a path; no arguments."""
     path(text, place)
     if any(char.isspace() for char in text) and not text.startswith(("/", "~/")):
         rule = "a name such as python3.11 or a path such as /opt/train/bin/python, without arguments"
@@ -107,7 +107,7 @@ def python(text: str, place: SourceLocation) -> str:
 
 
 def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
-    """A container by runtime and name, or for "enter" a PID."""
+    """Return a container by runtime and name, or for "enter" a PID."""
     kind = next((one for one in RUNTIMES if one == runtime), None)
     if kind is None:
         rule = f"allowed are {', '.join(RUNTIMES)}"
@@ -121,7 +121,7 @@ def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
 
 
 def variable(text: str, place: SourceLocation) -> str:
-    """The name of an environment variable, as a shell takes it."""
+    """Return the name of an environment variable, as a shell takes it."""
     if not _VARIABLE.fullmatch(text):
         rule = 'letters, digits and "_", not beginning with a digit'
         raise place.error(f"{quoted(text)} is no name of a variable: {rule}")
@@ -129,21 +129,21 @@ def variable(text: str, place: SourceLocation) -> str:
 
 
 def variable_value(text: str, place: SourceLocation) -> str:
-    """The value of an environment variable: any text in one line."""
+    """Return the value of an environment variable: any text in one line."""
     if has_control(text.replace("\t", " ")):
         raise place.error(f"{quoted(text)} can't be a variable's value: control characters and line breaks are refused")
     return text
 
 
 def engine(text: str, place: SourceLocation) -> str:
-    """The name of an engine that the hosts are for."""
+    """Return the name of an engine that the hosts are for."""
     if text not in ENGINES:
         raise place.error(f"{quoted(text)} is no engine that is known; allowed are {', '.join(ENGINES)}")
     return text
 
 
 def devices(text: str, place: SourceLocation) -> str:
-    """A value of CUDA_VISIBLE_DEVICES; an empty one hides every GPU.
+    """Return a value of CUDA_VISIBLE_DEVICES; an empty one hides every GPU.
 
     CUDA C++ Programming Guide, "CUDA Environment Variables": indexes, ``GPU-…`` or ``MIG-…`` identifiers, joined by
     commas; one that is invalid or stands twice hides itself and all behind it, so neither is ever meant.
@@ -158,12 +158,12 @@ def devices(text: str, place: SourceLocation) -> str:
 
 
 def device_list(text: str) -> list[str]:
-    """The parts of a value of CUDA_VISIBLE_DEVICES."""
+    """Return the parts of a value of CUDA_VISIBLE_DEVICES."""
     return [token.strip() for token in text.split(",")] if text.strip() else []
 
 
 def shared_devices(first: str, other: str) -> list[str]:
-    """GPUs that two values name; CUDA allows cut identifiers."""
+    """Return GPUs that two values name; CUDA allows cut identifiers."""
     return [
         a
         for a in device_list(first)

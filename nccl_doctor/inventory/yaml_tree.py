@@ -70,7 +70,7 @@ Tree = Scalar | Alias | Listing | Mapping
 
 
 def as_text(tree: Tree, what: str) -> str:
-    """The text of a single value that is not null."""
+    """Return the text of a single value that is not null."""
     _plainly_written(tree)
     if not isinstance(tree, Scalar):
         raise tree.place.error(f"{what} must be a single value, not {_kind(tree)}")
@@ -80,7 +80,7 @@ def as_text(tree: Tree, what: str) -> str:
 
 
 def as_list(tree: Tree, what: str) -> list[Tree]:
-    """The parts of a list; nothing at all is an empty list."""
+    """Return the parts of a list; nothing at all is an empty list."""
     _plainly_written(tree)
     if isinstance(tree, Scalar) and tree.is_null:
         return []
@@ -90,7 +90,7 @@ def as_list(tree: Tree, what: str) -> list[Tree]:
 
 
 def as_mapping(tree: Tree, what: str) -> dict[str, tuple[SourceLocation, Tree]]:
-    """Keys with place and value; nothing at all is an empty mapping."""
+    """Return keys with place and value; nothing at all is an empty mapping."""
     _plainly_written(tree)
     if isinstance(tree, Scalar) and tree.is_null:
         return {}
@@ -152,7 +152,7 @@ class _Open:
 
 
 def parse(text: str, place: SourceLocation) -> Tree:
-    """The tree of the one document in ``text``."""
+    """Return the tree of the one document in ``text``."""
     try:
         return _build(text, place)
     except MarkedYAMLError as error:

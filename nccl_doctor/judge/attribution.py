@@ -20,7 +20,7 @@ Row = tuple[Check, Finding]
 
 
 def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
-    """Diagnoses, gravest first; a finding that another one explains stands under it."""
+    """Return diagnoses, gravest first; a finding that another one explains stands under it."""
     rows = sorted(found, key=lambda row: (-_severity(*row).rank, row[0].code))
     fitting = [_causes(row, rows) for row in rows]
     above: dict[int, int] = {}  # of each row that follows, its cause
@@ -35,7 +35,7 @@ def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
 
 
 def _causes(row: Row, rows: list[Row]) -> list[int]:
-    """The numbers of those that explain a row, the best first."""
+    """Return the numbers of those that explain a row, the best first."""
     widths = {number: width for number, cause in enumerate(rows) if cause is not row and (width := fit(cause, row))}
     return sorted(widths, key=lambda number: (-_severity(*rows[number]).rank, widths[number]))
 
@@ -47,7 +47,7 @@ def _root(number: int, above: dict[int, int]) -> int:
 
 
 def fit(cause: Row, row: Row) -> int:
-    """How many kinds of symptoms the effects have by which a cause explains a finding; 0 where it does not."""
+    """Return how many kinds of symptoms the effects have by which a cause explains a finding; 0 where it does not."""
     (check, finding), (follower, shown) = cause, row
     stated = check.explains if finding.explains is None else finding.explains
     hosts, mine = frozenset(finding.hosts), finding.facts.get("failed")

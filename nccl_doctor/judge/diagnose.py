@@ -41,7 +41,7 @@ log, which guesses. A port may be taken in between."""
 def judge(
     snapshot: Snapshot, command: str, selected: Selection = lambda _check: True, dials: FailedDials | None = None
 ) -> Report:
-    """The report of a snapshot; ``dials`` tell why its mesh failed, where that is known."""
+    """Return the report of a snapshot; ``dials`` tell why its mesh failed, where that is known."""
     derived = Derived(snapshot, dials)
     judged = [
         run_check(check, derived) if selected(check) else CheckRun(check, Outcome.SKIP, NOT_SELECTED)
@@ -59,7 +59,7 @@ def judge(
 
 
 def _with_failed_dials_named(judged: list[CheckRun], snapshot: Snapshot) -> list[CheckRun]:
-    """The same with a finding about failed dials that nothing judged explains."""
+    """Return the same with a finding about failed dials that nothing judged explains."""
     mesh = snapshot.mesh
     grave = any((one.severity or j.check.severity) is Severity.ERROR for j in judged for one in j.findings)
     if grave or not (isinstance(mesh, Mesh) and mesh.failed):
@@ -72,7 +72,7 @@ def _with_failed_dials_named(judged: list[CheckRun], snapshot: Snapshot) -> list
 def _with_spared_allreduce(
     judged: list[CheckRun], snapshot: Snapshot, diagnoses: Iterable[Diagnosis]
 ) -> list[CheckRun]:
-    """A spared all-reduce is unknown where no diagnosis tells the fault that spared it."""
+    """Return a spared all-reduce is unknown where no diagnosis tells the fault that spared it."""
     smoke = snapshot.smoke
     explained = any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses)
     if explained or not (isinstance(smoke, Skipped) and smoke.hindered):
@@ -82,7 +82,7 @@ def _with_spared_allreduce(
 
 
 def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
-    """The same, not as a gap where a found fault hides what it needs on each host that it could not judge."""
+    """Return the same, not as a gap where a found fault hides what it needs on each host that it could not judge."""
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)
@@ -93,14 +93,14 @@ def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun
 
 
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
-    """Says where each command runs; what needs root changes the machine around a container."""
+    """Say where each command runs; what needs root changes the machine around a container."""
     fix = diagnosis.fix
     commands = placed(fix.commands, cluster, inside=not (fix.needs_root or entry(diagnosis.name).outside))
     return diagnosis.model_copy(update={"fix": fix.model_copy(update={"commands": commands})})
 
 
 def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[CheckRun]:
-    """The same with what the output of a failed all-reduce shows as its cause."""
+    """Return the same with what the output of a failed all-reduce shows as its cause."""
     smoke = derived.snapshot.smoke
     if not isinstance(smoke, Smoke):
         return judged
@@ -119,7 +119,7 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
 
 
 def _with_findings_of_nccl(judged: list[CheckRun], smoke: Smoke) -> list[CheckRun]:
-    """Adds the findings of NCCL's own diagnostics that no check of ours has."""
+    """Add the findings of NCCL's own diagnostics that no check of ours has."""
     by_name = {j.check.name: j for j in judged}
     for name, finding in findings_of_nccl(smoke):
         if not ((live := by_name.get(name)) and (live.findings or live.reason == NOT_SELECTED)):
@@ -128,7 +128,7 @@ def _with_findings_of_nccl(judged: list[CheckRun], smoke: Smoke) -> list[CheckRu
 
 
 def _confirmed(found: Finding, words: Finding, check: Check) -> Finding:
-    """A finding of a check, with what comes of it where the ranks' words name it on a host of its own, too."""
+    """Return a finding of a check, with what comes of it where the ranks' words name it on a host of its own, too."""
     if set(found.hosts).isdisjoint(words.hosts):
         return found
     own = check.explains if found.explains is None else found.explains
@@ -152,7 +152,7 @@ def _host(host: Host, derived: Derived, rdma: tuple[RdmaAnswer, ...]) -> HostSum
 
 
 def _network(host: Host, address: str) -> str | None:
-    """The net of one of the host's addresses; None where it doesn't tell its mask."""
+    """Return the net of one of the host's addresses; None where it doesn't tell its mask."""
     interfaces = host.facts.interfaces if host.facts else None
     addresses = interfaces.addresses if isinstance(interfaces, Interfaces) else ()
     mask = next((one.netmask for one in addresses if one.address == address and one.netmask), None)
@@ -164,7 +164,7 @@ _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed
 
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
-    """The words of each fact that is shown, by its label, behind a pod's."""
+    """Return the words of each fact that is shown, by its label, behind a pod's."""
     found = {} if pod is None else {"pod": _pod(pod)}
     for name, declared in HostFacts.model_fields.items():
         for shown in (part for part in declared.metadata if isinstance(part, Shown)):
@@ -175,7 +175,7 @@ def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, st
 
 
 def _pod(pod: PodFacts) -> str:
-    """Where it runs, and what it was given of the node."""
+    """Return where it runs, and what it was given of the node."""
     shm = "" if pod.shm_bytes is None else f" of {pod.shm_bytes / 1e9:.3g} GB at most"
     added = "all" if pod.privileged else ", ".join(pod.capabilities)
     parts = (
@@ -220,7 +220,7 @@ class CheckRun:
 
 
 def run_check(check: Check, derived: Derived) -> CheckRun:
-    """Runs a check over all hosts; a crash is its outcome and nobody else's."""
+    """Run a check over all hosts; a crash is its outcome and nobody else's."""
     snapshot = derived.snapshot
     phases = [getattr(snapshot, need) for need in check.needs if need in PHASES]
     away = next((phase for phase in phases if isinstance(phase, (Skipped, Unknown))), None)
@@ -261,7 +261,7 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
 
 
 def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> str | None:
-    """Why a check that found nothing had nothing to look at; None where it had."""
+    """Return why a check that found nothing had nothing to look at; None where it had."""
     engine = next((engine for engine in engines() if engine.name == check.scope), None)
     if engine is not None and not _in_scope(check, snapshot):
         return engine.absent
@@ -271,14 +271,14 @@ def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> st
 
 
 def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
-    """The hosts that a check judges, reached or not."""
+    """Return the hosts that a check judges, reached or not."""
     if check.scope in ("all", "master"):
         return snapshot.hosts[:1] if check.scope == "master" else snapshot.hosts
     return tuple(host for host in snapshot.hosts if check.scope in {engine.name for engine in engines_of(host.node)})
 
 
 def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
-    """The hosts whose needed facts are known, and why the others can't be judged."""
+    """Return the hosts whose needed facts are known, and why the others can't be judged."""
     snapshot = derived.snapshot
     untold = derived.nccl.unknown if check.needs_nccl else {}
     hosts: list[Host] = []

@@ -29,7 +29,7 @@ Judged = TypeVar("Judged", Report, HangReport, Difference, InterfaceAnswers)
 
 
 def judged_from_file(document: Judged, own: Container[str]) -> Judged:
-    """The document of a snapshot without commands for this machine, the hosts ``own``."""
+    """Return the document of a snapshot without commands for this machine, the hosts ``own``."""
     if isinstance(document, Difference):
         both = document.diagnoses
         gone, new = (tuple(_diagnosis(one, own) for one in side) for side in (both.gone, both.new))
@@ -47,7 +47,7 @@ def judged_from_file(document: Judged, own: Container[str]) -> Judged:
 
 
 def _diagnosis(found: Diagnosis, own: Container[str]) -> Diagnosis:
-    """The same with its commands for other hosts; prose alone where there are none."""
+    """Return the same with its commands for other hosts; prose alone where there are none."""
     fix = found.fix
     if not fix.commands:
         return found
@@ -61,7 +61,7 @@ _GID = re.compile(r"::ffff:[0-9]{1,3}(?:[.][0-9]{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0
 
 
 def beside(report: Report, snapshot: Snapshot) -> Report:
-    """A log's report in which RDMA's faults name the ports of a snapshot of the same hosts."""
+    """Return a log's report in which RDMA's faults name the ports of a snapshot of the same hosts."""
     rdma = cluster_nccl(snapshot).rdma
 
     def named(found: Diagnosis) -> Diagnosis:
@@ -90,14 +90,14 @@ EMPTY = {ABSENT, "[]", "{}"}
 
 
 def difference(before: Snapshot, after: Snapshot) -> Difference:
-    """Compares two snapshots: facts, and what is found in them."""
+    """Compare two snapshots: facts, and what is found in them."""
     old, new = ({(d.code, d.hosts): d for d in judge(one, "check").diagnoses} for one in (before, after))
     gone, came = (tuple(d for key, d in some.items() if key not in rest) for some, rest in ((old, new), (new, old)))
     return Difference(changes=changes(before, after), diagnoses=DiagnosisChanges(gone=gone, new=came))
 
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
-    """All changes, the cluster's first; the same on several hosts once."""
+    """Return all changes, the cluster's first; the same on several hosts once."""
     cluster = [(change, ()) for change in _differences(_cluster(before), _cluster(after))]
     old, new = ({host.name: host for host in snapshot.hosts} for snapshot in (before, after))
     hosts: dict[tuple[str, str, str], list[str]] = {}
@@ -125,7 +125,7 @@ def _cluster(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _host(host: Host | None, names: set[str]) -> dict[str, str]:
-    """Every fact of a host as a flat table; of the cluster's names, only those given."""
+    """Return every fact of a host as a flat table; of the cluster's names, only those given."""
     if host is None:
         return {"in the list": "no"}
     if host.facts is None:
@@ -152,7 +152,7 @@ def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
-    """Every value with its place; unknown facts and empty collections are one each."""
+    """Yield every value with its place; unknown facts and empty collections are one each."""
     reason = next((word for word in ("unknown", "skipped") if isinstance(tree, dict) and f"${word}" in tree), None)
     if reason is not None:
         yield path, f"{reason}: {tree[f'${reason}']}"

@@ -26,7 +26,7 @@ MOST_PLACES = 12
 
 
 def report(snapshot: HangSnapshot) -> HangReport:
-    """The document of ``hang`` from what was seen of a job."""
+    """Return the document of ``hang`` from what was seen of a job."""
     judged = judge_hang(snapshot)
     evidence = judged.evidence
     every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(one.hosts for one in evidence.lost))
@@ -69,7 +69,10 @@ MOST_COMPARED = 1 << 18  # characters
 
 
 def _compared(snapshot: HangSnapshot) -> LogVerdict | None:
-    """NCCL's own comparison of the ranks, which RAS gives from 2.31 on, read as a log; None where there is none."""
+    """Return NCCL's own comparison of the ranks, which RAS gives from 2.31 on, read as a log.
+
+    None where there is none.
+    """
     answers = [answer for host in snapshot.hosts for answer in host.ras if isinstance(answer, Ras)]
     texts = [one.text for answer in answers for one in answer.reports if one.form == DIAGNOSTICS]
     return diagnose([LogSource("RAS", [texts[0][:MOST_COMPARED].encode()])]) if texts else None
@@ -106,7 +109,7 @@ def _rank(rank: ObservedRank, *, behind: bool) -> HangRank:
 
 
 def _access(snapshot: HangSnapshot) -> tuple[Diagnosis, ...]:
-    """Hosts that were not reached, as every command tells them."""
+    """Return hosts that were not reached, as every command tells them."""
     hosts = tuple(Host(node=host.node, failure=host.failure) for host in snapshot.hosts if host.failure is not None)
     if not hosts:
         return ()

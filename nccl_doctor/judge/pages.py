@@ -23,12 +23,12 @@ _HEADING = re.compile(r"^## ", re.MULTILINE)
 
 
 def topic_names() -> list[str]:
-    """The topics that have a page."""
+    """Return the topics that have a page."""
     return sorted(each.name.removesuffix(".md") for each in TOPICS.iterdir() if each.name.endswith(".md"))
 
 
 def find_pages(words: str) -> tuple[Page | Topic | TopicList, ...]:
-    """The pages that the words mean; raises UsageError where they mean none."""
+    """Return the pages that the words mean; raises UsageError where they mean none."""
     asked = words.strip()
     codes = asked.replace(",", " ").split()
     topics = topic_names()
@@ -64,7 +64,7 @@ def _find_diagnosis(asked: str, topics: list[str]) -> Check:
 
 
 def _by_error(text: str) -> str | None:
-    """An error of the kernel's by its name, or by what the C library calls it."""
+    """Return an error of the kernel's by its name, or by what the C library calls it."""
     for check in all_checks():
         for name in check.errors:
             if text.upper() == name or text.lower() == os.strerror(getattr(errno, name)).lower():
@@ -73,13 +73,13 @@ def _by_error(text: str) -> str | None:
 
 
 def _by_line(text: str) -> str | None:
-    """The diagnosis whose wording fits a line as a log has it."""
+    """Return the diagnosis whose wording fits a line as a log has it."""
     causes = diagnose([LogSource("words", [text.encode(errors="replace") + b"\n"])]).causes
     return causes[0].name if causes else None
 
 
 def _by_words(text: str) -> str | None:
-    """The one diagnosis in whose wordings' lines some of the words stand as they do in the text."""
+    """Return the one diagnosis in whose wordings' lines some of the words stand as they do in the text."""
     words = " ".join(text.lower().split())
     names = {rule.name for rule in rules() if words in rule.sample.lower()} if " " in words else set()
     return names.pop() if len(names) == 1 else None

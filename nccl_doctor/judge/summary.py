@@ -54,7 +54,7 @@ def report(
     checks: tuple[CheckResult, ...],
     hosts: Sequence[HostSummary],
 ) -> Report:
-    """The whole report of one snapshot."""
+    """Return the whole report of one snapshot."""
     gaps = any(check.outcome in (Outcome.UNKNOWN, Outcome.CRASH) for check in checks)
     complete = not gaps and all(host.reached for host in hosts)
     made = Report(
@@ -80,13 +80,13 @@ def report(
 
 
 def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
-    """The gravest diagnosis; what is merely worth knowing leaves it at ok."""
+    """Return the gravest diagnosis; what is merely worth knowing leaves it at ok."""
     words: tuple[Literal["ok", "warning", "error"], ...] = ("ok", "warning", "error")
     return words[max((diagnosis.severity.rank for diagnosis in diagnoses), default=0)]
 
 
 def _listed_by(host: Host) -> str | None:
-    """The interface by whose address the hosts file lists a host; None where it names it otherwise."""
+    """Return the interface by whose address the hosts file lists a host; None where it names it otherwise."""
     address = numeric(host.node.address)
     if host.facts is None or host.node.local or address is None:
         return None
@@ -108,7 +108,7 @@ def _title(snapshot: Snapshot) -> str:
 
 
 def _next_step(snapshot: Snapshot, report: Report) -> str | None:
-    """The command to run next when nothing stands in the way."""
+    """Return the command to run next when nothing stands in the way."""
     if report.status == "error" or not reaching(snapshot.cluster.nodes).launches:
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
@@ -129,7 +129,7 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
 
 
 def _without(snapshot: Snapshot) -> str | None:
-    """The line that goes on without the hosts that were not reached."""
+    """Return the line that goes on without the hosts that were not reached."""
     cluster = snapshot.cluster
     away = [host.name for host in snapshot.hosts if host.facts is None]
     first = cluster.nodes[0]
@@ -155,7 +155,7 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
 
 
 def _rates(snapshot: Snapshot) -> tuple[RateReport, ...] | None:
-    """By sender and receiver, in the order of ranks; the measure that counts of each."""
+    """Return by sender and receiver, in the order of ranks; the measure that counts of each."""
     rates = snapshot.rates
     if not isinstance(rates, Rates):
         return None
@@ -206,20 +206,20 @@ OUTCOMES: dict[Severity, RowOutcome] = {Severity.ERROR: "error", Severity.WARNIN
 
 
 def decided(report: Report) -> tuple[Row, ...]:
-    """The rows of a running run with no check that waits for a phase."""
+    """Return the rows of a running run with no check that waits for a phase."""
     waiting = {row_of(entry(check.name)) for check in report.checks if check.reason == PENDING}
     return tuple(row for row in report.phases if row.name not in waiting)
 
 
 def row_of(check: Check) -> str:
-    """The screen's row of a check: its own, else its category's."""
+    """Return the screen's row of a check: its own, else its category's."""
     return check.row or next((row for row, categories in ROWS.items() if check.category in categories), check.category)
 
 
 def rows(
     snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence[CheckResult], hosts: Sequence[HostSummary]
 ) -> Iterator[Row]:
-    """The rows that the call asks for, in the screen's order."""
+    """Yield the rows that the call asks for, in the screen's order."""
     texts = _Texts(snapshot, hosts)
     by_code = grouped((diagnosis.code, diagnosis) for diagnosis in diagnoses)
     consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
@@ -325,7 +325,7 @@ FAULTS = {
 
 
 def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
-    """The faults of a row; "" where its phrase tells them or none is grave."""
+    """Return the faults of a row; "" where its phrase tells them or none is grave."""
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
     if row == "rate":
@@ -338,7 +338,7 @@ def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> 
 
 
 def _rate_words(found: Diagnosis) -> str:
-    """``node3 sends at 0.9 Gb/s, the others at 9.4 Gb/s``."""
+    """Return ``node3 sends at 0.9 Gb/s, the others at 9.4 Gb/s``."""
     if "direction" not in found.facts:
         return f"PCIe link slow on {fold(found.hosts)}"
     does = {"send": "sends", "receive": "receives", "send and receive": "sends and receives"}
@@ -369,7 +369,7 @@ class _Texts:
         return "" if len(self.facts) == len(hosts) else f"on {len(self.facts)} of {len(hosts)} hosts"
 
     def of(self, row: str) -> str:
-        """The phrase of a row, "" where it has none."""
+        """Return the phrase of a row, "" where it has none."""
         method = getattr(self, f"_{row.replace('-', '').lower()}", None)
         return method() if method else ""
 
@@ -392,7 +392,7 @@ class _Texts:
         return ", ".join(f"{name} {' / '.join(sorted(its)[:3])}" for name, its in versions.items() if its)
 
     def _gpus(self) -> str:
-        """How many of which kind, hosts that have the same together."""
+        """Return how many of which kind, hosts that have the same together."""
         counts = []
         for host in self._snapshot.hosts:
             gpus = host.facts.gpus if host.facts else ()

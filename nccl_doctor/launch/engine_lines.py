@@ -31,7 +31,7 @@ Addresses = Mapping[str, str]  # by host, its own on the cluster's network, wher
 
 
 def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Command, ...]:
-    """The line of each node; UsageError where this engine can't be started so."""
+    """Return the line of each node; UsageError where this engine can't be started so."""
     forms: dict[str, Callable[[LaunchPlan, Start, str | None], Line]] = {
         "vllm": _vllm,
         "sglang": _sglang,
@@ -49,7 +49,7 @@ def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Comma
 
 
 def engine_notes(job: LaunchPlan, engine: str, own: Addresses) -> tuple[list[str], list[str]]:
-    """Notes on these lines, and warnings."""
+    """Return notes on these lines, and warnings."""
     notes = [f"these lines are for {SYNTAX[engine]}"]
     if engine in _SIZES and not _asked(job.script, engine):
         sizes = f"{job.starts[0].nproc} GPUs a host" if engine == "vllm" else f"all {job.world_size} GPUs"
@@ -144,7 +144,7 @@ def _variable(name: str, own: str | None) -> dict[str, str]:
 
 
 def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
-    """By host, its own address: as listed, else as the last check saw it."""
+    """Return by host, its own address: as listed, else as the last check saw it."""
     found = {}
     for start in job.starts:
         listed = start.node.address if numeric(start.node.address) is not None else None

@@ -64,11 +64,11 @@ class Hosts:
 
     @classmethod
     def named(cls, file: str | None, cluster: Cluster) -> Hosts:
-        """Those of a command line; a pipe gives way to the names."""
+        """Return those of a command line; a pipe gives way to the names."""
         return cls(None if file is None else ClusterSource(cluster).file, cluster)
 
     def __str__(self) -> str:
-        """The arguments that name these hosts behind ``nccl-doctor check``."""
+        """Return the arguments that name these hosts behind ``nccl-doctor check``."""
         names = fold([node.name for node in self.cluster.nodes])
         return f"-w {shell.word(names)}" if self.file is None else shell.word(self.file)
 
@@ -90,7 +90,7 @@ class Hosts:
 
 
 def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float, environ: Mapping[str, str]) -> None:
-    """Keeps a check's outcome, where the state folder can be written."""
+    """Keep a check's outcome, where the state folder can be written."""
     digest = hosts.digest
     if digest is None:
         return
@@ -117,7 +117,7 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
 
 
 def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
-    """The last check of a list; None of none, or another release's."""
+    """Return the last check of a list; None of none, or another release's."""
     path = _path(hosts, environ)
     try:
         return LastCheck.model_validate_json(path.read_bytes()) if path is not None else None
@@ -126,7 +126,7 @@ def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
 
 
 def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
-    """Sentences that speak against a start on that check's strength."""
+    """Return sentences that speak against a start on that check's strength."""
     again = f"nccl-doctor check {hosts}"
     if last is None:
         return (f"no check of {hosts} is known; {again} makes one",)
@@ -143,7 +143,7 @@ def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
 
 
 def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
-    """The variables that the fixes of a check set, by host."""
+    """Return the variables that the fixes of a check set, by host."""
     found: dict[str, dict[str, str]] = {}
     for diagnosis in diagnoses:
         for host, variables in diagnosis.fix.variables.items():
@@ -152,7 +152,7 @@ def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
 
 
 def _path(hosts: Hosts, environ: Mapping[str, str]) -> Path | None:
-    """The file of this list; None where there is no home directory (containers with a foreign uid)."""
+    """Return the file of this list; None where there is no home directory (containers with a foreign uid)."""
     state = environ.get("XDG_STATE_HOME", "")
     try:
         base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
@@ -182,7 +182,10 @@ class Wishes(NamedTuple):
 
 
 def split(words: list[str], argv: list[str], *, named: bool, engine: bool = False) -> tuple[str | None, list[str]]:
-    """The hosts file, and the script with its arguments behind the "--"; ``engine`` says that it may be a model."""
+    """Return the hosts file, and the script with its arguments behind the "--".
+
+    ``engine`` says that it may be a model.
+    """
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else len(words) - (not named)
     before, script = words[: len(words) - behind], words[len(words) - behind :]
     if len(before) > 1:
@@ -202,7 +205,7 @@ def split(words: list[str], argv: list[str], *, named: bool, engine: bool = Fals
 def launched(
     cluster: Cluster, hosts: str | None, script: Sequence[str], wishes: Wishes, environ: Mapping[str, str], now: float
 ) -> Launch:
-    """The job of a cluster, with what its last check saw; ``now`` in seconds since the epoch."""
+    """Return the job of a cluster, with what its last check saw; ``now`` in seconds since the epoch."""
     these = Hosts.named(hosts, cluster)
     last = recall(these, environ)
     job = plan(cluster, last.hosts if last else {}, tuple(script), last.torch if last else None)

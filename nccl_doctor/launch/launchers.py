@@ -36,7 +36,7 @@ _URL_OPTION = re.compile(r"--(?:dist|init|dist-init)-(?:url|method)")
 
 
 def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[Command, ...]:
-    """The line of each node; UsageError where this launcher can't express it."""
+    """Return the line of each node; UsageError where this launcher can't express it."""
     if launcher == "launch":
         job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
     own = ["--use_env"] if use_env else []
@@ -56,7 +56,7 @@ def default_launcher(torch: str | None) -> str:
 
 
 def takes_local_addr(job: LaunchPlan) -> bool:
-    """Tells whether torchrun takes --local_addr; UsageError for one without c10d."""
+    """Return whether torchrun takes --local_addr; UsageError for one without c10d."""
     if job.torch is not None and release(job.torch) < NO_TORCHRUN:
         raise UsageError(f"torch {job.torch} has no c10d rendezvous; PyTorch 1.9 brought it")
     return job.torch is None or release(job.torch) >= LOCAL_ADDR
@@ -115,7 +115,10 @@ def _env(job: LaunchPlan, start: Start) -> Line:
 
 
 def _tcp(job: LaunchPlan, start: Start) -> Line:
-    """A script that spawns its own processes gets its node's number; one that names {rank} is started once a rank."""
+    """Return a script that spawns its own processes gets its node's number.
+
+    One that names {rank} is started once a rank.
+    """
     script, _ = tcp_script(job)
     if not _has_holes(job.script):
         job.even("a script that spawns its own processes", "it multiplies nodes by its own GPUs")
@@ -136,7 +139,7 @@ def _tcp(job: LaunchPlan, start: Start) -> Line:
 
 
 def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The script with holes for tcp://, and a sentence on replaced words."""
+    """Return the script with holes for tcp://, and a sentence on replaced words."""
     master = next((node for node in job.cluster.nodes if job.cluster.master_addr in (node.name, node.address)), None)
     names = {job.cluster.master_addr, *((master.name, master.address) if master else ())}
     right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names}
@@ -188,7 +191,7 @@ SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
 
 
 def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
-    """All hosts' lines side by side; fails where any does."""
+    """Return all hosts' lines side by side; fails where any does."""
     nodes = {node.name: node for node in cluster.nodes}
     started = []
     for one in commands:
@@ -200,6 +203,6 @@ def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
 
 
 def _side_by_side(started: Line) -> Line:
-    """Ends all that was started with Ctrl-C, and fails where any of it does."""
+    """End all that was started with Ctrl-C, and fails where any of it does."""
     wait = """(set --; trap 'kill "$@"' INT TERM; {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})"""
     return shell.script(wait, started=started)

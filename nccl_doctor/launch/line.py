@@ -97,7 +97,7 @@ class LaunchLine:
         return found
 
     def written(self, options: Mapping[str, str], script: Sequence[str], variables: Mapping[str, str]) -> Line:
-        """The line with these options, script and variables in place of its own; those it lacks stand first."""
+        """Return the line with these options, script and variables in place of its own; those it lacks stand first."""
         kept, left = [], dict(options)
         for _, name, written, value in self.own:
             new = left.pop(name, value)
@@ -115,7 +115,7 @@ class LaunchLine:
         return shell.script("{line}", line=[*shell.assignments(front), *map(shell.argument, (*start, *words))])
 
     def spans(self, count: int) -> bool:
-        """True where the line's number of nodes, "2" or for c10d "1:4", is this one."""
+        """Return whether the line's number of nodes, "2" or for c10d "1:4", is this one."""
         least, sign, most = self.options.get("nnodes", "").partition(":")
         known = is_number(least) and is_number(most or least)
         return known and int(least) <= count <= int(most or least) and not (sign and self.is_static)
@@ -152,12 +152,12 @@ class LaunchLine:
 
 
 def is_number(text: str) -> bool:
-    """True for a count as a line may say one, of at most nine digits."""
+    """Return True for a count as a line may say one, of at most nine digits."""
     return len(text) <= 9 and text.isascii() and text.isdecimal()
 
 
 def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """The hosts file, and the line behind "--", which click drops from the words; ``argv`` has it still.
+    """Return the hosts file, and the line behind "--", which click drops from the words; ``argv`` has it still.
 
     Raises:
         UsageError: more than a hosts file stands before it.
@@ -173,7 +173,10 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
 
 
 def _out_of_script(words: Sequence[str]) -> Sequence[str]:
-    """The line that a script of a shell on this machine starts, where these words run one; it is read, and not run."""
+    """Return the line that a script of a shell on this machine starts, where these words run one.
+
+    It is read, and not run.
+    """
     path = next((word for word in words if not word.startswith("-") and PurePath(word).name not in SHELLS), "")
     if PurePath(path).suffix not in SCRIPTS or PurePath(words[0]).name not in {*SHELLS, PurePath(path).name}:
         return words
@@ -189,12 +192,12 @@ def _out_of_script(words: Sequence[str]) -> Sequence[str]:
 
 
 def joined(words: Sequence[str]) -> str:
-    """The words as one text, quoted as a shell takes them."""
+    """Return the words as one text, quoted as a shell takes them."""
     return str(shell.script("{line}", line=[*map(shell.argument, words)]))
 
 
 def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
-    """The line that these words are; ``known`` are the launcher's options where it is installed.
+    """Return the line that these words are; ``known`` are the launcher's options where it is installed.
 
     Raises:
         UsageError: there is no program in it, or a shell's script.
@@ -236,7 +239,7 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
 
 
 def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
-    """The line that a run is about, read by the options that its launcher has on the hosts.
+    """Return the line that a run is about, read by the options that its launcher has on the hosts.
 
     Raises:
         ValueError, UsageError: it is no line, or none that starts a job.
@@ -248,7 +251,7 @@ def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
 
 
 def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
-    """By host, the options of the line's launcher as it is installed there, where that is known."""
+    """Return by host, the options of the line's launcher as it is installed there, where that is known."""
     seen = {host.name: host.facts.engines for host in snapshot.hosts if host.facts is not None}
     return {
         name: one.options
@@ -265,14 +268,14 @@ _NUMBER = re.compile(r"[1-9]\d{0,8}")
 
 
 def divides(batch: int, world: int) -> None:
-    """Raises UsageError where a batch can't be split evenly over all ranks."""
+    """Raise UsageError where a batch can't be split evenly over all ranks."""
     wrong = _remainder(batch, world)
     if wrong:
         raise UsageError(f"a batch of {wrong}")
 
 
 def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[str]]:
-    """Judges a script's batch sizes for so many ranks: notes, and warnings.
+    """Judge a script's batch sizes for so many ranks: notes, and warnings.
 
     Whether a script splits a batch or gives each rank one of that size, only the script knows: nothing is refused.
     """
@@ -289,7 +292,7 @@ def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[st
 
 
 def _batches(script: Sequence[str]) -> Iterator[tuple[int, str, int]]:
-    """Yields the place of each batch size's word, its option and itself: --batch 64, --batch=64 and batch=64."""
+    """Yield the place of each batch size's word, its option and itself: --batch 64, --batch=64 and batch=64."""
     for place, word in enumerate(script):
         option, sign, value = word.partition("=")
         at = place if sign else place + 1
@@ -308,7 +311,9 @@ def _remainder(batch: int, world: int) -> str:
 
 
 def model_size(line: LaunchLine) -> int | None:
-    """The GPUs that an engine's line asks for of the hosts that it names, or of each; None where that is not in it.
+    """Return the GPUs that an engine's line asks for of the hosts that it names, or of each.
+
+    None where that is not in it.
 
     vLLM's data parallelism over hosts needs no --nnodes: each host has --data-parallel-size-local of it. SGLang's with
     --enable-dp-attention lies within the tensor parallelism.
@@ -325,14 +330,17 @@ def model_size(line: LaunchLine) -> int | None:
 
 
 def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
-    """True where an engine's line asks for more GPUs than any host alone has."""
+    """Return whether an engine's line asks for more GPUs than any host alone has."""
     return line.table.engine and (model_size(line) or 0) > max(counts.values(), default=1)
 
 
 def own_lines(
     line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int]
 ) -> dict[str, Line]:
-    """By host, the line as it has to stand there; ``counts`` has the planned ranks of each, ``gpus`` its GPUs."""
+    """Return by host, the line as it has to stand there.
+
+    ``counts`` has the planned ranks of each, ``gpus`` its GPUs.
+    """
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
     if line.launcher == "vllm":
@@ -359,7 +367,7 @@ def own_lines(
 def _placed(
     line: LaunchLine, script: list[str], node_rank: int, nodes: int, counts: Mapping[str, int]
 ) -> tuple[list[str], dict[str, str]]:
-    """The script's words and the variables of a node where it says its rank itself, and each node starts one process.
+    """Return the script's words and variables for a node of a script that takes its rank, one process per node.
 
     Such a script has one rank on each node, or starts the others of its node by itself (imagenet/main.py).
     """
@@ -375,7 +383,7 @@ def _placed(
 
 
 def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> dict[str, str]:
-    """The options that each host's line has to have; none for an engine that each host may start alone."""
+    """Return the options that each host's line has to have; none for an engine that each host may start alone."""
     if line.table.engine and not (line.is_placed and ("nnodes" in line.options or needs_all(line, counts))):
         return {}
     options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
@@ -387,7 +395,7 @@ def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> di
 
 
 def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:
-    """The script's words with the cluster's address, and batches that all ranks share."""
+    """Return the script's words with the cluster's address, and batches that all ranks share."""
     told, script = line.options.get("nproc_per_node", ""), list(line.script)
     world = max(1, int(told) * len(cluster.nodes) if is_number(told) else ranks)
     url = f"tcp://{endpoint(cluster.master_addr, cluster.master_port)}"

@@ -103,12 +103,12 @@ class LaunchPlan:
         return re.sub(r"[^A-Za-z0-9_-]", "_", script.rpartition("/")[2].partition(".")[0]) or "train"
 
     def with_variables(self, variables: Mapping[str, str]) -> LaunchPlan:
-        """The job with these besides; what hosts already say wins."""
+        """Return the job with these besides; what hosts already say wins."""
         starts = (replace(start, variables={**variables, **start.variables}) for start in self.starts)
         return replace(self, starts=tuple(starts))
 
     def even(self, launcher: str, why: str) -> int:
-        """The ranks that every node starts; UsageError where nodes differ."""
+        """Return the ranks that every node starts; UsageError where nodes differ."""
         counts = {start.nproc for start in self.starts}
         if len(counts) > 1:
             told = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
@@ -121,7 +121,7 @@ class LaunchPlan:
 def plan(
     cluster: Cluster, checked: Mapping[str, CheckedHost], script: tuple[str, ...], torch: str | None = None
 ) -> LaunchPlan:
-    """The job of a cluster; the hosts file wins over what was ``checked``."""
+    """Return the job of a cluster; the hosts file wins over what was ``checked``."""
     unknown = [node.name for node in cluster.nodes if _count(node, checked.get(node.name)) is None]
     if unknown:
         source = ClusterSource(cluster)
@@ -170,7 +170,7 @@ def _count(node: Node, checked: CheckedHost | None) -> int | None:
 
 
 def nearest(batch: int, world: int) -> tuple[int, ...]:
-    """The nearest batch sizes that so many ranks share evenly."""
+    """Return the nearest batch sizes that so many ranks share evenly."""
     below = batch // world * world
     return (below, below + world) if below > 0 else (world,)
 
@@ -196,7 +196,7 @@ class Contradiction(NamedTuple):
 
 
 def contradictions(variables: Mapping[str, str], place: PlannedNode) -> Iterator[Contradiction]:
-    """Yields variables that the plan contradicts, in :data:`OF_A_JOB`'s order."""
+    """Yield variables that the plan contradicts, in :data:`OF_A_JOB`'s order."""
     for name in OF_A_JOB:
         value = variables.get(name)
         planned = None if value is None else _planned(name, value.strip(), place)
@@ -236,7 +236,7 @@ def _numbered(name: str, value: str, place: PlannedNode) -> str | None:
 
 
 def names_of(cluster: Cluster, resolved: Collection[str]) -> frozenset[str]:
-    """Every text that means the master: planned, the first node's, and resolved."""
+    """Return every text that means the master: planned, the first node's, and resolved."""
     first = cluster.nodes[0]
     own = (first.name, first.address) if cluster.master_addr in (first.name, first.address) else ()
     return frozenset({cluster.master_addr, *own, *resolved})

@@ -46,7 +46,7 @@ TASK = """\
 
 
 def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
-    """The script. Slurm orders its nodes by name, and torchrun's node ranks follow that, but for c10d's own."""
+    """Return the script. Slurm orders its nodes by name, and torchrun's node ranks follow that, but for c10d's own."""
     nodes = [start.node for start in job.starts]
     if len({node.address for node in nodes}) < len(nodes):
         raise UsageError("Slurm starts a machine once: a machine that is two nodes here can't be one of its jobs")
@@ -114,7 +114,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def master_port(script: str, job: int) -> int | None:
-    """The port of the last assignment, if the script alone tells it.
+    """Return the port of the last assignment, if the script alone tells it.
 
     Recipes compute it from the job's number: ``$((10000 + SLURM_JOB_ID % 50000))`` and
     ``$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))``.
@@ -132,7 +132,7 @@ def master_port(script: str, job: int) -> int | None:
 
 
 def _tail(found: re.Match[str]) -> str:
-    """``echo -n 1234567 | tail -c 4`` is 4567; without -n the newline is one of the four."""
+    """Return ``echo -n 1234567 | tail -c 4`` is 4567; without -n the newline is one of the four."""
     digits = int(found["count"]) - (found["bare"] is None)
     return str(int(found["id"][-digits:])) if digits > 0 else "0"
 

@@ -185,7 +185,7 @@ def _pass_over(front: Front, words: Sequence[str], name: str) -> None:
 
 
 def _option(front: Front, words: Sequence[str], wrapper: Wrapper) -> None:
-    """Stands on the last word of an option afterwards."""
+    """Stand on the last word of an option afterwards."""
     written, sign, value = words[front.count].partition("=")
     follows = written in wrapper.valued or (
         wrapper.flags is not None and written.startswith("--") and written not in wrapper.flags

@@ -25,7 +25,7 @@ _BEGINNINGS = frozenset({CHOSEN, STARTED, TABLE})
 
 
 def in_context(log: Log) -> list[Event]:
-    """The events that stand for a fault, some under another name or of another weight than their line alone has."""
+    """Return the events that stand for a fault, some with another name or weight than their line alone has."""
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     scene = Scene(every, log, {reading.name: reading for reading in log.readings})
     _run(scene, Stage.MEANING, Stage.RECOVERY)
@@ -56,7 +56,7 @@ def _run(scene: Scene, *stages: Stage) -> None:
 
 
 def _weighed(event: Event, scene: Scene) -> Event:
-    """A hint, given what else the log shows."""
+    """Return a hint, given what else the log shows."""
     shown, names = signs()[event.name], scene.names
     if shown.weigh is not None:
         return replace(event, grade=shown.weigh(event, scene))
@@ -69,7 +69,7 @@ def _weighed(event: Event, scene: Scene) -> Event:
 
 
 def _stuck_retries(log: Log) -> set[str]:
-    """Diagnoses whose retries were the last that a source said: nothing succeeded after them."""
+    """Return diagnoses whose retries were the last that a source said: nothing succeeded after them."""
     stuck: set[str] = set()
     for reading in log.readings:
         hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having("retried")]
@@ -80,7 +80,7 @@ def _stuck_retries(log: Log) -> set[str]:
 
 
 def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], Facts]:
-    """The readings without what stands before the good end of an earlier run, and the facts of what came after.
+    """Return the readings without what stands before the good end of an earlier run, and the facts of what came after.
 
     A good end says nothing of a run that began after it.
     """
@@ -98,7 +98,7 @@ def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], 
 
 
 def _begins_again(reading: Reading) -> bool:
-    """Processes that had no word before a good end begin after it, or look for each other, or a table does."""
+    """Return processes that had no word before a good end begin after it, or look for each other, or a table does."""
     if not reading.well:
         return False
     old = {event.prefix.pid for event in reading.events if event.line <= reading.well and event.prefix.pid}
@@ -142,7 +142,7 @@ def causes(log: Log) -> tuple[Cause, ...]:
 
 
 def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[int, int, int], int]]:
-    """The key that puts the most blamed event first: its grade, then its time where all that compete have one."""
+    """Return the sort key that puts the most blamed event first: its grade, then its time where all have one."""
     highest = max(event.grade for event in events)
     competing = [event for event in events if event.grade is highest]
     timed = all(event.prefix.time is not None for event in competing)
@@ -157,12 +157,12 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
 
 def _effects(name: str) -> tuple[str, ...]:
-    """Names of what else follows from a cause, beyond the echoes."""
+    """Return names of what else follows from a cause, beyond the echoes."""
     check = entry(name)
     return (*(one for one in check.explains if isinstance(one, str)), *check.in_logs)
 
 
 def faults(events: Iterable[Event]) -> set[str]:
-    """Names of the faults that say more than that a process gave up."""
+    """Return names of the faults that say more than that a process gave up."""
     silent = having("gives_up")
     return {e.name for e in events if e.grade > Grade.HINT and (e.name not in silent or e.grade > Grade.GENERIC)}

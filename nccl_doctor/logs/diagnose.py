@@ -67,13 +67,13 @@ class Investigation:
         self._held = b""
 
     def begin(self, name: str) -> None:
-        """Begins a source; the one before it must be closed."""
+        """Begin a source; the one before it must be closed."""
         self._reader = Reader(name, self.log.facts, self._order)
         self._head, self._dump, self._width, self._held = b"", None, None, b""
         self.log.readings.append(self._reader.reading)
 
     def feed(self, data: bytes) -> list[Event]:
-        """Takes a block of the current source; returns the events that it completes."""
+        """Take a block of the current source; return the events that it completes."""
         if self._head is not None:
             self._head += data
             return self._begun() if (self._live and data) or len(self._head) >= _SAMPLE else []
@@ -83,11 +83,11 @@ class Investigation:
         return self._wide.decode(data).encode() if self._wide else data
 
     def cut_off(self) -> None:
-        """The current source goes on, and nobody knows how."""
+        """Note that the current source goes on in an unknown way."""
         self.log.cut.append(self.log.readings[-1].name)
 
     def close(self) -> list[Event]:
-        """Ends the current source."""
+        """End the current source."""
         assert self._reader is not None, "begin() comes first"
         events = self._begun() if self._head is not None else []
         reader, self._reader = self._reader, None
@@ -101,7 +101,7 @@ class Investigation:
         return events
 
     def add(self, reading: Reading) -> None:
-        """Takes a source that was read elsewhere."""
+        """Take a source that was read elsewhere."""
         self._small = None
         order = self._order
         reading.events = [replace(event, order=event.order + order) for event in reading.events]
@@ -110,7 +110,7 @@ class Investigation:
         self.log.readings.append(reading)
 
     def _begun(self) -> list[Event]:
-        """Looks at the beginning of a source: a dump, a wrapped log, or lines as they were written."""
+        """Look at the beginning of a source: a dump, a wrapped log, or lines as they were written."""
         head, self._head = self._head or b"", None
         self._wide = wide(head)
         head = self._narrow(head)
@@ -137,7 +137,7 @@ class Investigation:
         return self._reader.feed(join(whole, self._width) + end) if end else []
 
     def _recorded(self, reader: Reader, data: bytes) -> None:
-        """Takes a dump of the flight recorder; what looked like one and is none is read as text."""
+        """Take a dump of the flight recorder; what looked like one and is none is read as text."""
         try:
             dump = flight.read(reader.reading.name, data)
             answer = parse_json(decode(data)) if dump is None and _RAS_JSON in data else None
@@ -159,7 +159,7 @@ class Investigation:
             reader.close()
 
     def verdict(self) -> LogVerdict:
-        """The causes known so far."""
+        """Return the causes known so far."""
         found = causes(self.log)
         if self._small and self._reader is None and (not found or found[0].grade < Grade.LIKELY):
             found = self._read_again(found)
@@ -174,7 +174,7 @@ class Investigation:
         return LogVerdict(found, self.log, len(readings), sum(reading.bytes for reading in readings))
 
     def _read_again(self, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
-        """The causes that show when lines are joined, where they weigh more than those found."""
+        """Return the causes that show when lines are joined, where they weigh more than those found."""
         fatal = (event for reading in self.log.readings for event in reading.events if event.grade >= Grade.LIKELY)
         whole = grouped((event.file, event.line) for event in fatal)
         sources = {name: bytes(data) for name, data in (self._small or {}).items()}
@@ -195,12 +195,12 @@ class Investigation:
 
 
 def is_record_file(head: bytes) -> bool:
-    """A file that begins so may be a dump of the flight recorder, or an answer of RAS: no lines of a log."""
+    """Return a file that begins so may be a dump of the flight recorder, or an answer of RAS: no lines of a log."""
     return flight.looks_like_dump(head) or _RAS_JSON in head
 
 
 def diagnose(sources: Iterable[LogSource]) -> LogVerdict:
-    """Reads all sources one after the other, holding no more than a block, and says what happened."""
+    """Read all sources one after the other, holding no more than a block, and say what happened."""
     investigation = Investigation()
     for source in sources:
         investigation.begin(source.name)

@@ -59,7 +59,7 @@ class Process:
     transports: Counter[str] = field(default_factory=Counter)
 
     def merge(self, other: Process) -> None:
-        """Takes over what was told of the same process elsewhere."""
+        """Take over what was told of the same process elsewhere."""
         if self.rank is None or (other.world_size or 0) > (self.world_size or 0):
             self.rank, self.world_size, self.ranks = other.rank, other.world_size, other.ranks
         elif other.world_size == self.world_size:
@@ -179,7 +179,7 @@ _REACHED = {
 
 @dataclass
 class Facts:
-    """All that was read; dictionaries keep the order of the log.
+    """Facts read from a log; dictionaries keep the order of the log.
 
     Attributes:
         nccl_versions: version to number of lines; torch_versions likewise.
@@ -234,15 +234,15 @@ class Facts:
         return any(process.milestone is Milestone.COMPLETE for process in self.processes.values())
 
     def of_host(self, host: str | None) -> list[Process]:
-        """The processes of a host."""
+        """Return the processes of a host."""
         return [process for process in self.processes.values() if process.host == host]
 
     def process(self, prefix: Prefix) -> Process | None:
-        """The process that a line of NCCL came from."""
+        """Return the process that a line of NCCL came from."""
         return self.processes.get((prefix.host, prefix.pid)) if prefix.host and prefix.pid else None
 
     def take(self, kind: str, match: re.Match[str], prefix: Prefix) -> None:
-        """Notes one matched line."""
+        """Note one matched line."""
         if kind in _FLAGS:
             setattr(self, _FLAGS[kind], True)
         elif kind in _COUNTS:
@@ -257,7 +257,7 @@ class Facts:
             getattr(self, f"_{kind}")(match, prefix)
 
     def merge(self, other: Facts) -> None:
-        """Takes over what another part of the same logs told."""
+        """Take over what another part of the same logs told."""
         self.nccl_versions += other.nccl_versions
         self.torch_versions += other.torch_versions
         for key, process in other.processes.items():
@@ -372,7 +372,7 @@ class Facts:
             self.rings.setdefault(channel, tuple(rank for rank in order if rank is not None))
 
     def _trees(self, match: re.Match[str], prefix: Prefix) -> None:
-        """A line stands before the rank is told of its process, and names it between its children and its parent."""
+        """Read a line that names a process between its children and its parent, before the rank's own lines."""
         self._enter(prefix)
         own = OWN_IN_TREE.search(match["trees"])
         rank = number(own[1]) if own else None
@@ -385,7 +385,7 @@ INTERFACE = re.compile(r"(?<![\w.-])(?:\[\d+\])?([A-Za-z][\w.-]*(?::\d+)?):([0-9
 
 
 def facts_of(lines: Iterable[str], rules: Sequence[FactRule] = (*RULES, *CHANNEL_RULES)) -> Facts:
-    """The facts of an ``NCCL_DEBUG=INFO`` output, by some rules."""
+    """Return the facts of an ``NCCL_DEBUG=INFO`` output, by some rules."""
     facts = Facts()
     for raw in lines:
         line = tidy(raw.rstrip("\r\n"))

@@ -71,7 +71,7 @@ class Record:
         return self.name, self.sizes if self.name in _SAME_SIZES else "", self.dtypes
 
     def words(self) -> str:
-        """``all_reduce [[4]] Float number 4 of group 0 at train.py:212``."""
+        """Return ``all_reduce [[4]] Float number 4 of group 0 at train.py:212``."""
         what = " ".join(part for part in (self.name, self.sizes, self.dtypes) if part)
         return f"{what} number {self.seq} of group {self.group}" + (f" at {self.place}" if self.place else "")
 
@@ -86,14 +86,16 @@ class Dump:
 
 
 def looks_like_dump(head: bytes) -> bool:
-    """A file that begins so may be a dump: a pickle of protocol 2 and later, or JSON with its keys."""
+    """Return a file that begins so may be a dump: a pickle of protocol 2 and later, or JSON with its keys."""
     return head[:1] == b"\x80" or (
         head.lstrip()[:1] == b"{" and b'"' in head and (b"pg_" in head or b"entries" in head)
     )
 
 
 def read(name: str, data: bytes) -> Dump | None:
-    """The dump in ``data``; None where it is none. Nothing in it is executed, and it is not believed in size either.
+    """Return the dump in ``data``.
+
+    None where it is none. Nothing in it is executed, and it is not believed in size either.
 
     Raises:
         CrowdedError: it may be one, and asks for more memory or time than one of torch's does.
@@ -117,7 +119,10 @@ def read(name: str, data: bytes) -> Dump | None:
 
 
 def _of_json(data: bytes) -> object:
-    """The value of JSON; torch keeps to ASCII, and a text with any other character takes four times its bytes."""
+    """Return the value of JSON.
+
+    Torch keeps to ASCII, and a text with any other character takes four times its bytes.
+    """
     if len(data) * (1 if data.isascii() and b"\\u" not in data else 4) > plain_pickle.MOST_MEMORY:
         raise CrowdedError(f"it takes more than {plain_pickle.MOST_MEMORY >> 20} MiB of memory")
     refuse_crowded(data, values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=plain_pickle.DEEPEST)
@@ -125,7 +130,7 @@ def _of_json(data: bytes) -> object:
 
 
 def _groups(tree: Mapping[Any, Any]) -> dict[str, frozenset[int]]:
-    """The groups whose ranks are written down, each with them."""
+    """Return the groups whose ranks are written down, each with them."""
     groups: dict[str, frozenset[int]] = {}
     room = _MOST_RANKS
     for name, config in _items(tree, "pg_config"):
@@ -149,7 +154,7 @@ def _items(tree: Mapping[Any, Any], key: str) -> list[tuple[str, Mapping[Any, An
 
 
 def _number(value: object) -> int | None:
-    """A number from 0 on, JSON's strings included."""
+    """Return a number from 0 on, JSON's strings included."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else None
@@ -188,7 +193,7 @@ def _list(value: object, most: int = _MOST_SHAPES) -> list[object]:
 
 
 def _place(frames: object) -> str:
-    """The innermost line of a stack that is not torch's own."""
+    """Return the innermost line of a stack that is not torch's own."""
     for frame in _list(frames):
         if isinstance(frame, Mapping):
             file, line = _word(frame.get("filename")), _number(frame.get("line"))
@@ -203,7 +208,7 @@ _PARTS = ("collective type", "size", "dtype")
 
 @dataclass(frozen=True)
 class Disagreement:
-    """Where dumps part.
+    """Point at which dumps diverge.
 
     Attributes:
         did: ranks to what they did at that place.
@@ -227,14 +232,14 @@ class Disagreement:
         return tuple(rank for ranks in calls.values() if ranks is not largest for rank in ranks)
 
     def mismatch(self, rank: int) -> str:
-        """In what an odd rank's call differs from that of most, as torch's own analyser names it."""
+        """Return in what an odd rank's call differs from that of most, as torch's own analyser names it."""
         own = self.did[rank].call
         most = next(record.call for other, record in self.did.items() if other not in self.minority)
         return next(word for word, one, other in zip(_PARTS, own, most, strict=True) if one != other)
 
 
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:
-    """The first place where ranks differ, or that not all have ended; None where all agree and all ended."""
+    """Return the first place where ranks differ, or that not all have ended; None where all agree and all ended."""
     by_rank = {dump.rank: dump for dump in dumps}
     places: dict[tuple[str, int], dict[int, Record]] = {}
     members: dict[str, set[int]] = {}

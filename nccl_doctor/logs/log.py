@@ -1,4 +1,4 @@
-"""All that was read of logs: the faults that lines tell, by source, their causes, and how far the ranks came."""
+"""Contents of logs: faults by source, their causes, and the progress of the ranks."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Event:
     def of_file(
         cls, file: str, wording: str, text: str, *, name: str = "", grade: Grade = Grade.CLUE, rank: int | None = None
     ) -> Event:
-        """Makes the event of a whole file that is no log."""
+        """Make the event of a whole file that is no log."""
         return cls(name, grade, wording, file, 1, text, text, Prefix(), Address(), rank, order=-1)
 
 
@@ -80,7 +80,7 @@ _OF_RANK = re.compile(
 
 
 def rank_of_file(name: str) -> int | None:
-    """The rank whose output a file is by its name; None where that does not say."""
+    """Return the rank whose output a file is by its name; None where that does not say."""
     found = _OF_RANK.search(name)
     return number(found[1] or found[2]) if found else None
 
@@ -97,7 +97,7 @@ class Failed(NamedTuple):
 
 @dataclass
 class Reading:
-    """All that was read of one source.
+    """Contents of one source.
 
     Attributes:
         counts: lines of each diagnosis and grade, those that were not kept included.
@@ -123,14 +123,17 @@ class Reading:
     _telling: dict[_Label, dict[str, str]] = field(default_factory=dict)
 
     def after(self, line: int) -> list[_Bytes] | None:
-        """The lines that follow a line, one without an end included; None where the tail does not reach back to it."""
+        """Return the lines that follow a line, one without an end included.
+
+        None where the tail does not reach back to it.
+        """
         lines = self.tail.split(b"\n")
         first = len(lines) - (self.lines - line) - 1
         cut = first == 0 and self.bytes > len(self.tail)
         return None if first < 0 or cut else lines[first:]
 
     def note(self, kind: str, stated: re.Match[str], line: int, prefix: Prefix) -> None:
-        """Keeps the place of a fact that means something to what stands before or behind it."""
+        """Keep the place of a fact that means something to what stands before or behind it."""
         if stated[0].startswith("Traceback") and len(self.tracebacks) < KEPT:
             self.tracebacks.append(line)
         elif kind in ("well", "busbw"):
@@ -149,7 +152,7 @@ class Reading:
                 del self._telling[of]
 
     def take_summary(self, later: Reading) -> None:
-        """Takes over the summaries of the part that follows, with one that the border between the parts cuts."""
+        """Take over the summaries of the part that follows, with one that the border between the parts cuts."""
         for one in later.summary[: KEPT - len(self.summary)]:
             told = self._telling.pop(one.label, {})
             rank = number(told.get("rank")) if one.rank is None else one.rank
@@ -221,7 +224,7 @@ _MOST_MISSING = 64
 
 @dataclass(frozen=True)
 class RankProgress:
-    """Where each rank stood when the log ended.
+    """Progress of each rank at the end of the log.
 
     Attributes:
         reached: milestone to its ranks, those that are behind first.
@@ -237,7 +240,7 @@ class RankProgress:
         return set(self.reached) <= {Milestone.COMPLETE}
 
     def phrase(self) -> str:
-        """A phrase for each milestone, those that are behind first."""
+        """Return a phrase for each milestone, those that are behind first."""
         parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
         if self.missing:
             parts.append(f"of {ranks_of(self.missing)} there is no word")
@@ -245,7 +248,7 @@ class RankProgress:
 
 
 def rank_progress(facts: Facts) -> RankProgress:
-    """Where the ranks stood, as far as NCCL's lines name them."""
+    """Return where the ranks stood, as far as NCCL's lines name them."""
     reached: dict[Milestone, set[int]] = {}
     for process in facts.processes.values():
         if process.rank is not None:
@@ -261,6 +264,9 @@ def rank_progress(facts: Facts) -> RankProgress:
 
 
 def absent(ranks: set[int], world_size: int | None) -> tuple[int, ...]:
-    """The ranks of a job that are not among ``ranks``; none where so many are that their logs were just not given."""
+    """Return the ranks of a job that are not among ``ranks``.
+
+    None where so many are that their logs were just not given.
+    """
     few = (world_size or 0) - len(ranks) <= _MOST_MISSING
     return tuple(sorted(set(range(world_size or 0)) - ranks)) if few else ()

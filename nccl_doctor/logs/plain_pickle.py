@@ -126,7 +126,7 @@ class _Machine:
         return found
 
     def _within(self, kind: type) -> _Container:
-        """The list or map on top of the stack, to be added to."""
+        """Return the list or map on top of the stack, to be added to."""
         top = self._stack[-1]
         if not isinstance(top, _Container) or type(top.value) is not kind:
             raise NotPlainError("something is added to what is no list or map")
@@ -154,7 +154,7 @@ class _Machine:
         self._stack.append(owner)
 
     def _held(self, owner: _Container, items: list[object]) -> list[object]:
-        """The bare values, once their sizes and depths are their owner's, too."""
+        """Return the bare values, once their sizes and depths are their owner's, too."""
         owner.size += len(items)
         self._count(len(items))
         bare: list[object] = []
@@ -213,7 +213,7 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
 
 
 def read(data: bytes) -> object:
-    """The value that the pickle holds.
+    """Return the value that the pickle holds.
 
     Raises:
         NotPlainError: it holds others than plain values, or is damaged.

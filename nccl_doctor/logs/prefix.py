@@ -37,7 +37,7 @@ _ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 def plain(block: bytes) -> bytes:
-    """The block without colours, which would stand between the letters of a word."""
+    """Return the block without colours, which would stand between the letters of a word."""
     return _ESCAPES_IN_BYTES.sub(b"", block) if b"\x1b" in block else block
 
 
@@ -45,29 +45,29 @@ _UTF_16 = {"utf-16-le": rb"(?:[^\0]\0){16}", "utf-16-be": rb"(?:\0[^\0]){16}", "
 
 
 def wide(head: bytes) -> codecs.IncrementalDecoder | None:
-    """A decoder for a log that begins as UTF-16, which PowerShell's ``>`` writes; None for any other."""
+    """Return a decoder for a log that begins as UTF-16, which PowerShell's ``>`` writes; None for any other."""
     name = next((name for name, pattern in _UTF_16.items() if re.match(pattern, head)), None)
     return codecs.getincrementaldecoder(name)("replace") if name else None
 
 
 def number(text: str | None) -> int | None:
-    """A rank, a size or a sequence number; None where the digits are so many that it is none."""
+    """Return a rank, a size or a sequence number; None where the digits are so many that it is none."""
     return int(text) if text and len(text) <= MOST_DIGITS else None
 
 
 def decode(line: bytes) -> str:
-    """A line as text: damaged UTF-8 replaced, escape sequences and control characters gone."""
+    """Return a line as text: damaged UTF-8 replaced, escape sequences and control characters gone."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     return text if text.isprintable() else tidy(text)
 
 
 def tidy(text: str) -> str:
-    """The text without escape sequences; tabs and other controls become a space."""
+    """Return the text without escape sequences; tabs and other controls become a space."""
     return _CONTROLS.sub(" ", _ESCAPES.sub("", text)).replace("\t", " ")
 
 
 def quote(text: str, start: int, end: int) -> str:
-    """The line, or of a long one the part around what stands from ``start`` to ``end``."""
+    """Return the line, or of a long one the part around what stands from ``start`` to ``end``."""
     text = text.rstrip()
     if len(text) <= QUOTED:
         return text
@@ -192,7 +192,7 @@ def records(line: str) -> list[tuple[int, int]]:
 
 
 def without_bars(text: str) -> tuple[str, str]:
-    """The line behind its progress bars, alone and with its prefix; a line without any is both."""
+    """Return the line behind its progress bars, alone and with its prefix; a line without any is both."""
     if "%|" not in text and "━" not in text:
         return text, text
     start = end = _peel_tags(text, {})
@@ -205,7 +205,7 @@ def without_bars(text: str) -> tuple[str, str]:
 
 
 def peel(record: str) -> Prefix:
-    """Takes the prefixes of launchers, loggers and containers off a line, and tells what they say."""
+    """Take the prefixes of launchers, loggers and containers off a line, and tell what they say."""
     found: dict[str, str] = {}
     position = _peel_tags(record, found)
     nccl = _nccl(record[position : position + _LONGEST])
@@ -227,7 +227,7 @@ def peel(record: str) -> Prefix:
 
 
 def _nccl(text: str) -> re.Match[str] | None:
-    """NCCL's own prefix at the beginning of ``text``, or behind what stands before it."""
+    """Return NCCL's own prefix at the beginning of ``text``, or behind what stands before it."""
     if "CCL " not in text:
         return None
     usual = _USUAL.match(text)
@@ -239,7 +239,7 @@ def _nccl(text: str) -> re.Match[str] | None:
 
 
 def _peel_tags(record: str, found: dict[str, str]) -> int:
-    """Peels launchers' and loggers' prefixes into ``found``; returns where they end."""
+    """Return peels launchers' and loggers' prefixes into ``found``; returns where they end."""
     position = 0
     for _ in range(_MOST_TAGS):
         while record.startswith(" ", position):
@@ -281,7 +281,7 @@ _ENOUGH = 2
 
 
 def width(sample: bytes) -> int | None:
-    """The width at which ``sample`` was cut, None for a log that was not."""
+    """Return the width at which ``sample`` was cut, None for a log that was not."""
     lines = sample.split(b"\n")
     lengths = Counter(len(line.rstrip(b"\r")) for line in lines)
     widest = max(lengths, default=0)
@@ -293,14 +293,14 @@ def width(sample: bytes) -> int | None:
 
 
 def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
-    """The block with lines of ``cut_at`` characters joined to their continuations by ``glue``."""
+    """Return the block with lines of ``cut_at`` characters joined to their continuations by ``glue``."""
     lines = [line.rstrip(b"\r") for line in block.split(b"\n")]
     cut = (len(line) == cut_at for line in (b"", *lines))
     return _glued([(line, after and not _BEGINS.match(line)) for line, after in zip(lines, cut, strict=False)], glue)
 
 
 def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
-    """Joins every line that begins like none of a log, ``whole`` ones apart, to the one before."""
+    """Join every line that begins like none of a log, ``whole`` ones apart, to the one before."""
     pieces: list[tuple[bytes, bool]] = []
     begun = b""
     for number, line in enumerate(block.split(b"\n"), 1):
@@ -311,7 +311,7 @@ def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
 
 
 def _glued(pieces: list[tuple[bytes, bool]], glue: bytes) -> bytes:
-    """Lines of (piece, whether it goes on from the one before), with an empty line for each that was swallowed."""
+    """Return lines of (piece, whether it continues the previous one), with an empty line for each swallowed one."""
     lines: list[bytes] = []
     begins = [at for at, (_, goes_on) in enumerate(pieces) if not goes_on]
     for at, end in pairwise([*begins, len(pieces)]):

@@ -45,17 +45,17 @@ class Reader:
         self._asked = 0
 
     def feed(self, data: bytes) -> list[Event]:
-        """Takes a block; returns the events that it completes."""
+        """Take a block; return the events that it completes."""
         self.reading.tail = (self.reading.tail + data if len(data) < TAIL else data)[-TAIL:]
         return self._take(self._scanner.feed(data))
 
     def close(self) -> list[Event]:
-        """Takes the last line, where it has no end, and what was passed over among the last ones."""
+        """Take the last line, where it has no end, and what was passed over among the last ones."""
         events = self._take(self._scanner.close())
         return events + self._last_words() if self._scanner.passed_over else events
 
     def _last_words(self) -> list[Event]:
-        """The end of a source once more, where the wordings that stand there had been said too often before."""
+        """Return the end of a source once more, where the wordings that stand there had been said too often before."""
         judged = {(event.line, event.wording) for event in self.reading.events}
         end = self.reading.tail[self.reading.tail.find(b"\n") + 1 :]
         before = self.reading.lines - end.count(b"\n")
@@ -84,7 +84,7 @@ class Reader:
                     yield from self._event(*match, line.number, shown)
 
     def _match(self, line: Line, part: str) -> tuple[LogRule, re.Match[str]] | None:
-        """The weightiest rule that a record fits; facts are noted on the way."""
+        """Return the weightiest rule that a record fits; facts are noted on the way."""
         wordings = rules()
         best: tuple[LogRule, re.Match[str]] | None = None
         prefix: Prefix | None = None
@@ -104,7 +104,7 @@ class Reader:
         return best
 
     def _is_enough(self, rule: LogRule) -> bool:
-        """Counts the line unread where enough is known of what its rule says."""
+        """Count the line unread where enough is known of what its rule says."""
         if rule.name in having("of_catalogue"):  # each may be another one
             self._asked += 1
             return self._asked > QUOTA
@@ -150,7 +150,7 @@ _REPORT = "NCCL DIAG "
 
 
 def all_wordings() -> Table:
-    """Makes the table of the first pass: all wordings, then all facts."""
+    """Make the table of the first pass: all wordings, then all facts."""
     return table((*(rule.expression for rule in rules()), *(rule.pattern for rule in RULES)))
 
 
@@ -178,7 +178,7 @@ _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: 
 
 
 def address_of(match: re.Match[str]) -> Address:
-    """The address that the matched line is about: what the rule itself names, else the first that stands there."""
+    """Return the address that the matched line is about: the one that the rule names, else the first."""
     named = match.groupdict()
     found = _address_in(match.string, match.start())
     port = named.get("port") or (found["port"] if found else None)
@@ -198,7 +198,7 @@ def address_of(match: re.Match[str]) -> Address:
 
 
 def _address_in(text: str, start: int) -> dict[str, str] | None:
-    """The first address from ``start`` on, by how plainly it is one; else the same before it."""
+    """Return the first address from ``start`` on, by how plainly it is one; else the same before it."""
     for piece in (text[start : start + 600], text[max(0, start - 200) : start]):
         for pattern in _ADDRESSES:
             match = pattern.search(piece)
@@ -213,7 +213,7 @@ def _address_in(text: str, start: int) -> dict[str, str] | None:
 
 
 def rank_of(match: re.Match[str], prefix: Prefix) -> int | None:
-    """The rank that a line is about: named by the rule, by a prefix, or anywhere in the message."""
+    """Return the rank that a line is about: named by the rule, by a prefix, or anywhere in the message."""
     named = match.groupdict().get("rank")
     if named is not None:
         return number(named)
@@ -230,7 +230,7 @@ _BEGINS = safe_regex(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing
 
 
 def from_text(events: Sequence[Event]) -> list[Event]:
-    """Events of RAS' lines of a source; each stands on the line that names its rank or process."""
+    """Return events of RAS' lines of a source; each stands on the line that names its rank or process."""
     lines = [event for event in events if event.wording == RAS_LINE]
     if not lines:
         return []
@@ -240,7 +240,7 @@ def from_text(events: Sequence[Event]) -> list[Event]:
 
 
 def from_answer(answer: RasAnswer, event: Event) -> list[Event]:
-    """Events of an answer, at most as many as are kept of a log; ``event`` stands for its file."""
+    """Return events of an answer, at most as many as are kept of a log; ``event`` stands for its file."""
     return list(islice(_ras_events(answer, [event]), KEPT))
 
 
@@ -271,7 +271,7 @@ def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
 
 
 def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str, str]]:
-    """Ranks with an error, those that left what others still use, and those behind: the state, and what they did."""
+    """Yield ranks with an error, those that left what others still use, and those behind, with state and action."""
     for group in communicator.groups:
         if group.topic == "error":
             state = str(group.value) if str(group.value) in ras_states() else RAS_ERROR
@@ -288,7 +288,7 @@ def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str
 
 
 def _ras_event(lines: Sequence[Event], words: str, state: str, text: str, host: str | None, rank: int | None) -> Event:
-    """An event on the line that holds these words; a file of JSON has one alone."""
+    """Return an event on the line that holds these words; a file of JSON has one alone."""
     line = next((line for line in lines if words in line.message), lines[0])
     name, grade = ras_states()[state]
     prefix = replace(line.prefix, host=host, rank=None)

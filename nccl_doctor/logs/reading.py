@@ -38,7 +38,7 @@ _NOT_LOGS = frozenset(
 
 
 def sources(names: Sequence[str]) -> Iterator[LogSource]:
-    """The logs that the command line names; ``-`` is standard input."""
+    """Yield the logs that the command line names; ``-`` is standard input."""
     for name in names:
         if name == "-":
             yield LogSource("-", stdin_blocks())
@@ -48,7 +48,7 @@ def sources(names: Sequence[str]) -> Iterator[LogSource]:
 
 
 def files(name: str) -> list[Path]:
-    """The files behind a name; of a folder, what is not plainly no log."""
+    """Return the files behind a name; of a folder, what is not plainly no log."""
     path = Path(name)
     if not path.exists():
         raise UsageError(f"{name}: no such file or folder")
@@ -65,12 +65,12 @@ def files(name: str) -> list[Path]:
 
 
 def size(names: Sequence[str]) -> int:
-    """Bytes of all files, as they are on the disk; 0 for standard input."""
+    """Return bytes of all files, as they are on the disk; 0 for standard input."""
     return sum(path.stat().st_size for name in names if name != "-" for path in files(name))
 
 
 def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]:
-    """The content block by block, decompressed where it is compressed.
+    """Yield the content block by block, decompressed where it is compressed.
 
     With ``follow_s`` there is an empty block each so many seconds in which a file or a pipe has no more.
 
@@ -125,7 +125,7 @@ class _Pipe(io.RawIOBase):
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    """The file; a named pipe, where somebody begins to write in time: opening it would wait for ever."""
+    """Return the file; a named pipe, where somebody begins to write in time: opening it would wait for ever."""
     unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): who writes to it came before it, or is gone
     if unnamed or not stat.S_ISFIFO(path.stat().st_mode):
         return path.open("rb")
@@ -140,7 +140,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _first_words(path: Path, descriptor: int) -> bytes:
-    """Reads what a named pipe gives once a writer has opened it, which may be nothing."""
+    """Read what a named pipe gives once a writer has opened it, which may be nothing."""
     deadline = time.monotonic() + WRITER_S
     while True:
         try:
@@ -155,7 +155,7 @@ def _first_words(path: Path, descriptor: int) -> bytes:
 
 
 def _piped(file: io.BufferedReader, patience_s: float | None) -> Iterator[bytes]:
-    """Yields what comes through a pipe; an empty block where nothing came for so many seconds."""
+    """Yield what comes through a pipe; an empty block where nothing came for so many seconds."""
     while block := file.read1(BLOCK):
         yield block
         while not select.select([file], [], [], patience_s)[0]:
@@ -212,12 +212,12 @@ def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def compressed(head: bytes) -> bool:
-    """A file that begins so is compressed."""
+    """Return a file that begins so is compressed."""
     return head.startswith((_GZIP, _XZ, _ZSTD))
 
 
 def stdin_blocks(patience_s: float | None = None) -> Iterator[bytes]:
-    """Standard input as it comes; an empty block where nothing came for so many seconds."""
+    """Yield standard input as it comes; an empty block where nothing came for so many seconds."""
     while True:
         while not select.select([sys.stdin], [], [], patience_s)[0]:
             yield b""

@@ -69,7 +69,7 @@ class LogRule:
         return safe_regex(self.expression), safe_regex(self.unless) if self.unless else None
 
     def match(self, text: str) -> re.Match[str] | None:
-        """Where the wording stands in ``text``; None where it does not, or what speaks against it does."""
+        """Return where the wording stands in ``text``; None where it does not, or what speaks against it does."""
         pattern, unless = self._compiled
         found = pattern.search(text)
         return None if found is None or (unless is not None and unless.search(text)) else found
@@ -187,7 +187,7 @@ C10D_CLIENT = r"client socket has failed to connect to .*"
 
 
 def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
-    """A failed connect of NCCL; while it is only retried it is a hint.
+    """Return a failed connect of NCCL; while it is only retried it is a hint.
 
     ``errno`` is the pattern of strerror's text, ``text`` one that it fits.
     """
@@ -202,7 +202,7 @@ def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
 
 
 def failed_pairs(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
-    """A failed connect of gloo (gloo/transport/tcp): the peer's address stands behind ``remote=``."""
+    """Return a failed connect of gloo (gloo/transport/tcp): the peer's address stands behind ``remote=``."""
     full = f"RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:31337: {text}"
     late = f"RuntimeError: timed out connecting: SO_ERROR: {text}, remote=[10.0.0.2]:9"
     return _in_turns(grade, rf"SO_ERROR: .*{errno}", late, rf"connect \[\S+\]:\d+: {errno}", full)

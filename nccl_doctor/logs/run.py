@@ -47,7 +47,7 @@ class Part(NamedTuple):
 
 
 def processes() -> int:
-    """How many processors this process may use, at most eight; one where forking is not safe (macOS)."""
+    """Return how many processors this process may use, at most eight; one where forking is not safe (macOS)."""
     return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES) if hasattr(os, "sched_getaffinity") else 1
 
 
@@ -67,7 +67,10 @@ class Ahead:
         self._read = self._pool.imap(_read, self._parts, chunksize=1 if len(self._parts) < 64 else 4)
 
     def readings(self, progress: Callable[[int], None]) -> Iterator[tuple[Path, Reading | None]]:
-        """The reading of each file in order; None for those that must be read from their beginning to their end."""
+        """Yield the reading of each file in order.
+
+        None for those that must be read from their beginning to their end.
+        """
         with self._pool:
             for path, pieces in groupby(zip(self._parts, self._read, strict=True), key=lambda pair: pair[0].path):
                 found = []
@@ -79,13 +82,13 @@ class Ahead:
 
 
 def _quietly() -> None:
-    """Leaves signals to the first process, which ends the others."""
+    """Leave signals to the first process, which ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _read(part: Part) -> Reading | None:
-    """Reads one part, in a process of its own; None where the caller must."""
+    """Read one part, in a process of its own; None where the caller must."""
     with suppress(OSError), part.path.open("rb", buffering=0) as file:
         head = file.read(_HEAD)
         if not (compressed(head) or wide(head) or is_record_file(head) or width(head)):
@@ -98,7 +101,7 @@ def _read(part: Part) -> Reading | None:
 
 
 def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part) -> Iterator[bytes]:
-    """The lines that begin in the part: from behind the line end before its start to the end of its last line."""
+    """Yield the lines that begin in the part: from behind the line end before its start to the end of its last line."""
     position, first = max(part.start - 1, 0), part.start > 0
     seek(position)
     while block := read(BLOCK):
@@ -120,7 +123,7 @@ def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part)
 
 
 def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
-    """Joins the readings of a file's parts: lines are counted on."""
+    """Join the readings of a file's parts: lines are counted on."""
     whole = Reading(pieces[0].name, Facts())
     order = 0
     for piece in pieces:
@@ -142,7 +145,7 @@ def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
 
 
 def _kept(whole: Reading) -> list[Event]:
-    """As many events of each diagnosis and grade as one reader keeps: the first ones, and some at the end."""
+    """Return as many events of each diagnosis and grade as one reader keeps: the first ones, and some at the end."""
     end = whole.lines - whole.tail.count(b"\n")
     kept: list[Event] = []
     counts: Counter[tuple[str, Grade]] = Counter()
@@ -176,13 +179,13 @@ class LogsRun:
     _ahead: Ahead | None = field(default=None, init=False)
 
     def begin(self) -> None:
-        """Lets other processes read what is long, at rest, and not to be passed through; :meth:`read` collects it."""
+        """Let other processes read what is long, at rest, and not to be passed through; :meth:`read` collects it."""
         plain = not self.follow and self.tee is None and "-" not in self.names
         if plain and processes() > 1 and size(self.names) >= LONG:
             self._ahead = Ahead(path for name in self.names for path in files(name))
 
     def read(self) -> LogVerdict:
-        """The verdict, at the end of all sources or soon after a fatal line that was waited for."""
+        """Return the verdict, at the end of all sources or soon after a fatal line that was waited for."""
         investigation = Investigation(live=self.follow)
         for source in self._read_ahead(investigation) if self._ahead else self._sources():
             investigation.begin(source.name)
@@ -192,12 +195,12 @@ class LogsRun:
         return investigation.verdict()
 
     def drain(self) -> None:
-        """Reads standard input to its end, so that the job that writes it is not ended by our leaving."""
+        """Read standard input to its end, so that the job that writes it is not ended by our leaving."""
         for block in self._rest or ():
             self._pass_on(block)
 
     def _read_ahead(self, investigation: Investigation) -> Iterator[LogSource]:
-        """Gives the investigation what other processes have read; yields what they could not."""
+        """Give the investigation what other processes have read; yield what they could not."""
         assert self._ahead is not None, "begin() found nothing long"
         for path, reading in self._ahead.readings(self.progress):
             if reading is None:
@@ -219,7 +222,7 @@ class LogsRun:
             yield LogSource(name, file_blocks(Path(name), follow_s=_LOOK_S))
 
     def _read_source(self, investigation: Investigation, source: LogSource) -> bool:
-        """Feeds a source; whether it ended early, at a fatal line that is old enough."""
+        """Feed a source; whether it ended early, at a fatal line that is old enough."""
         fatal_at: float | None = None
         blocks = iter(source.blocks)
         try:
@@ -242,7 +245,7 @@ class LogsRun:
 
 
 def passage(*, to_stderr: bool) -> Callable[[bytes], None]:
-    """Where ``--tee`` writes: as it came into pipes and files, without control characters on a terminal."""
+    """Return where ``--tee`` writes: as it came into pipes and files, without control characters on a terminal."""
     stream = sys.stderr if to_stderr else sys.stdout
     held = b""
 

@@ -59,11 +59,11 @@ class Table:
         self._short = self.rules(b"")
 
     def rules(self, data: bytes | memoryview) -> frozenset[int]:
-        """The patterns that may match somewhere in ``data``."""
+        """Return the patterns that may match somewhere in ``data``."""
         return frozenset(self._filter.Match(data, potential=True) or ())
 
     def wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:
-        """The same of a part; a pattern of less than three letters is worth a look where ``^C`` stands."""
+        """Return the same of a part; a pattern of less than three letters is worth a look where ``^C`` stands."""
         found = self.rules(memoryview(data)[first:last])
         short = data.find(b"^", first, last) >= 0 and data.find(b"^C", first, last) >= 0  # one letter is found fast
         return found if short else found - self._short
@@ -71,7 +71,7 @@ class Table:
 
 @cache
 def table(patterns: tuple[str, ...]) -> Table:
-    """The compiled table of these patterns, made once a process."""
+    """Return the compiled table of these patterns, made once a process."""
     return Table(patterns)
 
 
@@ -98,7 +98,7 @@ class Scanner:
         return self._line - 1
 
     def feed(self, data: bytes) -> Iterator[Line]:
-        """The candidates of the lines that ``data`` completes."""
+        """Yield the candidates of the lines that ``data`` completes."""
         self.bytes += len(data)
         first, last = data.find(b"\n") + 1, data.rfind(b"\n") + 1
         if not first:
@@ -114,19 +114,19 @@ class Scanner:
         yield from self._block(data, first, last)
 
     def close(self) -> Iterator[Line]:
-        """The candidate that ends without a line end, if it is one."""
+        """Yield the candidate that ends without a line end, if it is one."""
         block, self._rest = self._rest, b""
         yield from self._block(block, 0, len(block))
 
     def _block(self, data: bytes, first: int, last: int) -> Iterator[Line]:
-        """The candidates in ``data`` from ``first`` to ``last``, which is copied for colours alone."""
+        """Yield the candidates in ``data`` from ``first`` to ``last``, which is copied for colours alone."""
         if data.find(b"\x1b", first, last) >= 0:
             data = plain(data[first:last])
             first, last = 0, len(data)
         yield from self._halves(data, first, last)
 
     def _halves(self, data: bytes, first: int, last: int) -> Iterator[Line]:
-        """Halves what may hold a candidate until it is a line."""
+        """Yield halves what may hold a candidate until it is a line."""
         if last - first <= _STEP and not self._wanted(data, first, last):
             self._line += data.count(b"\n", first, last)
             return

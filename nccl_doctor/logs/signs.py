@@ -45,7 +45,7 @@ _HEADS = ("-master-0", "-launcher", "-chief-0")
 
 
 def reachable(names: Iterable[str]) -> list[str]:
-    """The names that a login can be meant for: no pod has a sshd."""
+    """Return the names that a login can be meant for: no pod has a sshd."""
     every = list(names)
     operated = {name[: -len(head)] for name in every for head in _HEADS if name.endswith(head)}
     own = {name: _OPERATED.fullmatch(name) for name in every}
@@ -92,14 +92,14 @@ class Case:
         return max(self.log.counts[self.cause.name], len(self.cause.events))
 
     def rank_of(self, event: Event) -> int | None:
-        """The rank of an event: its own, that which NCCL gave its process, or that of its file's name."""
+        """Return the rank of an event: its own, that which NCCL gave its process, or that of its file's name."""
         if event.rank is not None:
             return event.rank
         process = self.log.facts.process(event.prefix)
         return process.rank if process and process.rank is not None else rank_of_file(event.file)
 
     def interface(self) -> Interface | None:
-        """The interface that NCCL chose where the fault is."""
+        """Return the interface that NCCL chose where the fault is."""
         facts = self.log.facts
         own = facts.process(self.first.prefix)
         nearby: list[Process] = [own] if own else []
@@ -107,7 +107,10 @@ class Case:
         return next((process.interfaces[0] for process in nearby if process.interfaces), None)
 
     def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
-        """The contract's entities, as far as the log names them; ``interface`` where the diagnosis has its own."""
+        """Return the contract's entities, as far as the log names them.
+
+        ``interface`` where the diagnosis has its own.
+        """
         facts, address, own = self.log.facts, self.address, self.interface()
         ranks = [*(self.rank_of(event) for event in self.cause.events), facts.summary_rank]
         # the rank that tells the consequences, where one alone does: it is the one whose log this is
@@ -125,16 +128,16 @@ class Case:
         return {name: value for name, value in found.items() if value is not None}
 
     def adapter(self) -> str | None:
-        """The RDMA device that the lines name."""
+        """Return the RDMA device that the lines name."""
         return self.device.partition(" ")[0] or None
 
     def interface_of(self, ip: str | None) -> str | None:
-        """The name that NCCL prints beside an address."""
+        """Return the name that NCCL prints beside an address."""
         found = (one for process in self.log.facts.processes.values() for one in process.interfaces)
         return next((one.name for one in found if one.address.partition("%")[0] == ip), None)
 
     def evidence(self) -> tuple[LogLine, ...]:
-        """The first line, the first of each other wording and rank, and the last."""
+        """Return the first line, the first of each other wording and rank, and the last."""
         chosen: dict[tuple[str, int], Event] = {}
         seen: set[tuple[str, object]] = set()
         for event in self.cause.events:
@@ -147,7 +150,7 @@ class Case:
         return tuple(LogLine(file=e.file, line=e.line, text=e.text) for e in chosen.values())
 
     def hinted(self, after: str) -> str:
-        """The first of NCCL's own hints (2.31 and later) among the lines, behind these words of it; else ""."""
+        """Return the first of NCCL's own hints (2.31 and later) among the lines, behind these words of it; else ""."""
         found = (event.text.partition(f"HINT: {after}")[2] for event in self.cause.events)
         return next(filter(None, found), "")
 
@@ -180,14 +183,14 @@ class Case:
         return f"{place} ({host})" if host and host != name else place
 
     def host_of(self, ip: str | None) -> str | None:
-        """The host that NCCL says has this address."""
+        """Return the host that NCCL says has this address."""
         found = (
             (one.address, process.host) for process in self.log.facts.processes.values() for one in process.interfaces
         )
         return next((host for address, host in found if address.partition("%")[0] == ip), None)
 
     def check(self, extra: Iterable[str] = (), *, command: str = "check") -> tuple[Command, ...]:
-        """``nccl-doctor check -w …``: the hosts concerned, the other end, and all that NCCL names.
+        """Return ``nccl-doctor check -w …``: the hosts concerned, the other end, and all that NCCL names.
 
         None where the log names the other end alone, which has nobody to dial.
         """
@@ -229,7 +232,7 @@ _RANKS = re.compile(r"rank\(s\) \{?(\d[\d, -]{0,400})")
 
 
 def reported_ranks(event: Event) -> tuple[int, ...]:
-    """All ranks that a line of NCCL's own diagnostics is about: ``rank(s) {0-3,9} differ from rank 4``."""
+    """Return all ranks that a line of NCCL's own diagnostics is about: ``rank(s) {0-3,9} differ from rank 4``."""
     found = _RANKS.search(event.text) if event.prefix.level == "DIAG" else None
     parts = re.findall(r"(\d{1,6})(?: ?- ?(\d{1,6}))?", found[1]) if found else ()
     spans = (range(int(first), int(last or first) + 1) for first, last in parts)
@@ -242,19 +245,19 @@ MOST_RANKS = 4096
 def make_advice(
     message: str, summary: str, command: Callable[[Case], tuple[Command, ...]] | None = Case.check
 ) -> Callable[[Case], Advice]:
-    """The advice of which only ``{who}`` and ``{target}`` change from case to case."""
+    """Return the advice of which only ``{who}`` and ``{target}`` change from case to case."""
     return lambda case: advise(
         message.format(who=case.who, target=case.target), summary, command(case) if command is not None else ()
     )
 
 
 def ifname_command(case: Case) -> tuple[Command, ...]:
-    """``nccl-doctor ifname`` over the hosts concerned; here where the log names none."""
+    """Return ``nccl-doctor ifname`` over the hosts concerned; here where the log names none."""
     return case.check(command="ifname") or on(None, line("nccl-doctor ifname"))
 
 
 def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
-    """The advice where a launcher could not log in to a host over SSH."""
+    """Return the advice where a launcher could not log in to a host over SSH."""
 
     def advice(case: Case) -> Advice:
         host = case.address.host or case.address.ip or next(iter(case.hosts), "a host")
@@ -264,7 +267,7 @@ def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
 
 
 def by_rank(case: Case) -> Advice:
-    """Advises with what RAS or the flight recorder says of each rank, the culprits first."""
+    """Return advises with what RAS or the flight recorder says of each rank, the culprits first."""
     words = [f"{ranks_of([e.rank]) if e.rank is not None else 'a rank'} {e.message}" for e in case.cause.events[:3]]
     more = len(case.cause.events) - len(words)
     look = "Look at what the first of them did meanwhile (py-spy dump, its own log): the others wait for it."
@@ -317,7 +320,7 @@ class Scene:
     names: set[str] = field(default_factory=set)
 
     def renamed(self, name: str, grade: Grade, meant: Callable[[Event], object]) -> list[Event]:
-        """The events, those that are meant under another name and weight."""
+        """Return the events, those that are meant under another name and weight."""
         return [replace(event, name=name, grade=grade) if meant(event) else event for event in self.events]
 
 
@@ -378,7 +381,7 @@ class LogSigns:
 
 @cache
 def signs() -> dict[str, LogSigns]:
-    """By the diagnosis' name, in the order in which they speak."""
+    """Return by the diagnosis' name, in the order in which they speak."""
     found: dict[str, LogSigns] = {}
     for module in pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}."):
         shown = getattr(importlib.import_module(module.name), "SIGNS", None)
@@ -400,7 +403,7 @@ def signs() -> dict[str, LogSigns]:
 
 @cache
 def rules() -> tuple[LogRule, ...]:
-    """Every wording: between rules of one grade that match one line, the first speaks."""
+    """Return every wording: between rules of one grade that match one line, the first speaks."""
     return (*BENIGN, *(replace(rule, name=name) for name, shown in signs().items() for rule in shown.rules))
 
 
@@ -409,21 +412,21 @@ Trait = Literal["echo", "network", "waits", "dials", "retried", "gives_up", "unf
 
 @cache
 def having(trait: Trait) -> frozenset[str]:
-    """Names of the diagnoses that have a trait."""
+    """Return names of the diagnoses that have a trait."""
     return frozenset(name for name, shown in signs().items() if getattr(shown, trait))
 
 
 def echoes() -> frozenset[str]:
-    """Names of the diagnoses that are only what ranks see of another one's fault."""
+    """Return names of the diagnoses that are only what ranks see of another one's fault."""
     return having("echo")
 
 
 @cache
 def ras_states() -> dict[str, tuple[str, Grade]]:
-    """The diagnosis and the weight of what RAS says of ranks and processes."""
+    """Return the diagnosis and the weight of what RAS says of ranks and processes."""
     return {state: (name, grade) for name, shown in signs().items() for state, grade in shown.ras.items()}
 
 
 def on_the_way() -> frozenset[str]:
-    """Names of what tells of the way between hosts, and of what ranks see of that."""
+    """Return names of what tells of the way between hosts, and of what ranks see of that."""
     return having("echo") | having("network")

@@ -37,7 +37,7 @@ def report(
     *,
     whole: bool = False,
 ) -> Report:
-    """The whole report of the diagnoses that are ``selected``; ``whole`` puts what NCCL chose on top."""
+    """Return the whole report of the diagnoses that are ``selected``; ``whole`` puts what NCCL chose on top."""
     diagnoses = tuple(_diagnosis(Case(cause, verdict.log)) for cause in verdict.causes if selected(entry(cause.name)))
     unfinished = None if diagnoses else _unfinished(verdict)
     if unfinished is not None and selected(entry(unfinished.name)):
@@ -62,7 +62,7 @@ def report(
 
 
 def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
-    """The first line of each rank for each fault, in the order in which they were said."""
+    """Yield the first line of each rank for each fault, in the order in which they were said."""
     first: dict[tuple[str, object], tuple[Case, Event, bool]] = {}
     for cause in verdict.causes:
         case = Case(cause, verdict.log)
@@ -89,7 +89,7 @@ def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
 
 
 def finding(case: Case) -> Finding:
-    """The finding of one cause, as a live check would yield it."""
+    """Return the finding of one cause, as a live check would yield it."""
     shown = signs()[case.cause.name]
     advice = shown.advice(case)
     of_rank = advice.message.startswith(("rank", "a rank"))  # a host's name stays as it is written
@@ -120,7 +120,7 @@ def _reached(where: RankProgress) -> dict[str, list[int]]:
 
 
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
-    """A log without a fault and without an end: it may be a hang, or go on."""
+    """Return a log without a fault and without an end: it may be a hang, or go on."""
     log, facts, where = verdict.log, verdict.log.facts, rank_progress(verdict.log.facts)
     if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
         return None
@@ -156,7 +156,7 @@ _LOOKED_AT = 4096
 
 
 def _last_lines(log: Log) -> dict[int | None, LogLine]:
-    """The last line of each rank; under None that of nobody known."""
+    """Return the last line of each rank; under None that of nobody known."""
     last: dict[int | None, LogLine] = {}
     for reading in log.readings:
         lines = reading.tail.split(b"\n")
@@ -173,7 +173,7 @@ def _last_lines(log: Log) -> dict[int | None, LogLine]:
 
 
 def _severity(case: Case) -> Severity:
-    """Less than an error where the log shows nothing worse: NCCL may have gone on without the plugin or the setting."""
+    """Return a warning where the log shows nothing worse: NCCL may have gone on without the plugin or the setting."""
     cause, shown = case.cause, signs()[case.cause.name]
     if not cause.follows and cause.grade <= shown.warning_up_to:
         return Severity.WARNING
@@ -193,7 +193,7 @@ def _consequence(name: str, events: tuple[Event, ...], case: Case) -> Consequenc
 
 
 def title(verdict: LogVerdict) -> str:
-    """``8 files, 61 MB, 16 ranks, NCCL 2.21.5, torch 2.4.1``."""
+    """Return ``8 files, 61 MB, 16 ranks, NCCL 2.21.5, torch 2.4.1``."""
     facts = verdict.log.facts
     parts = [plural(verdict.files, "file"), _size(verdict.bytes)]
     count = facts.world_size or len(facts.ranks)
@@ -214,7 +214,7 @@ MOST = 4
 
 
 def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
-    """Rows of what could not be judged; without a fault, or for the ``whole``, of what NCCL chose."""
+    """Return rows of what could not be judged; without a fault, or for the ``whole``, of what NCCL chose."""
     empty, cut = verdict.log.unsaid, verdict.log.cut
     unknown = [f"{fold(empty)} is empty"] if empty else []
     unknown += [f"{fold(cut)} is a truncated archive: the rest is missing"] if cut else []
@@ -229,7 +229,7 @@ def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
 
 
 def chosen(facts: Facts) -> tuple[Phase, ...]:
-    """A row for each thing that NCCL chose, as far as the log tells."""
+    """Return a row for each thing that NCCL chose, as far as the log tells."""
     return tuple(Phase(name=name, outcome="ok", text=text) for name, text in _rows(facts) if text)
 
 

@@ -33,7 +33,7 @@ _NO_SCHEMA = frozenset({"config", "default", "metadata", "serialization"})
 
 
 def _fail_fast(schema: Any, *, within: bool = False) -> None:  # noqa: ANN401 - dictionaries, lists and tuples of them
-    """Marks the collections of a model; models within it have marked their own."""
+    """Mark the collections of a model; models within it have marked their own."""
     if isinstance(schema, (list, tuple)):
         for inner in schema:
             _fail_fast(inner, within=within)
@@ -66,7 +66,7 @@ class FrozenModel(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler, /) -> CoreSchema:
-        """The schema as pydantic makes it, of which every collection fails fast."""
+        """Return the schema as pydantic makes it, of which every collection fails fast."""
         schema = handler(source)
         _fail_fast(handler.resolve_ref_schema(schema))
         return schema
@@ -92,13 +92,13 @@ MAX_LINES = 64  # texts of a list of them: lines of evidence, methods, keys
 
 
 def clip(text: str) -> str:
-    """A text as an observation holds it: cut, and in UTF-8."""
+    """Return a text as an observation holds it: cut, and in UTF-8."""
     whole = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
     return whole if whole.isascii() else whole.encode(errors="replace").decode()
 
 
 def clip_end(text: str) -> str:
-    """The same for what tells most at its end, as a traceback does."""
+    """Return the same for what tells most at its end, as a traceback does."""
     return clip(text if len(text) <= MAX_TEXT else f"…{text[1 - MAX_TEXT :]}")
 
 
@@ -137,7 +137,7 @@ _SCOPE = re.compile(r"[0-9A-Za-z_.:-]{1,60}", re.ASCII)
 
 @lru_cache(4096)
 def ip_address(text: str) -> _IpAddress:
-    """An address, ``%scope`` behind a link-local one; ValueError where it is none."""
+    """Return an address, ``%scope`` behind a link-local one; ValueError where it is none."""
     bare, percent, scope = text.partition("%")
     if percent and not _SCOPE.fullmatch(scope):
         raise ValueError("no scope of an IPv6 address")
@@ -149,7 +149,7 @@ def ip_address(text: str) -> _IpAddress:
 
 @lru_cache(4096)
 def ip_network(text: str) -> _IpNetwork:
-    """A network in CIDR notation, whose host bits may be set; else ValueError."""
+    """Return a network in CIDR notation, whose host bits may be set; else ValueError."""
     ipaddress.ip_network(text, strict=False)
     return _IpNetwork(text)
 
@@ -165,7 +165,7 @@ def _netmask(text: str) -> _IpAddress:
 
 
 def _fits(pattern: str, problem: str) -> AfterValidator:
-    """Refuses texts that the pattern does not fit as a whole, in these words."""
+    """Refuse texts that the pattern does not fit as a whole, in these words."""
     compiled = re.compile(pattern)
 
     def fit(text: T) -> T:
@@ -274,17 +274,17 @@ class Skipped(Observed):
 
 
 def unknown(reason: str, traceback: str | None = None) -> Unknown:
-    """An :class:`Unknown` by position."""
+    """Return an :class:`Unknown` by position."""
     return Unknown.model_validate({"$unknown": reason, "traceback": traceback})
 
 
 def skipped(reason: str) -> Skipped:
-    """A :class:`Skipped` by position."""
+    """Return a :class:`Skipped` by position."""
     return Skipped.model_validate({"$skipped": reason})
 
 
 def known(fact: Unknown | Skipped | T) -> T:
-    """A fact that a check needs and has; TypeError where it does not name it."""
+    """Return a fact that a check needs and has; TypeError where it does not name it."""
     if isinstance(fact, (Unknown, Skipped)):
         raise TypeError(f"not among the needs: {fact.reason}")
     return fact

@@ -23,7 +23,7 @@ Json = dict[str, JsonValue]
 
 
 def access(*options: NodeOptions) -> dict[str, Json]:
-    """The options as a node holds them: what says nothing is left out."""
+    """Return the options as a node holds them: what says nothing is left out."""
     said = {
         one.engine: _adapter(type(one)).dump_python(one, mode="json", by_alias=True, exclude_defaults=True)
         for one in options
@@ -53,7 +53,7 @@ class Node(FrozenModel):
     local: bool = False  # this machine: run without SSH
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
-        """The options of a way of reaching hosts for this node."""
+        """Return the options of a way of reaching hosts for this node."""
         found: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
         return found
 
@@ -79,6 +79,6 @@ class Cluster(FrozenModel):
     )
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
-        """The options of an engine for all nodes together."""
+        """Return the options of an engine for all nodes together."""
         found: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
         return found

@@ -21,7 +21,7 @@ class HostList(Cluster, Document):
 
 
 class RankPlace(FrozenModel):
-    """Where one rank runs. ``gpu`` is its index or identifier; None where the job runs on CPUs, or nobody looked."""
+    """Placement of one rank. ``gpu``: index or UUID; None for CPU jobs and when GPUs were not queried."""
 
     rank: int
     node_rank: int

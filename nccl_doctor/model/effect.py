@@ -62,7 +62,7 @@ class Effect:
     backends: tuple[Backend, ...] = BACKENDS
 
     def fits(self, symptom: Symptom, hosts: frozenset[str], pairs: frozenset[frozenset[str]] | None = None) -> bool:
-        """True where a cause on these hosts, or between these pairs alone, makes ranks show this."""
+        """Return whether a cause on these hosts, or between these pairs alone, makes ranks show this."""
         if symptom.kind not in self.kinds or (symptom.backend and symptom.backend not in self.backends):
             return False
         meets = symptom.hosts | symptom.peers

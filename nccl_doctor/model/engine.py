@@ -75,88 +75,91 @@ class Engine:
     kinds: ClassVar[tuple[Kind, ...]] = ()  # the names by which ``--transport`` asks for it; empty where it is its own
 
     def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named
-        """Its options of a host that the user names."""
+        """Return its options of a host that the user names."""
         return self.options()
 
     def prefix(self, node: Node) -> list[str]:
-        """The arguments before ``/bin/sh -c COMMAND``."""
+        """Return the arguments before ``/bin/sh -c COMMAND``."""
         raise NotImplementedError
 
     def transport(self, kind: Kind, ssh_config: Path | None, cluster: Cluster) -> Any:  # noqa: ANN401, ARG002 - a Transport, of a floor above
-        """The transport to its hosts."""
+        """Return the transport to its hosts."""
         return import_module("nccl_doctor.transport.process").PrefixTransport(self)
 
     def wrap(self, outside: Any) -> Any:  # noqa: ANN401 - transports
-        """The transport that leads on from the hosts of another one."""
+        """Return the transport that leads on from the hosts of another one."""
         raise NotImplementedError
 
     def refusal(self, node: Node) -> Any:  # noqa: ANN401, ARG002 - an access failure, of a floor above
-        """The failure that is known before any try; None for none."""
+        """Return the failure that is known before any try; None for none."""
         return None
 
     def failure(self, node: Node, entry: Entry) -> Any:  # noqa: ANN401, ARG002 - likewise
-        """The failure that a way in shows; None where its words mean nothing special."""
+        """Return the failure that a way in shows; None where its words mean nothing special."""
         return None
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - as others need it
-        """The facts that a host of it can't have."""
+        """Return the facts that a host of it can't have."""
         return frozenset()
 
     def gpus(self, node: Node) -> int:  # noqa: ARG002 - as others need it
-        """The GPUs that it gave the job on a node; 0 where it gives none out."""
+        """Return the GPUs that it gave the job on a node; 0 where it gives none out."""
         return 0
 
     def place(self, node: Node) -> str:  # noqa: ARG002 - as others need it
-        """The words for where on a host its commands run: "the docker container train"; empty for the host itself."""
+        """Return the words for where on a host its commands run: "the docker container train".
+
+        Empty for the host itself.
+        """
         return ""
 
     def cluster_words(self, cluster: Cluster) -> Words:  # noqa: ARG002 - as others need it
-        """The options that choose these hosts again; empty where they are none of its own."""
+        """Return the options that choose these hosts again; empty where they are none of its own."""
         return ()
 
     def node_words(self, node: Node) -> Iterable[tuple[str, str, object]]:  # noqa: ARG002 - as others need it
-        """The options that say the same of a node, each with its name in :attr:`Cluster.origins` and its value."""
+        """Return the options that say the same of a node, with their names in :attr:`Cluster.origins` and values."""
         return ()
 
 
 @cache
 def engines() -> tuple[Engine, ...]:
-    """All engines; the first reaches what no other one does."""
+    """Return all engines; the first reaches what no other one does."""
     return tuple(import_module(f"nccl_doctor.transport.{folder}").ENGINE for folder in FOLDERS)
 
 
 @cache
 def kinds() -> dict[Kind, Engine]:
-    """The engines by the names that ``--transport`` takes."""
+    """Return the engines by the names that ``--transport`` takes."""
     return {kind: engine for engine in engines() if not engine.wraps for kind in engine.kinds or (engine.name,)}
 
 
 def reaching(nodes: Iterable[Node]) -> Engine:
-    """The engine that reaches nodes of one cluster."""
+    """Return the engine that reaches nodes of one cluster."""
     default, *others = engines()
     named = {name for node in nodes for name in node.access}
     return next((engine for engine in others if engine.name in named and not engine.wraps), default)
 
 
 def engines_of(node: Node) -> tuple[Engine, ...]:
-    """The engines that a node's commands go through, the outermost first; none for this machine itself."""
+    """Return the engines that a node's commands go through, the outermost first; none for this machine itself."""
     first = reaching((node,))
     inner = (engine for engine in engines() if engine.wraps and engine.name in node.access)
     return (*(() if node.local and first is engines()[0] else (first,)), *inner)
 
 
 def command_way(node: Node) -> str:
-    """How a command comes to a node, to be put behind "a command" in a sentence."""
+    """Return how a command comes to a node, to be put behind "a command" in a sentence."""
     return (engines_of(node) or engines())[-1 if engines_of(node) else 0].way
 
 
 def place_of(node: Node) -> str:
-    """The words for where on its machine a node's commands run; empty for the machine itself."""
+    """Return the words for where on its machine a node's commands run; empty for the machine itself."""
     return next((place for engine in engines_of(node) if (place := engine.place(node))), "")
 
 
 def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tuple[Command, ...]:
-    """The same, with the side of its container's wall for each whose host has one."""
+    """Return the same, with the side of its container's wall for each whose host has one."""
     side = "in" if inside else "outside"
     places = {node.name: place for node in cluster.nodes if (place := place_of(node))}
     return tuple(
@@ -166,7 +169,7 @@ def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tu
 
 
 def written(options: Mapping[str, Any]) -> Iterator[str]:
-    """The words of engines' flags that were given, by their names."""
+    """Yield the words of engines' flags that were given, by their names."""
     for flag in (flag for engine in engines() for flag in engine.flags if flag.name in options):
         yield flag.words[0]
         if options[flag.name]:
@@ -179,7 +182,7 @@ _PIPES = ("/dev/", "/proc/")  # where ``<(command)`` and ``-`` are: gone when th
 
 @dataclass(frozen=True)
 class ClusterSource:
-    """Where a cluster came from: a hosts file, -w, an engine that finds its hosts, or this machine."""
+    """Source of a cluster: a hosts file, -w, an engine that finds its hosts, or this machine."""
 
     cluster: Cluster
 
@@ -195,7 +198,7 @@ class ClusterSource:
         return next((words for engine in engines() if (words := engine.cluster_words(self.cluster))), ())
 
     def container(self, node: Node) -> Words:
-        """The options for a node's container, where no file names it."""
+        """Return the options for a node's container, where no file names it."""
         words = chain.from_iterable(engine.node_words(node) for engine in engines() if engine.wraps)
         return tuple(
             (option, str(value))
@@ -205,7 +208,7 @@ class ClusterSource:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The words for these hosts, with what options said beside a file."""
+        """Command-line words for these hosts, with options given beside a file."""
         chosen, left_out = self.cluster.origins.get("-w"), self.cluster.origins.get("-x")
         among = (*(("-w", chosen) if chosen else ()), *(("-x", left_out) if left_out else ()))
         if self.engine_words:
@@ -217,7 +220,7 @@ class ClusterSource:
 
     @property
     def check_words(self) -> tuple[str, ...]:
-        """The words behind ``check`` and ``launch``, with what the hosts are for."""
+        """Command-line words after ``check`` and ``launch``, with the engine."""
         engine = self.cluster.engine
         return (*self.arguments, *(("--engine", engine) if engine and self._is_needed("--engine", "engine") else ()))
 
@@ -248,7 +251,10 @@ class ClusterSource:
 
 
 def _node_words(node: Node) -> Iterator[tuple[str, str, object]]:
-    """Each option for a node, with its name in ``Cluster.origins``, and its value; None where that is the default."""
+    """Yield each option for a node, with its name in ``Cluster.origins``, and its value.
+
+    None where that is the default.
+    """
     yield "--python", "python", None if node.python == "python3" else node.python
     yield "--nproc-per-node", "nproc_per_node", node.nproc_per_node
     for engine in engines():

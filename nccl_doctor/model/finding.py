@@ -132,7 +132,7 @@ class Diagnosis(FrozenModel):
 
 
 class Gap(FrozenModel):
-    """Why a check could not judge some hosts; no hosts: none of them in particular."""
+    """Reason why a check could not judge some hosts; no hosts: none in particular."""
 
     hosts: tuple[str, ...]
     reason: str
@@ -179,11 +179,11 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def on(host: str | None, *lines: Line | None) -> tuple[Command, ...]:
-    """Lines as commands for a host; none where one can't be pasted."""
+    """Return lines as commands for a host; none where one can't be pasted."""
     made = [one for one in lines if one is not None]
     return tuple(Command(host=host, command=one.text) for one in made) if len(made) == len(lines) else ()
 
 
 def export(name: str, value: str) -> Line | None:
-    """The line that sets a variable for the rest of a shell."""
+    """Return the line that sets a variable for the rest of a shell."""
     return line("export {assignment}", assignment=f"{name}={value}") if _VARIABLE.fullmatch(name) else None

@@ -206,14 +206,14 @@ class PortReport(Document):
 
 
 def as_port(text: str) -> int | None:
-    """The TCP port that a text of digits means, or None."""
+    """Return the TCP port that a text of digits means, or None."""
     if not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
         return None
     return int(text) if 1 <= int(text) <= LAST_PORT else None
 
 
 def as_identity(text: str) -> Identity | None:
-    """The process that "48112" or "48112@5731034" means, or None."""
+    """Return the process that "48112" or "48112@5731034" means, or None."""
     pid, at, started = text.partition("@")
     words = (pid, started) if at else (pid,)
     if not all(word.isascii() and word.isdecimal() and len(word) <= _MOST_TICK_DIGITS for word in words):
@@ -222,7 +222,7 @@ def as_identity(text: str) -> Identity | None:
 
 
 def age_words(seconds: float) -> str:
-    """A duration as people say it: "3 h"."""
+    """Return a duration as people say it: "3 h"."""
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

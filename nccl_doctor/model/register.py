@@ -90,7 +90,7 @@ class Check:
 
     @property
     def heading(self) -> dict[str, Any]:
-        """All that stands above its page, by the names of ``CodeEntry``."""
+        """Heading of the page, by the fields of ``CodeEntry``."""
         return {name: getattr(self, name) for name in ("code", "name", "severity", "category")}
 
 
@@ -99,17 +99,17 @@ _register: dict[str, Check] = {}
 
 
 def from_logs(module: str, code: str, *, severity: Severity = Severity.ERROR, **traits: Unpack[Traits]) -> None:
-    """Registers the calling module (pass ``__name__``) as a diagnosis that only logs show."""
+    """Register the calling module (pass ``__name__``) as a diagnosis that only logs show."""
     enter(make_entry(module, code, severity, **traits))
 
 
 def from_hang(module: str, code: str, **traits: Unpack[Traits]) -> None:
-    """Registers the calling module (pass ``__name__``) as a diagnosis of a job that stands still."""
+    """Register the calling module (pass ``__name__``) as a diagnosis of a job that stands still."""
     enter(make_entry(module, code, Severity.ERROR, **traits))
 
 
 def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Traits]) -> Check:
-    """The entry of a module below ``checks``, of its place and docstring."""
+    """Return the entry of a module below ``checks``, of its place and docstring."""
     *_, category, stem = module.split(".")
     return Check(
         code=code,
@@ -122,7 +122,7 @@ def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Trai
 
 
 def enter(entry: Check) -> None:
-    """Adds an entry; ValueError where its code is another one's."""
+    """Add an entry; ValueError where its code is another one's."""
     taken = _register.get(entry.code)
     if taken is not None and taken.name != entry.name:
         raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")
@@ -130,13 +130,13 @@ def enter(entry: Check) -> None:
 
 
 def _modules() -> Iterator[pkgutil.ModuleInfo]:
-    """Those of the checks, found by name: they import this one."""
+    """Return those of the checks, found by name: they import this one."""
     return pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}.")
 
 
 @cache
 def all_checks() -> tuple[Check, ...]:
-    """Every diagnosis there is, by code."""
+    """Return every diagnosis there is, by code."""
     for module in _modules():
         importlib.import_module(module.name)
     return tuple(_register[code] for code in sorted(_register))
@@ -144,7 +144,7 @@ def all_checks() -> tuple[Check, ...]:
 
 @cache
 def entry(name: str) -> Check:
-    """The diagnosis of this name, else KeyError; imports its module alone, ten times as fast as all."""
+    """Return the diagnosis of this name, else KeyError; imports its module alone, ten times as fast as all."""
     if all(check.name != name for check in _register.values()):
         for module in _modules():
             if module.name.endswith(f".{name.replace('-', '_')}"):
@@ -153,5 +153,5 @@ def entry(name: str) -> Check:
 
 
 def find(word: str) -> tuple[Check, ...]:
-    """The checks that a code, name or category means; else none."""
+    """Return the checks that a code, name or category means; else none."""
     return tuple(c for c in all_checks() if word.lower() in (c.code.lower(), c.name, c.category))

@@ -206,7 +206,7 @@ class RateReport(FrozenModel):
 
 
 def gbps_words(gbps: float) -> str:
-    """In Gb/s, or in Mb/s or kb/s where that is too small."""
+    """Return in Gb/s, or in Mb/s or kb/s where that is too small."""
     for unit, scale in (("Gb/s", 1.0), ("Mb/s", 1e3)):
         if gbps * scale >= 1:
             return f"{gbps * scale:.1f} {unit}" if gbps * scale < 100 else f"{gbps * scale:.0f} {unit}"
@@ -214,7 +214,7 @@ def gbps_words(gbps: float) -> str:
 
 
 def gbps_span(values: Iterable[float]) -> str:
-    """``9.3 to 9.4 Gb/s``, or one figure where they are alike."""
+    """Return ``9.3 to 9.4 Gb/s``, or one figure where they are alike."""
     rates = sorted(values)
     low, high = gbps_words(rates[0]), gbps_words(rates[-1])
     number, _, unit = low.partition(" ")
@@ -323,7 +323,7 @@ Growth = Annotated[dict[PortName, Annotated[dict[CounterName, Count], Field(max_
 
 
 def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
-    """Lines "node1: mlx5_0:1: 12 packets received out of sequence", the most telling counters first."""
+    """Return lines "node1: mlx5_0:1: 12 packets received out of sequence", the most telling counters first."""
     return tuple(
         f"{host}: {port}: {', '.join(f'{its[name]} {words}' for name, (_, words) in COUNTERS.items() if name in its)}"
         for host, ports in grown.items()
@@ -400,6 +400,6 @@ class Report(Document):
         return (*found, *(names if len(names) <= MOST_NAMES else [f"{len(names)} checks that were not selected"]))
 
     def of_category(self, category: str) -> tuple[Diagnosis, ...]:
-        """The diagnoses whose checks are of this category."""
+        """Return the diagnoses whose checks are of this category."""
         codes = {check.code for check in self.checks if check.category == category}
         return tuple(diagnosis for diagnosis in self.diagnoses if diagnosis.code in codes)

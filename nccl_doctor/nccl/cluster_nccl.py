@@ -83,7 +83,10 @@ class ClusterNccl:
         return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
-        """NET/Socket's interfaces besides the bootstrap's that others can't reach; none where RDMA moves the data."""
+        """Return NET/Socket's interfaces besides the bootstrap's that others can't reach.
+
+        None where RDMA moves the data.
+        """
         side = self.by_host[host]
         if host in self.rdma.sides and self.rdma.sides[host].rdma.entries:
             return ()
@@ -97,14 +100,14 @@ class ClusterNccl:
         return variable.value if variable is not None and is_read(variable.value) else None
 
     def is_idle(self, host: str) -> bool:
-        """Tells whether the bootstrap's interface is down; NCCL before 2.28.3 uses it."""
+        """Return whether the bootstrap's interface is down; NCCL before 2.28.3 uses it."""
         side = self.by_host[host]
         link = side.link(side.chosen.name) if side.chosen is not None else None
         return link is not None and "running" not in link.flags
 
 
 def cluster_nccl(snapshot: Snapshot, version: Version | None = None) -> ClusterNccl:
-    """The choices of NCCL on the hosts of a snapshot, as of ``version`` or their own."""
+    """Return the choices of NCCL on the hosts of a snapshot, as of ``version`` or their own."""
     seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
     return ClusterNccl(
         snapshot,
@@ -138,7 +141,7 @@ class Fault:
 
 
 def faults(nccl: ClusterNccl) -> Iterator[Fault]:
-    """Yields the fault of each host's choice of interface, if any."""
+    """Yield the fault of each host's choice of interface, if any."""
     for side in nccl.by_host.values():
         found = _no_interface(nccl, side) if side.chosen is None else _bad_interface(nccl, side, side.chosen)
         if found is not None:
@@ -205,7 +208,7 @@ def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes
 
 
 def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:
-    """An answer for each host, as ``version`` or its own would choose."""
+    """Return an answer for each host, as ``version`` or its own would choose."""
     from nccl_doctor.model.documents import InterfaceAnswers
 
     nccl = cluster_nccl(snapshot, version)
@@ -311,7 +314,7 @@ def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
 
 
 def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
-    """The ports that these GIDs are of, and whether they can talk; None where no host has them."""
+    """Return the ports that these GIDs are of, and whether they can talk; None where no host has them."""
     wanted = {(address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
               for gid in gids if (address := numeric(gid)) is not None}  # fmt: skip
     for pair in rdma.pairs:
@@ -330,7 +333,7 @@ def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
 
 
 def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:
-    """By host its ports as NCCL numbers them."""
+    """Return by host its ports as NCCL numbers them."""
     apart: dict[tuple[str, int], list[str]] = {}
     for pair in rdma.pairs:
         if pair.talk.answer is Reachable.NO:

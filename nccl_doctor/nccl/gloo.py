@@ -22,7 +22,7 @@ LOOPBACK = "127.0.0.1"
 def gloo_devices(
     interfaces: Interfaces, variables: Mapping[str, str], hostname: Resolution | None
 ) -> tuple[Chosen, ...] | Failure | None:
-    """The devices that gloo binds to, or why it does not start.
+    """Return the devices that gloo binds to, or why it does not start.
 
     One for each name of the comma-separated list. Without the variable, the first address of the host's own name that
     is local, or 127.0.0.1 where there is none; None where that name's resolution is not known.
@@ -47,7 +47,7 @@ def gloo_devices(
 
 
 def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:
-    """The first address of the interface that is called so."""
+    """Return the first address of the interface that is called so."""
     found = (entry.address for entry in interfaces.addresses if entry.interface == name)
     return next((Chosen(name, address, reason) for address in found), None)
 
@@ -56,7 +56,7 @@ Reaches = Callable[[str, str], bool]  # True where a host (its name) may reach a
 
 
 def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:
-    """Hosts with which gloo can't connect for an address that ``host`` gives."""
+    """Return hosts with which gloo can't connect for an address that ``host`` gives."""
     own = address_of(addresses[host])
     found = []
     for name, text in addresses.items():
@@ -68,6 +68,6 @@ def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[
 
 
 def is_initiator(own: str, other: str) -> bool:
-    """Tells whether the host at ``own`` connects to ``other``."""
+    """Return whether the host at ``own`` connects to ``other``."""
     here, there = address_of(own), address_of(other)
     return here.version == there.version and here.packed >= there.packed

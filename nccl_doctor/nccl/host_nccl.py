@@ -38,7 +38,7 @@ class HostNccl:
 
     @property
     def chosen(self) -> Chosen | None:
-        """Where the bootstrap listens; None where NCCL ends without an interface."""
+        """Interface on which the bootstrap listens; None if NCCL finds none and fails."""
         return self.choice.bootstrap if isinstance(self.choice.bootstrap, Chosen) else None
 
     @property
@@ -61,12 +61,12 @@ class HostNccl:
         return None if self.source == "model" and self.disagreement is not None else self.summary
 
     def link(self, interface: str) -> Link | None:
-        """The link of an interface or of its alias ("eth0:1")."""
+        """Return the link of an interface or of its alias ("eth0:1")."""
         name = interface.partition(":")[0]
         return next((link for link in self.interfaces.links if link.name == name), None)
 
     def networks(self, address: str) -> list[Network]:
-        """The networks of the entries that carry this address."""
+        """Return the networks of the entries that carry this address."""
         return [
             network_of(f"{entry.address}/{prefix_length(entry.netmask)}")
             for entry in self.interfaces.addresses
@@ -74,11 +74,11 @@ class HostNccl:
         ]
 
     def owns(self, address: str) -> bool:
-        """True where the address is one of the host's own."""
+        """Return whether the address is one of the host's own."""
         return any(entry.address == address for entry in self.interfaces.addresses)
 
     def route_to(self, address: str) -> Route | None:
-        """The main table's route that the kernel would take, if any."""
+        """Return the main table's route that the kernel would take, if any."""
         there = address_of(address)
         return next((route for network, route in self.routes_by_merit if there in network), None)
 
@@ -93,7 +93,7 @@ class HostNccl:
 def host_nccl(
     host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None
 ) -> HostNccl | Unknown:
-    """A reached host as NCCL sees it; with ``overrides`` or ``version`` of the model."""
+    """Return a reached host as NCCL sees it; with ``overrides`` or ``version`` of the model."""
     facts = host.facts
     if facts is None:
         return unknown(f"{host.name} was not reached")
@@ -139,7 +139,7 @@ def host_nccl(
 
 
 def _whichever(host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces) -> Choice | Unknown:
-    """The choice that all versions make which the host's torch can have."""
+    """Return the choice that all versions make which the host's torch can have."""
     torch = facts.torch
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
     old, new = (_variables(host, facts, overrides, version) for version in (OLDEST, CONF_FILE))
@@ -193,7 +193,7 @@ def _with_answer(
 
 
 def nccl_version(facts: HostFacts) -> Version | None:
-    """The NCCL that the host's torch loads, or the one asked."""
+    """Return the NCCL that the host's torch loads, or the one asked."""
     of_torch = facts.torch.nccl if facts.torch is not None and not isinstance(facts.torch, Unknown) else None
     for text in (of_torch, facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None):
         if text is not None:
@@ -205,6 +205,6 @@ def nccl_version(facts: HostFacts) -> Version | None:
 
 
 def nccl_interface(host: Host) -> NcclInterface | None:
-    """The interface that NCCL uses on a host, if any."""
+    """Return the interface that NCCL uses on a host, if any."""
     one = host_nccl(host)
     return one.interface if isinstance(one, HostNccl) else None

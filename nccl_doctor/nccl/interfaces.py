@@ -41,16 +41,16 @@ class Spec:
     tokens: tuple[str, ...]
 
     def listed(self, name: str) -> bool:
-        """Tells whether the list holds it, "^" aside (src/misc/utils.cc ``matchIfList``)."""
+        """Return whether the list holds it, "^" aside (src/misc/utils.cc ``matchIfList``)."""
         return not self.tokens or (name in self.tokens if self.exact else name.startswith(self.tokens))
 
     def accepts(self, name: str) -> bool:
-        """True where NCCL would take an interface of this name."""
+        """Return whether NCCL would take an interface of this name."""
         return self.listed(name) != self.exclude
 
 
 def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
-    """Reads a value as NCCL does (src/misc/socket.cc ``findInterfaces``, src/misc/utils.cc ``parseStringList``)."""
+    """Read a value as NCCL does (src/misc/socket.cc ``findInterfaces``, src/misc/utils.cc ``parseStringList``)."""
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
     exact = rest.startswith("=") and (both_signs or not exclude)
@@ -60,7 +60,7 @@ def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
 
 
 def is_read(value: str | None) -> bool:
-    """Tells whether NCCL looks at the value at all (``strlen(env) > 1``)."""
+    """Return whether NCCL looks at the value at all (``strlen(env) > 1``)."""
     return value is not None and len(value.encode(errors="surrogateescape")) > 1
 
 
@@ -77,12 +77,12 @@ class Remote:
     scope_id: int = 0
 
     def __str__(self) -> str:
-        """As NCCL prints addresses: ``10.0.0.5<29600>``."""
+        """Return as NCCL prints addresses: ``10.0.0.5<29600>``."""
         return f"{self.address}<{self.port}>"
 
 
 def parse_comm_id(value: str, interfaces: Interfaces, names: Resolver) -> Remote | str | Unknown:
-    """The address of NCCL_COMM_ID, or NCCL's words where it refuses it."""
+    """Return the address of NCCL_COMM_ID, or NCCL's words where it refuses it."""
     if not is_read(value):
         return INVALID
     if value.startswith("["):
@@ -114,7 +114,7 @@ def _bracketed(value: str, interfaces: Interfaces) -> Remote | str | Unknown:
 
 
 def on_subnet(entry: InterfaceAddress, remote: Remote) -> bool:
-    """Tells whether the remote address is beside it (``matchSubnet``)."""
+    """Return whether the remote address is beside it (``matchSubnet``)."""
     local = numeric(entry.address)
     if local is None or entry.netmask is None or local.version != remote.address.version:
         return False
@@ -170,7 +170,7 @@ _NO_NAMES: Resolver = Names(own={})
 def choose(
     interfaces: Interfaces, variables: Mapping[str, str], version: Version, names: Resolver = _NO_NAMES
 ) -> Choice | Unknown:
-    """NCCL's choice on a host, config files included in ``variables``."""
+    """Return NCCL's choice on a host, config files included in ``variables``."""
     return _choose(interfaces, variables, versions.behaviour(version), names)
 
 
@@ -182,7 +182,7 @@ def choose_all(
     before_conf_file: Mapping[str, str] | None = None,
     oldest: Version = versions.OLDEST,
 ) -> Choice | Unknown:
-    """The choice of all versions from ``oldest`` on, Unknown where they part.
+    """Return the choice of all versions from ``oldest`` on, Unknown where they part.
 
     They agree when bootstrap and NET/Socket use the same addresses; words and result codes are the newest version's.
     ``before_conf_file`` are the variables of versions that do not read NCCL_CONF_FILE, where they differ.
@@ -276,7 +276,7 @@ def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None
 
 
 def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) -> list[InterfaceAddress]:
-    """The family's addresses on running interfaces, without ``::1`` (127.0.0.1 is kept)."""
+    """Return the family's addresses on running interfaces, without ``::1`` (127.0.0.1 is kept)."""
     idle = {link.name for link in interfaces.links if "running" not in link.flags} if running_only else set()
     return [
         entry
@@ -288,7 +288,7 @@ def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) ->
 
 
 def _same_subnet(interfaces: Interfaces, remote: Remote) -> tuple[Chosen, ...]:
-    """``ncclFindInterfaceMatchSubnet``: the first alone; list, family and IFF_RUNNING do not count here."""
+    """Return ``ncclFindInterfaceMatchSubnet``: the first alone; list, family and IFF_RUNNING do not count here."""
     reason = f"on the subnet of NCCL_COMM_ID ({remote.address})"
     hits = (Chosen(e.interface, e.address, reason) for e in interfaces.addresses if on_subnet(e, remote))
     return tuple(hits)[:1]

@@ -55,7 +55,7 @@ class _Entry:
 
 @lru_cache(2048)
 def meaning(text: str) -> Meaning | None:
-    """The meaning of a text behind ``NCCL WARN`` or ``Last error:``, if known."""
+    """Return the meaning of a text behind ``NCCL WARN`` or ``Last error:``, if known."""
     by_word = _entries()
     words = {"", *_WORD.findall(text)}
     for _, entry in heapq.merge(*(by_word[word] for word in words if word in by_word), key=lambda pair: pair[0]):
@@ -79,7 +79,7 @@ def _entries() -> dict[str, list[tuple[int, _Entry]]]:
 
 @cache
 def catalogue() -> tuple[Meaning, ...]:
-    """Every template there is."""
+    """Return every template there is."""
     path = Path(__file__).with_name("messages.json")
     names: dict[str, list[list[str]]] = json.loads(path.read_text(encoding="utf-8"))
     return tuple(Meaning(name, *row) for name, rows in names.items() for row in rows)
@@ -141,7 +141,7 @@ class PortError:
 
 
 def find_port_error(text: str) -> PortError | None:
-    """The port error in a log or in pasted lines, if any."""
+    """Return the port error in a log or in pasted lines, if any."""
     rest = _NCCL.sub("", text)
     for kind, pattern in _WORDINGS:
         match = re.search(pattern, rest, re.DOTALL)

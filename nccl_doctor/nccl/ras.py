@@ -71,7 +71,7 @@ class Communicator:
     groups: tuple[RankGroup, ...] = ()  # how the ranks differ, largest group first; empty where they agree
 
     def launched(self) -> dict[str, tuple[RankGroup, ...]]:
-        """Collectives launched unevenly; of each the groups, furthest behind first."""
+        """Return collectives launched unevenly; of each the groups, furthest behind first."""
         found = grouped((group.topic, group) for group in self.groups if isinstance(group.value, int))
         return {topic: tuple(sorted(groups, key=lambda one: int(one.value))) for topic, groups in found.items()}
 
@@ -195,7 +195,7 @@ class _TextReader:
 
 
 def parse_lines(lines: Iterable[str]) -> RasAnswer:
-    """Reads lines of the text form, and passes over all others."""
+    """Read lines of the text form, and pass over all others."""
     reader = _TextReader()
     for line in lines:
         reader.take(line[:400].strip())
@@ -295,7 +295,7 @@ class _Answer(BaseModel):
 
 
 def parse_json(text: str) -> RasAnswer:
-    """The answer to ``STATUS`` after ``SET FORMAT json``, or the errors of :func:`parse`."""
+    """Return the answer to ``STATUS`` after ``SET FORMAT json``, or the errors of :func:`parse`."""
     try:
         refuse_crowded(text.encode(errors="replace"), values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=_DEEPEST)
         try:
@@ -337,7 +337,10 @@ _MOST_LINES = 200_000  # Of a report: more than fit into the 8 MiB of it that ar
 
 
 def parse(text: str) -> RasAnswer:
-    """The answer to ``STATUS`` or ``VERBOSE STATUS``, in either form; CrowdedError: too much. MalformedAnswerError."""
+    """Return the answer to ``STATUS`` or ``VERBOSE STATUS``, in either form.
+
+    CrowdedError: too much. MalformedAnswerError.
+    """
     if text.lstrip().startswith("{"):
         return parse_json(text)
     if "NCCL version" not in text and "Communicators..." not in text:

@@ -43,7 +43,7 @@ LINK_LOCAL = 0xFE80 << 48  # the upper half of fe80::/64
 
 @lru_cache(4096)
 def address_of(gid: str) -> ipaddress.IPv6Address:
-    """The 16 bytes of a GID as the kernel writes it; zeros where it is none."""
+    """Return the 16 bytes of a GID as the kernel writes it; zeros where it is none."""
     try:
         return ipaddress.IPv6Address(gid)
     except ValueError:
@@ -51,18 +51,18 @@ def address_of(gid: str) -> ipaddress.IPv6Address:
 
 
 def ip_of(gid: RdmaGid) -> Address:
-    """The address in a GID: IPv4 where one is mapped into it."""
+    """Return the address in a GID: IPv4 where one is mapped into it."""
     whole = address_of(gid.gid)
     return whole.ipv4_mapped or whole
 
 
 def _is_v4(number: ipaddress.IPv6Address) -> bool:
-    """``getGidAddrFamily``: a mapped address, multicast ones too."""
+    """Return ``getGidAddrFamily``: a mapped address, multicast ones too."""
     return int(number) >> 32 in (0xFFFF, 0xFF0E << 80 | 0xFFFF)
 
 
 def is_usable(gid: RdmaGid | None) -> bool:
-    """True where a GID is neither empty nor link-local."""
+    """Return whether a GID is neither empty nor link-local."""
     number = int(address_of(gid.gid)) if gid is not None else 0
     return number != 0 and number >> 64 != LINK_LOCAL
 
@@ -88,7 +88,7 @@ BEYOND = 31  # entries behind the last one in use that the probe has read as wel
 
 
 def choose_gid(port: RdmaPort, variables: Variables, version: Version) -> GidChoice:
-    """The choice on a port (``ncclIbGetGidIndex``)."""
+    """Return the choice on a port (``ncclIbGetGidIndex``)."""
     table = {gid.index: gid for gid in port.gids}
     infiniband = port.link_layer == "InfiniBand"
     if infiniband and version >= FLID_INDEX:
@@ -120,7 +120,7 @@ EMPTY = "::"  # an entry that is empty reads as this address, which is of IPv6
 
 
 def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables) -> int:
-    """``ncclUpdateGidIndex`` over the whole table; it stays at 0 for want of a match."""
+    """Return ``ncclUpdateGidIndex`` over the whole table; it stays at 0 for want of a match."""
     v4 = variables.get("NCCL_IB_ADDR_FAMILY") != "AF_INET6"
     version = integer(variables, "NCCL_IB_ROCE_VERSION_NUM", 2)
     span = _range(variables.get("NCCL_IB_ADDR_RANGE", ""), v4=v4)
@@ -284,7 +284,7 @@ class RdmaList:
 
 
 def list_rdma(devices: Sequence[RdmaDevice], variables: Variables, version: Version | None) -> RdmaList:
-    """A host's devices as NCCL of a version lists them, the newest where none is known."""
+    """Return a host's devices as NCCL of a version lists them, the newest where none is known."""
     return RdmaList(tuple(devices), variables, version or NEWEST, _off(variables))
 
 
@@ -304,7 +304,7 @@ LEVELS = ("LOC", "PORT", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 
 
 def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tuple[Nic, ...]:
-    """The ports with those of one card fused, as the version does it."""
+    """Return the ports with those of one card fused, as the version does it."""
     alone = tuple(Nic((entry,)) for entry in entries)
     if version < FUSED_AT_INIT or integer(variables, "NCCL_IB_MERGE_NICS", 1) == 0:
         return alone
@@ -316,7 +316,7 @@ def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tu
 
 
 def _card(device: RdmaDevice, *, vfs: bool) -> tuple[str, ...]:
-    """The PCI path with the function's digit as 0, and the device's where virtual functions are one with their card."""
+    """Return the PCI path with function 0, and device 0 where virtual functions count as their card."""
     *way, own = device.pci or ("",)
     zeroed = re.sub(r"(:)..\.(.)$" if vfs else r"(\.)(.)$", r":00.0" if vfs else r".0", own)
     return (*way, zeroed)
@@ -377,7 +377,7 @@ def _forced(entries: Sequence[Entry], variables: Variables) -> Iterator[list[Ent
 
 
 def _distance(first: Entry, other: Entry, *, vfs: bool) -> int:
-    """The place in LEVELS of the way between two devices."""
+    """Return the place in LEVELS of the way between two devices."""
     here, there = first.device, other.device
     if here.pci and there.pci and _card(here, vfs=vfs) == _card(there, vfs=vfs):
         return LEVELS.index("PORT")

@@ -33,7 +33,7 @@ LISTED = 2  # members of the listening device whose GIDs the other side learns
 
 
 class Cause(Enum):
-    """Why two devices can't talk."""
+    """Reason why two devices can't communicate."""
 
     LAYER = "link layer"
     GID = "GID"  # the index is empty on one side, or of another type or family
@@ -64,7 +64,7 @@ class Side:
         return self.nccl.host
 
     def network(self, entry: Entry) -> Network | None:
-        """The network of a port's GID, the widest where its address stands twice; None where nothing tells."""
+        """Return the network of a port's GID, the widest where its address stands twice; None where nothing tells."""
         gid = entry.gid.entry
         if gid is None or not entry.is_roce or not is_usable(gid):
             return None
@@ -84,7 +84,7 @@ class Pair:
 
 
 def can_talk(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None = None) -> Talk:
-    """Judges whether two ports can hold a connection, both ways."""
+    """Judge whether two ports can hold a connection, both ways."""
     if here.port.link_layer != there.port.link_layer:
         kinds = (f"{one} is {'RoCE' if one.is_roce else 'InfiniBand'}" for one in (here, there))
         return Talk(Reachable.NO, " and ".join(kinds), Cause.LAYER)
@@ -104,7 +104,7 @@ def can_talk(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None = No
 
 
 def _unlike(here: Entry, there: Entry) -> str | None:
-    """How two GIDs differ in what they have to share."""
+    """Return how two GIDs differ in what they have to share."""
     one, other = here.gid.entry, there.gid.entry
     if one is None or other is None:
         return f"GID index {(here if one is None else there).gid.index} is empty"
@@ -140,7 +140,7 @@ def _by_fabric(a: Side, here: Entry, b: Side, there: Entry) -> Talk:
 
 
 def _by_way(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None) -> Talk:
-    """The way of packets from a's port to b's, as it was seen, else as a's routes have it."""
+    """Return the way of packets from a's port to b's, as it was seen, else as a's routes have it."""
     gid, target = here.gid.entry, there.gid.entry
     assert gid is not None, "_unlike has seen to it"
     assert target is not None, "likewise"
@@ -162,7 +162,7 @@ ARP_S = 2.0
 
 
 def is_unanswered(dial: RdmaDial) -> bool:
-    """True where nobody answered the kernel's search for the address, which it gives up after three seconds.
+    """Return whether nobody answered the kernel's search for the address, which it gives up after three seconds.
 
     A packet filter's REJECT gives the same error at once, and stops TCP alone: RDMA's packets pass no such filter.
     """
@@ -174,7 +174,7 @@ def _holds(net: Network, address: Address) -> bool:
 
 
 def _by_route(a: Side, gid: RdmaGid, net: Network, to: Address) -> Talk:
-    """The same to another network, from the very interface."""
+    """Return the same to another network, from the very interface."""
     if roce_version(gid) == 1:
         return Talk(Reachable.NO, f"RoCE v1 leaves no network: {to} is not in {net}", Cause.NETWORK)
     if isinstance(a.nccl.routes, Unknown):
@@ -189,7 +189,7 @@ def _by_route(a: Side, gid: RdmaGid, net: Network, to: Address) -> Talk:
 
 
 def joined(a: Side, b: Side) -> Iterator[tuple[int, Entry, Entry]]:
-    """The ports of two hosts that channels join, by place."""
+    """Yield the ports of two hosts that channels join, by place."""
     for place, (one, other) in enumerate(zip(a.rdma.nics, b.rdma.nics, strict=False)):
         here, there = _by_subnet(a, one, b, other) if _aware(a) and _aware(b) else (one, other)
         for turn in range(max(len(here.members), len(there.members))):
@@ -201,7 +201,7 @@ def _aware(side: Side) -> bool:
 
 
 def _by_subnet(a: Side, own: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
-    """The connector's device by the listener's networks, then the listener's by those of the connector's."""
+    """Return the connector's device by the listener's networks, then the listener's by those of the connector's."""
     here = _sharing(a, own, other)
     return here, _sharing(b, other, here)
 
@@ -266,7 +266,7 @@ class ClusterRdma:
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
-        """All that channels join, of hosts that are compared."""
+        """Pairs of devices that channels connect, of the compared hosts."""
         return tuple(
             Pair(a.host, b.host, place, here, there, can_talk(a, here, b, there, self.mesh))
             for a, b in self._compared()
@@ -313,7 +313,7 @@ class ClusterRdma:
         )
 
     def with_variables(self, more: Mapping[str, Mapping[str, str]]) -> ClusterRdma:
-        """The same as NCCL would have it with these set, by host."""
+        """Return the same as NCCL would have it with these set, by host."""
         sides = {
             name: replace(
                 side,
@@ -364,7 +364,10 @@ class ClusterRdma:
 
 
 def _meeting(side: Side, entry: Entry) -> object:
-    """A key that ports share which meet without a gateway; None where nothing tells, or no list can name the device."""
+    """Return a key that ports share which meet without a gateway.
+
+    None where nothing tells, or no list can name the device.
+    """
     if not NAME.fullmatch(entry.device.name):
         return None
     if entry.is_roce:
@@ -374,7 +377,7 @@ def _meeting(side: Side, entry: Entry) -> object:
 
 
 def _common(first: Sequence[object], other: Sequence[object]) -> list[object]:
-    """The longest common subsequence."""
+    """Return the longest common subsequence."""
     best: list[list[list[object]]] = [[[] for _ in range(len(other) + 1)] for _ in range(len(first) + 1)]
     for i, left in enumerate(first):
         for j, right in enumerate(other):
@@ -384,7 +387,7 @@ def _common(first: Sequence[object], other: Sequence[object]) -> list[object]:
 
 
 def _picked(keys: Sequence[object], wanted: Sequence[object]) -> list[int]:
-    """The places of a subsequence."""
+    """Return the places of a subsequence."""
     found: list[int] = []
     for place, key in enumerate(keys):
         if len(found) < len(wanted) and key == wanted[len(found)]:

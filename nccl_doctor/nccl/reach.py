@@ -37,7 +37,7 @@ class Reachable(Enum):
 
 
 class Cause(Enum):
-    """Why it can't; SILENT: the host answers in another net only."""
+    """Cause of unreachability; SILENT: the host answers in another subnet only."""
 
     LOOPBACK = "loopback"
     OWN_ADDRESS = "own address"
@@ -57,7 +57,7 @@ class PairReach:
 
 
 def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> PairReach:
-    """Judges whether ``source`` connects to the address that ``target`` uses."""
+    """Judge whether ``source`` connects to the address that ``target`` uses."""
     there = address_of(address)
     if source.machine is not None and source.machine == target.machine:
         return PairReach(source.host, Reachable.YES, "the same machine")
@@ -107,7 +107,7 @@ def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, fa
 
 
 def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
-    """True where the target's net ends in the target: no gateway on it, nobody else in it, and no way to the source."""
+    """Return whether the target's net ends in the target: no gateway, no other host, and no route to the source."""
     entry = next((entry for entry in target.interfaces.addresses if entry.address == there), None)
     if entry is None or isinstance(target.routes, Unknown):
         return False
@@ -140,22 +140,22 @@ class Reachability:
 
     @property
     def causes(self) -> set[Cause]:
-        """Why it can't be reached, over all hosts that can't."""
+        """Causes of unreachability over all hosts that can't reach it."""
         return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
 
     def reasons(self, answer: Reachable) -> dict[str, tuple[str, ...]]:
-        """Reasons for an answer, each with hosts of which it is true."""
+        """Return reasons for an answer, each with hosts of which it is true."""
         found = grouped((verdict.why, verdict.source) for verdict in self.verdicts if verdict.answer is answer)
         return {why: tuple(sources) for why, sources in found.items()}
 
 
 def reachability(target: HostNccl, address: str, peers: Iterable[HostNccl], mesh: Mesh | None) -> Reachability:
-    """Asks other hosts about an address of ``target``."""
+    """Ask other hosts about an address of ``target``."""
     return Reachability(tuple(reach(peer, target, address, mesh) for peer in peers))
 
 
 def is_private(target: HostNccl, interface: str) -> bool:
-    """Tells whether an interface may exist inside the host only."""
+    """Return whether an interface may exist inside the host only."""
     link = target.link(interface)
     if link is None or link.kind not in PRIVATE_KINDS:
         return False
@@ -179,7 +179,7 @@ class Peers:
         self._ranks = {name: rank for rank, name in enumerate(self._names)}
 
     def of(self, host: str, address: str) -> Iterator[HostNccl]:
-        """Hosts to ask about an address of a host; never itself.
+        """Return hosts to ask about an address of a host; never itself.
 
         In a large cluster: the master, its neighbours by rank, one host for each set of routes, those that have the
         address too or know no way to it, and those whose dials to the host failed.

@@ -39,13 +39,13 @@ class Suggestion:
         return names.pop() if len(names) == 1 else None
 
     def variables(self, host: str) -> dict[str, str]:
-        """The variables to set there; gloo knows no "="."""
+        """Return the variables to set there; gloo knows no "="."""
         name = self.interfaces[host]
         return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
 
 
 def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> Suggestion | None:
-    """The best setting that provably works, if any; ``now``: NCCL's choice."""
+    """Return the best setting that provably works, if any; ``now``: NCCL's choice."""
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}
     if not known or len(known) < len(hosts):
@@ -59,7 +59,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
 
 
 def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
-    """Tells whether the planned interfaces alone are used, and reach each other."""
+    """Return whether the planned interfaces alone are used, and reach each other."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
         side = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
@@ -128,7 +128,7 @@ def _merit(plan: Plan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl
 
 
 def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
-    """The remedy as a report shows it, prose where nothing was proven."""
+    """Return the remedy as a report shows it, prose where nothing was proven."""
     if suggestion is None:
         return Fix(summary=otherwise, risk="manual")
     common = suggestion.common
@@ -142,7 +142,7 @@ def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
 
 
 def move(suggestion: Suggestion, pictures: Mapping[str, HostNccl], master: str) -> Fix:
-    """The remedy that leads all of a job into another net."""
+    """Return the remedy that leads all of a job into another net."""
     parts = [
         setting("", name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -158,7 +158,7 @@ def move(suggestion: Suggestion, pictures: Mapping[str, HostNccl], master: str) 
 
 
 def setting(summary: str, variable: str, values: Mapping[str, str]) -> Fix:
-    """The remedy that sets a variable of the job on each host."""
+    """Return the remedy that sets a variable of the job on each host."""
     lines = {host: export(variable, value) for host, value in values.items()}
     if not all(lines.values()):
         return Fix(summary=summary)

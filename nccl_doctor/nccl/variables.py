@@ -1,4 +1,4 @@
-"""Where NCCL's variables come from, and which definition wins.
+"""Sources of NCCL's variables, and which definition wins.
 
 NCCL reads ``$NCCL_CONF_FILE`` (from 2.23.4) or else ``~/.nccl.conf``, then ``/etc/nccl.conf``, and sets what is not set
 yet: so the process environment wins over both, and the first definition over later ones (src/misc/param.cc ``initEnv``
@@ -56,7 +56,7 @@ class Variable:
 
 
 def parse_config(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yields names, values and line numbers as NCCL reads them: untrimmed, "#" a comment in the first column only."""
+    """Yield names, values and line numbers as NCCL reads them: untrimmed, "#" a comment in the first column only."""
     for number, line in enumerate(text.split("\n"), start=1):
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#") and name:
@@ -70,7 +70,10 @@ def _cut(text: str) -> str:
 def resolve(
     node: Mapping[str, str], environment: Mapping[str, str], files: tuple[ConfigFile, ...], version: Version | None
 ) -> dict[str, Variable] | Unknown:
-    """Every variable NCCL would see, by name, of launcher, process and files; doubtful where no version is known."""
+    """Return every variable NCCL would see, by name, of launcher, process and files.
+
+    Doubtful where no version is known.
+    """
     process = {name: Variable(name, value, ENVIRONMENT) for name, value in environment.items()}
     process |= {name: Variable(name, value, HOSTS_FILE) for name, value in node.items()}
     named = process.get("NCCL_CONF_FILE")
@@ -134,7 +137,7 @@ class Known:
     removed: str | None = None
 
     def absent(self, version: Version) -> str | None:
-        """Why this version does not know the variable, None if it does."""
+        """Return why this version does not know the variable, None if it does."""
         if version[:2] < _pair(self.since):
             return f"NCCL knows it from {self.since} on"
         if self.removed is not None and version[:2] >= _pair(self.removed):
@@ -151,7 +154,7 @@ def _pair(version: str) -> tuple[int, int]:
 
 @cache
 def register() -> dict[str, Known]:
-    """NCCL's own variables by name."""
+    """Return NCCL's own variables by name."""
     text = resources.files(__package__).joinpath("known_variables.json").read_text(encoding="utf-8")
     return {
         name: Known(name, row.get("type"), row["since"], row.get("last"), row.get("removed"))
@@ -160,13 +163,13 @@ def register() -> dict[str, Known]:
 
 
 def is_known(name: str) -> bool:
-    """Tells whether NCCL, a plugin, PyTorch or a build reads it."""
+    """Return whether NCCL, a plugin, PyTorch or a build reads it."""
     known = name in register() or name in BUILD_NAMES or name in PYTORCH_NAMES
     return known or not name.startswith("NCCL_") or name.startswith(PLUGIN_PREFIXES)
 
 
 def nearest(name: str) -> str | None:
-    """The known name this one looks like, None where none is close."""
+    """Return the known name this one looks like, None where none is close."""
     upper = name.upper()
     found = difflib.get_close_matches(upper, register(), n=1, cutoff=CLOSE)
     return found[0] if found else None
@@ -221,7 +224,7 @@ class BadValue:
 
 
 def check_value(name: str, value: str) -> BadValue | None:
-    """The fault of a variable's value, if any is known."""
+    """Return the fault of a variable's value, if any is known."""
     if not value:
         return None
     if name == "NCCL_SOCKET_IFNAME":
@@ -237,7 +240,7 @@ def check_value(name: str, value: str) -> BadValue | None:
 
 
 def strtoll(value: str) -> tuple[int, str]:
-    """The number that C reads with base 0, and the rest."""
+    """Return the number that C reads with base 0, and the rest."""
     found = _NUMBER.match(value)
     if found is None or found.group(2) is None:
         return 0, value
@@ -302,7 +305,7 @@ Variables = Mapping[str, str]
 
 
 def integer(variables: Variables, name: str, default: int) -> int:
-    """A variable's number as ``ncclLoadParam`` reads it; the default where it is unset, empty or too large."""
+    """Return a variable's number as ``ncclLoadParam`` reads it; the default where it is unset, empty or too large."""
     value = variables.get(name, "")
     number, _ = strtoll(value)
     return number if value and number in INT64 else default
@@ -327,12 +330,12 @@ class HcaSpec:
     items: tuple[Item, ...]
 
     def find(self, name: str, port: int) -> Item | None:
-        """The first item that fits (``matchIfList``)."""
+        """Return the first item that fits (``matchIfList``)."""
         fits = (i for i in self.items if (name == i.name if self.exact else name.startswith(i.name)))
         return next((item for item in fits if item.port in (None, port)), None)
 
     def accepts(self, name: str, port: int) -> bool:
-        """True where NCCL would take this port."""
+        """Return whether NCCL would take this port."""
         return (not self.items or self.find(name, port) is not None) != self.exclude
 
 
@@ -340,7 +343,7 @@ _ATOI = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 
 
 def parse_hca(text: str, version: Version = NEWEST) -> HcaSpec:
-    """Reads a value: ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``; blanks count, and are trimmed nowhere."""
+    """Read a value: ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``; blanks count, and are trimmed nowhere."""
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
     exact = rest.startswith("=")

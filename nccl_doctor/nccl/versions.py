@@ -67,7 +67,7 @@ NCCL_OF_TORCH_2_8: Version = (2, 27, 3)
 
 
 def parse_version(text: str) -> Version:
-    """The version in "2.27.7", "2.27.5-1" or "2.28"; ValueError for none from 2.4 on."""
+    """Return the version in "2.27.7", "2.27.5-1" or "2.28"; ValueError for none from 2.4 on."""
     found = _VERSION.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no NCCL version; give it as in 2.27.7")
@@ -79,26 +79,26 @@ def parse_version(text: str) -> Version:
 
 
 def behaviour(version: Version) -> Behaviour:
-    """How this version chooses; anything older than 2.4 as 2.4 does."""
+    """Return how this version chooses; anything older than 2.4 as 2.4 does."""
     return max((entry for entry in CLASSES if entry[0] <= max(version, OLDEST)), key=lambda entry: entry[0])[1]
 
 
 def newer(version: Version | None) -> str | None:
-    """Words for a version that may know more than we do."""
+    """Return words for a version that may know more than we do."""
     if version is None or version[:2] <= NEWEST:
         return None
     return f"so it was up to {'.'.join(map(str, NEWEST))}; this is {show(version)}"
 
 
 def oldest_with(torch: str) -> Version:
-    """The oldest NCCL that a released torch of this version came with."""
+    """Return the oldest NCCL that a released torch of this version came with."""
     numbers = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
     at_least = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _TORCH_2_8
     return NCCL_OF_TORCH_2_8 if at_least else OLDEST
 
 
 def show(version: Version) -> str:
-    """As people write it: "2.27.7", or "2.28" without a patch level."""
+    """Return as people write it: "2.27.7", or "2.28" without a patch level."""
     return ".".join(str(part) for part in version if part != LAST_OF_SERIES)
 
 
@@ -113,7 +113,10 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def recorder(torch: str | None, prefix: str) -> dict[str, str]:
-    """Variables that make every rank write its last collectives to ``prefix`` and its number; None for any torch."""
+    """Return variables that make every rank write its last collectives to ``prefix`` and its number.
+
+    None for any torch.
+    """
     known = None if torch is None else release(torch)
     if known is not None and known < FIRST:
         return {}
@@ -130,6 +133,6 @@ DIAGNOSTICS_SINCE: Version = (2, 31, 0)
 
 
 def diagnosable(torch: str | None, prefix: str) -> dict[str, str]:
-    """As :func:`recorder`, with NCCL's log (since 2.2.12) and Python's stacks."""
+    """Return as :func:`recorder`, with NCCL's log (since 2.2.12) and Python's stacks."""
     log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{prefix}.nccl.%h.%p"}
     return {**recorder(torch, f"{prefix}.trace_rank_"), **log, "PYTHONFAULTHANDLER": "1"}

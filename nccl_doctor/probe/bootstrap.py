@@ -33,12 +33,12 @@ class MemoryImporter:
     """
 
     def __init__(self, modules: "dict[str, tuple[bytes, bytes]]", native: bool) -> None:
-        """Takes source and code of each, packed, by dotted name, a package's with ".__init__"; native: codes run."""
+        """Take source and code of each, packed, by dotted name, a package's with ".__init__"; native: codes run."""
         self.modules = modules
         self._native = native
 
     def find_spec(self, fullname: str, _path: object = None, _target: object = None) -> "Any":
-        """The spec of a module of ours, None for any other; see importlib.abc."""
+        """Return the spec of a module of ours, None for any other; see importlib.abc."""
         package = fullname + ".__init__" in self.modules
         if not package and fullname not in self.modules:
             return None
@@ -48,11 +48,11 @@ class MemoryImporter:
         """None asks for the ordinary kind of module."""
 
     def get_source(self, fullname: str) -> str:
-        """The source of a module; traceback asks for it through linecache."""
+        """Return the source of a module; traceback asks for it through linecache."""
         return zlib.decompress(self._packed(fullname)[0]).decode()
 
     def get_code(self, fullname: str) -> types.CodeType:
-        """The code of a module."""
+        """Return the code of a module."""
         if self._native:
             return marshal.loads(zlib.decompress(self._packed(fullname)[1]))  # type: ignore[no-any-return]  # noqa: S302
         return compile(self.get_source(fullname), file_name(fullname), "exec")
@@ -61,17 +61,17 @@ class MemoryImporter:
         return self.modules.get(fullname) or self.modules[fullname + ".__init__"]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Runs a module in its name space."""
+        """Run a module in its name space."""
         exec(self.get_code(module.__name__), module.__dict__)  # noqa: S102 - our own bundle, received over SSH
 
 
 def file_name(module: str) -> str:
-    """The name by which tracebacks show a module's lines."""
+    """Return the name by which tracebacks show a module's lines."""
     return "<probe>/" + module.replace(".", "/") + ".py"
 
 
 def why_not() -> str:
-    """Names what this interpreter lacks to run the probe; empty for nothing."""
+    """Name what this interpreter lacks to run the probe; empty for nothing."""
     memory = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= memory < LEAST_MEMORY:  # RLIM_INFINITY is -1
         return "ulimit -v is " + str(memory >> 10) + " KiB"
@@ -81,7 +81,7 @@ def why_not() -> str:
 
 
 def start(packed: bytes) -> None:
-    """Reads the header line (nonce, lifetime, silence) and serves with the modules until the connection ends."""
+    """Read the header line (nonce, lifetime, silence) and serve with the modules until the connection ends."""
     line = b""
     while not line.endswith(b"\n"):  # byte by byte: what stands behind it is the server's
         line += os.read(0, 1) or sys.exit()

@@ -31,14 +31,14 @@ _making = threading.Lock()  # held while a folder has no keeper yet, and for goo
 
 
 def become_subreaper() -> None:
-    """Makes orphaned descendants children of this process (Linux ≥3.4, prctl(2))."""
+    """Make orphaned descendants children of this process (Linux ≥3.4, prctl(2))."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def start(
     argv: list[str], env: dict[str, str], output: int, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Starts a program in its own session, to be killed with the probe's main thread, which alone may call this."""
+    """Start a program in its own session, to be killed with the probe's main thread, which alone may call this."""
     parent = os.getpid()
     return subprocess.Popen(
         argv,
@@ -53,14 +53,14 @@ def start(
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this child with the thread that forked it; behind any change of user, which undoes it."""
+    """Have the kernel kill this child with the thread that forked it; behind any change of user, which undoes it."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the prctl
         os._exit(1)
 
 
 def scratch() -> str:
-    """A new folder for a child's files, removed by :func:`remove_scratch` or the probe's end."""
+    """Return a new folder for a child's files, removed by :func:`remove_scratch` or the probe's end."""
     import tempfile
 
     env = {**os.environ, "PATH": os.pathsep.join([*tools.SYSTEM, *tools.login_folders()])}
@@ -75,14 +75,14 @@ def scratch() -> str:
 
 
 def leave() -> None:
-    """Ends all children and removes their folders, the one being made too; none is made any more."""
+    """End all children and remove their folders, the one being made too; none is made any more."""
     _making.acquire(timeout=2.0)
     end_all()
     remove_scratch()
 
 
 def remove_scratch(patience_s: float = 6.0) -> None:
-    """Removes what :func:`scratch` made, after the children's end; a second caller waits, too, until all is gone."""
+    """Remove what :func:`scratch` made, after the children's end; a second caller waits, too, until all is gone."""
     deadline = time.monotonic() + patience_s
     for folder, keeper in list(_keepers.items()):
         assert keeper.stdin is not None
@@ -93,7 +93,7 @@ def remove_scratch(patience_s: float = 6.0) -> None:
 
 
 def end_all(patience_s: float = 2.0) -> None:
-    """Kills every descendant of this process, until none is left or patience ends."""
+    """Kill every descendant of this process, until none is left or patience ends."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         family = set(descendants(os.getpid())) - {keeper.pid for keeper in list(_keepers.values())}
@@ -109,7 +109,7 @@ def end_all(patience_s: float = 2.0) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """All living descendants of a process, from /proc/PID/stat; zombies are left out."""
+    """Return all living descendants of a process, from /proc/PID/stat; zombies are left out."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -75,7 +75,7 @@ def enter(place: str) -> None:
 
 
 def _others(place: str, order: "tuple[tuple[str, int], ...]") -> "list[tuple[str, int, str]]":
-    """The namespaces of the process that are not this one's, and this kernel has."""
+    """Return the namespaces of the process that are not this one's, and this kernel has."""
     known = [(name, kind, "{}ns/{}".format(place, name)) for name, kind in order]
     return [one for one in known if os.path.exists("/proc/self/ns/" + one[0])
             and os.readlink(one[2]) != os.readlink("/proc/self/ns/" + one[0])]  # fmt: skip
@@ -100,7 +100,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _call(name: str, *arguments: object) -> None:
-    """A call of the C library's; raises OSError."""
+    """Call the C library; raises OSError."""
     if getattr(_libc, name)(*arguments):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

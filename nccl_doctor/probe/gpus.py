@@ -16,7 +16,7 @@ NOT_FOUND = 6  # nvidia-smi's exit status with those words (nvidia-smi(1), "RETU
 
 
 def list_gpus(deadline: float) -> list[dict[str, Any]]:
-    """snapshot.Gpu of each; none where nothing of NVIDIA's is there at all."""
+    """Return snapshot.Gpu of each; none where nothing of NVIDIA's is there at all."""
     try:
         return parse_gpus(query("gpu", FIELDS, deadline))
     except ValueError as error:
@@ -24,7 +24,7 @@ def list_gpus(deadline: float) -> list[dict[str, Any]]:
 
 
 def query(what: str, fields: Sequence[str], deadline: float) -> str:
-    """Runs ``nvidia-smi --query-WHAT=FIELDS`` without header and units; "" where nothing of NVIDIA's is there."""
+    """Run ``nvidia-smi --query-WHAT=FIELDS`` without header and units; "" where nothing of NVIDIA's is there."""
     argv = ["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         return output(argv, deadline, accept=(0, NOT_FOUND, BAD_INFOROM))
@@ -36,7 +36,7 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
-    """The rows of ``--format=csv,noheader,nounits``; ValueError with a line that is none."""
+    """Return the rows of ``--format=csv,noheader,nounits``; ValueError with a line that is none."""
     lines = [line for line in text.splitlines() if line.strip() and NO_DEVICES not in line and not WARNING.match(line)]
     found = [_gpu(line, place) for place, line in enumerate(lines)]
     driver = next((gpu["driver"] for gpu in found if gpu["driver"]), "")
@@ -54,7 +54,7 @@ UUID = re.compile(r"(?:(?:GPU|MIG)-)?[0-9a-fA-F][0-9a-fA-F-]{7,63}|\[[^\[\],]{1,
 
 
 def fault_in(row: str) -> str | None:
-    """Words of a row about the GPU, in place of a value; None where each is a value, or not to be had."""
+    """Return words of a row about the GPU, in place of a value; None where each is a value, or not to be had."""
     match = FAULT.search(row)
     return match and (match[1] or match[2])
 
@@ -81,7 +81,7 @@ def _gpu(line: str, place: int) -> dict[str, Any]:
 
 
 def _mib(text: str) -> int | None:
-    """Mebibytes; None for "[N/A]", "[Not Supported]" and the like, which a GPU in MIG mode gives."""
+    """Return mebibytes; None for "[N/A]", "[Not Supported]" and the like, which a GPU in MIG mode gives."""
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else None
 
 
@@ -92,7 +92,7 @@ PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 
 
 def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
-    """snapshot.GpuUse of each process and GPU; none where there is no NVIDIA driver."""
+    """Return snapshot.GpuUse of each process and GPU; none where there is no NVIDIA driver."""
     if not any(os.path.exists(path) for path in SIGNS):
         return []
     rows = query("compute-apps", PROCESS_FIELDS, deadline)
@@ -100,7 +100,7 @@ def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
 
 
 def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
-    """The rows of ``--format=csv,noheader,nounits``; memory in MiB, None where the platform does not tell it."""
+    """Return the rows of ``--format=csv,noheader,nounits``; memory in MiB, None where the platform does not tell it."""
     index = {uuid.strip(): int(number) for number, _, uuid in (row.partition(",") for row in numbers.splitlines())}
     found = []
     for line in text.splitlines():
@@ -115,7 +115,7 @@ def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
 
 
 def work(deadline: float) -> list[dict[str, Any]]:
-    """snapshot.GpuWork of each GPU; those that don't tell one of the numbers are left out."""
+    """Return snapshot.GpuWork of each GPU; those that don't tell one of the numbers are left out."""
     rows = (row.rsplit(",", 3) for row in query("gpu", WORK_FIELDS, deadline).splitlines())
     fit = (
         row

@@ -30,7 +30,7 @@ STEP = "slurmstepd"
 
 
 def watcher(job: JobProcesses, table: Table) -> str | None:
-    """Names what watches over a job, in a sentence; None where provably nothing does."""
+    """Name what watches over a job, in a sentence; None where provably nothing does."""
     alive = [pid for pid in job.pids if pid in table.procs and table.procs[pid].state != "Z"]
     for pid in alive:
         if jobs.is_launcher(table.argv(pid)):
@@ -43,7 +43,7 @@ def watcher(job: JobProcesses, table: Table) -> str | None:
 
 
 def attended(pids: Sequence[int], table: Table) -> str | None:
-    """Why somebody may sit at one of these processes, or a service keep it."""
+    """Return why somebody may sit at one of these processes, or a service keep it."""
     for pid in pids:
         service = procs.service_of(pid, table)
         if service is not None:
@@ -62,7 +62,7 @@ def attended(pids: Sequence[int], table: Table) -> str | None:
 
 
 def _names(pid: int, table: Table) -> list[str]:
-    """Its names: its own, its command line's program, and the program that the kernel says it runs."""
+    """Return its names: its own, its command line's program, and the program that the kernel says it runs."""
     names = (table.procs[pid].name.partition(":")[0], jobs.program(table.argv(pid)), table.executable(pid))
     return [name.lstrip("-") for name in names]  # a login shell is "-bash"
 
@@ -106,7 +106,7 @@ SSHD = frozenset({"sshd", "sshd-session", "sshd-auth", "dropbear"})
 
 
 def protected(pid: int, table: Table) -> str | None:
-    """Why a process is never signalled, whatever was asked; None where it may be."""
+    """Return why a process is never signalled, whatever was asked; None where it may be."""
     proc = table.procs[pid]
     if pid == 1:
         return "pid 1 is the system's own"
@@ -124,7 +124,7 @@ def protected(pid: int, table: Table) -> str | None:
 
 
 class Refusal(NamedTuple):
-    """Why a job is not ended."""
+    """Reason why a job is not ended."""
 
     reason: str  # in a sentence without its full stop
     # "protected" is never lifted, the others by ``--force``; "watched" and "alive" are of no leftover at all
@@ -132,7 +132,10 @@ class Refusal(NamedTuple):
 
 
 def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
-    """Why a job is not ended, by one look, or None; for ``holders`` it is asked; below ``grace_s`` it is too young."""
+    """Return why a job is not ended, by one look, or None; for ``holders`` it is asked.
+
+    Below ``grace_s`` it is too young.
+    """
     alive = [pid for pid in job.pids if pid in table.procs]
     # a zombie runs nothing, and would tell nothing of what it ran
     running = [pid for pid in alive if table.procs[pid].state != "Z"]
@@ -152,7 +155,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: fl
 def refusals(
     found: Sequence[JobProcesses], holders: Sequence[int], table: Table, grace_s: float
 ) -> list[Refusal | None]:
-    """As :func:`refusal`, of each job, the unprotected by two looks for signs of life."""
+    """Return as :func:`refusal`, of each job, the unprotected by two looks for signs of life."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
     quiet = [place for place, one in enumerate(refused) if one is None]
     for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):
@@ -162,7 +165,7 @@ def refusals(
 
 
 def refuses(pid: int, table: Table, *, force: bool) -> str | None:
-    """Why one process gets no signal right now, minutes after the look at its job; None where it may."""
+    """Return why one process gets no signal right now, minutes after the look at its job; None where it may."""
     final = protected(pid, table)
     if final is not None or force:
         return final
@@ -172,12 +175,12 @@ def refuses(pid: int, table: Table, *, force: bool) -> str | None:
 
 
 def is_own(pid: int, table: Table) -> bool:
-    """True for a process of our own user, in our container, Slurm job and login."""
+    """Return True for a process of our own user, in our container, Slurm job and login."""
     return table.uid(pid) == os.getuid() and procs.apart(pid, table) is None
 
 
 def user(uid: int) -> str:
-    """The login name, or the number where none is known."""
+    """Return the login name, or the number where none is known."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -185,7 +188,7 @@ def user(uid: int) -> str:
 
 
 def age_s(pid: int, table: Table) -> float:
-    """Seconds since the process was started."""
+    """Return seconds since the process was started."""
     ticks: float = os.sysconf("SC_CLK_TCK")
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - table.procs[pid].started / ticks)
 

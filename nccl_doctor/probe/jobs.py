@@ -51,12 +51,12 @@ SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessi
 
 
 def is_python(executable: str) -> bool:
-    """True for the base name of a Python interpreter."""
+    """Return True for the base name of a Python interpreter."""
     return PYTHON.fullmatch(executable) is not None
 
 
 def program(argv: Sequence[str]) -> str:
-    """Names the module behind ``-m``, the base name of the script or of the program itself; "-c" for a text."""
+    """Name the module behind ``-m``, the base name of the script or of the program itself; "-c" for a text."""
     if not argv:
         return ""
     name = os.path.basename(argv[0].partition(" ")[0].rstrip(":"))
@@ -76,17 +76,17 @@ def program(argv: Sequence[str]) -> str:
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
-    """True for the command line of a launcher, which starts ranks."""
+    """Return True for the command line of a launcher, which starts ranks."""
     return program(argv) in LAUNCHERS
 
 
 def service(argv: Sequence[str]) -> str | None:
-    """The service that a command line is of, "sshd"; None for none that is known."""
+    """Return the service that a command line is of, "sshd"; None for none that is known."""
     return SERVICES.get(program(argv))
 
 
 def is_spawned(argv: Sequence[str]) -> bool:
-    """True for a command line that Python's multiprocessing starts."""
+    """Return True for a command line that Python's multiprocessing starts."""
     return any(mark in word for word in argv for mark in SPAWNED)
 
 
@@ -111,7 +111,7 @@ class JobProcesses(NamedTuple):
 
 
 def job_of(pid: int, table: Table) -> JobProcesses:
-    """The job that a process belongs to."""
+    """Return the job that a process belongs to."""
     root = table.procs[pid]
     while (parent := table.procs.get(root.ppid)) is not None and parent.pid != 1 and _started(parent, root, table):
         root = parent
@@ -121,7 +121,7 @@ def job_of(pid: int, table: Table) -> JobProcesses:
 
 
 def jobs_of(pids: list[int], table: Table) -> list[JobProcesses]:
-    """The jobs of several processes, each once; a process in two of them belongs to the bigger one."""
+    """Return the jobs of several processes, each once; a process in two of them belongs to the bigger one."""
     found: list[JobProcesses] = []
     for pid in pids:
         if pid in table.procs and not any(pid in job.pids for job in found):
@@ -131,7 +131,7 @@ def jobs_of(pids: list[int], table: Table) -> list[JobProcesses]:
 
 
 def is_adopted(proc: Proc, table: Table) -> bool:
-    """True where its parent is such as orphans get: pid 1 or a subreaper, which did not start it itself.
+    """Return whether its parent is such as orphans get: pid 1 or a subreaper, which did not start it itself.
 
     Pid 1 of a container may be a launcher, or the shell or init that started the process: then they share a session,
     which orphans seldom do, or the variables that else only a launcher gives.
@@ -147,31 +147,31 @@ def is_adopted(proc: Proc, table: Table) -> bool:
 
 
 def is_orphan(pid: int, table: Table) -> bool:
-    """True for a rank that lost its launcher, or a worker of Ray's on a host without a raylet."""
+    """Return True for a rank that lost its launcher, or a worker of Ray's on a host without a raylet."""
     if is_ray_worker(pid, table) and any(proc.name == RAYLET for proc in table.procs.values()):
         return False
     return is_adopted(table.procs[pid], table) and (is_rank(pid, table) or is_ray_worker(pid, table))
 
 
 def is_ray_worker(pid: int, table: Table) -> bool:
-    """True where Ray set the title of this process."""
+    """Return whether Ray set the title of this process."""
     return table.command(pid).startswith(RAY_WORKER)
 
 
 def is_rank(pid: int, table: Table) -> bool:
-    """True where a launcher, or Python's multiprocessing, started it."""
+    """Return whether a launcher, or Python's multiprocessing, started it."""
     line = " ".join(table.argv(pid))
     return not RANK_VARIABLES.isdisjoint(table.environ(pid)) or any(mark in line for mark in RANK_MARKS)
 
 
 def tops(job: JobProcesses, table: Table) -> list[int]:
-    """Those of its living processes whose parent is none of them."""
+    """Return those of its living processes whose parent is none of them."""
     alive = [pid for pid in job.pids if pid in table.procs]
     return [pid for pid in alive if table.procs[pid].ppid not in alive]
 
 
 def _started(parent: Proc, child: Proc, table: Table) -> bool:
-    """True for the child's launcher, or the Python process of which the child is a part."""
+    """Return True for the child's launcher, or the Python process of which the child is a part."""
     if table.uid(parent.pid) != table.uid(child.pid):
         return False
     above, below = table.argv(parent.pid), table.argv(child.pid)
@@ -196,7 +196,7 @@ def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
 
 
 def _same_run(first: Proc, second: Proc, table: Table) -> bool:
-    """True for ranks of one launcher, or what one Python process spawned."""
+    """Return True for ranks of one launcher, or what one Python process spawned."""
     mine, theirs = table.environ(first.pid), table.environ(second.pid)
     together = (first.group, first.session) == (second.group, second.session)
     # two with one LOCAL_RANK in one process group: one is the other's data loader

@@ -84,7 +84,7 @@ class Server:
         self._launcher: Launcher | None = None
 
     def serve(self) -> None:
-        """Answers requests one after the other; never returns."""
+        """Answer requests one after the other; never returns."""
         threading.Thread(target=self._read, name="stdin", daemon=True).start()
         self._send({"hello": _hello()})
         while True:
@@ -191,7 +191,7 @@ class Server:
         return (self._mesh.dial if self._mesh else dial)(request["targets"], request["timeout_s"])
 
     def _unlisten(self, _request: dict[str, Any]) -> dict[str, Any] | None:
-        """answers.Heard of the listeners; None where there are none."""
+        """Return answers.Heard of the listeners; None where there are none."""
         mesh, self._mesh = self._mesh, None
         return None if mesh is None else mesh.close()
 
@@ -233,7 +233,7 @@ class Server:
         return {**end, "output": lines, "counters": counters and _counters(counters)}
 
     def _launch(self, env: dict[str, str]) -> Launcher:
-        """The process that forks ranks: the one that has imported torch already where it has these variables."""
+        """Return the process that forks ranks: the one that has imported torch already where it has these variables."""
         from nccl_doctor.probe.smoke.allreduce import Launcher
 
         if self._launcher is not None and self._launcher.env != env:
@@ -253,7 +253,7 @@ class Server:
             raise
 
     def _trial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Runs with a group of hosts; the launcher stays for the next."""
+        """Run with a group of hosts; the launcher stays for the next."""
         self._stop.clear()
         assert self._launcher is not None
         return {"ok": self._launcher.run(request["order"], lambda _event: None, self._stop)["exit"] == 0}
@@ -268,7 +268,7 @@ COUNT_S = 2.0  # what a device that answers no more may take to tell its counter
 
 
 def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """RDMA's counters, or how they grew; None where there are none, or nobody told in time."""
+    """Return RDMA's counters, or how they grew; None where there are none, or nobody told in time."""
     from nccl_doctor.probe import facts
     from nccl_doctor.probe.facts.rdma import count_rdma, grown
 
@@ -277,7 +277,7 @@ def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
 
 
 def _hello() -> dict[str, Any]:
-    """Tells the controller what it must know before it asks."""
+    """Tell the controller what it must know before it asks."""
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "machine": os.uname().machine,

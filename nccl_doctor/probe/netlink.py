@@ -31,17 +31,17 @@ class InterruptedDumpError(OSError):
 
 
 def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
-    """A message to the kernel, which repeats ``number`` in its answers."""
+    """Return a message to the kernel, which repeats ``number`` in its answers."""
     return HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | flags, number, 0) + body
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """Packs an attribute of a request, its value a multiple of four bytes."""
+    """Return packs an attribute of a request, its value a multiple of four bytes."""
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value
 
 
 def attributes(rest: bytes) -> dict[int, bytes]:
-    """By type, the attributes that a message ends with; the first where a type comes twice."""
+    """Return by type, the attributes that a message ends with; the first where a type comes twice."""
     found: dict[int, bytes] = {}
     while len(rest) >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(rest)
@@ -53,7 +53,10 @@ def attributes(rest: bytes) -> dict[int, bytes]:
 
 
 def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
-    """The bodies of all messages that answer a request for everything; OSError where the kernel refuses or is slow."""
+    """Yield the bodies of all messages that answer a request for everything.
+
+    OSError where the kernel refuses or is slow.
+    """
     kernel.send(request(kind, NLM_F_DUMP, 1, body))
     while True:
         data, at = kernel.recv(1 << 16), 0
@@ -72,7 +75,7 @@ def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 def read_tables(wanted: list[tuple[int, bytes]], deadline: float) -> list[list[bytes]]:
-    """Dumps routing tables, each as it was at one moment, by the message that asks for it and its body."""
+    """Return dumps routing tables, each as it was at one moment, by the message that asks for it and its body."""
     attempts = 0
     while True:
         attempts += 1
@@ -97,7 +100,7 @@ def _until(deadline: float, kernel: socket.socket, kind: int, body: bytes) -> It
 
 
 def refusal(body: bytes) -> OSError:
-    """The error that the body of an NLMSG_ERROR means."""
+    """Return the error that the body of an NLMSG_ERROR means."""
     code = -struct.unpack_from("=i", body)[0]
     return OSError(code, os.strerror(code))
 
@@ -158,14 +161,14 @@ class Flow(NamedTuple):
 
 
 def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
-    """All TCP sockets of this network namespace on a local port, IPv4 before IPv6; 0 for every port."""
+    """Return all TCP sockets of this network namespace on a local port, IPv4 before IPv6; 0 for every port."""
     found = map(parse_socket, _dump(port, 0, timeout_s, states))
     # The kernel passes the port over where it dumps sockets that are only bound (seen on 6.18).
     return [one for one in found if port in (0, one.local_port)]
 
 
 def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket]:
-    """The TCP sockets on these local ports, and where wanted all that listen; OSError where none can be read."""
+    """Return the TCP sockets on these local ports, and where wanted all that listen; OSError where none can be read."""
     try:
         found = [one for port in sorted(ports) for one in sockets_on(port)]
         everywhere = sockets_on(0, states=LISTENING) if listeners else []
@@ -176,7 +179,7 @@ def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket
 
 
 def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
-    """Returns the JSON form of snapshot.TcpSocket; "BOUND" neither listens nor is connected."""
+    """Return the JSON form of snapshot.TcpSocket; "BOUND" neither listens nor is connected."""
     return {
         "local_address": sock.local_address,
         "local_port": sock.local_port,
@@ -188,13 +191,13 @@ def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
 
 
 def flows(timeout_s: float = 2.0) -> list[Flow]:
-    """All TCP sockets of this network namespace that a process holds, with their traffic."""
+    """Return all TCP sockets of this network namespace that a process holds, with their traffic."""
     found = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s, ALL_STATES))
     return [one for one in found if one.socket.inode]
 
 
 def parse_flow(body: bytes) -> Flow:
-    """A struct inet_diag_msg and its attribute with struct tcp_info (include/uapi/linux/tcp.h), where it has one."""
+    """Return a struct inet_diag_msg and its struct tcp_info (include/uapi/linux/tcp.h), if it has one."""
     _, _, timer, _ = _MESSAGE.unpack_from(body)
     _, unread, unsent, _, _ = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
     info = attributes(body[_MESSAGE.size + _SOCKET_ID.size + _TAIL.size :]).get(INET_DIAG_INFO, b"")
@@ -213,7 +216,7 @@ def parse_flow(body: bytes) -> Flow:
 
 
 def parse_socket(body: bytes) -> DiagSocket:
-    """Reads a struct inet_diag_msg (include/uapi/linux/inet_diag.h)."""
+    """Read a struct inet_diag_msg (include/uapi/linux/inet_diag.h)."""
     family, state, timer, _ = _MESSAGE.unpack_from(body)
     local_port, remote_port, local, remote = _SOCKET_ID.unpack_from(body, _MESSAGE.size)
     expires_ms, _, _, uid, inode = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
@@ -231,7 +234,7 @@ def parse_socket(body: bytes) -> DiagSocket:
 
 
 def ends(sock: DiagSocket) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Its own end and its peer's."""
+    """Return its own end and its peer's."""
     return (plain(sock.local_address), sock.local_port), (plain(sock.remote_address), sock.remote_port)
 
 
@@ -241,7 +244,10 @@ def plain(address: str) -> str:
 
 
 def read_table(folder: str = "/proc/net") -> list[Flow]:
-    """The TCP sockets that tcp and tcp6 of /proc/net or /proc/PID/net list, and what waits in them; OSError without."""
+    """Return the TCP sockets that tcp and tcp6 of /proc/net or /proc/PID/net list, and what waits in them.
+
+    OSError without.
+    """
     found = []
     for name in ("tcp", "tcp6"):
         try:
@@ -256,7 +262,7 @@ def read_table(folder: str = "/proc/net") -> list[Flow]:
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Address and port of such a line; the address stands there in words of the machine's byte order."""
+    """Return address and port of such a line; the address stands there in words of the machine's byte order."""
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
@@ -296,7 +302,10 @@ _ROUTE = struct.Struct("=BBBBBBBBI")
 
 
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """snapshot.Way of each ``{"to", "source" or None, "iif" or None}``; of one refused with the route that does it."""
+    """Return snapshot.Way of each ``{"to", "source" or None, "iif" or None}``.
+
+    Of one refused with the route that does it.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         kernel.bind((0, 0))
@@ -334,7 +343,7 @@ def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
 
 
 def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
-    """snapshot.Refusal: the route that answers so, if it is the best of its table for the address, and of one alone."""
+    """Return snapshot.Refusal: the route that answers so, if it alone is the best of its table for the address."""
     wanted = socket.inet_pton(_family(to), to)
     size = len(wanted) * 8
     number = int.from_bytes(wanted, "big")
@@ -366,7 +375,7 @@ def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str
 
 
 def way_request(number: int, to: str, source: str | None, iif: str | None) -> bytes:
-    """The message that asks for one way; OSError where an interface or address is none."""
+    """Return the message that asks for one way; OSError where an interface or address is none."""
     family = _family(to)
     bits = 128 if family == socket.AF_INET6 else 32
     body = _ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_LOOKUP_TABLE)
@@ -379,7 +388,7 @@ def way_request(number: int, to: str, source: str | None, iif: str | None) -> by
 
 
 def parse_way(message: bytes) -> dict[str, Any]:
-    """The way in an answer, whose addresses are text; the errno's name where there is none."""
+    """Return the way in an answer, whose addresses are text; the errno's name where there is none."""
     _, kind, *_ = HEADER.unpack_from(message)
     body = message[HEADER.size :]
     if kind == NLMSG_ERROR:

@@ -37,7 +37,7 @@ class Launcher(NamedTuple):
     pairs: FrozenSet[str] = frozenset()
 
     def written(self, notion: str) -> str:
-        """The option that says a notion, as it is written."""
+        """Return the option that says a notion, as it is written."""
         same = [name for name, meaning in self.same.items() if meaning == notion]
         own = notion if notion in self.options else max(same, key=len, default=notion)  # short ones have one "-"
         return "--" + (own.replace("_", "-") if self.engine else own)
@@ -48,14 +48,14 @@ class Launcher(NamedTuple):
         return frozenset(self.same.get(name, name) for name in self.options)
 
     def named(self, asked: str) -> str | None:
-        """The option that is meant, by any unambiguous beginning where it takes that."""
+        """Return the option that is meant, by any unambiguous beginning where it takes that."""
         if asked in self.options or not self.closed:
             return asked
         near = [name for name in self.options if len(asked) > 1 and name.startswith(asked)]
         return near[0] if len(near) == 1 and self.abbreviates else None
 
     def nearest(self, asked: str) -> str | None:
-        """The option that somebody may have misspelled."""
+        """Return the option that somebody may have misspelled."""
         import difflib
 
         near = difflib.get_close_matches(asked.lstrip("-").replace("-", "_"), self.options, 1)
@@ -280,7 +280,7 @@ _VALUED = ("-X", "-W", "--check-hash-based-pycs")
 
 
 def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
-    """The words by which launchers are given a master port: these, where they are not torch's own."""
+    """Return the words by which launchers are given a master port: these, where they are not torch's own."""
     starts = {name: (name, *of) for name, of in PROGRAMS.items()}
     starts.update({name: (f"python -m {name}", *of) for name, of in MODULES.items()})
     usual = ("torchrun", "torch.distributed.launch")
@@ -293,7 +293,7 @@ def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
 
 
 def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:
-    """The launcher of a command line, and how many words stand before its own; "script" for a script's."""
+    """Return the launcher of a command line, and how many words stand before its own; "script" for a script's."""
     known, at = PROGRAMS.get(os.path.basename(words[0])), 1
     if known is None and _PYTHON.fullmatch(os.path.basename(words[0])):
         while words[at : at + 1] and (words[at] in _VALUED or _ALONE.fullmatch(words[at])):
@@ -309,7 +309,7 @@ def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:
 
 
 def read_words(launcher: Launcher, words: Sequence[str]) -> Words:
-    """The words behind a launcher, read as it reads them."""
+    """Return the words behind a launcher, read as it reads them."""
     left, options, told, unknown, places = list(words), [], {}, [], []
     while left and left[0] != "--" and (left[0].startswith("-") or launcher.engine):
         if not left[0].startswith("-"):  # an engine's model
@@ -352,7 +352,7 @@ _FLAG = re.compile(r"""\baction\s*=\s*(?:check_env|["'](?:store_true|store_false
 
 
 def source_options(text: str) -> dict[str, bool]:
-    """The options that a program's source gives its parser (argparse), by name, and whether a value follows."""
+    """Return the options that a program's source gives its parser (argparse), by name, and whether a value follows."""
     found: Dict[str, bool] = {"h": False, "help": False}
     added: List[re.Match[str]] = list(_ADDED.finditer(text))
     for place, one in enumerate(added):

@@ -25,7 +25,7 @@ MORE_FILES_S = 6.0
 
 
 def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dict[int, list[int]], bool]:
-    """All processes that hold each socket, as far as we may look; several where it was inherited.
+    """Return all processes that hold each socket, as far as we may look; several where it was inherited.
 
     Returns:
         Them by inode, and whether every file was looked at: of processes with many, the rest only ``within_s`` seconds.
@@ -101,7 +101,7 @@ class Proc(NamedTuple):
 
 
 def read_proc(pid: int) -> Proc | None:
-    """A process; None where it is gone."""
+    """Return a process; None where it is gone."""
     try:
         file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:
@@ -131,7 +131,7 @@ def read_proc(pid: int) -> Proc | None:
 
 
 def cpu_s(pid: int) -> float | None:
-    """Seconds of CPU that all threads had; None where it is gone."""
+    """Return seconds of CPU that all threads had; None where it is gone."""
     proc = read_proc(pid)
     return None if proc is None else proc.cpu_s
 
@@ -151,7 +151,7 @@ class Table:
         self._uids: dict[int, int] = {}
 
     def descendants(self, root: int) -> list[int]:
-        """All below a process, parents before their children."""
+        """Return all below a process, parents before their children."""
         found: list[int] = []
         waiting = [root]
         while waiting:
@@ -161,7 +161,7 @@ class Table:
         return found
 
     def ancestors(self, pid: int) -> list[int]:
-        """The parent, its parent and so on."""
+        """Return the parent, its parent and so on."""
         found: list[int] = []
         proc = self.procs.get(pid)
         while proc is not None and proc.ppid and proc.ppid not in found:
@@ -170,20 +170,23 @@ class Table:
         return found
 
     def argv(self, pid: int) -> tuple[str, ...]:
-        """The arguments; empty for a kernel thread or a zombie, and where they are hidden."""
+        """Return the arguments; empty for a kernel thread or a zombie, and where they are hidden."""
         if pid not in self._argv:
             words = self.text(pid, "cmdline").rstrip("\0").split("\0")
             self._argv[pid] = tuple(words) if words != [""] else ()
         return self._argv[pid]
 
     def command(self, pid: int) -> str:
-        """The command line, or the name in brackets, in at most COMMAND_LIMIT characters."""
+        """Return the command line, or the name in brackets, in at most COMMAND_LIMIT characters."""
         name = self.procs[pid].name if pid in self.procs else "?"
         line = " ".join(self.argv(pid)) or f"[{name}]"
         return line if len(line) <= COMMAND_LIMIT else line[: COMMAND_LIMIT - 1] + "…"
 
     def environ(self, pid: int) -> dict[str, str]:
-        """The variables it was started with; empty where hidden, or longer than TEXT_LIMIT: a part would mislead."""
+        """Return the variables it was started with.
+
+        Empty where hidden, or longer than TEXT_LIMIT: a part would mislead.
+        """
         if pid not in self._environ:
             data = _read(pid, "environ")
             text = data.decode(errors="replace") if len(data) < TEXT_LIMIT else ""
@@ -196,19 +199,22 @@ class Table:
         return self._environ[pid]
 
     def uid(self, pid: int) -> int:
-        """The real user; -1 where it is gone. /proc/PID itself is root's where a program is not dumpable (proc(5))."""
+        """Return the real user.
+
+        -1 where it is gone. /proc/PID itself is root's where a program is not dumpable (proc(5)).
+        """
         if pid not in self._uids:
             told = self.status(pid, "Uid")
             self._uids[pid] = int(told.split()[0]) if told else -1
         return self._uids[pid]
 
     def status(self, pid: int, name: str) -> str | None:
-        """A value of its status file (proc_pid_status(5)); None where it is gone."""
+        """Return a value of its status file (proc_pid_status(5)); None where it is gone."""
         lines = self.text(pid, "status").splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith(name + ":")), None)
 
     def executable(self, pid: int) -> str:
-        """The base name of the program that runs; of the first argument where the link may not be read."""
+        """Return the base name of the program that runs; of the first argument where the link may not be read."""
         path = self.link(pid, "exe")
         if path is None:
             argv = self.argv(pid)
@@ -216,15 +222,15 @@ class Table:
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
     def text(self, pid: int, name: str) -> str:
-        """Reads a file of the process in /proc, at most TEXT_LIMIT bytes; "" where it is gone or hidden."""
+        """Read a file of the process in /proc, at most TEXT_LIMIT bytes; "" where it is gone or hidden."""
         return _read(pid, name).decode(errors="replace")
 
     def opened(self, pid: int) -> list[str]:
-        """Where its descriptors lead, as far as we may look."""
+        """Return where its descriptors lead, as far as we may look."""
         return [target for _, _, target in open_files({pid})]
 
     def link(self, pid: int, name: str) -> str | None:
-        """Where one of its links in /proc leads, such as "cwd" or "ns/pid"; None where it is gone or hidden."""
+        """Return where one of its links in /proc leads, such as "cwd" or "ns/pid"; None where it is gone or hidden."""
         try:
             return os.readlink(f"/proc/{pid}/{name}")
         except OSError:
@@ -255,7 +261,7 @@ MOST_SPACES = 64  # Network namespaces that are looked into: any user may make a
 
 
 def unit_of(pid: int, table: Table) -> str | None:
-    """Its Slurm job or container by its control group, else Slurm's variable: "docker container 3f2a40b1c9d2"."""
+    """Return its Slurm job or container by control group or Slurm's variable: "docker container 3f2a40b1c9d2"."""
     job = SLURM.search(table.text(pid, "cgroup"))
     if job:
         return f"Slurm job {job['job']}" + (f".{job['step']}" if job["step"] else "")
@@ -264,13 +270,13 @@ def unit_of(pid: int, table: Table) -> str | None:
 
 
 def is_contained(pid: int, table: Table) -> bool:
-    """True in a container that is not ours: by its control group, or by a PID namespace of its own."""
+    """Return True in a container that is not ours: by its control group, or by a PID namespace of its own."""
     theirs, ours = table.link(pid, "ns/pid"), table.link(os.getpid(), "ns/pid")
     return _container(pid, table) is not None or (theirs is not None and theirs != ours)
 
 
 def apart(pid: int, table: Table) -> str | None:
-    """Tells what sets a process of our user apart from us: a container, Slurm job or login that is not ours.
+    """Tell what sets a process of our user apart from us: a container, Slurm job or login that is not ours.
 
     A mount namespace counts for root alone: pam_namespace and Apptainer give one to each of a user's own logins and
     jobs, whereas root sees the processes of everybody's containers.
@@ -294,7 +300,7 @@ def apart(pid: int, table: Table) -> str | None:
 
 
 def service_of(pid: int, table: Table) -> str | None:
-    """The systemd service that looks after it; None where there is none, or one that only lets people in."""
+    """Return the systemd service that looks after it; None where there is none, or one that only lets people in."""
     for line in table.text(pid, "cgroup").splitlines():
         found = SERVICE.match(line)
         if found and re.split("[@.]", found["name"])[0] not in LOGINS:
@@ -303,13 +309,13 @@ def service_of(pid: int, table: Table) -> str | None:
 
 
 def surroundings(pid: int, table: Table) -> tuple[str | None, ...]:
-    """The container, namespaces and Slurm job that all have in common that one launcher started."""
+    """Return the container, namespaces and Slurm job that all have in common that one launcher started."""
     spaces = (table.link(pid, f"ns/{kind}") for kind in ("pid", "mnt"))
     return (_container(pid, table), *spaces, _slurm_job(pid, table))
 
 
 def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
-    """Processes of other network namespaces in which the port is taken, one a namespace."""
+    """Return processes of other network namespaces in which the port is taken, one a namespace."""
     seen = {table.link(os.getpid(), "ns/net"), None}
     found: list[dict[str, object]] = []
     for pid in sorted(table.procs):
@@ -325,7 +331,7 @@ def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
 
 
 def host_name() -> str:
-    """The machine's own name up to the first dot."""
+    """Return the machine's own name up to the first dot."""
     return socket.gethostname().partition(".")[0]
 
 
@@ -337,7 +343,10 @@ def _container(pid: int, table: Table) -> str | None:
 
 
 def _slurm_job(pid: int, table: Table) -> str | None:
-    """The Slurm job that has it; one that it only remembers in its variables counts while a slurmstepd serves it."""
+    """Return the Slurm job that has it.
+
+    One that it only remembers in its variables counts while a slurmstepd serves it.
+    """
     group = SLURM.search(table.text(pid, "cgroup"))
     if group:
         return group["job"]
@@ -348,7 +357,7 @@ def _slurm_job(pid: int, table: Table) -> str | None:
 
 
 def _login(pid: int, table: Table) -> int | None:
-    """The user who logged in, whoever sudo made of them since; None where nobody did."""
+    """Return the user who logged in, whoever sudo made of them since; None where nobody did."""
     found = USER_SLICE.search(table.text(pid, "cgroup"))
     if found:
         return int(found["uid"])

@@ -23,7 +23,7 @@ STACK_LINES = 12
 
 
 def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
-    """snapshot.RankState; None where the process is gone."""
+    """Return snapshot.RankState; None where the process is gone."""
     proc = table.procs.get(pid)
     if proc is None or proc.started != started or proc.state in "ZX":
         return None
@@ -46,7 +46,7 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
 
 
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
-    """How many there are, and the seconds that those with the most ran or queued for a CPU (sched-stats.rst)."""
+    """Return how many there are, and the seconds that those with the most ran or queued for a CPU (sched-stats.rst)."""
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -62,7 +62,7 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
 
 
 def io_bytes(pid: int) -> int | None:
-    """Bytes that it read and wrote by whatever way; proc_pid_io(5)."""
+    """Return bytes that it read and wrote by whatever way; proc_pid_io(5)."""
     text = tools.read(f"/proc/{pid}/io")
     if text is None:
         return None
@@ -71,7 +71,7 @@ def io_bytes(pid: int) -> int | None:
 
 
 def _wchan(pid: int) -> str | None:
-    """The kernel function that it sleeps in; None where it runs, or may not be told."""
+    """Return the kernel function that it sleeps in; None where it runs, or may not be told."""
     text = tools.read(f"/proc/{pid}/wchan")
     return text[:80] if text not in (None, "", "0") else None
 
@@ -107,7 +107,7 @@ class Look(NamedTuple):
 
 
 def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
-    """For each job, as its PIDs, what showed that it lives; None where nothing moved for the whole window."""
+    """Return for each job, as its PIDs, what showed that it lives; None where nothing moved for the whole window."""
     try:
         before = [_look(pids) for pids in jobs]
     except OSError as error:
@@ -154,12 +154,12 @@ def _peer(flow: Flow) -> str:
 
 
 def _bytes(flow: Flow | None) -> int:
-    """Bytes that came, and bytes sent that the peer acknowledged; 0 before Linux 4.1, which does not count."""
+    """Return bytes that came, and bytes sent that the peer acknowledged; 0 before Linux 4.1, which does not count."""
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
 
 def _moved(before: Look, now: Look) -> str | None:
-    """Tells what the second look shows; a process that was not there at the first was started meanwhile."""
+    """Tell what the second look shows; a process that was not there at the first was started meanwhile."""
     seconds = now.at - before.at
     for inode, flow in now.peers.items():
         moved = _bytes(flow) - _bytes(before.peers.get(inode))

@@ -28,7 +28,7 @@ class Unavailable(Exception):  # noqa: N818 - it is no error of ours
 
 
 def trace() -> str:
-    """The traceback of what is being handled."""
+    """Return the traceback of what is being handled."""
     import traceback  # 3 ms, and most hosts have none
 
     return traceback.format_exc()
@@ -40,7 +40,7 @@ Collector = TypeVar("Collector", bound=Callable[..., object])
 
 
 def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
-    """Registers the collector of a field of snapshot.HostFacts, in JSON form; ``slow`` where it starts a program.
+    """Register the collector of a field of snapshot.HostFacts, in JSON form; ``slow`` where it starts a program.
 
     What it needs it names as its parameters, out of ``given`` in probe/facts/__init__.py; others have defaults.
     """
@@ -60,7 +60,7 @@ FILE_PIECE = 1 << 16
 
 @fact("port_range")
 def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
-    """snapshot.PortRange."""
+    """Return snapshot.PortRange."""
     told = read(f"{folder}/ip_local_port_range")
     if told is None:
         raise Unavailable(f"{folder}/ip_local_port_range can't be read")
@@ -69,7 +69,7 @@ def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
 
 
 def read(path: str) -> str | None:
-    """A file's text without surrounding blanks, at most LIMIT of it; None where it is not there, or hidden."""
+    """Return a file's text without surrounding blanks, at most LIMIT of it; None where it is not there, or hidden."""
     data = bytearray()
     try:
         with open(path, "rb", buffering=0) as file:
@@ -82,7 +82,7 @@ def read(path: str) -> str | None:
 
 
 def encoded(name: str) -> str | bytes:
-    """A host name as bytes, where Python's IDNA codec would change nothing: it takes 2 ms to import."""
+    """Return a host name as bytes, where Python's IDNA codec would change nothing: it takes 2 ms to import."""
     *labels, last = name.split(".")
     return name.encode() if name.isascii() and len(last) < 64 and all(0 < len(one) < 64 for one in labels) else name
 
@@ -91,7 +91,7 @@ WORKERS = 16  # look-ups at once: name servers drop queries of a client that flo
 
 
 def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
-    """The answers that came before the deadline, by name; the rest end with the probe."""
+    """Return the answers that came before the deadline, by name; the rest end with the probe."""
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     for name in names:
@@ -146,7 +146,7 @@ OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: Mapping[str, str] = os.environ) -> str:
-    """Runs one of PROGRAMS for its output, untranslated; Unavailable: it failed, or none that this user may trust."""
+    """Run one of PROGRAMS for its output, untranslated; Unavailable: it failed, or none that this user may trust."""
     allowed_s = max(0.1, deadline - time.monotonic())
     name, folders = argv[0], login_folders()
     program = find(name, [*folders, *SYSTEM, *MORE])
@@ -177,14 +177,14 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: 
 
 
 def login_folders() -> list[str]:
-    """The folders of the login's PATH; as root, those that nobody else can change."""
+    """Return the folders of the login's PATH; as root, those that nobody else can change."""
     # an empty or relative one is whatever folder we happen to stand in
     named = [folder for folder in dict.fromkeys(os.environ.get("PATH", "").split(os.pathsep)) if folder[:1] == "/"]
     return [folder for folder in named if weak_place(folder) is None] if os.geteuid() == 0 else named
 
 
 def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | None:
-    """The path of one of PROGRAMS in these folders that may be run, by root or by us."""
+    """Return the path of one of PROGRAMS in these folders that may be run, by root or by us."""
     if name not in PROGRAMS:
         raise ValueError(f"{name} is no program of the list")
     strict = for_root or os.geteuid() == 0
@@ -195,7 +195,7 @@ def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | 
 
 
 def weak_place(path: str) -> str | None:
-    """The first place on the way to a file or folder that others than root can change; None where there is none.
+    """Return the first place on the way to a file or folder that others than root can change; None where there is none.
 
     Links are followed step by step, each folder on the way included. In a folder with the sticky bit nobody can
     replace what is root's, so that such a one may stand above, but not be the folder itself.

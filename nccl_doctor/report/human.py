@@ -30,7 +30,7 @@ _PHASE_NAME = 13  # cells for the name of a phase; the longest is "environment"
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Blocks of lines; quietly only what was found or could not be judged."""
+    """Yield blocks of lines; quietly only what was found or could not be judged."""
     screen = Screen.of(options)
     ordered = sorted(report.diagnoses, key=lambda found: -found.severity.rank)[::-1]
     blocks = [list(unjudged(report.checks, screen)), *(list(diagnosis(found, screen)) for found in ordered)]
@@ -50,7 +50,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def row(phase: Phase) -> str:
-    """A row of the checklist, uncoloured and uncut."""
+    """Return a row of the checklist, uncoloured and uncut."""
     return clean(f"  {phase.name:<{_PHASE_NAME}}{_OUTCOMES[phase.outcome][0]:>4}    {phase.text}").rstrip()
 
 
@@ -72,7 +72,7 @@ LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
 
 
 def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
-    """The lines of a diagnosis, its commands last and alone."""
+    """Yield the lines of a diagnosis, its commands last and alone."""
     title = clean(f"{found.severity.value}  {found.code} {found.name}")
     head, *more = apart(title, where(found), screen.prose)
     yield head.replace(title, screen.paint(title, SEVERITY_STYLES[found.severity]))
@@ -93,7 +93,7 @@ def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def plain(value: object) -> str:
-    """A fact in words: ``node2 3; node3 none``."""
+    """Return a fact in words: ``node2 3; node3 none``."""
     if isinstance(value, dict):
         return "; ".join(f"{name} {plain(one)}" for name, one in value.items()) or "none"
     if isinstance(value, (list, tuple)):
@@ -104,7 +104,7 @@ def plain(value: object) -> str:
 
 
 def where(found: Diagnosis) -> str:
-    """The hosts at fault, behind the ranks that a log names."""
+    """Return the hosts at fault, behind the ranks that a log names."""
     hosts = fold(found.hosts)
     ranks = (found.entities or {}).get("rank")
     if ranks is None:
@@ -133,7 +133,7 @@ def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str], str]:
-    """Consequences by code, name and message, with their hosts folded."""
+    """Return consequences by code, name and message, with their hosts folded."""
     hosts = grouped(((one.code, one.name, one.message), one.hosts) for one in explained)
     return {consequence: fold(chain.from_iterable(each)) for consequence, each in hosts.items()}
 
@@ -153,7 +153,7 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
 
 
 def by_place(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Commands for a place, ``On each of node[2-3], as root:``; True where they can be shown."""
+    """Yield commands for a place, ``On each of node[2-3], as root:``; True where they can be shown."""
     per_host = grouped(((one.host, one.place), one.command) for one in fix.commands)
     alike = grouped(((side, tuple(lines)), host) for (host, side), lines in per_host.items())
     for (side, lines), hosts in alike.items():
@@ -170,7 +170,7 @@ _MATRIX = 32  # hosts up to which the mesh is drawn; of more the failed dials ar
 
 
 def details(report: Report, screen: Screen) -> Iterator[list[str]]:
-    """The tables, each a block of lines."""
+    """Yield the tables, each a block of lines."""
     if report.hosts:
         hosts = [(str(host.node_rank), host.name, host.address, _uses(host)) for host in report.hosts]
         yield table(("rank", "host", "address", "NCCL uses"), hosts, screen.prose)
@@ -211,7 +211,7 @@ def _uses(host: HostSummary) -> str:
 
 
 def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
-    """The mesh by rank: rows of hosts that dial, columns of dialled ones."""
+    """Yield the mesh by rank: rows of hosts that dial, columns of dialled ones."""
     reached = [host for host in hosts if host.reached]
     if mesh.tested < mesh.pairs or not 1 < len(reached) <= _MATRIX:
         return
@@ -233,7 +233,7 @@ _NO_REASON = "no reason given"
 
 
 def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
-    """Checks without a verdict by their reasons, and those that crashed."""
+    """Check without a verdict by their reasons, and those that crashed."""
     gaps = [
         (gap, check.name)
         for check in checks
@@ -255,7 +255,7 @@ def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
 
 
 def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]], limit: int) -> str:
-    """Checks behind a reason, those first that it keeps from all its hosts."""
+    """Check behind a reason, those first that it keeps from all its hosts."""
     sets = [(frozenset(hosts), name) for hosts, name in each]
     sets.sort(key=lambda pair: pair[0] != frozenset(everywhere))
     groups = [
@@ -267,7 +267,7 @@ def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]],
 
 
 def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], str]:
-    """True where a job can start, counts, both as a sentence; ``cause`` is gravest."""
+    """Return whether a job can start, counts, both as a sentence; ``cause`` is gravest."""
     outcomes = Counter(check.outcome for check in report.checks)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     grave = cause is not None and cause.severity is not Severity.INFO
@@ -286,7 +286,7 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
 
 
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
-    """The line that counts and names pages, the cause's first; then the next step."""
+    """Yield the line that counts and names pages, the cause's first; then the next step."""
     ready, counts, line = verdict(report, cause)
     alike = [each.code for each in report.diagnoses if cause and each.severity is cause.severity]
     codes = ", ".join(dict.fromkeys([*([cause.code] if cause else []), *alike]))
@@ -304,7 +304,7 @@ def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator
 
 
 def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> list[str]:
-    """``1 error``, ``0 warnings``, ``56 checks passed``; most of what is none is left out."""
+    """Return ``1 error``, ``0 warnings``, ``56 checks passed``; most of what is none is left out."""
     found = Counter(each.severity for each in diagnoses)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     warnings, passed = found[Severity.WARNING], outcomes[Outcome.PASS]
@@ -329,7 +329,7 @@ _READ = {
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
-    """Blocks of lines; quietly only what stands still or could not be told."""
+    """Yield blocks of lines; quietly only what stands still or could not be told."""
     screen = Screen.of(options)
     blocks = [list(diagnosis(found, screen)) for found in reversed(report.diagnoses)]
     if not options.quiet:

@@ -22,7 +22,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """The report's XML; what has no check stands in a suite named after the command."""
+    """Return the report's XML; what has no check stands in a suite named after the command."""
     suites = grouped((check.category, _case(check, report, options.fail_on)) for check in report.checks)
     checked = {check.code for check in report.checks}
     seen = {found.code: found for found in report.diagnoses if found.code not in checked}
@@ -64,7 +64,7 @@ def _case(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
 
 
 def _found(check: CheckResult, report: Report, fail_on: str) -> ET.Element:
-    """The diagnoses of this check, or those under which its findings hang."""
+    """Return the diagnoses of this check, or those under which its findings hang."""
     own = [found for found in report.diagnoses if found.code == check.code]
     under = [(one, cause) for cause in report.diagnoses for one in cause.explains if one.code == check.code]
     blocks = [_diagnosis(found) for found in own]

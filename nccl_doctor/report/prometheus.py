@@ -15,7 +15,7 @@ Samples = list[tuple[dict[str, str], float]]
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """The report's metrics, all gauges."""
+    """Return the report's metrics, all gauges."""
     found = [
         ({"code": each.code, "name": each.name, "severity": each.severity.value, "host": host}, 1.0)
         for each in report.diagnoses
@@ -47,7 +47,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def _family(name: str, text: str, samples: Samples) -> str:
-    """The lines of a metric with its samples; nothing where it has none."""
+    """Return the lines of a metric with its samples; nothing where it has none."""
     series: dict[str, float] = {}
     for labels, value in samples:
         # backslashes and quotes as the format wants them; line breaks are gone after cleaning

@@ -56,19 +56,19 @@ FORMS: dict[str, dict[str, str]] = {
 
 
 def render(command: str, form: str, document: Any, options: RenderOptions = RenderOptions()) -> str:  # noqa: ANN401, B008 - each renderer knows its own; a NamedTuple can't change
-    """The document as lines in a form; empty where a quiet one says nothing."""
+    """Return the document as lines in a form; empty where a quiet one says nothing."""
     return renderer(command, form)(document, options)
 
 
 def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
-    """The function that makes a form, whose module is loaded now."""
+    """Return the function that makes a form, whose module is loaded now."""
     module, function = FORMS[command][form].split(":")
     make: Callable[[Any, RenderOptions], str] = getattr(import_module(f"nccl_doctor.report.{module}"), function)
     return make
 
 
 def render_json(document: Document, _options: RenderOptions) -> str:
-    """The document's JSON: every field, but ``entities`` only where a log named some.
+    """Return the document's JSON: every field, but ``entities`` only where a log named some.
 
     ASCII only, so that whatever a host name or a log holds can neither upset a terminal nor an encoding. Numbers that
     JSON doesn't know (infinities, not-a-number) become null.

@@ -32,7 +32,7 @@ _MOST = 100  # with -v
 
 
 def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
-    """Blocks of lines about an all-reduce that was run."""
+    """Yield blocks of lines about an all-reduce that was run."""
     ranks = result.ranks
     labelled = {
         "backend": f"{plural(len(ranks), 'rank')}, {backend(result)}",
@@ -55,14 +55,14 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
 
 
 def backend(result: AllReduceReport) -> str:
-    """The backend with its versions, and why it was taken."""
+    """Return the backend with its versions, and why it was taken."""
     versions = sorted({rank.nccl for rank in result.ranks if rank.nccl})
     name = " ".join(("NCCL" if result.backend == "nccl" else result.backend, *versions))
     return f"{name} ({result.reason})" if result.reason else name
 
 
 def uses(ranks: Sequence[RankReport]) -> str:
-    """Networks and interfaces, folded over hosts: ``IB, eno1 on node[1-2]``."""
+    """Return networks and interfaces, folded over hosts: ``IB, eno1 on node[1-2]``."""
     pairs = []
     for rank in ranks:
         plugin = f" (plugin {rank.plugin} loaded)" if rank.plugin else ""
@@ -73,7 +73,7 @@ def uses(ranks: Sequence[RankReport]) -> str:
 
 
 def transports(ranks: Sequence[RankReport]) -> str:
-    """Channels by the way they go, those with most first."""
+    """Return channels by the way they go, those with most first."""
     counts: Counter[str] = Counter()
     for rank in ranks:
         counts.update(rank.transports)
@@ -81,7 +81,7 @@ def transports(ranks: Sequence[RankReport]) -> str:
 
 
 def ring_words(result: AllReduceReport) -> str:
-    """``node1 (rank 0-3) -> node2 (rank 4-7) -> node1``; gloo's ring goes by rank (gloo/allreduce.cc)."""
+    """Return ``node1 (rank 0-3) -> node2 (rank 4-7) -> node1``; gloo's ring goes by rank (gloo/allreduce.cc)."""
     ranks = {rank.rank: rank.host for rank in result.ranks}
     rings = result.rings
     drawn = result.backend == "gloo" and result.ok
@@ -96,7 +96,7 @@ def ring_words(result: AllReduceReport) -> str:
 
 
 def _tree(result: AllReduceReport) -> str:
-    """``rank 0 <- 1; 1 <- 2,3``: NCCL's first tree, parents with children."""
+    """Return ``rank 0 <- 1; 1 <- 2,3``: NCCL's first tree, parents with children."""
     found = filter(None, map(_PARENT.search, result.trees.values()))
     children = grouped((int(one[2]), one[1]) for one in found if int(one[2]) >= 0)
     parts = [f"{parent} <- {fold_numbers(below)}" for parent, below in sorted(children.items())]
@@ -105,7 +105,7 @@ def _tree(result: AllReduceReport) -> str:
 
 
 def _spark(sizes: Sequence[SizeReport]) -> str:
-    """``▁▂▄▆█  8 B to 64 MiB``: shares of the best bandwidth, of the first type."""
+    """Return ``▁▂▄▆█  8 B to 64 MiB``: shares of the best bandwidth, of the first type."""
     measured = [size for size in sizes if size.dtype == sizes[0].dtype]
     best = max((size.busbw for size in measured), default=0.0)
     if len(measured) < _FEWEST or best <= 0:
@@ -115,7 +115,7 @@ def _spark(sizes: Sequence[SizeReport]) -> str:
 
 
 def link_words(link: LinkShare | None) -> str:
-    """The slowest link's rate, and the part reached; "" where nobody knows it."""
+    """Return the slowest link's rate, and the part reached; "" where nobody knows it."""
     if link is None:
         return ""
     reached = f"{rate_words(link.share * link.gb_per_s)} of {rate_words(link.gb_per_s)}"
@@ -124,7 +124,7 @@ def link_words(link: LinkShare | None) -> str:
 
 
 def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
-    """Counters of trouble that grew meanwhile, port by port; "" where nobody looked."""
+    """Return counters of trouble that grew meanwhile, port by port; "" where nobody looked."""
     lines = grown_words(result.rdma_grown)
     if not lines:
         return f"no counter of trouble grew on {fold(result.rdma_grown)}" if result.rdma_grown else ""
@@ -132,7 +132,7 @@ def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
 
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
-    """A few rows of each type, evenly apart; -v shows all."""
+    """Return a few rows of each type, evenly apart; -v shows all."""
     kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
     rows = [(its, min(len(its), most)) for its in kinds.values()]
@@ -140,7 +140,7 @@ def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
 
 
 def gradient(sizes: Sequence[SizeReport]) -> str:
-    """How long a model's gradients take, by the largest message measured."""
+    """Return how long a model's gradients take, by the largest message measured."""
     largest = max(sizes, key=lambda size: size.bytes)
     if largest.bytes < 1 << 20:
         return ""
@@ -151,7 +151,7 @@ def gradient(sizes: Sequence[SizeReport]) -> str:
 
 
 def size_rows(sizes: Sequence[SizeReport], result: AllReduceReport) -> list[tuple[str, ...]]:
-    """The header and a row for each of these sizes; the type where there is more than one.
+    """Return the header and a row for each of these sizes; the type where there is more than one.
 
     The last column is the ring's own time, T = 2 (N - 1) / N * K / B, for the link's speed, or for the best that was
     measured where nobody knows it (a virtual link); busbw is algbw times 2 (N - 1) / N.
@@ -168,7 +168,7 @@ def size_rows(sizes: Sequence[SizeReport], result: AllReduceReport) -> list[tupl
 
 
 def ring_formula(result: AllReduceReport) -> str:
-    """The sentence behind the table's last column; "" where it has none."""
+    """Return the sentence behind the table's last column; "" where it has none."""
     ranks, rate = result.world_size, _best_rate(result)
     if ranks < 2 or not rate:
         return ""
@@ -176,19 +176,19 @@ def ring_formula(result: AllReduceReport) -> str:
 
 
 def _best_rate(result: AllReduceReport) -> float:
-    """The link's speed, or the best busbw of all sizes, in GB/s."""
+    """Return the link's speed, or the best busbw of all sizes, in GB/s."""
     return result.link.gb_per_s if result.link else max(size.busbw for size in result.sizes)
 
 
 def rate_words(gb_per_s: float) -> str:
-    """In GB/s, or in MB/s or kB/s where that is too small."""
+    """Return in GB/s, or in MB/s or kB/s where that is too small."""
     units = {"GB/s": gb_per_s, "MB/s": gb_per_s * 1e3, "kB/s": gb_per_s * 1e6}
     unit = next((unit for unit, value in units.items() if value >= 1), "kB/s")
     return f"{figure(units[unit], 3)} {unit}"
 
 
 def size_words(count: int) -> str:
-    """In the largest binary unit that leaves a whole number: 1 MiB, but 1000 B."""
+    """Return in the largest binary unit that leaves a whole number: 1 MiB, but 1000 B."""
     units = ("B", "KiB", "MiB", "GiB")
     power = 0
     while power < len(units) - 1 and count and count % 1024 == 0:
@@ -197,14 +197,14 @@ def size_words(count: int) -> str:
 
 
 def time_words(seconds: float) -> str:
-    """In the unit that leaves few digits: 588 µs, 3.45 ms, 1.20 s."""
+    """Return in the unit that leaves few digits: 588 µs, 3.45 ms, 1.20 s."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def rates(measured: Sequence[RateReport], screen: Screen) -> Iterator[list[str]]:
-    """A table of the slowest, and a line on all."""
+    """Yield a table of the slowest, and a line on all."""
     worst = sorted(measured, key=lambda one: one.gbps)[: _MOST if screen.verbose else _WORST]
     if not worst:
         return

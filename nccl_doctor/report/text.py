@@ -27,13 +27,13 @@ Paint = Callable[[str, str], str]  # text and a style of rich ("bold red") to te
 
 
 def painter(color: bool) -> Paint:
-    """Paints with the terminal's own sixteen colours, or not at all."""
+    """Return paints with the terminal's own sixteen colours, or not at all."""
     system = ColorSystem.STANDARD if color else None
     return lambda text, style: Style.parse(style).render(text, color_system=system)
 
 
 def wrap(text: str, width: int = WIDTH, first: str = "", rest: str | None = None) -> list[str]:
-    """Lines of at most ``width`` cells: ``first`` before the first, ``rest``, by default spaces, before others."""
+    """Return lines of at most ``width`` cells, with ``first`` before the first and ``rest`` (spaces) before others."""
     first = clean(first)
     rest = " " * cell_len(first) if rest is None else rest
     room = max(width - max(cell_len(first), cell_len(rest)), 2)
@@ -43,13 +43,13 @@ def wrap(text: str, width: int = WIDTH, first: str = "", rest: str | None = None
 
 
 def cut(line: str, width: int = WIDTH) -> str:
-    """The beginning of a line that is too wide, with an ellipsis."""
+    """Return the beginning of a line that is too wide, with an ellipsis."""
     line = clean(line)
     return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
 
 
 def apart(left: str, right: str, width: int) -> list[str]:
-    """Two texts at the ends of a line, or on lines of their own."""
+    """Return two texts at the ends of a line, or on lines of their own."""
     left, right = clean(left), clean(right)
     gap = width - cell_len(left) - cell_len(right)
     if gap >= 2:
@@ -58,7 +58,7 @@ def apart(left: str, right: str, width: int) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
-    """Columns two spaces apart; cells go on in theirs, but the first, a name, stays whole."""
+    """Return columns two spaces apart; cells go on in theirs, but the first, a name, stays whole."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
     for number, title in enumerate(header):
         grid.add_column(Text(clean(title)), no_wrap=number == 0, overflow="fold" if number else "ellipsis")
@@ -75,12 +75,12 @@ def _console(width: int) -> Console:
 
 
 def joined(blocks: Iterable[Sequence[str]]) -> str:
-    """Blocks of lines with an empty line between them; empty ones are left out."""
+    """Return blocks of lines with an empty line between them; empty ones are left out."""
     return "\n".join("\n".join([*block, ""]) for block in blocks if any(block))
 
 
 class Screen(NamedTuple):
-    """Where a report is shown; no line but a command is wider than its ``width`` in cells."""
+    """Screen on which a report is shown; only commands exceed its ``width`` in cells."""
 
     paint: Paint
     width: int = 80
@@ -88,7 +88,7 @@ class Screen(NamedTuple):
 
     @classmethod
     def of(cls, options: RenderOptions) -> Screen:
-        """The screen that the options describe."""
+        """Return the screen that the options describe."""
         return cls(painter(options.color), max(options.width, 50), options.verbose)
 
     @property

@@ -1,4 +1,4 @@
-"""Why a host was not reached: every way of connecting ends in an :class:`AccessFailure`; the JSON keeps its fields."""
+"""Failures to reach a host: every way of connecting ends in an :class:`AccessFailure`; the JSON keeps its fields."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SshTarget(AccessFacts):
 
 
 class UnreachableFacts(SshTarget):
-    """Why no session came about."""
+    """Failure to open a session."""
 
     reason: Reason
     via: bool = False  # it was a jump host or a proxy that dialled, not this machine
@@ -104,7 +104,7 @@ class PythonFacts(AccessFacts):
 
 
 class ProbeFacts(AccessFacts):
-    """Where the probe failed: connect, login, start, facts, mesh, hang; ``late`` where it was a deadline."""
+    """Stage at which the probe failed: connect, login, start, facts, mesh, hang; ``late`` if a deadline passed."""
 
     python: str | None = None
     stage: str
@@ -120,7 +120,7 @@ class EngineFacts(AccessFacts):
 
 
 class AccessFailure(Words):
-    """Why a host was not reached."""
+    """Failure to reach a host."""
 
     kind: str  # the name of the diagnosis
     detail: str  # one phrase that goes on behind the host's name: what happened

@@ -148,7 +148,7 @@ class User(NamedTuple):
         return self.name == f"uid {self.uid}"
 
     def is_same(self, other: User) -> bool:
-        """True where two hosts mean one user: by the name, or by the number where one of them knows no name."""
+        """Return whether two hosts mean one user: by the name, or by the number where one of them knows no name."""
         unnamed = self.uid is not None and (self.is_nameless or other.is_nameless)
         return self.name == other.name or (unnamed and self.uid == other.uid)
 
@@ -176,7 +176,7 @@ class JobProcess(Observed):
         return User(self.user, self.uid)
 
     def is_alike(self, other: JobProcess) -> bool:
-        """True where both are of one user, and both in containers or in none."""
+        """Return whether both are of one user, and both in containers or in none."""
         return self.owner.is_same(other.owner) and self.contained == other.contained
 
 
@@ -312,7 +312,7 @@ class HangHost(Observed):
 
 
 class HangSnapshot(FrozenModel):
-    """All that was seen of one job; judged now, or again from a file."""
+    """Snapshot of one job; judged now, or again from a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     kind: str = "hang"

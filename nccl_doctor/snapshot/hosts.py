@@ -1,4 +1,4 @@
-"""All that hosts told, the snapshot of a run, and what follows: ranks, and corroborated addresses.
+"""Facts of hosts, the snapshot of a run, and what follows: ranks, and corroborated addresses.
 
 A host may claim any address, and what it claims must not become a rule on an honest one: only addresses that somebody
 besides it speaks for stand in a command for another host. Evidence is, each alone:
@@ -75,7 +75,7 @@ def _limit_words(limits: system.ResourceLimits) -> str:
 
 
 def _route_words(routes: tuple[network.Route, ...]) -> str:
-    """The first of the main table, IPv4 before IPv6."""
+    """Return the first of the main table, IPv4 before IPv6."""
     words = [
         f"{route.destination}{f' via {route.gateway}' if route.gateway else ''} {route.interface}"
         for route in sorted(routes, key=lambda route: route.family)
@@ -85,7 +85,7 @@ def _route_words(routes: tuple[network.Route, ...]) -> str:
 
 
 class HostFacts(Observed):
-    """All that one host told, by collectors (probe/tools.py, ``fact``); :class:`Shown` ones stand on the screen so."""
+    """Facts of one host, by collector (probe/tools.py, ``fact``); :class:`Shown` ones are printed so."""
 
     identity: Fact[system.Identity]
     resolution: Fact[network.Names]
@@ -154,7 +154,7 @@ class Host(Observed):
         return self.node.name
 
     def beside(self, names: network.Common) -> Host:
-        """The same host with its names in terms of these common answers."""
+        """Return the same host with its names in terms of these common answers."""
         if self.facts is None or not isinstance(self.facts.resolution, network.Names):
             return self
         facts = self.facts.model_copy(update={"resolution": self.facts.resolution.beside(names)})
@@ -165,7 +165,7 @@ HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 
 
 class Snapshot(Observed):
-    """All that was seen in one run; what stands in it fits together, also where it comes out of a file."""
+    """Snapshot of one run; its parts are consistent, also when read from a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     version: str
@@ -214,7 +214,7 @@ class Snapshot(Observed):
 
 
 def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
-    """Ranks that the node starts: as set, else its GPUs, else 1; 2 on a machine alone, where 1 would test nothing."""
+    """Return the number of ranks that the node starts: as set, else its GPUs, else 1 (2 on a single machine)."""
     if node.nproc_per_node is not None:
         return node.nproc_per_node
     named = named_devices(visible_devices(node, facts))
@@ -225,20 +225,20 @@ def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
 
 
 def rank_counts(snapshot: Snapshot) -> dict[str, int]:
-    """By name of each reached node, how many ranks it will have."""
+    """Return by name of each reached node, how many ranks it will have."""
     alone = len(snapshot.cluster.nodes) == 1
     return {host.name: nproc(host.node, host.facts, alone=alone) for host in snapshot.hosts if host.facts is not None}
 
 
 def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
-    """By host that has GPUs, how many its ranks see."""
+    """Return by host that has GPUs, how many its ranks see."""
     seen = ((host, host.facts) for host in snapshot.hosts if host.facts is not None)
     shown = ((host, facts) for host, facts in seen if not isinstance(facts.gpus, Unknown) and facts.gpus)
     return {host.name: len(visible_gpus(host.node, facts)) for host, facts in shown}
 
 
 def world_size(snapshot: Snapshot) -> int:
-    """All ranks; a node that was not reached counts with what the hosts file says, else 1."""
+    """Return all ranks; a node that was not reached counts with what the hosts file says, else 1."""
     known = rank_counts(snapshot)
     return sum(known.get(host.name, host.node.nproc_per_node or 1) for host in snapshot.hosts)
 
@@ -251,12 +251,12 @@ def visible_devices(node: Node, facts: HostFacts) -> str | None:
 
 
 def named_devices(value: str | None) -> tuple[str, ...]:
-    """The parts of a value of CUDA_VISIBLE_DEVICES; none where it is not set."""
+    """Return the parts of a value of CUDA_VISIBLE_DEVICES; none where it is not set."""
     return tuple(part.strip() for part in (value or "").split(",") if part.strip())
 
 
 def gpu_wish(host: Host) -> str | None:
-    """Words for what asks for GPUs on a host; None where nothing does."""
+    """Return words for what asks for GPUs on a host; None where nothing does."""
     if any(part != "-1" for part in named_devices(host.node.cuda_visible_devices)):
         origin = host.node.env_origins.get("CUDA_VISIBLE_DEVICES")
         by = "the hosts file asks for them: cuda_visible_devices" if origin is None else f"{origin} asks for them:"
@@ -267,7 +267,7 @@ def gpu_wish(host: Host) -> str | None:
 
 
 def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
-    """The GPUs that the node's ranks see, in their order; a part of one (``MIG-…``) stands for nothing.
+    """Return the GPUs that the node's ranks see, in their order; a part of one (``MIG-…``) stands for nothing.
 
     None where the host did not show its GPUs.
     """
@@ -284,7 +284,7 @@ def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
 
 
 def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:
-    """The confirmed addresses of a host, for a command on ``reader``; both by their nodes' names."""
+    """Return the confirmed addresses of a host, for a command on ``reader``; both by their nodes' names."""
     data = snapshot.mesh.answered.get(host, {}) if isinstance(snapshot.mesh, Mesh) else {}
     met = [address for address, witnesses in data.items() if reader in witnesses]
     names = [node.address for node in snapshot.cluster.nodes if node.name == host]
@@ -294,7 +294,7 @@ def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozen
 
 
 def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozenset[Address]:
-    """The confirmed addresses of a name of the hosts file."""
+    """Return the confirmed addresses of a name of the hosts file."""
     hosts = [node.name for node in snapshot.cluster.nodes if node.address == name]
     if name == snapshot.cluster.master_addr:
         hosts.append(snapshot.cluster.nodes[0].name)
@@ -303,7 +303,7 @@ def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozense
 
 
 def _resolved(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
-    """Addresses that the hosts file, this machine and the reader make of a name."""
+    """Yield addresses that the hosts file, this machine and the reader make of a name."""
     yield name
     yield from snapshot.resolved.get(name, ())
     for host in snapshot.hosts:

@@ -82,7 +82,7 @@ class Sample(Observed):
     by_all: tuple[str, ...] = ()  # the hosts with which a dial failed, and which all others dialled then
 
     def holds(self, src: str, dst: str) -> bool:
-        """True where the dial from the one host to the other is among those that were chosen."""
+        """Return whether the dial from the one host to the other is among those that were chosen."""
         if src == dst:
             return False
         behind = (self._ranks[dst] - self._ranks[src]) % len(self.order)
@@ -142,7 +142,7 @@ class Mesh(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Mesh:
-        """The same mesh with nothing but dials between these hosts."""
+        """Return the same mesh with nothing but dials between these hosts."""
         if self.hosts == len(names):
             return self
 
@@ -243,7 +243,7 @@ class Group:
 
 
 def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[Group]:
-    """The failed pairs, taken apart into hosts that have nothing to do with each other."""
+    """Yield the failed pairs, taken apart into hosts that have nothing to do with each other."""
     peers: dict[str, set[str]] = {}
     for one, other in pairs:
         peers.setdefault(one, set()).add(other)
@@ -270,7 +270,7 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
 
 
 def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:
-    """Takes the host with the most failed peers until no pair is left; all where each has as many as any other."""
+    """Take the host with the most failed peers until no pair is left; all where each has as many as any other."""
     if len({len(others) for others in peers.values()}) == 1:
         return frozenset(peers)
     left = {name: set(others) for name, others in peers.items()}

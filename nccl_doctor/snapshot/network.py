@@ -200,7 +200,7 @@ class Resolver(Protocol):
     """A host's answers for names."""
 
     def get(self, name: str) -> Resolution | None:
-        """The host's answer for a name; None where it was not asked."""
+        """Return the host's answer for a name; None where it was not asked."""
 
 
 class Names(Observed):
@@ -224,11 +224,11 @@ class Names(Observed):
         return self._common
 
     def beside(self, common: Common) -> Names:
-        """The same in terms of these common answers (:attr:`Snapshot.names`)."""
+        """Return the same in terms of these common answers (:attr:`Snapshot.names`)."""
         return self._made(self.own, common)
 
     def get(self, name: str) -> Resolution | None:
-        """The host's answer for a name; None where it was not asked."""
+        """Return the host's answer for a name; None where it was not asked."""
         if name in self.own:
             return self.own[name]
         told = self.shared(name)
@@ -238,11 +238,11 @@ class Names(Observed):
         return Resolution.model_construct(addresses=told.addresses, error=told.error, source=source, source_error=None)
 
     def shared(self, name: str) -> ResolverAnswer | None:
-        """The common answer for a name, or the address that the name itself is."""
+        """Return the common answer for a name, or the address that the name itself is."""
         return self._common.get(name) or (None if self.source is None else literal(name))
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
-        """The same in terms of another common answer, which differs in these names alone."""
+        """Return the same in terms of another common answer, which differs in these names alone."""
         before = {name: told for name in changed if (told := self.get(name)) is not None}
         own = {name: told for name, told in (before | self.own).items() if not self._follows(name, told, common)}
         return self._made(own, common)
@@ -260,7 +260,7 @@ class Names(Observed):
 
 
 def literal(name: str) -> ResolverAnswer | None:
-    """The answer of every host for an address; None for a name."""
+    """Return the answer of every host for an address; None for a name."""
     try:
         ipaddress.ip_address(name.partition("%")[0])
         return ResolverAnswer.model_construct(addresses=(ip_address(name),), error=None)
@@ -269,7 +269,7 @@ def literal(name: str) -> ResolverAnswer | None:
 
 
 def addresses_by_name(names: Iterable[Names]) -> dict[str, set[str]]:
-    """By name, all addresses that any of these hosts makes of it."""
+    """Return by name, all addresses that any of these hosts makes of it."""
     found: dict[str, set[str]] = {}
     common: Common = {}
     for one in names:
@@ -283,7 +283,7 @@ def addresses_by_name(names: Iterable[Names]) -> dict[str, set[str]]:
 
 
 def deviations(hosts: Mapping[str, Names]) -> dict[str, dict[str, Resolution]]:
-    """By name, what those hosts make of it that deviate from the common answer."""
+    """Return by name, what those hosts make of it that deviate from the common answer."""
     found: dict[str, dict[str, Resolution]] = {}
     for host, names in hosts.items():
         for name, told in names.own.items():
@@ -342,7 +342,7 @@ MAX_RESERVED = 1 << 18  # characters of every other port with commas
 
 
 def _spans(text: object) -> object:
-    """The pairs of "8080,9000-9010"; a text that is no such list is left for the type to refuse."""
+    """Return the pairs of "8080,9000-9010"; a text that is no such list is left for the type to refuse."""
     if not isinstance(text, str) or len(text) > MAX_RESERVED:
         return text
     ends = [part.strip().partition("-")[::2] for part in text.split(",") if part.strip()]
@@ -378,7 +378,7 @@ class PortRange(Observed):
         return frozenset(chain.from_iterable(range(low, high + 1) for low, high in self.reserved))
 
     def gives(self, port: int) -> bool:
-        """True for a port that the kernel may give to whoever asks for any."""
+        """Return True for a port that the kernel may give to whoever asks for any."""
         return self.low <= port <= self.high and port not in self.reserved_ports
 
     @property

@@ -112,7 +112,7 @@ class Rates(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Rates:
-        """The same without the other hosts."""
+        """Return the same without the other hosts."""
         kept = tuple(name for name in self.hosts if name in names)
         return self.model_copy(
             update={
@@ -133,5 +133,5 @@ class Rates(Observed):
         return found
 
     def link(self, host: str, interface: str) -> RateLink | None:
-        """The link of a host's interface, where it told of it."""
+        """Return the link of a host's interface, where it told of it."""
         return next((one for one in self.links.get(host, ()) if one.interface == interface), None)

@@ -53,7 +53,7 @@ OPTIONS = frozenset(  # options of Python and torchrun whose values are no secre
 
 @dataclass
 class Redacted:
-    """All that was left out so far; ``users`` maps a name to what stands for it."""
+    """Record of what was left out so far; ``users`` maps a name to its replacement."""
 
     users: dict[str, str] = field(default_factory=dict)
     variables: set[str] = field(default_factory=set)
@@ -76,7 +76,7 @@ Kept = TypeVar("Kept", bound=BaseModel)
 
 
 def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
-    """The snapshot without names and secrets, and what that left out."""
+    """Return the snapshot without names and secrets, and what that left out."""
     done = Redacted()
     for name in sorted({*_users(snapshot)} - NOBODY):
         done.users[name] = f"user{len(done.users) + 1}"
@@ -85,7 +85,7 @@ def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
 
 @cache
 def marks(model: type[BaseModel]) -> dict[str, Holds]:
-    """By field of a model, what its type says that it holds."""
+    """Return by field of a model, what its type says that it holds."""
     found = {name: _mark(field.annotation, field.metadata) for name, field in model.model_fields.items()}
     return {name: mark for name, mark in found.items() if mark is not None}
 
@@ -115,7 +115,7 @@ def _users(value: object) -> Iterator[str]:
 
 
 def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """The JSON of a model, changed: without what its types and the looks of its texts say is not to travel."""
+    """Return the JSON of a model, changed: without what its types and the looks of its texts say is not to travel."""
     for name, declared in type(value).model_fields.items():
         key, mark = declared.alias or name, marks(type(value)).get(name)
         if key in tree:
@@ -126,7 +126,7 @@ def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, A
 
 
 def _part(value: object, tree: Any, done: Redacted, mark: Holds | None) -> Any:  # noqa: ANN401 - JSON
-    """A field's JSON, of this value."""
+    """Return a field's JSON, of this value."""
     if isinstance(value, BaseModel):
         return clean(value, tree, replace(done, users={}) if mark is Holds.RULES else done)
     if mark in _CLEANED and tree is not None:
@@ -145,7 +145,7 @@ def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
 
 
 def _untyped(tree: Any, done: Redacted, key: str = "") -> Any:  # noqa: ANN401 - JSON
-    """A part for which the model has no type: ways to hosts, by the names of options; texts; numbers."""
+    """Return a part for which the model has no type: ways to hosts, by the names of options; texts; numbers."""
     if isinstance(tree, dict):
         return _keyed({name: _untyped(part, done, name) for name, part in tree.items()}, done)
     if isinstance(tree, list):
@@ -156,7 +156,7 @@ def _untyped(tree: Any, done: Redacted, key: str = "") -> Any:  # noqa: ANN401 -
 
 
 def _environment(variables: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """Variables; of each one value or several."""
+    """Return variables; of each one value or several."""
     return {
         name: [one and _variable(name, one, done) for one in value]
         if isinstance(value, list)
@@ -175,13 +175,13 @@ def _variable(name: str, value: Any, done: Redacted) -> Any:  # noqa: ANN401 - J
 
 
 def _config_line(line: str, done: Redacted) -> str:
-    """A line of NCCL's configuration file, which sets variables."""
+    """Return a line of NCCL's configuration file, which sets variables."""
     match = CONFIG_LINE.match(line)
     return f"{match[1]}={_variable(match[1], match[2], done)}" if match else _text(line, done)
 
 
 def _command(line: str, done: Redacted) -> str:
-    """A command line with what may be told of it."""
+    """Return a command line with what may be told of it."""
     words = line.split()
     told: list[str] = []
     for number, word in enumerate(words):
@@ -211,7 +211,7 @@ LAUNCHERS = re.compile(
 
 
 def _launch_line(line: str, done: Redacted) -> str:
-    """A launch line with what its judgement needs: programs, scripts, options, numbers and addresses."""
+    """Return a launch line with what its judgement needs: programs, scripts, options, numbers and addresses."""
     words = line.split()
     told: list[str] = []
     for number, word in enumerate(words):
@@ -246,7 +246,7 @@ def _valued(word: str, done: Redacted) -> str:
 
 
 def _ssh_option(option: Any, done: Redacted) -> Any:  # noqa: ANN401 - JSON
-    """An option of ssh by its name (ssh_config(5)): values such as SetEnv's and ProxyCommand's are anybody's words."""
+    """Return an option of ssh by its name (ssh_config(5)), redacted: SetEnv and ProxyCommand may hold anything."""
     match = re.match(r"\s*(\w{1,40})[\s=]", option) if isinstance(option, str) else None
     done.command_lines += 1
     return f"{match[1]}=…" if match else "…"

@@ -157,7 +157,7 @@ class PodFacts(Observed):
 
 
 class KubeFacts(FrozenModel):
-    """All that is known of the pods together."""
+    """Facts about all pods."""
 
     engine: ClassVar[str] = "kube"
 

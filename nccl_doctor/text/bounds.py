@@ -16,7 +16,7 @@ from typing import cast
 
 
 def safe_regex(pattern: str) -> re.Pattern[str]:
-    """The pattern with the interface of :mod:`re`, ASCII alone; else ``re2.error``."""
+    """Return the pattern with the interface of :mod:`re`, ASCII alone; else ``re2.error``."""
     import re2  # ten milliseconds that most commands need not spend
 
     return cast("re.Pattern[str]", re2.compile(pattern))
@@ -33,7 +33,7 @@ class CrowdedError(ValueError):
 
 
 def refuse_crowded(data: bytes, *, values: int, containers: int, depth: int) -> None:
-    """Refuses JSON beyond bounds (:class:`CrowdedError`) and several documents (ValueError); builds nothing.
+    """Refuse JSON beyond bounds (:class:`CrowdedError`) and several documents (ValueError); build nothing.
 
     ``containers`` are the lists and objects among the ``values``; what else is wrong with the data, its parser says.
     """
@@ -56,7 +56,7 @@ def refuse_crowded(data: bytes, *, values: int, containers: int, depth: int) -> 
 
 
 def _structures(data: bytes) -> Iterator[bytes]:
-    """The brackets and commas outside of texts, block by block."""
+    """Yield the brackets and commas outside of texts, block by block."""
     start, inside = 0, False
     while start < len(data):
         block = data[start : start + _BLOCK]

@@ -27,7 +27,7 @@ V = TypeVar("V")
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """The second parts by the first, both in their order: hosts by what is true of them."""
+    """Return the second parts by the first, both in their order: hosts by what is true of them."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -35,32 +35,32 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def nouns(count: int, noun: str) -> str:
-    """A noun beside something of which there are so many: ``rank``, ``ranks``."""
+    """Return a noun beside something of which there are so many: ``rank``, ``ranks``."""
     return noun if count == 1 else f"{noun}s"
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """A number with so many digits or more, never as a power of ten: 0.25, 99, 150."""
+    """Return a number with so many digits or more, never as a power of ten: 0.25, 99, 150."""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
 def plural(count: int, noun: str) -> str:
-    """A number with its noun: ``1 error``, ``2 errors``."""
+    """Return a number with its noun: ``1 error``, ``2 errors``."""
     return f"{count} {nouns(count, noun)}"
 
 
 def capital(text: str) -> str:
-    """``text`` as a sentence begins; the rest as it is."""
+    """Return ``text`` as a sentence begins; the rest as it is."""
     return text[:1].upper() + text[1:]
 
 
 def has_control(text: str) -> bool:
-    """True for control characters, line breaks, lone surrogates, marks that turn text."""
+    """Return True for control characters, line breaks, lone surrogates, marks that turn text."""
     return _CONTROL.search(text) is not None
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """``text`` in double quotes for a sentence, printable and cut."""
+    """Return ``text`` in double quotes for a sentence, printable and cut."""
     shown = text if len(text) <= limit else text[: limit - 1] + "…"
     return '"' + "".join(char if char.isprintable() else "?" for char in shown) + '"'
 
@@ -80,7 +80,7 @@ _Part = str | list[_Range]
 
 
 def expand(pattern: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """The names that ``pattern`` stands for, in its order; else ValueError with a sentence.
+    """Return the names that ``pattern`` stands for, in its order; else ValueError with a sentence.
 
     The last of several brackets runs fastest, as in pdsh. Padding is kept: ``[08-10]`` gives 08, 09, 10. A name that
     stands twice comes twice. Names are counted (``limit``) before one is made.
@@ -136,18 +136,18 @@ def _texts(part: _Part) -> Iterable[str]:
 
 
 def fold_numbers(numbers: Iterable[object]) -> str:
-    """Numbers in their folded form: ``0-2,7``."""
+    """Return numbers in their folded form: ``0-2,7``."""
     return fold(map(str, numbers)).strip("[]")
 
 
 def fold(names: Iterable[str]) -> str:
-    """The inverse of :func:`expand`, each name once: ``node[1-3,7],big``."""
+    """Return the inverse of :func:`expand`, each name once: ``node[1-3,7],big``."""
     return _folded(tuple(dict.fromkeys(names)))
 
 
 @lru_cache(256)  # most verdicts of a run rest on all hosts
 def _folded(names: tuple[str, ...]) -> str:
-    """Names that differ in one number, padded alike, share a bracket where the first stood."""
+    """Return names folded: those that differ in one number, padded alike, share a bracket where the first stood."""
     spots = {name: _spots(name) for name in names}
     members = Counter(around for found in spots.values() for around, _ in found)
     chosen = {name: max(reversed(found), key=lambda spot: members[spot[0]]) for name, found in spots.items() if found}
@@ -166,7 +166,7 @@ def _folded(names: tuple[str, ...]) -> str:
 
 
 def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
-    """Each number of a name behind the texts on both sides of it."""
+    """Return each number of a name behind the texts on both sides of it."""
     if len(name) > _MAX_NAME or any(char in "[]," or char.isspace() for char in name):
         return []
     found = (match for match in _NUMBER.finditer(name) if len(match[0]) <= _MAX_DIGITS)
@@ -174,7 +174,7 @@ def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
 
 
 def _bracket(numbers: list[str]) -> str:
-    """``[1-3,7]``, a single number as it is, and nothing for no number."""
+    """Return ``[1-3,7]``, a single number as it is, and nothing for no number."""
     if len(numbers) < 2:
         return "".join(numbers)
     runs: list[list[str]] = []
@@ -187,6 +187,6 @@ def _bracket(numbers: list[str]) -> str:
 
 
 def ranks_of(ranks: Iterable[int]) -> str:
-    """``rank 3``, ``ranks 0-2,7``."""
+    """Return ``rank 3``, ``ranks 0-2,7``."""
     names = sorted(ranks)
     return f"{nouns(len(names), 'rank')} {fold_numbers(names)}"

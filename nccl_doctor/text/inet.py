@@ -13,12 +13,12 @@ _KEPT = 1 << 16
 
 @lru_cache(_KEPT)
 def address_of(text: str) -> Address:
-    """The address without its zone ("fe80::1%eth0"); ValueError where it is none."""
+    """Return the address without its zone ("fe80::1%eth0"); ValueError where it is none."""
     return ipaddress.ip_address(text.partition("%")[0])
 
 
 def numeric(text: str) -> Address | None:
-    """The same of what may be no address, such as a host's name: then None."""
+    """Return the same of what may be no address, such as a host's name: then None."""
     try:
         return address_of(text)
     except ValueError:
@@ -26,14 +26,14 @@ def numeric(text: str) -> Address | None:
 
 
 def is_loopback(text: str) -> bool:
-    """True for 127.0.0.0/8, ::1 and their spellings; False for any name."""
+    """Return True for 127.0.0.0/8, ::1 and their spellings; False for any name."""
     address = numeric(text)
     return address is not None and address.is_loopback
 
 
 @lru_cache(_KEPT)
 def network_of(text: str) -> Network:
-    """The network of "10.0.1.7/24", its host part passed over; else ValueError."""
+    """Return the network of "10.0.1.7/24", its host part passed over; else ValueError."""
     return ipaddress.ip_network(text, strict=False)
 
 
@@ -44,5 +44,5 @@ def prefix_length(netmask: str) -> int:
 
 
 def endpoint(address: str, port: int) -> str:
-    """``host:port``; an IPv6 address in brackets."""
+    """Return ``host:port``; an IPv6 address in brackets."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

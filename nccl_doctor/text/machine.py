@@ -24,7 +24,7 @@ _LINKS = 40  # as many links in a row as Linux follows (path_resolution(7))
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Writes a draft beside the file and renames it: nobody reads half; else OSError.
+    """Write a draft beside the file and rename it: nobody reads half; else OSError.
 
     The file keeps its mode and owner; a new one is its owner's alone where it is ``private``. One that another user
     made in a shared folder is refused, and a link is followed as Linux does with ``fs.protected_symlinks``: not one
@@ -56,7 +56,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def try_file(path: Path) -> None:
-    """Raises the OSError that would keep :func:`write_atomically` from the file; changes nothing."""
+    """Raise the OSError that would keep :func:`write_atomically` from the file; changes nothing."""
     number = _descriptor(path)
     if number is not None:
         if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
@@ -79,7 +79,7 @@ def try_file(path: Path) -> None:
 
 
 def try_folder(folder: Path) -> None:
-    """Raises the OSError that would keep us from making the folder, or files in it."""
+    """Raise the OSError that would keep us from making the folder, or files in it."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -87,7 +87,7 @@ def try_folder(folder: Path) -> None:
 
 
 def _refuse_place(folder: Path) -> None:
-    """Raises the OSError that forbids to make or replace a file there."""
+    """Raise the OSError that forbids to make or replace a file there."""
     if not stat.S_ISDIR(folder.stat().st_mode):
         raise _error(errno.ENOTDIR)
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
@@ -99,7 +99,7 @@ def _error(number: int) -> OSError:
 
 
 def _descriptor(path: Path) -> int | None:
-    """The stream of ours that the path names; opened anew it would be cut."""
+    """Return the stream of ours that the path names; opened anew it would be cut."""
     name = os.fspath(path)
     found = _OPEN.fullmatch(name)
     number = _STREAMS.get(name) if found is None else int(found[1])
@@ -134,7 +134,7 @@ def _refuse_planted(place: Path) -> None:
 
 
 def _as_before(place: Path, descriptor: int, *, private: bool) -> None:
-    """Gives the draft the mode and owner of the file that it replaces."""
+    """Give the draft the mode and owner of the file that it replaces."""
     try:
         before = place.lstat()
     except FileNotFoundError:
@@ -148,7 +148,7 @@ def _as_before(place: Path, descriptor: int, *, private: bool) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Puts the rename on the disk, where a filesystem lets us sync folders."""
+    """Put the rename on the disk, where a filesystem lets us sync folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
@@ -167,7 +167,7 @@ T = TypeVar("T")
 
 
 def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
-    """As :func:`functools.cache`, made once for all threads; what is given by name makes no other one."""
+    """Return as :func:`functools.cache`, made once for all threads; what is given by name makes no other one."""
     kept: dict[Hashable, T] = {}
     locks: dict[Hashable, threading.Lock] = {}
 
@@ -185,13 +185,13 @@ _NO_THREAD = "can't start new thread"  # CPython's words, Modules/_threadmodule.
 
 
 def out_of_threads(error: BaseException | None) -> bool:
-    """True where this machine starts no further thread, or program (fork(2), EAGAIN)."""
+    """Return whether this machine starts no further thread, or program (fork(2), EAGAIN)."""
     thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
     return thread or (isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN)
 
 
 def describe_thread_limit() -> str:
-    """For the user, in one sentence."""
+    """Return for the user, in one sentence."""
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     said = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit})"
     return (
@@ -201,7 +201,7 @@ def describe_thread_limit() -> str:
 
 
 def require_linux(named: str) -> None:
-    """Raises UsageError where this machine, to be looked at as a host, runs macOS."""
+    """Raise UsageError where this machine, to be looked at as a host, run macOS."""
     if sys.platform != "linux":
         what = "" if named == "this machine" else f"{named} is this machine, and "
         raise UsageError(

@@ -99,13 +99,13 @@ _STOP = r"\\{0,3}['\"]?"
 
 
 def _named(name: str, guard: str = "") -> str:
-    """``WANDB_API_KEY=…``, ``"token": "…"``; no file that is so called: ``/etc/passwd: no such file``."""
+    """Return ``WANDB_API_KEY=…``, ``"token": "…"``; no file that is so called: ``/etc/passwd: no such file``."""
     stop = rf"{_STOP}\s{{0,4}}"
     return rf"((?:{name}{stop}:?=(?:[=>]|(?![=>]))|(?<!/){name}{stop}:(?![:/]))\s{{0,4}}){_GIVEN}{guard}{_WORD}"
 
 
 def _option(name: str, guard: str = "") -> str:
-    """``--db-password hunter2``, also as Python prints a list: ``'--db-password', 'hunter2'``."""
+    """Return ``--db-password hunter2``, also as Python prints a list: ``'--db-password', 'hunter2'``."""
     start = r"(?<![\w%-])--?(?!show-secrets\b)(?:[A-Za-z0-9]{1,40}[_-]){0,6}?"
     return rf"({start}{name}(?:['\"],\s{{0,4}}|\s{{1,4}})){_GIVEN}(?!['\"]?-){guard}{_WORD}"
 
@@ -215,13 +215,13 @@ def _shape(pattern: str) -> re.Pattern[str]:
 
 @cache
 def _token(start: str) -> re.Pattern[str]:
-    """The whole token; of one that was clipped, its rest where that tells."""
+    """Return the whole token; of one that was clipped, its rest where that tells."""
     left = rf"|[\w.+/=-]{{1,4000}}{CUT}" if len(start) > 2 else ""
     return re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))(){re.escape(start)}(?:{_TOKENS[start]}{left})")
 
 
 def _patterns(text: str) -> Iterator[re.Pattern[str]]:
-    """Those that the text may fit."""
+    """Yield those that the text may fit."""
     small = text.lower()
     yield from (_shape(one.pattern) for one in (_IN_URL, _PRIVATE_KEY) if any(word in small for word in one.words))
     if len(text) >= SHORTEST or CUT in text:
@@ -230,7 +230,7 @@ def _patterns(text: str) -> Iterator[re.Pattern[str]]:
 
 
 def without_secrets(text: str) -> str:
-    """The text, coloured or not, with :data:`LEFT_OUT` for each secret."""
+    """Return the text, coloured or not, with :data:`LEFT_OUT` for each secret."""
     plain = text
     if not text.isprintable():  # as a terminal shows it: without what no screen of ours lets through
         plain = "".join(letter for letter in CONTROL_SEQUENCE.sub("", text) if letter.isprintable() or letter.isspace())
@@ -241,12 +241,12 @@ def without_secrets(text: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """True for the name of a secret variable or field: ``HF_TOKEN``, ``db_password``."""
+    """Return True for the name of a secret variable or field: ``HF_TOKEN``, ``db_password``."""
     return without_secrets(f"{name}=x1") != f"{name}=x1"
 
 
 def part(text: str, start: int, end: int) -> str:
-    """The text from ``start`` to ``end``, less half a secret at either end."""
+    """Return the text from ``start`` to ``end``, less half a secret at either end."""
     first, last = start, end
     if start > 0 or end < len(text):
         for found in (match for pattern in _patterns(text) for match in pattern.finditer(text)):
@@ -258,7 +258,7 @@ def part(text: str, start: int, end: int) -> str:
 
 
 def is_key_line(text: str, *, within: bool = False) -> bool:
-    """True for a line of a private key's body, behind whatever ranks and times a launcher puts before it.
+    """Return True for a line of a private key's body, behind whatever ranks and times a launcher puts before it.
 
     ``within`` a key that began before, it need not be of full length.
     """
@@ -277,7 +277,7 @@ _BEGIN, _END = "PRIVATE KEY-----", "-----END "
 
 
 def hide_secrets(document: Shown) -> Shown:
-    """The document with :data:`LEFT_OUT` for each secret; itself where it holds none."""
+    """Return the document with :data:`LEFT_OUT` for each secret; itself where it holds none."""
     hidden: Shown = _Walk().value(document)
     return hidden
 
@@ -289,7 +289,7 @@ class _Walk:
         self._text, self._is_secret = cache(without_secrets), cache(names_secret)
 
     def value(self, value: Any) -> Any:  # noqa: ANN401 - any part of a document
-        """The value hidden, as its own method ``without_secrets`` says; itself where nothing is."""
+        """Return the value hidden, as its own method ``without_secrets`` says; itself where nothing is."""
         kind = type(value)
         if kind is str:
             return self._text(value)
@@ -305,7 +305,7 @@ class _Walk:
         return self._fields(value)
 
     def _fields(self, value: Any) -> Any:  # noqa: ANN401 - as above
-        """A model or dataclass with each field hidden; anything else as it is."""
+        """Return a model or dataclass with each field hidden; anything else as it is."""
         kind = type(value)
         names = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", {})
         old = {name: getattr(value, name) for name in names}
@@ -316,7 +316,7 @@ class _Walk:
         return value.model_copy(update=changed) if hasattr(value, "model_copy") else replace(value, **changed)
 
     def _mapping(self, tree: dict[Any, Any]) -> dict[Any, Any]:
-        """Values whose names call them a secret go whole; hosts and paths may be called anything."""
+        """Return values whose names call them a secret go whole; hosts and paths may be called anything."""
         found = {}
         for name, value in tree.items():
             secret = type(name) is str and name.isidentifier() and self._is_secret(name)
@@ -326,7 +326,7 @@ class _Walk:
         return tree if same else found
 
     def _items(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Each item; of log lines those that are a private key's."""
+        """Yield each item; of log lines those that are a private key's."""
         within = False
         for item in items:
             text = item if type(item) is str else getattr(item, "text", None)
@@ -339,7 +339,7 @@ class _Walk:
 
 
 def _left_out(value: Any) -> Any:  # noqa: ANN401 - any part of a document
-    """The same with nothing but its form and numbers."""
+    """Return the same with nothing but its form and numbers."""
     if isinstance(value, dict):
         return {name: _left_out(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

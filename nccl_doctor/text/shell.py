@@ -42,7 +42,7 @@ class Line:
 
 
 def word(text: str) -> str:
-    """The text as one word, quoted where it needs it; of ``NAME=value`` the value alone.
+    """Return the text as one word, quoted where it needs it; of ``NAME=value`` the value alone.
 
     A word that begins with "=" needs it, for zsh looks up a command behind it, which :func:`shlex.quote` lets pass.
     """
@@ -57,7 +57,7 @@ def _quoted(text: str) -> str:
 
 
 def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | None:
-    """A line of one command or a few, each hole one word or a part of one.
+    """Return a line of one command or a few, each hole one word or a part of one.
 
     The template has words as a shell splits them, ``{name}`` for a hole, ``{*name}`` for as many words as are given;
     operators as words of their own are the shell's. A line fills a hole that is a word of its own, as it is. None where
@@ -91,34 +91,34 @@ def script(template: str, **parts: int | Line | Sequence[Line]) -> Line:
 
 
 def argument(text: str) -> Line:
-    """The user's own text as one word."""
+    """Return the user's own text as one word."""
     return Line(word(text))
 
 
 def nested(command: Line | str) -> Line:
-    """A command as one word of another, quoted as a whole."""
+    """Return a command as one word of another, quoted as a whole."""
     return Line(_quoted(str(command)))
 
 
 def host_names(pattern: str) -> Line:
-    """A folded list of hosts, for a place where nothing is quoted; else ValueError."""
+    """Return a folded list of hosts, for a place where nothing is quoted; else ValueError."""
     if not _HOSTS.fullmatch(pattern):
         raise ValueError(f"{pattern!r} is no list of host names")
     return Line(pattern)
 
 
 def program(path: str) -> Line:
-    """An interpreter's path; ``~/`` stays outside the quotes, for the shell to fill."""
+    """Return an interpreter's path; ``~/`` stays outside the quotes, for the shell to fill."""
     return Line("~/" + _quoted(path[2:]) if path.startswith("~/") and len(path) > 2 else _quoted(path))
 
 
 def assignments(variables: Mapping[str, str]) -> list[Line]:
-    """``NAME=value`` for the front of a command."""
+    """Return ``NAME=value`` for the front of a command."""
     return [Line(f"{name}={_quoted(value) if value else ''}") for name, value in variables.items()]
 
 
 def words(texts: Sequence[str], replaced: Mapping[str, Line]) -> list[Line]:
-    """The user's texts as words; ``{name}`` gives way to its line in ``replaced``."""
+    """Return the user's texts as words; ``{name}`` gives way to its line in ``replaced``."""
     made = []
     for text in texts:
         pieces = [piece for piece in re.split(r"(\{\w+\})", text) if piece]
@@ -135,7 +135,7 @@ CONTROL_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
 
 
 def clean(text: str) -> str:
-    """The text on one line, without control characters.
+    """Return the text on one line, without control characters.
 
     Line breaks and tabs become a space each, lone surrogates U+FFFD. Other controls (Unicode category Cc) go, and so
     do format characters (Cf: bidirectional overrides, zero-width characters) and the sequences that colour logs.
@@ -151,5 +151,5 @@ def _shown(character: str) -> str:
 
 
 def pasteable(command: str) -> bool:
-    """True for a command of one line, in which a terminal hides and obeys nothing."""
+    """Return True for a command of one line, in which a terminal hides and obeys nothing."""
     return bool(command.strip()) and clean(command) == command

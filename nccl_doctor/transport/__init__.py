@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
-    """The transport for the hosts of ``cluster``; its module is loaded only now, for SSH takes long to import.
+    """Return the transport for the hosts of ``cluster``; its module is loaded only now, for SSH takes long to import.
 
     "auto" is the engine that the hosts came from; ``ssh_config`` is read in place of ~/.ssh/config, as ``ssh -F`` does.
     """

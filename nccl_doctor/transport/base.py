@@ -38,7 +38,7 @@ class Allowance:
         self._most = self._left = most
 
     def spend(self, line: bytes) -> None:
-        """Counts a line that came; raises FloodError: it is one too many."""
+        """Count a line that came; raise FloodError: it is one too many."""
         self._left -= len(line) + LINE_COST
         if self._left < 0:
             raise FloodError(self._most)
@@ -54,7 +54,7 @@ class LineBuffer:
         self.flooded = False
 
     def feed(self, chunk: bytes) -> None:
-        """Adds what was read; nothing is kept of a host that sends too much."""
+        """Add what was read; nothing is kept of a host that sends too much."""
         self.flooded = self.flooded or len(self._data) + len(chunk) > self._most
         if self.flooded:
             self._data.clear()
@@ -62,7 +62,10 @@ class LineBuffer:
             self._data += chunk
 
     def pop(self) -> bytes | None:
-        """The next whole line without its newline; None where there is none yet, FloodError where too much waits."""
+        """Return the next whole line without its newline.
+
+        None where there is none yet, FloodError where too much waits.
+        """
         if self.flooded:
             raise FloodError(self._most)
         end = self._data.find(b"\n", self._searched)
@@ -85,7 +88,7 @@ class LineBuffer:
         return line
 
     def push_back(self, lines: list[bytes]) -> None:
-        """Puts lines that were popped in front again."""
+        """Put lines that were popped in front again."""
         self._data[:0] = b"".join(line + b"\n" for line in lines)
         self._searched = 0
 
@@ -98,12 +101,12 @@ class Tail:
         self._data = bytearray()
 
     def feed(self, chunk: bytes) -> None:
-        """Adds what was read and drops what is too old."""
+        """Add what was read and drop what is too old."""
         self._data += chunk
         del self._data[: -self._size]
 
     def text(self) -> str:
-        """The tail, with replacement characters where it is no UTF-8."""
+        """Return the tail, with replacement characters where it is no UTF-8."""
         return self._data.decode("utf-8", errors="replace")
 
 
@@ -131,22 +134,25 @@ class Channel(Protocol):
     """A command running on a host. A thread at a time uses it; :meth:`close` may come from any."""
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Writes all of ``data`` to the command's stdin; TimeoutError, or OSError or EOFError where it is gone."""
+        """Write all of ``data`` to the command's stdin; TimeoutError, or OSError or EOFError where it is gone."""
 
     def pulse(self) -> None:
-        """Sends an empty line between two calls of :meth:`send`, where that needs no wait; any thread may."""
+        """Send an empty line between two calls of :meth:`send`, where that needs no wait; any thread may."""
 
     def read_line(self, deadline: float) -> bytes | None:
-        """The next line of stdout without its newline, None at the end; TimeoutError (what came stays), LostError."""
+        """Return the next line of stdout without its newline, None at the end.
+
+        TimeoutError (what came stays), LostError.
+        """
 
     def stderr_tail(self) -> str:
-        """The last 8 KiB of stderr seen so far."""
+        """Return the last 8 KiB of stderr seen so far."""
 
     def exit_status(self, deadline: float) -> int | None:
         """After the end of output: the command's exit status (128 + n for signal n); None where nobody knows."""
 
     def close(self) -> None:
-        """Ends the command by closing its stdin and the connection. Idempotent, takes a few seconds at most."""
+        """End the command by closing its stdin and the connection. Idempotent, take a few seconds at most."""
 
 
 @runtime_checkable
@@ -154,29 +160,32 @@ class KnowsItsPath(Protocol):
     """A channel that can tell why nothing comes."""
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Finds out before ``by`` whether answers are missing because their packets are large."""
+        """Find out before ``by`` whether answers are missing because their packets are large."""
 
 
 class Transport(Protocol):
     """Runs commands on hosts."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Starts ``command``, a POSIX shell line, on ``node``; AccessError where the host was not reached in time.
+        """Start ``command``, a POSIX shell line, on ``node``; AccessError where the host was not reached in time.
 
         The deadline is for the host's first answer; a login has :data:`LOGIN_TIMES` as much, until ``latest``.
         """
 
     def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - nobody configures most of them
-        """The seconds that a configuration of the user's own gives a host to answer; None where there is none."""
+        """Return the seconds that a configuration of the user's own gives a host to answer.
+
+        None where there is none.
+        """
         return None
 
     def close(self) -> None:
-        """Closes what is shared between hosts. Idempotent; channels are closed before, by their owners."""
+        """Close what is shared between hosts. Idempotent; channels are closed before, by their owners."""
         return
 
 
 def close_all(channels: Iterable[Channel]) -> None:
-    """Closes channels at once, and waits for them."""
+    """Close channels at once, and wait for them."""
     closing = [threading.Thread(target=channel.close, daemon=True) for channel in channels]
     for thread in closing:
         thread.start()
@@ -196,7 +205,7 @@ class Greeting:
         self.lines: deque[bytes] = deque(maxlen=_KEPT)
 
     def ends(self, deadline: float) -> bool:
-        """Waits for the mark, which a line ends with; False: the output ended. TimeoutError: it can be tried again."""
+        """Wait for the mark, which a line ends with; False: the output ended. TimeoutError: it can be tried again."""
         try:
             while (line := self._read_line(deadline)) is not None:
                 self._allowance.spend(line)
@@ -218,7 +227,7 @@ class Greeting:
 
 @contextmanager
 def if_free(lock: threading.Lock) -> Iterator[bool]:
-    """Holds a lock where nobody else does, and tells whether it is held."""
+    """Hold a lock where nobody else does, and tell whether it is held."""
     held = lock.acquire(blocking=False)
     try:
         yield held
@@ -228,7 +237,7 @@ def if_free(lock: threading.Lock) -> Iterator[bool]:
 
 
 def remaining(deadline: float) -> float:
-    """Seconds until ``deadline``; raises TimeoutError: it is past."""
+    """Return seconds until ``deadline``; raises TimeoutError: it is past."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -240,7 +249,7 @@ _FIRST_S, _LONGEST_S = 0.2, 2.0
 
 
 def pause(attempt: int, deadline: float) -> bool:
-    """Waits after the ``attempt``-th try, counted from 1, longer and randomly; False where no further one should be."""
+    """Wait after the ``attempt``-th try, counted from 1, longer and randomly; False where no further one should be."""
     length = min(_LONGEST_S, _FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
     if attempt >= _ATTEMPTS or time.monotonic() + length >= deadline:
         return False

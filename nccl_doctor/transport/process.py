@@ -52,7 +52,7 @@ class ProcessChannel:
             os.set_blocking(pipe.fileno(), False)
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Writes all of ``data``, reading meanwhile what the command prints."""
+        """Write all of ``data``, reading meanwhile what the command prints."""
         view = memoryview(data)
         with self._busy, self._writing:
             while view:
@@ -62,13 +62,13 @@ class ProcessChannel:
                     view = view[self._stdin.write(view[:_CHUNK]) or 0 :]  # 0 where the pipe was full after all
 
     def pulse(self) -> None:
-        """Writes an empty line, where the pipe takes it at once."""
+        """Write an empty line, where the pipe takes it at once."""
         with if_free(self._writing) as free, contextlib.suppress(BrokenPipeError):  # who reads sees the end
             if free and not self._stdin.closed:
                 self._stdin.write(b"\n")
 
     def read_line(self, deadline: float) -> bytes | None:
-        """The next line of stdout; None at its end."""
+        """Return the next line of stdout; None at its end."""
         with self._busy:
             while True:
                 if self._stdout in self._ended or self._closing.is_set():
@@ -79,29 +79,29 @@ class ProcessChannel:
                 self._pump(deadline)
 
     def end_input(self) -> None:
-        """Closes the command's stdin: nothing more comes."""
+        """Close the command's stdin: nothing more comes."""
         with self._busy, self._writing:
             self._stdin.close()
 
     def unread(self, lines: list[bytes]) -> None:
-        """Gives lines back that :meth:`read_line` gave."""
+        """Give lines back that :meth:`read_line` gave."""
         self._lines.push_back(lines)
 
     def bound_files(self, most: int) -> None:
-        """Ends the program where it writes more bytes than that to a file, as far as this system can."""
+        """End the program where it writes more bytes than that to a file, as far as this system can."""
         if sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most, most))
 
     def stderr_tail(self) -> str:
-        """The last 8 KiB of stderr, with what has come since the last read."""
+        """Return the last 8 KiB of stderr, with what has come since the last read."""
         with self._busy:
             if not self._closed:
                 self._read_stderr()
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
-        """The exit status, 128 + n where signal n ended it; None where it still runs at the deadline."""
+        """Return the exit status, 128 + n where signal n ended it; None where it still runs at the deadline."""
         try:
             while self._process.poll() is None and not self._closing.is_set():
                 with self._busy:  # a command that still writes must not block on a full pipe
@@ -117,7 +117,7 @@ class ProcessChannel:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Closes stdin, and ends the process group where the command has not gone by itself after its grace."""
+        """Close stdin, and end the process group where the command has not gone by itself after its grace."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -136,7 +136,7 @@ class ProcessChannel:
             self._closed = True
 
     def _pump(self, deadline: float, *, writing: bool = False) -> bool:
-        """Waits for a pipe, reads what there is, and tells whether stdin takes more; False too when a slice is over."""
+        """Wait for a pipe, read what there is, and tell whether stdin takes more; False too when a slice is over."""
         with selectors.DefaultSelector() as selector:
             for pipe in {self._stdout, self._stderr} - self._ended:
                 selector.register(pipe, selectors.EVENT_READ)
@@ -157,7 +157,7 @@ class ProcessChannel:
         return bool(chunk)
 
     def _read_stderr(self) -> None:
-        """Reads what is there; a host may say more as fast as it is read."""
+        """Read what is there; a host may say more as fast as it is read."""
         for _ in range(_CHUNKS):
             if self._stderr in self._ended or not self._read(self._stderr):
                 return
@@ -183,7 +183,7 @@ class LocalTransport(Transport):
     """Every node is this machine."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - nothing to choose or wait for
-        """Starts ``command`` with /bin/sh, whatever the node is called."""
+        """Start ``command`` with /bin/sh, whatever the node is called."""
         try:
             return ProcessChannel(["/bin/sh", "-c", command])
         except OSError as error:
@@ -203,7 +203,7 @@ class PrefixTransport(Transport):
         self._engine = engine
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - no login takes longer than the first answer
-        """Starts ``command`` behind the engine's prefix; AccessError where the node can't be entered."""
+        """Start ``command`` behind the engine's prefix; AccessError where the node can't be entered."""
         if (refusal := self._engine.refusal(node)) is not None:
             raise AccessError(refusal)
         # The shell there prints the mark: without it, the program's end is a failure to get in.

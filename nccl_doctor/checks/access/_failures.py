@@ -24,7 +24,7 @@ def findings(
     addition: Callable[[Failure], str] = lambda _failure: "",
     kind: str | None = None,
 ) -> Iterator[Finding]:
-    """Yields one finding for all that failed and are mended alike.
+    """Yield one finding for all that failed and are mended alike.
 
     Behind the host's name stands ``joint`` where the detail does not go on the sentence, ``addition`` behind the
     detail. The remedy's summary names no host; ``kind`` tells apart failures of one type.
@@ -49,7 +49,7 @@ def findings(
 
 
 def of_engine(view: View, name: str, joint: str = "") -> Iterator[Finding]:
-    """Yields the findings for an engine's failures of this name."""
+    """Yield the findings for an engine's failures of this name."""
     return findings(view, EngineFailure, lambda failures: Fix(summary=failures[0].remedy), joint, kind=name)
 
 
@@ -66,7 +66,7 @@ def _hop(failure: AccessFailure) -> str | None:
 
 
 def _facts(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> dict[str, Any]:
-    """The facts that hold for all, and under "by_host" those that differ."""
+    """Return the facts that hold for all, and under "by_host" those that differ."""
     without = {"jump_host"}  # where there is none
     each = [failure.facts.model_dump(mode="json", exclude=None if _hop(failure) else without) for failure in failures]
     common = {key: value for key, value in each[0].items() if all(one.get(key) == value for one in each)}

@@ -27,7 +27,7 @@ from nccl_doctor.text.secrets import part
 
 @check("NCD105", severity=Severity.ERROR, explains=FOLLOWS)
 def python_missing(view: View) -> Findings:
-    """Yields one finding for the hosts that can't start the same interpreter."""
+    """Yield one finding for the hosts that can't start the same interpreter."""
     yield from findings(view, PythonMissing, _remedy, joint=":")
     failing = grouped(
         ((facts.python.executable, facts.python.failure), host.name)

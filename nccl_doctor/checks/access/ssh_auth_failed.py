@@ -73,7 +73,7 @@ _PASSWORDS = {"password", "keyboard-interactive"}
 
 @check("NCD102", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_auth_failed(view: View) -> Findings:
-    """Yields one finding for the hosts that failed alike."""
+    """Yield one finding for the hosts that failed alike."""
     return findings(view, SshAuthFailed, _remedy)
 
 

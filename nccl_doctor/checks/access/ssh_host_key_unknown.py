@@ -35,7 +35,7 @@ _LINE = re.compile(r"[\w.:\[\]-]+ (?P<type>[a-z0-9@.-]+) (?P<key>[A-Za-z0-9+/]+=
 
 @check("NCD103", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_host_key_unknown(view: View) -> Findings:
-    """Yields one finding for all hosts with keys of the same type."""
+    """Yield one finding for all hosts with keys of the same type."""
     return findings(view, HostKeyUnknown, _remedy)
 
 
@@ -63,7 +63,7 @@ def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
 
 
 def _is_of(known: str, fingerprint: str) -> bool:
-    """Tells whether the line holds the key whose fingerprint people compare."""
+    """Return whether the line holds the key whose fingerprint people compare."""
     found = _LINE.fullmatch(known)
     if found is None:
         return False

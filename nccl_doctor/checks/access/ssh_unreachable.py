@@ -72,12 +72,12 @@ _OTHER = "See whether ssh with the host's name works; its -v shows where it stop
 
 @check("NCD101", severity=Severity.ERROR, explains=FOLLOWS, scope="ssh")
 def ssh_unreachable(view: View) -> Findings:
-    """Yields one finding for the hosts that failed alike."""
+    """Yield one finding for the hosts that failed alike."""
     return findings(view, SshUnreachable, _remedy, addition=partial(_from_peers, view))
 
 
 def _from_peers(view: View, failure: SshUnreachable) -> str:
-    """Tells how other hosts reach it, or that they lack its name."""
+    """Tell how other hosts reach it, or that they lack its name."""
     name = failure.unresolved or ""
     told = ((host.name, facts.resolution) for host, facts in view.facts)
     answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))
@@ -115,7 +115,7 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
 
 
 def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
-    """A hint where the names that do not resolve have numbers with zeros in front, as node[01-09] makes them."""
+    """Return a hint where the names that do not resolve have numbers with zeros in front, as node[01-09] makes them."""
     names = [failure.unresolved for failure in failures if failure.unresolved]
     bare = [_PADDED.sub("", name) for name in names]
     if not names or any(name == other for name, other in zip(names, bare, strict=True)):
@@ -139,7 +139,7 @@ RULES = (
 
 
 def _weigh(_event: Event, scene: Scene) -> Grade:
-    """Weighs words of a launcher's daemons: once NCCL spoke, ranks had begun."""
+    """Weigh words of a launcher's daemons: once NCCL spoke, ranks had begun."""
     facts = scene.log.facts
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 

@@ -22,5 +22,5 @@ from nccl_doctor.model.finding import Severity
 
 @check("NCD110", severity=Severity.ERROR, explains=FOLLOWS, scope="slurm")
 def step_not_started(view: View) -> Findings:
-    """Yields one finding for the nodes that failed alike."""
+    """Yield one finding for the nodes that failed alike."""
     return of_engine(view, "step-not-started")

@@ -34,7 +34,7 @@ WITHOUT_NCCL = "is built without NCCL"
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_failed(view: View) -> Findings:
-    """Fires where a rank failed; names those without an echo's error."""
+    """Yield a finding where a rank failed; names those without an echo's error."""
     smoke = view.smoke
     if smoke.outcome != "failed":
         return

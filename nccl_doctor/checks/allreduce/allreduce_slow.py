@@ -34,7 +34,7 @@ LATENCIES = 10
 
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",))
 def allreduce_slow(view: View) -> Findings:
-    """Fires where the link is hardly used, or all wait for one."""
+    """Yield a finding where the link is hardly used, or all wait for one."""
     smoke, speed = view.smoke, link(view.snapshot)
     late = straggler(smoke)
     slow = speed is not None and _far_under(smoke, speed)

@@ -17,14 +17,14 @@ from nccl_doctor.text.secrets import part
 
 @lru_cache(maxsize=256)
 def named_by(error: str) -> tuple[str, ...]:
-    """The diagnoses that an error's words show, likeliest first."""
+    """Return the diagnoses that an error's words show, likeliest first."""
     from nccl_doctor.logs.diagnose import LogSource, diagnose
 
     return tuple(cause.name for cause in diagnose([LogSource("error", [error.encode() + b"\n"])]).causes)
 
 
 def is_echo(error: str, *, lost: bool = False) -> bool:
-    """Tells whether an error merely says that others (``lost``: hosts) are gone."""
+    """Return whether an error merely says that others (``lost``: hosts) are gone."""
     from nccl_doctor.logs.signs import echoes
 
     following = echoes().union(DIALS if lost else ())
@@ -133,7 +133,7 @@ class Culprits:
 
 
 def culprits(smoke: Smoke) -> Culprits:
-    """The ranks to look at first; the surest sign decides."""
+    """Return the ranks to look at first; the surest sign decides."""
     unfinished = [rank for rank in smoke.ranks if not rank.ok]
     lost = [rank for rank in unfinished if rank.host in smoke.launchers]
     # those that ended by themselves, or in a way that nobody could tell
@@ -160,7 +160,7 @@ def culprits(smoke: Smoke) -> Culprits:
 
 
 def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
-    """Evidence: a line for each stage at which ranks stopped, without those ``apart``."""
+    """Yield evidence: a line for each stage at which ranks stopped, without those ``apart``."""
     for stage in STAGES:
         if there := [rank for rank in smoke.ranks if rank.stage == stage and rank not in apart]:
             hosts = fold(list(dict.fromkeys(rank.host for rank in there)))
@@ -168,14 +168,14 @@ def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
 
 
 def stacks(smoke: Smoke, ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
-    """Evidence: where the main thread of each rank stood, and what the others did."""
+    """Yield evidence: where the main thread of each rank stood, and what the others did."""
     shown = [rank for rank in ranks[:most] if place(rank)]
     yield from stages(smoke, shown)
     yield from (f"rank {rank.rank} ({rank.host}) was in {place(rank)}" for rank in shown)
 
 
 def place(rank: RankReport) -> str:
-    """The end of a rank's stack: ``sleep (train.py:3), called by main (train.py:9)``."""
+    """Return the end of a rank's stack: ``sleep (train.py:3), called by main (train.py:9)``."""
     frames = [match for line in rank.stack if (match := _FRAME.search(line))]
     outer = [frame for frame in frames[1:] if not any(part in frame["file"] for part in _BETWEEN)]
     places = (f"{f['name']} ({f['file'].rpartition('/')[2]}:{f['line']})" for f in [*frames[:1], *outer[:2]])
@@ -183,7 +183,7 @@ def place(rank: RankReport) -> str:
 
 
 def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
-    """The last lines that the hosts' ranks printed, NCCL's chatter left out."""
+    """Yield the last lines that the hosts' ranks printed, NCCL's chatter left out."""
     for name in hosts[:2]:
         lines = [one for one in smoke.output.get(name, ()) if "NCCL INFO" not in one]
         known = tuple(rank.error for rank in smoke.ranks if rank.error and rank.host == name) or "\n"

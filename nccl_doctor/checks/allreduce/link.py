@@ -31,7 +31,7 @@ class LinkSpeed:
 
 
 def link(snapshot: Snapshot) -> LinkSpeed | None:
-    """The slowest host's link; None on one machine, or where unknown."""
+    """Return the slowest host's link; None on one machine, or where unknown."""
     smoke = snapshot.smoke
     if not isinstance(smoke, Smoke) or machines(snapshot) < 2:
         return None
@@ -43,7 +43,7 @@ def link(snapshot: Snapshot) -> LinkSpeed | None:
 
 
 def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
-    """The usual rate of all rails as ``--rate`` measured them, for sockets whose drivers tell no speed."""
+    """Return the usual rate of all rails as ``--rate`` measured them, for sockets whose drivers tell no speed."""
     if not isinstance(snapshot.rates, Rates) or any(rank.network == "IB" for rank in smoke.ranks):
         return None
     if any(rate.limited is not None for rate in snapshot.rates.rates):
@@ -53,7 +53,7 @@ def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
 
 
 def links_words(gbps: list[float]) -> str:
-    """``one 100 Gb/s link``, ``8 links of 400 Gb/s``, ``links of 10 and 25 Gb/s``."""
+    """Return ``one 100 Gb/s link``, ``8 links of 400 Gb/s``, ``links of 10 and 25 Gb/s``."""
     figures = list(dict.fromkeys(f"{one:.3g}" for one in gbps))
     if len(figures) > 1:
         return f"links of {' and '.join(figures)} Gb/s"
@@ -61,12 +61,12 @@ def links_words(gbps: list[float]) -> str:
 
 
 def best(smoke: Smoke) -> float:
-    """The highest bus bandwidth measured, in GB/s; 0 without any."""
+    """Return the highest bus bandwidth measured, in GB/s; 0 without any."""
     return max((size.busbw for size in smoke.sizes), default=0.0)
 
 
 def way(smoke: Smoke) -> str:
-    """How NCCL's channels go: "NET/IB" where any does, else "P2P", "SHM"."""
+    """Return how NCCL's channels go: "NET/IB" where any does, else "P2P", "SHM"."""
     ways = {one for rank in smoke.ranks for one in rank.transports}
     networks = sorted({"/".join(one.split("/")[:2]) for one in ways if one.startswith("NET/")})
     return networks[0] if networks else ", ".join(sorted({one.split("/")[0] for one in ways}))
@@ -78,7 +78,7 @@ def ideal_seconds(size: int, ranks: int, gb_per_s: float) -> float:
 
 
 def machines(snapshot: Snapshot) -> int:
-    """Machines under the nodes: two nodes with one boot id are one."""
+    """Return machines under the nodes: two nodes with one boot id are one."""
     told = ((host.name, host.facts.identity if host.facts else None) for host in snapshot.hosts)
     return len({(one.boot_id if isinstance(one, Identity) else None) or name for name, one in told})
 
@@ -99,7 +99,7 @@ def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
 
 
 def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
-    """All active ports together: NCCL stripes its channels over them."""
+    """Return all active ports together: NCCL stripes its channels over them."""
     if isinstance(facts.rdma, Unknown):
         return None
     ports = [(device, port) for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
@@ -111,7 +111,7 @@ def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
 
 
 def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
-    """The named interfaces together, each as fast as its PCIe slot where that is known and less."""
+    """Return the named interfaces together, each as fast as its PCIe slot where that is known and less."""
     if isinstance(facts.interfaces, Unknown) or not names:
         return None
     links = [one for one in facts.interfaces.links if one.name in names and one.kind in REAL]
@@ -122,14 +122,14 @@ def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
 
 
 def _speed(host: str, names: Sequence[str], gbps: list[float], slots: Sequence[PciLink | None]) -> LinkSpeed:
-    """All together, each as fast as its PCIe slot where that is less."""
+    """Return all together, each as fast as its PCIe slot where that is less."""
     least = [speed if slot is None else min(speed, slot.gbps) for speed, slot in zip(gbps, slots, strict=True)]
     slower = ", less by PCIe" if least != gbps else ""
     return LinkSpeed(host, ",".join(names), sum(least) / 8, links_words(gbps) + slower)
 
 
 def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
-    """GLOO_SOCKET_IFNAME's interfaces; else that by which another host is reached."""
+    """Return GLOO_SOCKET_IFNAME's interfaces; else that by which another host is reached."""
     named = host.node.env.get("GLOO_SOCKET_IFNAME")
     if named:
         return set(named.split(","))
@@ -149,7 +149,7 @@ TELLING = {
 
 
 def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
-    """Evidence: how RDMA's counters grew meanwhile; and what to do where they tell."""
+    """Return evidence: how RDMA's counters grew meanwhile; and what to do where they tell."""
     signs = {COUNTERS[name][0] for ports in smoke.rdma_grown.values() for its in ports.values()
              for name in its if name in COUNTERS}  # fmt: skip
     advice = next((advice for sign, advice in TELLING.items() if sign in signs), None)
@@ -162,7 +162,7 @@ LEAST_S = 2.0
 
 
 def straggler(smoke: Smoke) -> RankReport | None:
-    """The rank that took far more time of its own than others.
+    """Return the rank that took far more time of its own than others.
 
     All leave an all-reduce together, but who takes long for the same work in between comes late to the next.
     """

@@ -16,13 +16,13 @@ _TOOK = re.compile(r"NCCL DIAG (?:NCCL|RAS) diagnostics completed in (\d{1,9}(?:
 
 
 def _report_of(smoke: Smoke) -> dict[str, list[str]]:
-    """The lines of NCCL's own diagnostics, by the host that printed them."""
+    """Return the lines of NCCL's own diagnostics, by the host that printed them."""
     lines = {host: [line for line in output if "NCCL DIAG " in line] for host, output in smoke.output.items()}
     return {host: own for host, own in lines.items() if own}
 
 
 def diagnostics_words(smoke: Smoke) -> str | None:
-    """How NCCL's own diagnostics went: ``own diagnostics in 3.6 ms, without a finding``; None where none ran."""
+    """Return how NCCL's own diagnostics went: ``own diagnostics in 3.6 ms, without a finding``; None where none ran."""
     from nccl_doctor.logs.verdict import summed
 
     report = _report_of(smoke)
@@ -36,7 +36,7 @@ def diagnostics_words(smoke: Smoke) -> str | None:
 
 
 def findings_of_nccl(smoke: Smoke) -> Iterator[tuple[str, Finding]]:
-    """Findings of NCCL's own diagnostics, by the diagnosis's name, as warnings: its ranks went on all the same."""
+    """Yield findings of NCCL's own diagnostics by name, as warnings: its ranks went on all the same."""
     from nccl_doctor.logs.signs import Case
     from nccl_doctor.logs.verdict import finding
 

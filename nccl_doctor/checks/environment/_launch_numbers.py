@@ -49,7 +49,7 @@ Fault = str | Unjudged
 
 
 def nodes(judged: Judged) -> Iterator[str]:
-    """Faults in the number of nodes, and in their places."""
+    """Yield faults in the number of nodes, and in their places."""
     line, count = judged.line, judged.count
     told, rank = line.options.get("nnodes"), line.options.get("node_rank")
     if line.is_configured and told is None and count > 1:
@@ -73,7 +73,7 @@ def nodes(judged: Judged) -> Iterator[str]:
 
 
 def own_ways(judged: Judged) -> Iterator[str]:
-    """Faults in what one launcher alone has: its filters, totals, variables."""
+    """Yield faults in what one launcher alone has: its filters, totals, variables."""
     line, count = judged.line, judged.count
     total, machines, rank = (line.options.get(name, "") for name in ("world_size", "nnodes", "node_rank"))
     if line.launcher == "deepspeed":
@@ -99,7 +99,7 @@ LLAMA = "llamafactory-cli"
 
 
 def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
-    """Faults in the number that the line gives its node, of so many that it tells."""
+    """Yield faults in the number that the line gives its node, of so many that it tells."""
     line, count = judged.line, judged.count
     if line.launcher == "deepspeed" and "no_ssh" in line.options and rank is None and count > 1:
         yield "--no_ssh without --node_rank: every host takes itself for node 0"
@@ -111,7 +111,7 @@ def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
 
 
 def started(judged: Judged) -> Iterator[Fault]:
-    """Faults in what starts the launcher, or the ranks, on the hosts: srun, mpirun."""
+    """Yield faults in what starts the launcher, or the ranks, on the hosts: srun, mpirun."""
     line = judged.line
     if line.launcher == "mpirun":
         yield from _slots(judged, line.options)
@@ -128,7 +128,7 @@ def started(judged: Judged) -> Iterator[Fault]:
 
 
 def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
-    """Faults in mpirun's own number of ranks, against the slots that it names."""
+    """Yield faults in mpirun's own number of ranks, against the slots that it names."""
     hydra = "hosts" in options  # of MPICH and Intel MPI, which knows no slots
     named = next((options[name] for name in ("hosts", "H", "host") if options.get(name)), "")
     ranks = options.get("world_size", "")
@@ -142,7 +142,7 @@ def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
 
 
 def sizes(judged: Judged) -> Iterator[Fault]:
-    """Faults in an engine's parallel sizes, against the GPUs that there are."""
+    """Yield faults in an engine's parallel sizes, against the GPUs that there are."""
     line = judged.line
     if line.launcher not in ("vllm", "sglang"):
         return
@@ -170,7 +170,7 @@ def sizes(judged: Judged) -> Iterator[Fault]:
 
 
 def ranks(judged: Judged) -> Iterator[Fault]:
-    """Faults in the number of ranks a node, against the GPUs that there are."""
+    """Yield faults in the number of ranks a node, against the GPUs that there are."""
     told = judged.line.options.get("nproc_per_node")
     total, machines = (judged.line.options.get(name, "") for name in ("world_size", "nnodes"))
     if judged.line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 0:
@@ -197,7 +197,10 @@ def ranks(judged: Judged) -> Iterator[Fault]:
 
 
 def devices(judged: Judged) -> Iterator[Fault]:
-    """Faults in a script's own --device: numbers that a host has no GPU for; Lightning's --devices N is a count."""
+    """Yield faults in a script's own --device: numbers that a host has no GPU for.
+
+    Lightning's --devices N is a count.
+    """
     named = ((name, value) for name, value, _ in judged.line.arguments if name in ("--device", "--devices", "device"))
     option, value = next(named, ("", ""))
     asked = [part for part in value.removeprefix("cuda:").split(",") if is_number(part)]

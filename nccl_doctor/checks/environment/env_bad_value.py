@@ -33,7 +33,7 @@ from nccl_doctor.text.hostlist import fold, quoted
     explains=(SETTING,),
 )
 def env_bad_value(view: View) -> Findings:
-    """Yields one finding a name and value; an error for NCCL_COMM_ID."""
+    """Yield one finding per name and value; an error for NCCL_COMM_ID."""
     found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
     for host, own in view.by_host.items():
         for name, variable in own.variables.items():

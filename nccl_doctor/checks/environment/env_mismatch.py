@@ -47,7 +47,7 @@ MUST_AGREE = frozenset(
     explains=(SETTING,),
 )
 def env_mismatch(view: View) -> Findings:
-    """Yields one finding a variable, on the hosts that differ from most."""
+    """Yield one finding per variable, on the hosts that differ from most."""
     for name in dict.fromkeys(name for own in view.by_host.values() for name in own.variables):
         # names that nobody knows are env-unknown-variable's
         if not name.startswith("NCCL_") or not is_known(name) or name in MAY_DIFFER or name.startswith(MAY_DIFFER_WITH):
@@ -87,7 +87,7 @@ _ROW = safe_regex(
 
 
 def _advice(case: Case) -> Advice:
-    """The variables with their values and ranks, as NCCL's report lists them."""
+    """Return the variables with their values and ranks, as NCCL's report lists them."""
     names: dict[str, dict[str, str]] = {}
     for row in filter(None, (_ROW.search(event.text) for event in case.cause.events)):
         values = names.setdefault(row["name"] or row["alone"], {})

@@ -21,7 +21,7 @@ from nccl_doctor.text.hostlist import fold, quoted
 
 @check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"), needs_nccl=True)
 def env_unknown_variable(view: View) -> Findings:
-    """Yields one finding a name; info where another version may know it."""
+    """Yield one finding per name; info where another version may know it."""
     found: dict[tuple[str, str | None, str | None], dict[str, str]] = {}
     for host, own in view.by_host.items():
         for name, variable in own.variables.items():

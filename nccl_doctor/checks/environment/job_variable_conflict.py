@@ -31,7 +31,7 @@ from nccl_doctor.text.hostlist import fold, quoted
 
 @check("NCD804", severity=Severity.WARNING, needs=("env",), explains=(MASTER,))
 def job_variable_conflict(view: View) -> Findings:
-    """Yields findings for variables, and for jobs on the same master."""
+    """Yield findings for variables, and for jobs on the same master."""
     places = dict(planned_nodes(view.snapshot))
     said: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
     for host, facts in view.facts:
@@ -60,7 +60,7 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where variables come from; the hosts file's and pod's are no leftovers."""
+    """Yield where variables come from; the hosts file's and pod's are no leftovers."""
     own = host.node.env
     yield OURS, own
     there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}
@@ -74,7 +74,7 @@ def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[
 
 
 def planned_nodes(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
-    """Yields each host with its place in the plan."""
+    """Yield each host with its place in the plan."""
     ranks, world, first = rank_counts(snapshot), world_size(snapshot), 0
     for host in snapshot.hosts:
         nproc = ranks.get(host.name, host.node.nproc_per_node or 1)
@@ -87,7 +87,7 @@ def planned_nodes(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
 
 
 def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Finding]:
-    """Yields jobs that meet where this one will, unless port-in-use says so."""
+    """Yield jobs that meet where this one will, unless port-in-use says so."""
     snapshot = view.snapshot
     first = snapshot.hosts[0].facts
     if first is None or (isinstance(first.master_port, PortTrial) and not first.master_port.free):

@@ -74,7 +74,7 @@ class Misled:
 
 @check("NCD222", severity=Severity.ERROR, in_logs=("rendezvous-timeout", "script-failed"))
 def advertised_address_wrong(view: View) -> Findings:
-    """Yields one finding a fault, of hosts and programs that share it."""
+    """Yield one finding per fault, of hosts and programs that share it."""
     cluster = view.snapshot.cluster
     if len(cluster.nodes) < 2:
         yield Absent("one host has no peers that it tells an address")
@@ -97,7 +97,7 @@ def advertised_address_wrong(view: View) -> Findings:
 
 
 def _sides(view: View) -> Iterator[tuple[str, Side | Unknown]]:
-    """Yields each host as its programs see it, or why that is not known."""
+    """Yield each host as its programs see it, or why that is not known."""
     for host, _ in view.facts:
         side = side_of(view.snapshot.cluster, host)
         lacks = host.name not in view.nccl.by_host
@@ -107,7 +107,7 @@ def _sides(view: View) -> Iterator[tuple[str, Side | Unknown]]:
 def _faults(
     view: View, wanted: list[str], meant: Mapping[str, set[str | None]], sides: Mapping[str, Side]
 ) -> Iterator[tuple[tuple[Severity, tuple[Misled, ...]], str]]:
-    """Yields each program with hosts on which it has one fault, and how grave that is."""
+    """Yield each program with hosts on which it has one fault, and how grave that is."""
     engine = view.snapshot.cluster.engine
     for program in wanted:
         hosts = {name: side for name, side in sides.items() if program in meant[name]}
@@ -142,7 +142,7 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
 
 
 def _by_line(view: View, program: str) -> Advertised | None:
-    """The address that the line to be judged gives the program, as it stands there for every host."""
+    """Return the address that the line to be judged gives the program, as it stands there for every host."""
     with suppress(ValueError, UsageError):
         line, option = line_to_judge(view.snapshot), _OPTIONS.get(program)
         if line is None or option is None or line.launcher != program:
@@ -153,7 +153,7 @@ def _by_line(view: View, program: str) -> Advertised | None:
 
 
 def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, right: set[str | None]) -> str | None:
-    """The fault behind the program's name; None where the peers find the host by the address."""
+    """Return the fault behind the program's name; None where the peers find the host by the address."""
     if given.address is None:
         return "finds no address to advertise, and exits"
     parsed = numeric(address or "")
@@ -188,7 +188,7 @@ def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right:
 
 
 def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None:
-    """The address that is given, or that the host makes of the name that is."""
+    """Return the address that is given, or that the host makes of the name that is."""
     if given.address is None or numeric(given.address) is not None:
         return given.address
     if given.address == "localhost":
@@ -200,7 +200,7 @@ def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None
 
 
 def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, list[str]]:
-    """The host's address on the interface that serves NCCL, and those by which it is listed."""
+    """Return the host's address on the interface that serves NCCL, and those by which it is listed."""
     host = next(host for host in view.snapshot.hosts if host.name == name)
     names = host.facts.resolution if host.facts is not None and isinstance(host.facts.resolution, Names) else None
     told = names.get(host.node.address) if names is not None else None
@@ -246,7 +246,7 @@ def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: l
 
 
 def _commands(view: View, program: str, better: Mapping[str, str]) -> Iterator[Command]:
-    """The lines that give each host's program its address."""
+    """Yield the lines that give each host's program its address."""
     cluster = view.snapshot.cluster
     for host, address in better.items():
         if program in _EXPORTS:
@@ -301,7 +301,7 @@ def _message(case: Case) -> str:
 
 
 def _heads(log: Log) -> list[str]:
-    """The addresses at which an engine met Ray."""
+    """Return the addresses at which an engine met Ray."""
     events = (event for reading in log.readings for event in reading.events)
     return [event.address.ip for event in events if event.wording == _HEAD and event.address.ip]
 
@@ -328,7 +328,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Weighs a wait for a node whose address no host has."""
+    """Weigh a wait for a node whose address no host has."""
     if scene.log.facts.serving:
         return Grade.HINT
     if event.wording != _WAITS:
@@ -339,7 +339,7 @@ def _weigh(event: Event, scene: Scene) -> Grade:
 
 
 def _net(address: Address) -> bytes:
-    """The part of an address that the hosts of one network share."""
+    """Return the part of an address that the hosts of one network share."""
     return address.packed[:3] if address.version == 4 else address.packed[:8]
 
 

@@ -35,7 +35,7 @@ from nccl_doctor.text.hostlist import fold, grouped
     ),
 )
 def duplicate_address(view: View) -> Findings:
-    """Yields one finding an address that several machines have, or a stranger."""
+    """Yield one finding an address that several machines have, or a stranger."""
     nccl = view.nccl
     by_host = view.by_host
     told = addresses_by_name(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))
@@ -68,7 +68,7 @@ def duplicate_address(view: View) -> Findings:
 
 
 def _owner(own: HostNccl, address: str) -> str | None:
-    """The interface with this address, where it leads out of the host."""
+    """Return the interface with this address, where it leads out of the host."""
     if address.startswith(("127.", "fe80:")) or address == "::1":
         return None
     found = (entry.interface for entry in own.interfaces.addresses if entry.address == address)

@@ -54,7 +54,7 @@ GIVEN = Effect(
 
 @check("NCD210", severity=Severity.ERROR, needs=("interfaces", "env"), explains=(GLOO, GIVEN))
 def gloo_ifname_invalid(view: View) -> Findings:
-    """Yields one finding for each value that names no interfaces there, or whose address leads nobody there."""
+    """Yield one finding for each value that names no interfaces there, or whose address leads nobody there."""
     yield from _unreachable(view)
     failed: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}
@@ -90,7 +90,7 @@ def _may(reaches: Mapping[str, bool], peer: str, _address: str) -> bool:
 
 
 def _unreachable(view: View) -> Findings:
-    """Yields one finding for each value whose address others dial and don't reach."""
+    """Yield one finding for each value whose address others dial and don't reach."""
     nccl = view.nccl
     lost: dict[str, dict[str, tuple[str, str]]] = {}
     values: dict[str, str] = {}

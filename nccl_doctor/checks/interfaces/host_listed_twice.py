@@ -22,7 +22,7 @@ from nccl_doctor.model.finding import Finding, Severity
 
 @check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"), needs_nccl=True)
 def host_listed_twice(view: View) -> Findings:
-    """Yields one finding a machine that is listed more than once, unmeant."""
+    """Yield one finding per machine that is listed more than once, unmeant."""
     machines: dict[str, list[Node]] = {}
     for host in view.hosts:
         machine = view.by_host[host.name].machine
@@ -42,5 +42,5 @@ def host_listed_twice(view: View) -> Findings:
 
 
 def _unmeant(node: Node, other: Node) -> bool:
-    """Tells whether the list does not say that both are one machine."""
+    """Return whether the list does not say that both are one machine."""
     return node.address != other.address and None in (node.cuda_visible_devices, other.cuda_visible_devices)

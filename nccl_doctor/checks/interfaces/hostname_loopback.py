@@ -34,7 +34,7 @@ from nccl_doctor.text.inet import numeric
     in_logs=("no-route-to-host", "wrong-interface"),
 )
 def hostname_loopback(view: View) -> Findings:
-    """Fires where gloo would listen on 127.x; info where it works anyway."""
+    """Yield a finding where gloo would listen on 127.x; info where it works anyway."""
     caught = [own for own in own_names(view) if own.is_loopback]
     if caught:
         hosts = tuple(own.host for own in caught)
@@ -84,7 +84,7 @@ RULES = (
 
 
 def _own_name(scene: Scene) -> list[Event]:
-    """Blames failed connections of gloo's to loopback addresses on hosts' own names."""
+    """Blame failed connections of gloo's to loopback addresses on hosts' own names."""
     dials = having("dials")
 
     def failed(event: Event) -> bool:
@@ -94,7 +94,7 @@ def _own_name(scene: Scene) -> list[Event]:
 
 
 def _within_host(scene: Scene) -> list[Event]:
-    """Takes dials within a host whose ranks had met for merely refused."""
+    """Take dial within a host whose ranks had met for merely refused."""
     events = scene.events
     lost = min((e.order for e in events if e.name == "peer-died" and _of_gloo(e)), default=None)
     first = min((e.order for e in events if e.name == "hostname-loopback"), default=0)

@@ -35,7 +35,7 @@ from nccl_doctor.text.hostlist import fold, grouped, quoted
     explains=("port-unreachable", NAMES, "master-addr-not-local"),
 )
 def hostname_mismatch(view: View) -> Findings:
-    """Yields one finding a name, and one for all own names."""
+    """Yield one finding per name, and one for all own names."""
     stale = [own for own in own_names(view) if own.is_stale]
     master = view.snapshot.cluster.master_addr
     if stale:
@@ -80,7 +80,7 @@ def hostname_mismatch(view: View) -> Findings:
 
 
 def _lost_words(own: OwnName, given: list[str | None]) -> str:
-    """Tells what a host's own name does to the lost hosts."""
+    """Tell what a host's own name does to the lost hosts."""
     words = f"On {own.host} the host's own name resolves to {own.gloo}"
     mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):
@@ -92,7 +92,7 @@ def _lost_words(own: OwnName, given: list[str | None]) -> str:
 
 
 def _reached(view: View, host: str, name: str) -> bool:
-    """Tells whether a host met our listener by the master's name."""
+    """Return whether a host met our listener by the master's name."""
     cluster, mesh = view.snapshot.cluster, view.snapshot.mesh
     master = cluster.nodes[0].name
     if not isinstance(mesh, Mesh) or name != cluster.master_addr or host == master:

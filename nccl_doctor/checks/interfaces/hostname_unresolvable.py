@@ -44,7 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
     in_logs=("port-in-use", "ssh-unreachable"),
 )
 def hostname_unresolvable(view: View) -> Findings:
-    """Yields one finding for the names that the same hosts lack."""
+    """Yield one finding for the names that the same hosts lack."""
     cluster = view.snapshot.cluster
     resolved = {host.name: known(facts.resolution) for host, facts in view.facts}
     common = next(iter(resolved.values())).common if resolved else {}
@@ -76,12 +76,12 @@ def hostname_unresolvable(view: View) -> Findings:
 
 
 def _is_lost(answer: tuple[str, Resolution | None]) -> bool:
-    """Tells whether a host does surely not find the name."""
+    """Return whether a host does surely not find the name."""
     return answer[1] is not None and not answer[1].addresses
 
 
 def _alias(view: View, name: str) -> Finding:
-    """The finding for a master that is listed by such a name."""
+    """Return the finding for a master that is listed by such a name."""
     hosts = tuple(host.name for host in view.snapshot.reached)
     master = view.snapshot.cluster.nodes[0].name
     address = view.nccl.addresses.get(master)
@@ -123,13 +123,13 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
 
 
 def _line(snapshot: Snapshot, names: list[str], host: str) -> Line | None:
-    """The entries for /etc/hosts; None where a name's address is not certain."""
+    """Return the entries for /etc/hosts; None where a name's address is not certain."""
     entries = [word for name in names for word in (str(_address(snapshot, name, host) or ""), name)]
     return line("printf '%s %s\\n' {*entries} >> /etc/hosts", entries=entries) if all(entries) else None
 
 
 def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
-    """The single address of a name, of IPv4 where there are both."""
+    """Return the single address of a name, of IPv4 where there are both."""
     resolutions = [each.facts.resolution for each in snapshot.hosts if each.facts]
     answers = [names.get(name) for names in resolutions if isinstance(names, Names)]
     texts = {str(address) for answer in answers if answer is not None for address in answer.addresses}
@@ -140,7 +140,7 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
 
 
 def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
-    """Explains which Service lets a pod's name not resolve; its mend."""
+    """Explain which Service lets a pod's name not resolve; its mend."""
     if not kube.pods:
         return None
     pod_name, _, service_name = name.partition(".")
@@ -155,7 +155,7 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
 
 
 def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | None:
-    """Explains why an existing Service gives the pod no name."""
+    """Explain why an existing Service gives the pod no name."""
     pod = next((one for one in kube.pods.values() if pod_name in (one.hostname, one.pod)), None)
     if not service.headless:
         summary = "Give the Service clusterIP: None (recreate it): only a headless Service gives pods names."
@@ -177,7 +177,7 @@ def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | N
 
 
 def _make(kube: KubeFacts, name: str) -> Fix:
-    """A headless Service over the job's pods."""
+    """Return a headless Service over the job's pods."""
     labels = common_labels(kube)
     summary = "Make a headless Service of that name over the job's pods"
     if not labels:
@@ -289,7 +289,7 @@ _AGAIN = 3
 
 
 def _never_resolved(scene: Scene) -> list[Event]:
-    """Blames a name that was asked for in vain and never dialled."""
+    """Blame a name that was asked for in vain and never dialled."""
     dialled = {event.address.host for event in scene.events if event.name in having("dials")}
     given_up = {event.address.host for event in scene.events if event.name == "rendezvous-timeout"}
     hints = [event for event in scene.events if event.name == "hostname-unresolvable" and event.grade is Grade.HINT]

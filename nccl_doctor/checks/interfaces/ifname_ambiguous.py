@@ -20,5 +20,5 @@ from nccl_doctor.nccl.cluster_nccl import Kind
 
 @check("NCD209", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
 def ifname_ambiguous(view: View) -> Findings:
-    """Fires where the variable lets good and wrong interfaces through."""
+    """Yield a finding where the variable lets good and wrong interfaces through."""
     yield from findings(view, Kind.AMBIGUOUS)

@@ -23,5 +23,5 @@ from nccl_doctor.nccl.cluster_nccl import Kind
 
 @check("NCD208", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
 def ifname_needed(view: View) -> Findings:
-    """Fires where NCCL's own choice can't be reached."""
+    """Yield a finding where NCCL's own choice can't be reached."""
     yield from findings(view, Kind.NEEDED)

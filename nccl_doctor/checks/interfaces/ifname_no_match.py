@@ -31,7 +31,7 @@ from nccl_doctor.text.shell import word
     in_logs=("ib-fault", "plugin-fault", "wrong-interface"),
 )
 def ifname_no_match(view: View) -> Findings:
-    """Fires where NCCL finds no interface at all, although some are running."""
+    """Yield a finding where NCCL finds no interface at all, although some are running."""
     yield from findings(view, Kind.NO_MATCH)
 
 
@@ -64,7 +64,7 @@ RULES = roots(
 
 
 def _without_interface(scene: Scene) -> list[Event]:
-    """Takes NCCL 2.27's unknown error for this where no interface shows."""
+    """Take NCCL 2.27's unknown error for this where no interface shows."""
     facts = scene.log.facts
     if not facts.ifname or any(process.interfaces for process in facts.processes.values()):
         return scene.events

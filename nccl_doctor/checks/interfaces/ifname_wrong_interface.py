@@ -23,5 +23,5 @@ from nccl_doctor.nccl.cluster_nccl import Kind
 
 @check("NCD207", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
 def ifname_wrong_interface(view: View) -> Findings:
-    """Fires where the variable leads to an address out of reach."""
+    """Yield a finding where the variable leads to an address out of reach."""
     yield from findings(view, Kind.WRONG)

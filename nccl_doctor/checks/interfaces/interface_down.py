@@ -26,7 +26,7 @@ MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
 
 @check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=(*MISSED, *MISLED, CONNECTIONS))
 def interface_down(view: View) -> Findings:
-    """Fires where what the variable lets through, or what peers are reached by, is not running."""
+    """Yield a finding where what the variable lets through, or what peers are reached by, is not running."""
     named: set[str] = set()
     for found in findings(view, Kind.DOWN):
         if isinstance(found, Finding):
@@ -38,14 +38,14 @@ def interface_down(view: View) -> Findings:
 
 
 def _state(view: View, found: Hindered) -> tuple[str, str, bool]:
-    """The interface, its network, and whether it was switched off."""
+    """Return the interface, its network, and whether it was switched off."""
     fault = next(iter(found.route_faults))
     link = view.by_host[found.host].link(fault.usual or "")
     return fault.usual or "", str(fault.network), link is not None and "up" not in link.flags
 
 
 def _unused(view: View, group: list[Hindered]) -> Finding:
-    """The finding for hosts that take another way since their interface is down."""
+    """Return the finding for hosts that take another way since their interface is down."""
     name, network, is_off = _state(view, group[0])
     hosts = tuple(one.host for one in group)
     ways = [(one.host, fault.way) for one in group for fault in one.route_faults]

@@ -29,7 +29,7 @@ from nccl_doctor.text.inet import is_loopback
     errors=("EADDRNOTAVAIL",),
 )
 def master_addr_not_local(view: View) -> Findings:
-    """Fires where the master address is none of the first host's."""
+    """Yield a finding where the master address is none of the first host's."""
     address = view.snapshot.cluster.master_addr
     everyone = [node.name for node in view.snapshot.cluster.nodes]
     for host, facts in view.facts:

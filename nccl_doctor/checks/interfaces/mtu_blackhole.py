@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def mtu_blackhole(view: View) -> Findings:
-    """Yields one finding a host of most stalled pairs, or one alone."""
+    """Yield one finding per host of most stalled pairs, or one alone."""
     mesh = view.mesh
     if isinstance(mesh.stalls, Skipped):
         return
@@ -56,7 +56,7 @@ def _ends(stalls: Iterable[Stall]) -> tuple[str, ...]:
 
 
 def _mtus(view: View, hosts: Iterable[str]) -> str:
-    """The MTUs of hosts' interfaces for NCCL: ``9000 of eno1 on node[1-3]``."""
+    """Return the MTUs of hosts' interfaces for NCCL: ``9000 of eno1 on node[1-3]``."""
     alike: dict[str, list[str]] = {}
     for host, facts in view.facts:
         chosen = view.nccl.interfaces.get(host.name)

@@ -43,7 +43,7 @@ ROOM = 4
     explains=("port-unreachable", SILENCE),
 )
 def neighbour_table_small(view: View) -> Findings:
-    """Yields one finding for all hosts with the same limit."""
+    """Yield one finding for all hosts with the same limit."""
     short: dict[tuple[int, int], list[str]] = {}
     names = frozenset(node.address for node in view.snapshot.cluster.nodes)
     cache: _Cache = {}
@@ -77,7 +77,7 @@ _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
 
 
 def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
-    """The cluster's IPv4 addresses on a net of the host's own."""
+    """Return the cluster's IPv4 addresses on a net of the host's own."""
     interfaces, resolved = known(facts.interfaces), known(facts.resolution)
     nets = frozenset(
         ipaddress.ip_interface(f"{entry.address}/{entry.netmask}").network
@@ -94,7 +94,7 @@ def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
 
 
 def _beside(nets: frozenset[Network], texts: Iterable[str]) -> Iterator[str]:
-    """Those of the addresses that lie on one of the nets."""
+    """Yield those of the addresses that lie on one of the nets."""
     for text in texts:
         address = address_of(text)
         if address.version == 4 and any(address in net for net in nets):

@@ -46,7 +46,7 @@ class Hindered:
 
 
 def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
-    """The hosts whose routes or filters hinder dials, in the dials' order."""
+    """Return the hosts whose routes or filters hinder dials, in the dials' order."""
     found: dict[str, Hindered] = {}
     for dial in view.mesh.failed:
         fault = view.dials.route_faults.get(dial)
@@ -69,7 +69,7 @@ def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
     errors=("ENETUNREACH",),
 )
 def route_missing(view: View) -> Findings:
-    """Yields one finding for the hosts that lack the same routes."""
+    """Yield one finding for the hosts that lack the same routes."""
     nccl = view.nccl
     blamed = {fault.host: fault.used.address if fault.used is not None else None for fault in faults(nccl)}
     lacking: dict[str, dict[str, str]] = {}
@@ -112,7 +112,7 @@ def route_missing(view: View) -> Findings:
 def _alike(
     lacking: dict[str, dict[str, str]], view: View, reasons: dict[str, dict[str, str | None]]
 ) -> Iterable[tuple[str, ...]]:
-    """The hosts that lack the same routes and have one remedy."""
+    """Yield the hosts that lack the same routes and have one remedy."""
     keyed = {
         name: (frozenset({*targets, name}), _remedy(view.by_host[name], targets.values(), reasons[name].values()))
         for name, targets in lacking.items()
@@ -128,7 +128,7 @@ def _alike(
 
 
 def _no_route(sources: tuple[str, ...], lacking: dict[str, dict[str, str]]) -> str:
-    """The sentence for hosts that lack the same routes."""
+    """Return the sentence for hosts that lack the same routes."""
     targets = {name: address for source in sources for name, address in lacking[source].items()}
     if not targets.keys().isdisjoint(sources):
         others = f"of {fold(targets)} " if targets.keys() - set(sources) else ""
@@ -140,7 +140,7 @@ def _no_route(sources: tuple[str, ...], lacking: dict[str, dict[str, str]]) -> s
 def _finding(
     view: View, sources: tuple[str, ...], lacking: dict[str, dict[str, str]], reasons: dict[str, dict[str, str | None]]
 ) -> Finding:
-    """The finding for hosts alike; ``reasons`` hold the kernel's errors."""
+    """Return the finding for hosts alike; ``reasons`` hold the kernel's errors."""
     first, evidence = view.by_host[sources[0]], []
     for source in sources:
         routes = view.by_host[source].routes or ()
@@ -162,7 +162,7 @@ def _finding(
 
 
 def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Command, ...]:
-    """The lines that delete refusing routes; none unless all are known."""
+    """Return the lines that delete refusing routes; none unless all are known."""
     ways = [way for way in facts.ways if way.iif is None] if isinstance(facts.ways, tuple) else []
     found = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
     refusals = dict.fromkeys(refusal for each in found for refusal in each)
@@ -179,7 +179,7 @@ def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Com
 
 
 def _unaddressed(found: Hindered) -> Finding:
-    """The finding for an interface without an address of its network."""
+    """Return the finding for an interface without an address of its network."""
     lacking = dict.fromkeys((fault.usual, fault.network) for fault in found.route_faults)
     nets = " and ".join(f"{interface} has no address in {network}" for interface, network in lacking)
     how = "as the other hosts have it (`ip address add ADDRESS/PREFIX dev NAME`; for good: in what sets up the network)"
@@ -196,7 +196,7 @@ def _unaddressed(found: Hindered) -> Finding:
 
 
 def answer_of(way: Way) -> str:
-    """The kernel's answer in short."""
+    """Return the kernel's answer in short."""
     return way.error or f"dev {way.dev}{f' via {way.gateway}' if way.gateway else ''}"
 
 

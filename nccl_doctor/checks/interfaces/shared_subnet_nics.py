@@ -57,7 +57,7 @@ KEYS = ("rp_filter", "arp_ignore", "arp_announce")
     explains=("port-unreachable", CONNECTIONS),
 )
 def shared_subnet_nics(view: View) -> Findings:
-    """Yields one finding for the hosts whose subnet and settings are alike, unless sysctls show intent."""
+    """Yield one finding for the hosts whose subnet and settings are alike, unless sysctls show intent."""
     alike: dict[_Shared, list[str]] = {}
     for host, facts in view.facts:
         for network, links in shared(view.by_host[host.name]).items():
@@ -96,7 +96,7 @@ def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
 
 
 def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
-    """The subnets on which NCCL uses several links; aliases don't count."""
+    """Return the subnets on which NCCL uses several links; aliases don't count."""
     found: dict[Network, dict[str, None]] = {}
     for use in (*((own.chosen,) if own.chosen is not None else ()), *own.choice.net_socket):
         for network in own.networks(use.address):
@@ -106,12 +106,12 @@ def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
 
 
 def effective(sysctls: dict[str, str], key: str, link: str) -> int:
-    """The higher of conf.all and the link's own (ip-sysctl.rst); 0 where the kernel has no such file."""
+    """Return the higher of conf.all and the link's own (ip-sysctl.rst); 0 where the kernel has no such file."""
     return max(int(sysctls.get(f"net.ipv4.conf.{where}.{key}", "0")) for where in ("all", link))
 
 
 def _meets_some(mesh: Phased[Mesh], host: str) -> bool:
-    """Tells whether a peer and the host reach each other."""
+    """Return whether a peer and the host reach each other."""
     if not isinstance(mesh, Mesh):
         return False
     return any(not {(host, peer), (peer, host)} & mesh.failures.keys() for peer in mesh.ports.keys() - {host})

@@ -45,7 +45,7 @@ WIDE = (15000, 65000)
 
 @check("NCD307", severity=Severity.WARNING, needs=("port_range",), explains=("port-unreachable", *ANYWAY))
 def ephemeral_ports_few(view: View) -> Findings:
-    """Yields one finding for all hosts with the same small range."""
+    """Yield one finding for all hosts with the same small range."""
     world = world_size(view.snapshot)
     local = rank_counts(view.snapshot)
     failed = view.snapshot.mesh.failed if isinstance(view.snapshot.mesh, Mesh) else ()
@@ -113,7 +113,7 @@ RULES = (
 
 
 def _without_ras(scene: Scene) -> list[Event]:
-    """The events without a failed bind of NCCL's RAS service, after which jobs go on (src/ras/client_support.cc)."""
+    """Return the events without failed binds of NCCL's RAS service, which end no job (src/ras/client_support.cc)."""
     if not scene.log.facts.ras_failures:
         return scene.events
     return [event for event in scene.events if event.name != "ephemeral-ports-few"]

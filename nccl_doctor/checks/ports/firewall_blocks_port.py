@@ -42,14 +42,14 @@ EXPLAINS = ("port-unreachable", CONNECTIONS)
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_port(view: View) -> Findings:
-    """Yields one finding a rule that stops the master port somewhere."""
+    """Yield one finding per rule that stops the master port somewhere."""
     for blames in by_rule(view, master=True):
         yield finding(blames, view, f"{rule_of(blames)} {_what(blames, view.snapshot)}, so the ranks can't meet.")
     yield from gaps(view, master=True)
 
 
 def _what(blames: list[Blame], snapshot: Snapshot) -> str:
-    """Names what the rules stop, NCCL's own ports included."""
+    """Name what the rules stop, NCCL's own ports included."""
     met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
     if met and blames[0].direction == "input" and not any(to_master(dial, snapshot) for dial in met):
         return "replies to its own connections and the other hosts' connections to the ports that NCCL picks"
@@ -61,18 +61,18 @@ def _what(blames: list[Blame], snapshot: Snapshot) -> str:
 
 
 def to_master(dial: FailedDial, snapshot: Snapshot) -> bool:
-    """Tells whether the dial went to the master port on the master."""
+    """Return whether the dial went to the master port on the master."""
     cluster = snapshot.cluster
     return dial.port == cluster.master_port and dial.dst == cluster.nodes[0].name
 
 
 def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
-    """Tells whether the host stops dials to the master port."""
+    """Return whether the host stops dials to the master port."""
     return any(to_master(dial, snapshot) for dial in blame.dials)
 
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
-    """Hosts with the same rule, by whether it stops the master port."""
+    """Return hosts with the same rule, by whether it stops the master port."""
     blames = sorted(view.dials.firewall.blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
     inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
 
@@ -88,7 +88,7 @@ def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
 
 
 def rule_of(blames: Sequence[Blame]) -> str:
-    """The beginning of a sentence: "ufw on node[1-3] drops"."""
+    """Return the beginning of a sentence: "ufw on node[1-3] drops"."""
     return f"{blames[0].manager} on {fold(_hosts(blames))} {blames[0].verb}"
 
 
@@ -97,7 +97,7 @@ def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
 
 
 def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
-    """Yields the hosts whose unread rules may explain a dial."""
+    """Yield the hosts whose unread rules may explain a dial."""
     snapshot = view.snapshot
     apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
     mine = [gap for gap in view.dials.firewall.gaps if to_master(gap.dial, snapshot) is master]
@@ -107,7 +107,7 @@ def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
 
 
 def whose(blames: Sequence[Blame]) -> str:
-    """Names what rules stop: the others' connections, the host's own, or answers."""
+    """Name what rules stop: the others' connections, the host's own, or answers."""
     among = [(blame, dial) for blame in blames for dial in blame.dials if dial.src != dial.dst]
     made, met = (any(getattr(dial, end) == blame.host.name for blame, dial in among) for end in ("src", "dst"))
     if blames[0].direction == "input" and met:
@@ -118,7 +118,7 @@ def whose(blames: Sequence[Blame]) -> str:
 
 
 def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
-    """The finding for hosts that stop dials alike."""
+    """Return the finding for hosts that stop dials alike."""
     first = blames[0]
     snapshot, listens = view.snapshot, view.nccl.addresses
     by_direction = grouped((blame.direction, blame) for blame in blames)

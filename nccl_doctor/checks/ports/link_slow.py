@@ -81,7 +81,7 @@ SIGNS = LogSigns(
 
 @check("NCD320", severity=Severity.WARNING, explains=(SLOW,), also=("rates",), row="rate")
 def link_slow(view: View) -> Findings:
-    """Yields findings of PCIe links, and one a host, pair or rail by rates; hosts too busy to be judged are gaps."""
+    """Yield findings of PCIe links, and one a host, pair or rail by rates; hosts too busy to be judged are gaps."""
     rates = view.snapshot.rates
     if rates == skipped(PENDING):
         yield Absent(PENDING, skipped=True)
@@ -123,7 +123,7 @@ def _by_rates(view: View, rates: Rates) -> Findings:
 
 
 def _lanes(view: View, rates: Rates | None) -> Findings:
-    """Yields findings of GPUs and NICs without all their PCIe lanes."""
+    """Yield findings of GPUs and NICs without all their PCIe lanes."""
     gpus = [(host.name, *told) for host, facts in view.facts for told in _gpu_links(host, facts)]
     for host, facts in view.facts:
         if isinstance(facts.gpu_driver, Unknown):
@@ -143,7 +143,7 @@ def _lanes(view: View, rates: Rates | None) -> Findings:
 
 
 def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
-    """Address and link of each GPU that the job sees and that a driver holds."""
+    """Yield address and link of each GPU that the job sees and that a driver holds."""
     driver, gpus, health = facts.gpu_driver, facts.gpus, facts.gpu_health
     if driver is None or isinstance(driver, Unknown):
         return
@@ -221,7 +221,7 @@ def _interfaces(slow: SlowLink) -> str:
 
 
 def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
-    """The figures beside the others', and what is known of the links."""
+    """Yield the figures beside the others', and what is known of the links."""
     bad = {(one.src, one.dst, one.rail) for one in slow.rates}
     others = [
         one for pair, one in rates.final.items() if pair not in bad and (one.rail in slow.rails) != slow.whole_rail
@@ -253,7 +253,7 @@ def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
 
 
 def link_words(rates: Rates, host: str, name: str, view: View) -> str:
-    """The link in words: ``10000 Mb/s, full duplex, MTU 1500, 4 of 16 PCIe lanes, without tso``."""
+    """Return the link in words: ``10000 Mb/s, full duplex, MTU 1500, 4 of 16 PCIe lanes, without tso``."""
     link = rates.link(host, name)
     facts = next((facts for one, facts in view.facts if one.name == host), None)
     known = () if facts is None or isinstance(facts.interfaces, Unknown) else facts.interfaces.links

@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD308", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def network_policy_blocks(view: View) -> Findings:
-    """Yields one finding for each set of policies that drops dials."""
+    """Yield one finding for each set of policies that drops dials."""
     kube = view.kube
     dropped = [(dial, one) for dial in view.mesh.failed for one in view.dials.policies.get(dial, ())]
     for policies, group in grouped((one.names, (dial, one)) for dial, one in dropped).items():

@@ -22,7 +22,7 @@ from nccl_doctor.text.shell import line
 
 @check("NCD306", severity=Severity.WARNING, needs=("port_range",), explains=("port-in-use",), scope="master")
 def port_in_ephemeral_range(view: View) -> Findings:
-    """Fires where the kernel may give the master port away."""
+    """Yield a finding where the kernel may give the master port away."""
     port = view.snapshot.cluster.master_port
     for host, facts in view.facts:
         own = known(facts.port_range)
@@ -44,5 +44,5 @@ def port_in_ephemeral_range(view: View) -> Findings:
 
 
 def reserving(own: PortRange, port: int) -> str:
-    """The sysctl setting that reserves one more port."""
+    """Return the sysctl setting that reserves one more port."""
     return f"net.ipv4.ip_local_reserved_ports={','.join(filter(None, (own.reserved_text, str(port))))}"

@@ -66,7 +66,7 @@ TAKEN = Effect(
     errors=("EADDRINUSE",),
 )
 def port_in_use(view: View) -> Findings:
-    """Fires where torch would not get the master port; names the holder."""
+    """Yield a finding where torch would not get the master port; names the holder."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         if trial.free or trial.error == "EACCES":
@@ -102,7 +102,7 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
 
 
 def _published(trial: PortTrial) -> bool:
-    """True where Docker holds the port for a container (docker-proxy, libnetwork/portmapper)."""
+    """Return whether Docker holds the port for a container (docker-proxy, libnetwork/portmapper)."""
     programs = [PurePath((holder.command.split() or [""])[0]).name for holder in trial.holders]
     return bool(programs) and set(programs) == {"docker-proxy"}
 
@@ -118,7 +118,7 @@ def _stop_container(host: Host, trial: PortTrial) -> Fix:
 
 
 def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
-    """The way out by the cause of the failed bind."""
+    """Return the way out by the cause of the failed bind."""
     if trial.cause == "time-wait":
         wait = fix_port(cluster, host.node, line("{port} --wait", port=trial.port))
         seconds = f"{trial.time_wait_s or 60:.0f} seconds"

@@ -60,7 +60,7 @@ MEANS = {
 
 @check("NCD303", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def port_unreachable(view: View) -> Findings:
-    """Yields one finding for each of the fewest hosts that explain all."""
+    """Yield one finding for each of the fewest hosts that explain all."""
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
@@ -78,7 +78,7 @@ def port_unreachable(view: View) -> Findings:
 
 
 def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[Finding]:
-    """The findings for the failed dials of one rail; None: the first."""
+    """Yield the findings for the failed dials of one rail; None: the first."""
     for group in groups((dial.src, dial.dst) for dial in dials):
         among = [dial for dial in dials if dial.src in group.hosts]
         if not group.is_certain:
@@ -94,7 +94,7 @@ def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[F
 
 
 def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
-    """Tells what a host and the others can't do, no full stop."""
+    """Tell what a host and the others can't do, no full stop."""
     incoming = {dial.src for dial in dials if dial.dst == name}
     outgoing = {dial.dst for dial in dials if dial.src == name}
     if incoming == outgoing:
@@ -109,7 +109,7 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
 
 
 def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -> Finding:
-    """The finding where none is likelier."""
+    """Return the finding where none is likelier."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
     if len(names) == 2:
@@ -165,7 +165,10 @@ def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None
 
 
 def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fix:
-    """The advice; hosts' own rules come first where nobody could read them, those of the side that has fewer hosts."""
+    """Return the advice.
+
+    Hosts' own rules come first where nobody could read them, those of the side that has fewer hosts.
+    """
     diallers, listeners = ({dial.src for dial in dials}, {dial.dst for dial in dials})
     ends = diallers | listeners
     first = sorted((min(listeners, diallers, key=len) & unread) or unread)
@@ -189,12 +192,12 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
 
 
 def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
-    """The interface that a dial went to, unless its host's first."""
+    """Return the interface that a dial went to, unless its host's first."""
     return mesh.rails.get(dial.dst, {}).get(dial.address)
 
 
 def _leave_out(view: View, rail: Rail) -> Fix | None:
-    """The setting that leaves an interface out, where it would do."""
+    """Return the setting that leaves an interface out, where it would do."""
     first = {name: own.chosen.name for name, own in view.nccl.by_host.items() if own.chosen is not None}
     others_fail = any(rail_of(view.mesh, dial) is None for dial in view.mesh.failed)
     if others_fail or rail.interface in first.values() or len(first) < len(view.snapshot.reached):
@@ -205,7 +208,7 @@ def _leave_out(view: View, rail: Rail) -> Fix | None:
 
 
 def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
-    """Tells what to look at between pods, in order; None without pods."""
+    """Tell what to look at between pods, in order; None without pods."""
     pods = [kube.pods[name] for name in ends if name in kube.pods]
     if not pods:
         return None

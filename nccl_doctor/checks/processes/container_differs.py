@@ -90,7 +90,7 @@ LACKS = (
     outside=True,
 )
 def container_differs(view: View) -> Findings:
-    """Yields one finding for containers that differ from their hosts alike."""
+    """Yield one finding for containers that differ from their hosts alike."""
     told = [
         Sides(view, host, facts, inside, outside)
         for host, facts in view.facts
@@ -166,7 +166,7 @@ def _network(sides: Sides) -> Iterator[Aspect]:
 
 
 def _names(sides: Sides) -> Iterator[Aspect]:
-    """Names of the host's /etc/hosts that resolve to nothing inside."""
+    """Return names of the host's /etc/hosts that resolve to nothing inside."""
     told = sides.facts.resolution
     if not isinstance(told, Names) or is_unreached(sides.view.snapshot, sides.host):
         return
@@ -178,7 +178,7 @@ def _names(sides: Sides) -> Iterator[Aspect]:
 
 
 def _shm(sides: Sides) -> Iterator[Aspect]:
-    """Less than the host, and docker's default or too little."""
+    """Yield less than the host, and docker's default or too little."""
     shm, outside = sides.facts.shm, sides.outside.shm_bytes
     if isinstance(shm, Unknown) or shm.problem is not None or outside is None or shm.total_bytes >= outside:
         return
@@ -191,7 +191,7 @@ def _shm(sides: Sides) -> Iterator[Aspect]:
 
 
 def _shm_needed(sides: Sides) -> int:
-    """Bytes of /dev/shm that the ranks want (shm_small)."""
+    """Return bytes of /dev/shm that the ranks want (shm_small)."""
     return WANTED * sides.view.nproc(sides.host, sides.facts)
 
 
@@ -227,7 +227,7 @@ def _gpus(sides: Sides) -> Iterator[Aspect]:
 
 
 def _rdma(sides: Sides) -> Iterator[Aspect]:
-    """The same of RDMA devices, where a port is up."""
+    """Yield the same of RDMA devices, where a port is up."""
     devices = sides.facts.rdma
     up = not isinstance(devices, Unknown) and any(port.state == "ACTIVE" for one in devices for port in one.ports)
     phrase = _lacking(sides, INFINIBAND, "RDMA device") if up else ""
@@ -238,7 +238,7 @@ def _rdma(sides: Sides) -> Iterator[Aspect]:
 
 
 def _lacking(sides: Sides, prefix: str, what: str) -> str:
-    """Devices of a kind that can't be used inside, as a phrase."""
+    """Return devices of a kind that can't be used inside, as a phrase."""
     there = [path for path in sides.outside.devices if path.startswith(prefix)]
     inside = {path: error for path, error in sides.inside.devices.items() if path.startswith(prefix)}
     refused = [f"{path} ({error})" for path, error in inside.items() if error is not None]

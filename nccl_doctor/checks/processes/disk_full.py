@@ -36,7 +36,7 @@ LEAST_FILES = 100
     errors=("EDQUOT",),
 )
 def disk_full(view: View) -> Findings:
-    """Yields one finding for each folder that is full, folded over hosts."""
+    """Yield one finding for each folder that is full, folded over hosts."""
     full: dict[tuple[str, bool], dict[str, int]] = {}
     for host, facts in view.facts:
         for folder in known(facts.temporary):

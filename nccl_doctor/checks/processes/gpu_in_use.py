@@ -45,7 +45,7 @@ FULL = Effect(
     row="GPUs",
 )
 def gpu_in_use(view: View) -> Findings:
-    """Yields one finding a host whose needed GPUs are taken."""
+    """Yield one finding per host whose needed GPUs are taken."""
     for host, facts in view.facts:
         gpu_processes = known(facts.gpu_processes)
         needed = visible_gpus(host.node, facts)[: host.node.nproc_per_node]  # as CUDA numbers them for the ranks

@@ -39,7 +39,7 @@ ENOUGH = 1024 * MIB
     row="limits",
 )
 def memlock_low(view: View) -> Findings:
-    """Yields one finding a limit, folded over hosts."""
+    """Yield one finding per limit, folded over hosts."""
     sides = view.nccl.rdma.sides
     low = ((limit, host.name) for host, its in view.facts if (limit := too_low(its, sides.get(host.name))) is not None)
     for limit, hosts in grouped(low).items():
@@ -59,7 +59,7 @@ def memlock_low(view: View) -> Findings:
 
 
 def too_low(facts: HostFacts, side: Side | None) -> int | None:
-    """The limit in bytes, where it is too low for RDMA ports that are up, and not left out."""
+    """Return the limit in bytes, where it is too low for RDMA ports that are up, and not left out."""
     limit, exempt = known(facts.limits).memlock_soft, known(facts.limits).ipc_lock
     if exempt is None:  # an older snapshot: root has it outside containers
         identity = facts.identity
@@ -68,7 +68,7 @@ def too_low(facts: HostFacts, side: Side | None) -> int | None:
 
 
 def registers(facts: HostFacts, side: Side | None) -> bool:
-    """True where NCCL registers memory with an RDMA port: one is up, and no variable leaves it out."""
+    """Return whether NCCL registers memory with an RDMA port: one is up, and no variable leaves it out."""
     up = ((device.name, port.number) for device in known(facts.rdma) for port in device.ports if port.state == "ACTIVE")
     return any(side is None or (side.rdma.off is None and side.rdma.spec.accepts(*port)) for port in up)
 

@@ -40,7 +40,7 @@ CERTAIN = 2
     errors=("EMFILE",),
 )
 def nofile_low(view: View) -> Findings:
-    """Yields one finding a pair of limits, folded over hosts."""
+    """Yield one finding per pair of limits, folded over hosts."""
     world = world_size(view.snapshot)
     need = BASE + PER_RANK * world
     limits = view.hosts_by(lambda facts: (known(facts.limits).nofile_soft, known(facts.limits).nofile_hard))

@@ -35,7 +35,7 @@ REMEDY = Fix(
 
 @check("NCD608", severity=Severity.INFO, needs=("limits", "rdma"), explains=(PINNING,), row="limits")
 def pinned_memory_short(view: View) -> Findings:
-    """Yields one finding an amount, folded over hosts; a warning on GB10."""
+    """Yield one finding an amount, folded over hosts; a warning on GB10."""
     sides = view.nccl.rdma.sides
     short = ((one, host.name) for host, its in view.facts if (one := _unpinnable(its, sides.get(host.name))))
     for (total, free, shared), hosts in grouped(short).items():
@@ -58,7 +58,7 @@ def _unpinnable(facts: HostFacts, side: Side | None) -> tuple[int, int, bool] | 
 
 
 def instead(found: Finding) -> tuple[str, Finding]:
-    """The name and finding in place of a memlock-low of the all-reduce's output, where no limit is low."""
+    """Return the name and finding in place of a memlock-low of the all-reduce's output, where no limit is low."""
     words = f"The kernel can't pin memory for RDMA on {fold(found.hosts)}, although the limit allows it."
     return "pinned-memory-short", found.model_copy(update={"message": words, "fix": REMEDY})
 
@@ -68,7 +68,7 @@ RULES = (clue(UNLIMITED, "max locked memory           (kbytes, -l) unlimited"),)
 
 
 def _unlimited(scene: Scene) -> list[Event]:
-    """Blames the kernel where a registration failed and the log says that memlock is unlimited."""
+    """Blame the kernel where a registration failed and the log says that memlock is unlimited."""
     if all(event.wording != UNLIMITED for event in scene.events):
         return scene.events
     return scene.renamed("pinned-memory-short", Grade.ROOT, lambda e: e.name == "memlock-low" and e.grade is Grade.ROOT)

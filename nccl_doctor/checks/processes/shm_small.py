@@ -47,7 +47,7 @@ class _Lack:
 
 @check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=(SHARED_MEMORY,), row="limits")
 def shm_small(view: View) -> Findings:
-    """Yields one finding for the hosts that lack room alike; those with little join those with none."""
+    """Yield one finding for the hosts that lack room alike; those with little join those with none."""
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)
@@ -76,7 +76,7 @@ def shm_small(view: View) -> Findings:
 
 
 def _both(missing: Finding, small: Finding) -> Finding:
-    """The finding for both, each with its remedy."""
+    """Return the finding for both, each with its remedy."""
     commands = (*missing.fix.commands, *small.fix.commands)
     summary = small.fix.summary if not commands else f"{missing.fix.summary} {small.fix.summary}"
     return Finding(
@@ -90,12 +90,12 @@ def _both(missing: Finding, small: Finding) -> Finding:
 
 
 def is_fatal(facts: HostFacts, shm: Shm, needed: int) -> bool:
-    """Tells whether ranks with GPUs lack half of the room they want."""
+    """Return whether ranks with GPUs lack half of the room they want."""
     return not isinstance(facts.gpus, Unknown) and bool(facts.gpus) and 2 * shm.free_bytes < needed
 
 
 def enough_gib(shm: Shm, needed: int) -> int:
-    """A size of /dev/shm that is enough, in GiB."""
+    """Return a size of /dev/shm that is enough, in GiB."""
     return max(1, math.ceil((shm.total_bytes - shm.free_bytes + 2 * needed) / (1 << 30)))
 
 

@@ -39,7 +39,7 @@ from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
     "NCD601", severity=Severity.WARNING, needs=("processes",), explains=("gpu-in-use",), row_words="nothing left behind"
 )
 def stale_process(view: View) -> Findings:
-    """Yields one finding a host: all that was left there."""
+    """Yield one finding per host: all that was left there."""
     for host, facts in view.facts:
         processes = known(facts.processes)
         left = [job for job in processes if job.left_behind]

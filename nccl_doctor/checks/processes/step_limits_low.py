@@ -45,7 +45,7 @@ MEMORY = Effect(
     row="limits",
 )
 def step_limits_low(view: View) -> Findings:
-    """Yields one finding for each thing that is too little."""
+    """Yield one finding for each thing that is too little."""
     low: list[tuple[tuple[str, int, int], str]] = []
     for host, facts in view.facts:
         limits = known(facts.step)

@@ -73,7 +73,7 @@ PEERS = Effect(
 
 @check("NCD402", severity=Severity.WARNING, needs=("pci", "gpus"), explains=(PEERS,))
 def gpudirect_hindered(view: View) -> Findings:
-    """Yields one finding a set of hindrances, folded over hosts; else those between GPUs."""
+    """Yield one finding per set of hindrances, folded over hosts; else those between GPUs."""
     for host, facts in view.facts:
         if known(facts.gpus) and isinstance(facts.rdma, Unknown):
             yield Unjudged((host.name,), facts.rdma.reason)
@@ -108,7 +108,7 @@ def gpudirect_hindered(view: View) -> Findings:
 
 
 def _hindrances(facts: HostFacts) -> Iterator[str]:
-    """Those between GPUs and RDMA ports that are up."""
+    """Yield those between GPUs and RDMA ports that are up."""
     pci = known(facts.pci)
     if not _has_port(facts) or not known(facts.gpus):
         return
@@ -118,7 +118,7 @@ def _hindrances(facts: HostFacts) -> Iterator[str]:
 
 
 def _between(host: Host, facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """Those between GPUs that have PCIe alone, which GPUs, and whether these are GeForce."""
+    """Return those between GPUs that have PCIe alone, which GPUs, and whether these are GeForce."""
     pci, gpus = known(facts.pci), visible_gpus(host.node, facts)
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
     linked = pci.nvswitches or any(LINKED.search(gpu.name) for gpu in gpus)

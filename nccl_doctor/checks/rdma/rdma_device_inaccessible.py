@@ -39,7 +39,7 @@ LOAD = line("modprobe ib_uverbs")
     explains=("rdma-pair-unreachable", "rdma-mismatch", *EXPLAINS),
 )
 def rdma_device_inaccessible(view: View) -> Findings:
-    """Yields one finding a reason, folded over hosts."""
+    """Yield one finding per reason, folded over hosts."""
     rdma = view.nccl.rdma
     yield from _unmanaged(view)
     facts = {host.name: its for host, its in view.facts}
@@ -60,7 +60,7 @@ def rdma_device_inaccessible(view: View) -> Findings:
 
 
 def _unmanaged(view: View) -> Findings:
-    """Yields one finding for all InfiniBand ports that wait for a subnet manager."""
+    """Yield one finding for all InfiniBand ports that wait for a subnet manager."""
     rdma = view.nccl.rdma
     waiting = {
         name: ports

@@ -38,7 +38,7 @@ PIN = "NCCL_IB_GID_INDEX"
     explains=("rdma-mismatch", RDMA),
 )
 def rdma_gid_missing(view: View) -> Findings:
-    """Yields one finding for all ports whose GID can't serve."""
+    """Yield one finding for all ports whose GID can't serve."""
     rdma = view.nccl.rdma
     faults = rdma.gid_faults
     if not faults:
@@ -75,7 +75,7 @@ def rdma_gid_missing(view: View) -> Findings:
 
 
 def _table(entry: Entry) -> str:
-    """The entries that hold an address."""
+    """Return the entries that hold an address."""
     held = [f"{gid.index} {gid.type or 'of unknown type'} {ip_of(gid)}" for gid in entry.port.gids if is_usable(gid)]
     return f"its table has {', '.join(held[:6])}" if held else "its table has no address"
 

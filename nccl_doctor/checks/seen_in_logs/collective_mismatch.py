@@ -102,7 +102,7 @@ class Work:
 
 
 def work(event: Event) -> Work | None:
-    """The collective that a watchdog line names."""
+    """Return the collective that a watchdog line names."""
     match = _WORK.search(event.text)
     seq = number(match["seq"]) if match else None
     if match is None or seq is None or event.rank is None:
@@ -112,7 +112,7 @@ def work(event: Event) -> Work | None:
 
 
 def mismatch(events: Iterable[Event]) -> list[Event]:
-    """The events of ranks in one place with different collectives or sizes."""
+    """Return the events of ranks in one place with different collectives or sizes."""
     places: dict[tuple[str, int], dict[int, tuple[Work, Event]]] = {}
     for event in events:
         found = work(event) if event.name == "collective-timeout" else None
@@ -127,7 +127,7 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
 
 
 def waiting(events: Iterable[Event]) -> dict[tuple[int, str], list[int]]:
-    """By (SeqNum, OpType), the ranks that wait there; smaller is behind."""
+    """Return by (SeqNum, OpType), the ranks that wait there; smaller is behind."""
     found: dict[tuple[int, str], list[int]] = {}
     for event in events:
         one = work(event)
@@ -137,7 +137,7 @@ def waiting(events: Iterable[Event]) -> dict[tuple[int, str], list[int]]:
 
 
 def never_started(events: Iterable[Event]) -> bool:
-    """Tells whether no collective ever ended: the first timed out."""
+    """Return whether no collective ever ended: the first timed out."""
     if any(_NONE_COMPLETED.search(event.text) for event in events):
         return True
     sequence = [found.seq for found in map(work, events) if found is not None]
@@ -145,7 +145,7 @@ def never_started(events: Iterable[Event]) -> bool:
 
 
 def _recorded(dumps: dict[str, Dump]) -> list[Event]:
-    """Events out of dumps where ranks part, culprits first."""
+    """Return events out of dumps where ranks part, culprits first."""
     found = compare(dumps.values())
     if found is None:
         return []
@@ -175,7 +175,7 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
 
 
 def _compared(scene: Scene) -> list[Event]:
-    """The events, with what ranks wait in that differs."""
+    """Return the events, with what ranks wait in that differs."""
     differing = mismatch(scene.events)
     events = [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in scene.events]
     return events + _recorded(scene.log.dumps)

@@ -67,7 +67,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _silence(case: Case) -> Advice:
-    """Ranks had just connected, and no line follows."""
+    """Return ranks had just connected, and no line follows."""
     where = rank_progress(case.log.facts).phrase() or "a rank had its communicator"
     shared = any(event.wording == rule.SHARED for reading in case.log.readings for event in reading.events)
     way = ", over shared memory (SHM)" if shared else ""
@@ -156,7 +156,7 @@ _TABLE_OF_GPUS = re.compile(
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Events of where the run stood; none where it may go on."""
+    """Return events of where the run stood; none where it may go on."""
     for reading in readings:
         found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if found:
@@ -175,7 +175,7 @@ def _complained(reading: Reading, facts: Facts) -> list[Event]:
 
 
 def _busy(reading: Reading) -> list[Event]:
-    """GPUs at work below the end of a log of NCCL's."""
+    """Return GPUs at work below the end of a log of NCCL's."""
     rows, places = _events_of(reading, rule.BUSY), _events_of(reading, *_PLACES)
     after = reading.after(places[-1].line) if rows and places and places[-1].line < rows[-1].line else None
     if after is None or not all(map(_TABLE_OF_GPUS.match, after)):
@@ -192,13 +192,13 @@ def _interrupted(reading: Reading) -> list[Event]:
 
 
 def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
-    """The head of a benchmark's table that is followed by no row."""
+    """Return the head of a benchmark's table that is followed by no row."""
     heads = [] if facts.rows else _events_of(reading, rule.TABLE)[-1:]
     return _blamed(heads, heads[0].name) if heads else []
 
 
 def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
-    """The last line of a log: a rank waits for others."""
+    """Return the last line of a log: a rank waits for others."""
     for reading in () if facts.came_together else readings:
         last = _events_of(reading, rule.STARTED)[-1:]
         after = reading.after(last[0].line) if last else None
@@ -208,7 +208,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """The last line of a log whose ranks connected, and no more.
+    """Return the last line of a log whose ranks connected, and no more.
 
     A log of NCCL's lines alone (NCCL_DEBUG_FILE) ends so in a healthy run.
     """
@@ -225,7 +225,7 @@ def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _name(place: Event) -> str:
-    """The diagnosis of a run that stands there."""
+    """Return the diagnosis of a run that stands there."""
     return "rendezvous-timeout" if place.wording == rule.CHOSEN else place.name
 
 
@@ -234,14 +234,14 @@ def _blamed(events: list[Event], name: str) -> list[Event]:
 
 
 def _standing_still(scene: Scene) -> list[Event]:
-    """Events that show a hang, where no fault but an interrupt stands."""
+    """Return events that show a hang, where no fault but an interrupt stands."""
     if any(event.wording != rule.INTERRUPTED for event in scene.events):
         return scene.events
     return stalled(scene.log.readings, scene.log.facts) or scene.events
 
 
 def likely_hang(case: Case) -> Severity | None:
-    """A warning where only the log's end, maybe an excerpt's, shows it."""
+    """Return a warning where only the log's end, maybe an excerpt's, shows it."""
     wordings = {event.wording for event in case.cause.events}
     guessed = rule.BUSY in wordings or wordings <= {rule.STARTED, rule.CONNECTED}
     return Severity.WARNING if guessed else None

@@ -86,7 +86,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _ends(texts: list[str]) -> str:
-    """The GID index and both GIDs, as far as the lines name them."""
+    """Return the GID index and both GIDs, as far as the lines name them."""
     index = next((found[1] for text in texts if (found := _GID_INDEX.search(text))), None)
     gids: dict[str, str] = {}
     for side, gid in (pair for text in texts for pair in _GIDS.findall(text)):

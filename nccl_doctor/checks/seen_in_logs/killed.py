@@ -99,19 +99,19 @@ _ABORTED = -6
 
 
 def exit_code(event: Event) -> int | None:
-    """The exit code of the first failure, negative for a signal."""
+    """Return the exit code of the first failure, negative for a signal."""
     first = _FIRST.search(event.text)
     return int(first["torchrun"] or first["deepspeed"]) if first else None
 
 
 def killed(event: Event) -> bool:
-    """Tells whether a signal, not its own SIGABRT, ended the first failure."""
+    """Return whether a signal, not its own SIGABRT, ended the first failure."""
     code = exit_code(event)
     return code is not None and code < 0 and code != _ABORTED
 
 
 def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts) -> list[Event]:
-    """The events, with rank and host of a process to blame."""
+    """Return the events, with rank and host of a process to blame."""
     others = [one for one in events if one.grade >= Grade.SYMPTOM and (exit_code(one) is None or killed(one))]
     losers: set[int | None] = {None}
     if others and all(one.name == "peer-died" for one in others):
@@ -121,7 +121,7 @@ def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts)
 
 
 def _blamed(event: Event, reading: Reading, losers: set[int | None]) -> Event:
-    """Blames a process of which nothing but its exit code speaks."""
+    """Blame a process of which nothing but its exit code speaks."""
     pid, code = _PID.search(event.text), exit_code(event)
     found = [one for one in reading.summary if pid and one.pid == pid[1] and code in (None, one.code)]
     own = [one for one in found if one.label == label(event.prefix)] or found
@@ -156,7 +156,7 @@ _OWN = re.compile(
 
 
 def accused(event: Event, reading: Reading, left: set[str]) -> Event:
-    """Weighs an exception or a kill; sources in ``left`` lost others."""
+    """Weigh an exception or a kill; sources in ``left`` lost others."""
     if event.name not in {"killed", "script-failed"} or event.grade is Grade.CLUE:
         return event
     before = [one for one in reading.events if one.line < event.line]
@@ -184,29 +184,29 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
 
 
 def broken_off_after(event: Event, reading: Reading) -> bool:
-    """Tells whether somebody pressed Ctrl-C behind a run's good end."""
+    """Return whether somebody pressed Ctrl-C behind a run's good end."""
     stood = (one.line > reading.well for one in reading.events if one.wording in (MEETING, TALKING))
     return event.wording == INTERRUPTED and 0 < reading.well < event.line and not any(stood)
 
 
 def _aborted(event: Event) -> bool:
-    """Tells whether a process ended itself by SIGABRT, after a fault."""
+    """Return whether a process ended itself by SIGABRT, after a fault."""
     return event.name == "killed" and event.grade is Grade.GENERIC and _ABORT.search(event.text) is not None
 
 
 def _of_another(event: Event, losses: list[Event]) -> bool:
-    """Tells whether all losses beside a plain exception are other processes'."""
+    """Return whether all losses beside a plain exception are other processes'."""
     others = all(one.rank is not None and label(one.prefix) != label(event.prefix) for one in losses)
     return bool(losses) and others and _OWN.search(event.message) is not None
 
 
 def only_frames(after: list[bytes] | None) -> bool:
-    """Tells whether lines are but the stacks of other processes."""
+    """Return whether lines are but the stacks of other processes."""
     return after is not None and all(_FRAME.match(line) or b'File "' in line for line in after)
 
 
 def _ended(scene: Scene) -> list[Event]:
-    """The events, with the process that failed first."""
+    """Return the events, with the process that failed first."""
     ends = {reading.name: reading for reading in scene.log.readings}
     events = [event for event in scene.events if not broken_off_after(event, ends[event.file])]
     left = {event.file for event in events if event.name in _LEFT and event.grade is Grade.SYMPTOM}
@@ -215,7 +215,7 @@ def _ended(scene: Scene) -> list[Event]:
 
 
 def _ended_after_a_wait(scene: Scene) -> list[Event]:
-    """Takes a process ended after a collective's time-out for no cause."""
+    """Take a process ended after a collective's time-out for no cause."""
     waits = [event for event in scene.events if event.name == "collective-timeout"]
     timed = min((e for e in waits if e.prefix.time), key=lambda e: e.prefix.time or (), default=None)
     first: dict[tuple[str, bool], Event] = {}

@@ -81,7 +81,7 @@ RULES = (
 
 
 def _with_the_warning(scene: Scene) -> list[Event]:
-    """Gives each of NCCL's hints to the warning that it stands behind."""
+    """Give each of NCCL's hints to the warning that it stands behind."""
     warned: dict[tuple[str, str | None], Event] = {}
     events = []
     for event in scene.events:

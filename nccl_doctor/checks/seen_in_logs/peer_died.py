@@ -97,7 +97,7 @@ _STACK = 80
 
 
 def _is_shutdown_noise(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:
-    """Tells whether a process missed the store when all was done."""
+    """Return whether a process missed the store when all was done."""
     if not _of_the_store(event):
         return False
     if others_well or 0 < reading.well < event.line:
@@ -112,13 +112,13 @@ def _of_the_store(event: Event) -> bool:
 
 
 def _in_trouble(reading: Reading, line: int) -> bool:
-    """Tells whether something had failed before a line, where a communicator went."""
+    """Return whether something had failed before a line, where a communicator went."""
     failed = any(one.grade > Grade.HINT and one.line < line and not _of_the_store(one) for one in reading.events)
     return failed or any(0 < line - one <= _STACK for one in reading.tracebacks)
 
 
 def _without_shutdown_noise(scene: Scene) -> list[Event]:
-    """The events without words of a store gone at the end."""
+    """Return the events without words of a store gone at the end."""
     well = {reading.name for reading in scene.log.readings if reading.well}
     world = scene.log.facts.world_size
 

@@ -102,7 +102,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Weighs a missing plugin by sockets, its advice by NCCL's failure."""
+    """Weigh a missing plugin by sockets, its advice by NCCL's failure."""
     if event.wording == _RECOMMENDED:
         return Grade.LIKELY if "nccl-unknown-error" in scene.names else Grade.HINT
     sockets = any(process.network == "Socket" for process in scene.log.facts.processes.values())

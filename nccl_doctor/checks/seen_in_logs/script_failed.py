@@ -113,7 +113,7 @@ _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
 
 
 def _given_up(scene: Scene) -> list[Event]:
-    """Notes that an exception was not caught, but ended its process."""
+    """Note that an exception was not caught, but ended its process."""
     own = [event for event in scene.events if event.name == "script-failed"]
     exceptions = {event.file: event.line for event in own if event.grade is Grade.HINT}
 

@@ -70,7 +70,7 @@ _NETS = tuple(
 
 
 def _apart(scene: Scene) -> list[Event]:
-    """Adds hosts that chose different nets, where only the way failed."""
+    """Add hosts that chose different nets, where only the way failed."""
     if scene.log.facts.came_together or not faults(scene.events) <= on_the_way():
         return scene.events
     chosen: dict[str, Event] = {}
@@ -86,12 +86,12 @@ def _apart(scene: Scene) -> list[Event]:
 
 
 def _nowhere(scene: Scene) -> list[Event]:
-    """Blames failed connections to a loopback, link-local or docker0 address on it."""
+    """Blame failed connections to a loopback, link-local or docker0 address on it."""
     return scene.renamed("wrong-interface", Grade.ROOT, _leads_nowhere)
 
 
 def _leads_nowhere(event: Event) -> bool:
-    """Tells whether a dial failed because no other host has the address."""
+    """Return whether a dial failed because no other host has the address."""
     address = numeric(event.address.ip or "")
     if address is None or event.name not in signs.having("dials") or event.grade <= Grade.HINT:
         return False
@@ -103,7 +103,7 @@ def _leads_nowhere(event: Event) -> bool:
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Weighs an interface out of reach; alone, only among several hosts."""
+    """Weigh an interface out of reach; alone, only among several hosts."""
     names, facts = scene.names | scene.stuck, scene.log.facts
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:

@@ -27,7 +27,7 @@ SHOWN = 8
 
 @check("NCD508", severity=Severity.ERROR, needs=("same",), explains=(VERSIONS,))
 def code_mismatch(view: View) -> Findings:
-    """Yields one finding a path."""
+    """Yield one finding per path."""
     for path in view.snapshot.cluster.same:
         found: dict[str, SameEntry] = {}
         for host, facts in view.facts:
@@ -59,12 +59,12 @@ def code_mismatch(view: View) -> Findings:
 
 
 def _is_of_line(view: View, path: str) -> bool:
-    """True for a relative path that stands in the line that is judged."""
+    """Return True for a relative path that stands in the line that is judged."""
     return not path.startswith(("/", "~")) and path in (view.snapshot.cluster.line or "").split()
 
 
 def _summary(entry: SameEntry) -> str:
-    """Sums up an entry in words that tell like from unlike."""
+    """Sum up an entry in words that tell like from unlike."""
     if entry.kind == "missing":
         return "missing"
     changed = hashlib.sha256(repr(sorted(entry.files.items())).encode()).hexdigest()[:12] if entry.files else ""

@@ -45,7 +45,7 @@ LEAST = {
     in_logs=("cuda-error", "gpu-count-low", "torch-missing"),
 )
 def cuda_driver_mismatch(view: View) -> Findings:
-    """Yields one finding a pair of versions that do not fit."""
+    """Yield one finding per pair of versions that do not fit."""
     old: dict[tuple[str, str, str], list[str]] = {}
     for host, facts in view.facts:
         if not isinstance(facts.torch, TorchInfo) or facts.torch.cuda is None:
@@ -68,7 +68,7 @@ def cuda_driver_mismatch(view: View) -> Findings:
 
 
 def needed(cuda: str) -> str | None:
-    """The least driver for a CUDA release, "12.8"; None where unknown."""
+    """Return the least driver for a CUDA release, "12.8"; None where unknown."""
     major, _, minor = cuda.partition(".")
     return LEAST.get(major) or LEAST.get(f"{major}.{minor.partition('.')[0]}")
 

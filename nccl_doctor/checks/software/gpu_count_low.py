@@ -46,7 +46,7 @@ UNSET = (
     row="GPUs",
 )
 def gpu_count_low(view: View) -> Findings:
-    """Yields one finding a node with too few GPUs, one if uneven."""
+    """Yield one finding per node with too few GPUs, one if uneven."""
     if all(facts.gpus == () for _, facts in view.facts):
         yield from _absent(view)
         amd = {host.name: count for host, facts in view.facts if (count := _amd(facts)) is not None}
@@ -87,7 +87,7 @@ def gpu_count_low(view: View) -> Findings:
 
 
 def _uneven(counts: dict[str, int]) -> Findings:
-    """Yields one finding for the hosts that have fewer GPUs than most."""
+    """Yield one finding for the hosts that have fewer GPUs than most."""
     usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
     fewer = tuple(name for name, count in counts.items() if count < usual)
     if fewer:
@@ -111,7 +111,7 @@ NO_GPU = "no GPU was found: nvidia-smi is not installed, or shows none"
 
 
 def _absent(view: View) -> Findings:
-    """Yields a finding for all hosts that are asked for GPUs where no host has any."""
+    """Yield a finding for all hosts that are asked for GPUs where no host has any."""
     wishes = grouped((wish, host.name) for host, _ in view.facts if (wish := gpu_wish(host)))
     hosts = tuple(name for names in wishes.values() for name in names)
     if hosts:
@@ -129,7 +129,7 @@ def _absent(view: View) -> Findings:
 
 
 def _not_judged(facts: HostFacts) -> str | None:
-    """Words for GPUs of makers of which no more than the number is looked at; None where there are none."""
+    """Return words for GPUs of makers of which no more than the number is looked at; None where there are none."""
     if amd := _amd(facts):
         return f"{plural(amd, 'GPU')} of AMD's by the driver; they are counted, but the all-reduce does not use them"
     if isinstance(facts.torch, Unknown) or facts.torch is None or "+xpu" not in facts.torch.version:
@@ -138,7 +138,7 @@ def _not_judged(facts: HostFacts) -> str | None:
 
 
 def _amd(facts: HostFacts) -> int | None:
-    """AMD's GPUs that the driver holds, where torch is built for them; nvidia-smi shows none of these."""
+    """Return AMD's GPUs that the driver holds, where torch is built for them; nvidia-smi shows none of these."""
     if isinstance(facts.torch, Unknown) or facts.torch is None or facts.torch.hip is None:
         return None
     if isinstance(facts.gpu_driver, Unknown) or facts.gpu_driver is None:
@@ -157,7 +157,7 @@ class _Short(NamedTuple):
     own: bool  # by the environment of the host itself, which the hosts file leaves as it is
 
     def finding(self, hosts: tuple[str, ...]) -> Finding:
-        """The finding for the nodes that lack the same."""
+        """Return the finding for the nodes that lack the same."""
         are, have = ("is", "has") if len(hosts) == 1 else ("are each", "have")
         return Finding(
             hosts=hosts,

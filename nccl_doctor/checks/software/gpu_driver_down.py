@@ -56,14 +56,14 @@ class Fault:
     """The bus address of the one GPU that it is about."""
 
     def words(self, names: Sequence[str], gpus: int) -> str:
-        """The sentence; the hosts have so many GPUs each."""
+        """Return the sentence; the hosts have so many GPUs each."""
         if self.lost is not None and gpus > 1:
             return f"The driver of {fold(names)} has lost GPU {self.lost}, one of {gpus}: nvidia-smi fails for all."
         has = "has" if len(names) == 1 else "have"
         return f"{fold(names)} {has} {plural(gpus, 'GPU')} but no working driver: {self.problem}."
 
     def fix(self, hosts: tuple[str, ...]) -> Fix:
-        """The remedy on these hosts."""
+        """Return the remedy on these hosts."""
         if self.reboot:
             return Fix(summary=self.remedy, risk="disruptive")
         return pasted(self.remedy, on_each(hosts, *self.commands) if self.commands else (), needs_root=True)
@@ -82,7 +82,7 @@ HANGS = Effect(("not-started", "in-kernel", "exit"), Reach.OWN, "a driver that d
     row="GPUs",
 )
 def gpu_driver_down(view: View) -> Findings:
-    """Yields one finding a fault, folded over the hosts that have it."""
+    """Yield one finding per fault, folded over the hosts that have it."""
     found = [
         ((fault, _severity(host, facts)), (host, driver))
         for host, facts in view.facts
@@ -104,7 +104,7 @@ def gpu_driver_down(view: View) -> Findings:
 
 
 def _severity(host: Host, facts: HostFacts) -> Severity:
-    """An error where the job is one for GPUs, by what asks for them or by what is installed for them."""
+    """Return an error where the job is one for GPUs, by what asks for them or by what is installed for them."""
     driver, torch = known(facts.gpu_driver), facts.torch
     cuda = isinstance(torch, TorchInfo) and (torch.cuda is not None or torch.hip is not None)
     inside = isinstance(facts.identity, Identity) and facts.identity.container is not None
@@ -186,7 +186,7 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> Fault:
 
 
 def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
-    """ROCm's side; only where torch is built for it, for a processor's own graphics are AMD's as well."""
+    """Yield ROCm's side; only where torch is built for it, for a processor's own graphics are AMD's as well."""
     gpus = [gpu for gpu in driver.gpus if gpu.vendor == "amd" and gpu.driver != "vfio-pci"]
     if not gpus or not isinstance(facts.torch, TorchInfo) or facts.torch.hip is None:
         return

@@ -40,7 +40,7 @@ _AFTER = "if the errors come back, leave the host out (-x) and have the GPU look
 
 @check("NCD510", severity=Severity.WARNING, needs=("gpu_health",), in_logs=("cuda-error",), row="GPUs")
 def gpu_errors(view: View) -> Findings:
-    """Yields one finding a host."""
+    """Yield one finding per host."""
     for host, facts in view.facts:
         gpu_health = known(facts.gpu_health)
         gone = [gpu for gpu in (() if isinstance(facts.gpus, Unknown) else facts.gpus) if gpu.fault]
@@ -70,7 +70,7 @@ def gpu_errors(view: View) -> Findings:
 
 
 def _standing(xids: Iterable[Xid]) -> Iterator[Xid]:
-    """Those that tell of the GPU, and that no later word of the driver's takes back."""
+    """Yield those that tell of the GPU, and that no later word of the driver's takes back."""
     mended: dict[str, float] = {}
     every = list(xids)
     for one in every:
@@ -93,7 +93,7 @@ def _health(gpu: GpuHealth) -> Iterator[str]:
 
 
 def _log(logged: list[Xid]) -> Iterator[str]:
-    """Each kind of error once, with its count and its last time."""
+    """Yield each kind of error once, with its count and its last time."""
     for (bus_id, number), same in grouped(((x.bus_id, x.number), x) for x in logged).items():
         last = min(same, key=lambda x: x.age_s)
         ago = f"{last.age_s / 60:.0f} min" if last.age_s < 3600 else f"{last.age_s / 3600:.0f} h"
@@ -166,7 +166,7 @@ _MEANING = {
 
 
 def meaning_of_xid(case: Case) -> Advice | None:
-    """The number's meaning, and its GPU; None where no line holds one."""
+    """Return the number's meaning, and its GPU; None where no line holds one."""
     found = next((match for event in case.cause.events if (match := _XID.search(event.text))), None)
     if found is None:
         return None

@@ -31,7 +31,7 @@ SHARED = Effect(
 
 @check("NCD504", severity=Severity.ERROR, needs=("gpus",), explains=("host-listed-twice", SHARED), row="GPUs")
 def gpu_overlap(view: View) -> Findings:
-    """Yields one finding a pair of nodes that share GPUs."""
+    """Yield one finding per pair of nodes that share GPUs."""
     used: dict[str, dict[str, Gpu]] = {}
     for host, facts in view.facts:
         mine = visible_gpus(host.node, facts)[: view.nproc(host, facts)]

@@ -35,7 +35,7 @@ SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"}
 
 @check("NCD511", severity=Severity.WARNING, needs=("python",))
 def login_environment_differs(view: View) -> Findings:
-    """Yields one finding a set of differences, folded over hosts."""
+    """Yield one finding per set of differences, folded over hosts."""
     groups: dict[tuple[str, ...], list[str]] = {}
     matters: set[tuple[str, ...]] = set()
     for host, facts in view.facts:

@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD513", severity=Severity.WARNING, needs=("torch",), in_logs=("version-mismatch",))
 def nccl_installed_twice(view: View) -> Findings:
-    """Yields one finding a set of copies, folded over hosts."""
+    """Yield one finding per set of copies, folded over hosts."""
     for why, hosts in view.hosts_by(_unjudged).items():
         yield Unjudged(hosts, why)
     for torch, hosts in view.hosts_by(_torn).items():
@@ -50,7 +50,7 @@ def _packages(torch: TorchInfo) -> list[NcclCopy]:
 
 
 def _torn(facts: HostFacts) -> TorchInfo | None:
-    """Its torch, where two packages own NCCL or torch loads another one than the package's."""
+    """Return its torch, where two packages own NCCL or torch loads another one than the package's."""
     torch = known(facts.torch)
     if torch is None or torch.cuda is None:
         return None
@@ -60,7 +60,7 @@ def _torn(facts: HostFacts) -> TorchInfo | None:
 
 
 def _unjudged(facts: HostFacts) -> str | None:
-    """Why nobody knows whether a package's NCCL is loaded or one of LD_LIBRARY_PATH or LD_PRELOAD."""
+    """Return why nobody knows whether a package's NCCL is loaded or one of LD_LIBRARY_PATH or LD_PRELOAD."""
     torch = known(facts.torch)
     if torch is None or torch.cuda is None or torch.nccl_unlinked is None or len(_packages(torch)) != 1:
         return None

@@ -47,7 +47,7 @@ FAULT = Effect(
 
 @check("NCD514", severity=Severity.WARNING, needs=("gpus", "torch"), explains=(FAULT,), row="software")
 def nccl_known_bad(view: View) -> Findings:
-    """Yields one finding a fault, folded over the hosts that meet it."""
+    """Yield one finding per fault, folded over the hosts that meet it."""
     size = len(view.snapshot.cluster.nodes)
     known_on = [(one, host.name) for host, facts in view.facts for one in _matching(host, facts, size)]
     for (number, version, subject), hosts in grouped(known_on).items():
@@ -64,7 +64,7 @@ def nccl_known_bad(view: View) -> Findings:
 
 
 def _matching(host: Host, facts: HostFacts, size: int) -> Iterator[tuple[int, str, str]]:
-    """The numbers of the rows that a host meets, with its version of NCCL and what of it the row is about."""
+    """Yield the numbers of the rows that a host meets, with its version of NCCL and what of it the row is about."""
     version, torch = nccl_version(facts), known(facts.torch)
     gpus = visible_gpus(host.node, facts)
     if version is None or not gpus or torch is None or torch.cuda is None:
@@ -92,5 +92,5 @@ def _matching(host: Host, facts: HostFacts, size: int) -> Iterator[tuple[int, st
 
 
 def parse_plugin(text: str) -> tuple[int, ...]:
-    """The numbers of a plugin's version: "1.17.1-aws" is (1, 17, 1)."""
+    """Return the numbers of a plugin's version: "1.17.1-aws" is (1, 17, 1)."""
     return tuple(int(part) for part in text.partition("-")[0].split(".") if part.isdecimal())

@@ -54,21 +54,21 @@ class Window:
     _began: dict[int, float] = field(default_factory=dict)
 
     def admits(self, now: float) -> bool:
-        """True where work on another item may begin."""
+        """Return whether work on another item may begin."""
         return len(self._active(now)) < int(self.limit) and len(self._began) < IN_ALL
 
     def wait(self, now: float) -> float | None:
-        """How long until one more may begin though none ends; None: not before."""
+        """Return how long until one more may begin though none ends; None: not before."""
         if len(self._began) >= IN_ALL:
             return None
         return max(0.01, min(self._active(now), default=now) + self._silence() - now)
 
     def begin(self, number: int, now: float) -> None:
-        """A handshake begins."""
+        """Note the begin of a handshake."""
         self._began[number] = now
 
     def end(self, number: int, now: float, *, well: bool) -> None:
-        """It ended; one that came to nothing says nothing of how fast the others can be."""
+        """Note the end of a handshake; a failed one does not count for the speed of the others."""
         took = max(_SHORTEST_S, now - self._began.pop(number))
         if not well:
             return
@@ -101,7 +101,7 @@ class AllAtOnce(Window):
         """Only an end makes room."""
 
     def end(self, number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as a window
-        """Counts it out."""
+        """Count it out."""
         del self._began[number]
 
 
@@ -115,7 +115,7 @@ class Stage(Generic[Item]):
 
 
 def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.inf) -> list[Exception | None]:
-    """Takes every item through all stages, a thread a turn; why each went no further, None where it came through.
+    """Take every item through all stages, a thread a turn; why each went no further, None where it came through.
 
     Threads are daemons, so that Ctrl-C never waits for a host; what has not ended ``until`` then (monotonic) is left
     behind: a :class:`TimeoutError`. A ControllerError, a fault of this machine, is raised.
@@ -169,7 +169,7 @@ def fan_out(
     window: Window | None = None,
     until: float = math.inf,
 ) -> list[Result | Exception]:
-    """The results in the items' order, exceptions among them; ``until`` as :func:`in_turns` has it."""
+    """Return the results in the items' order, exceptions among them; ``until`` as :func:`in_turns` has it."""
     todo = list(items)
     results: dict[int, Result] = {}
 
@@ -192,7 +192,10 @@ def ask_all(
     on_done: Callable[[ProbeSession], None] = lambda _session: None,
     window: Window | None = None,
 ) -> list[T | Exception]:
-    """The answers as of :func:`fan_out`; a fault of ours ends its session alone; a window gives the late more time."""
+    """Return the answers as of :func:`fan_out`; a fault of ours ends its session alone.
+
+    A window gives the late more time.
+    """
     work, todo = apart(ask), list(sessions)
     results = fan_out(work, todo, on_done, window)
     late = [place for place, result in enumerate(results) if isinstance(result, NoAnswerError)]
@@ -203,7 +206,7 @@ def ask_all(
 
 
 def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
-    """The work on one host, whose failure by a fault of ours ends that host's session."""
+    """Return the work on one host, whose failure by a fault of ours ends that host's session."""
 
     def work(session: ProbeSession) -> T:
         try:
@@ -215,7 +218,7 @@ def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
 
 
 def failure_of(error: Exception, stage: str, doing: str) -> AnyAccessFailure:
-    """Why nothing is known of a host: an error of :func:`ask_all`, at a stage of ``ProbeFacts``, ``doing`` that."""
+    """Return why a host is unknown: an error of :func:`ask_all`, at a stage of ``ProbeFacts``, while ``doing`` that."""
     if isinstance(error, ConnectionLostError) and error.failure is not None:
         return error.failure
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-_LINES:]
@@ -240,7 +243,7 @@ class LoadWatch:
         return MachineLoad(queue=round(queue, 2), cpus=cpus, lag_s=round(self._lag_s, 3))
 
     def stop(self) -> MachineLoad:
-        """Of the whole time."""
+        """Return of the whole time."""
         self._done.set()
         return self.now()
 
@@ -283,7 +286,7 @@ class Reach:
     _entering: set[str] = field(default_factory=set)
 
     def all(self, nodes: Sequence[Node]) -> Load:
-        """Tries each, and says how busy this machine and they were meanwhile."""
+        """Try each, and say how busy this machine and they were meanwhile."""
         self._began, watch, since = time.monotonic(), LoadWatch(), heartbeat.begin()
         usual = self._try(nodes, 1.0)
         # whatever failed meanwhile is no host's fault: its time ran, and the host may have hung up on us
@@ -306,14 +309,14 @@ class Reach:
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
     def _quiet_share(self, usual: float, load: MachineLoad) -> float:
-        """As long as the others' pace warrants, longer on a busy machine."""
+        """Return as long as the others' pace warrants, longer on a busy machine."""
         most = max(1.0, load.queue / load.cpus) if load.busy else 1.0
         alone = min(most, PATIENCE) if load.busy else 0.0
         wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else alone
         return min(most, max(AGAIN, wanted))
 
     def _try(self, nodes: Sequence[Node], share: float) -> float:
-        """Tries each once, for a share of its time; what a host that answered needed, in seconds, 0 where none did."""
+        """Try each once, for a share of its time; what a host that answered needed, in seconds, 0 where none did."""
         window = Window()
 
         def connected(node: Node) -> None:

@@ -42,11 +42,14 @@ class Messages:
         self.came = False
 
     def requested(self) -> None:
-        """Takes note of a request: its answer may have all the bytes that one may have."""
+        """Take note of a request: its answer may have all the bytes that one may have."""
         self._allowance = base.Allowance(MAX_REQUEST)
 
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
-        """The next message, within ``after_login`` s of the login shell's end; NoAnswerError, ConnectionLostError."""
+        """Return the next message, within ``after_login`` s of the login shell's end.
+
+        NoAnswerError, ConnectionLostError.
+        """
         while True:
             line = self._line(deadline)
             if line.endswith(self._mark):
@@ -63,7 +66,7 @@ class Messages:
                 self.chatter.append(chatter[:300].decode(errors="replace"))
 
     def last_word(self, deadline: float, otherwise: str) -> answers.ConnectionLostError:
-        """Why a connection takes nothing any more: what the probe said as it ended, if it said so."""
+        """Return why a connection takes nothing any more: what the probe said as it ended, if it said so."""
         try:
             while True:
                 self.next(deadline)
@@ -107,7 +110,7 @@ class Heartbeat:
         self._last: float | None = None  # None until somebody is to be told
 
     def begin(self) -> float:
-        """Starts it, once; the time for :meth:`longest_gap`."""
+        """Start it, once; the time for :meth:`longest_gap`."""
         with self._lock:
             if self._last is None:
                 self._last = now()
@@ -115,17 +118,17 @@ class Heartbeat:
             return now()
 
     def add(self, channel: base.Channel) -> None:
-        """Sends words on a channel, too."""
+        """Send words on a channel, too."""
         with self._lock:
             self._channels.add(channel)
 
     def remove(self, channel: base.Channel) -> None:
-        """Sends none on it any more."""
+        """Send none on it any more."""
         with self._lock:
             self._channels.discard(channel)
 
     def longest_gap(self, since: float) -> float:
-        """The longest time, in seconds, without a word; of those that ended after ``since``."""
+        """Return the longest time, in seconds, without a word; of those that ended after ``since``."""
         with self._lock:
             gaps = [seconds for end, seconds in self._gaps if end > since]
             return max([*gaps, now() - (self._last or now())])
@@ -143,7 +146,7 @@ class Heartbeat:
 
 
 def now() -> float:
-    """Seconds, those that this machine slept included."""
+    """Return seconds, those that this machine slept included."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -178,7 +181,7 @@ class ProbeSession:
         latest: float = math.inf,
         silence_s: float = SILENCE_S,
     ) -> ProbeSession:
-        """Connects before the deadline, starts the probe in as much time again before ``latest``; or AccessError."""
+        """Connect before the deadline, start the probe in as much time again before ``latest``; or AccessError."""
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
         channel = transport.open(node, bundle.command(node.python, nonce, silence_s), deadline, latest)
         session = cls(node, channel, nonce, silence_s)
@@ -198,7 +201,7 @@ class ProbeSession:
         return session
 
     def send(self, do: str, deadline: float, **arguments: Any) -> int:  # noqa: ANN401 - JSON
-        """Sends a request and returns its number."""
+        """Send a request and return its number."""
         self._last_id += 1
         self._awaited[self._last_id] = now()
         self._messages.requested()
@@ -216,14 +219,17 @@ class ProbeSession:
         deadline: float,
         on_event: Callable[[answers.RankEvent], None] | None = None,
     ) -> T:
-        """The answer to a request; NoAnswerError: it can be waited for again; ConnectionLostError, ProbeError: not."""
+        """Return the answer to a request; NoAnswerError: it can be waited for again.
+
+        ConnectionLostError, ProbeError: not.
+        """
         try:
             return self._answer(kind, number, deadline, on_event)
         except answers.ConnectionLostError as error:
             raise self.gone(error) from error
 
     def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: Any) -> T:  # noqa: ANN401 - JSON
-        """Sends a request and waits as :meth:`wait`; one whose answer was late is not sent again, but waited for."""
+        """Send a request and wait as :meth:`wait`; one whose answer was late is not sent again, but waited for."""
         request = do, json.dumps(arguments)
         number = self._late.pop(request, None) or self.send(do, deadline, **arguments)
         try:
@@ -233,11 +239,11 @@ class ProbeSession:
             raise
 
     def large_packets_vanish(self, by: float) -> bool:
-        """True where provably an answer does not come because its packets are large."""
+        """Return whether provably an answer does not come because its packets are large."""
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
-        """Takes note that the host is not listened to any more; the error, our own fault where it heard nothing."""
+        """Take note that the host is not listened to any more; the error, our own fault where it heard nothing."""
         still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(
             error, (answers.MalformedError, answers.OwnFaultError)
@@ -246,7 +252,7 @@ class ProbeSession:
         return self.lost
 
     def close(self) -> None:
-        """Ends the probe and everything it started; idempotent and bounded."""
+        """End the probe and everything it started; idempotent and bounded."""
         heartbeat.remove(self._channel)
         self._channel.close()
 
@@ -294,7 +300,7 @@ class ProbeSession:
         self.hello = answers.typed(answers.HELLO, "greeting", message.get("hello"))
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
-        """Why the probe did not come up."""
+        """Return why the probe did not come up."""
         ours = isinstance(error, answers.ControllerPausedError)  # it says why the loader heard nothing
         stderr = [] if ours else [line for line in self._channel.stderr_tail().splitlines() if line.strip()]
         silent = isinstance(error, answers.ConnectionLostError) and any(SILENT in line for line in stderr)

@@ -91,7 +91,7 @@ _PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
 
 
 def start_failure(start: Start) -> PythonMissing | ProbeFailed:
-    """The failure that what was seen shows."""
+    """Return the failure that what was seen shows."""
     evidence, inside = (*start.stderr, *start.chatter), f"in {start.place} " if start.place else ""
     found = _problem(start) if start.came and not (start.late or start.lied) else None
     if found is not None:
@@ -107,12 +107,12 @@ def start_failure(start: Start) -> PythonMissing | ProbeFailed:
 
 
 def _cut_off(start: Start) -> bool:
-    """The shell had come to our line, and what ran then was killed or lost with its session."""
+    """Return the shell had come to our line, and what ran then was killed or lost with its session."""
     return start.came and not start.late and start.status in _KILLED
 
 
 def _problem(start: Start) -> tuple[PythonProblem, str] | None:
-    """The interpreter's fault, and the phrase; None where it is not the interpreter."""
+    """Return the interpreter's fault, and the phrase; None where it is not the interpreter."""
     by_itself = _match(_PYTHON, (start.error, *start.stderr), start.python)
     if by_itself is not None or start.ready or start.status in (0, None):
         return by_itself
@@ -175,7 +175,7 @@ NEVER_IMPORTED = {"nccl_doctor.probe.bootstrap", "nccl_doctor.probe.smoke.worker
 
 @thread_safe_cache
 def bundle() -> bytes:
-    """The probe: bootstrap.py's text, compressed, and behind it what its call takes: all modules."""
+    """Return the probe: bootstrap.py's text, compressed, and behind it what its call takes: all modules."""
     root = Path(probe.__file__).parent
     # level 3 halves the time of the usual one, before which no host is asked, and adds a sixteenth
     nothing = zlib.compress(b"", 3)
@@ -194,18 +194,18 @@ _digest = lru_cache(1)(zlib.crc32)  # of the bundle, at the line for each host
 
 
 def _renamed(code: CodeType, name: str) -> CodeType:
-    """The code with a file name as if it had been compiled on the host."""
+    """Return the code with a file name as if it had been compiled on the host."""
     constants = (_renamed(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(constants))
 
 
 def login_mark(nonce: str) -> str:
-    """The word of the login shell when it has come to our line: its start-up files are through."""
+    """Return the word of the login shell when it has come to our line: its start-up files are through."""
     return f"ncdoctor-{nonce[::-1][:16]}"
 
 
 def command(python: str, nonce: str, silence_s: float) -> str:
-    """The line that starts the probe under a host's interpreter; ``nonce``, letters and digits, marks its words.
+    """Return the line that starts the probe under a host's interpreter; ``nonce``, letters and digits, marks its words.
 
     Its loader ends when nothing has come for ``silence_s``.
 

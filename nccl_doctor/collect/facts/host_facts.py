@@ -73,12 +73,12 @@ class CommonNames:
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
-        """Packs the names for a host (probe/facts/network.py unpacks them); the same at every call."""
+        """Return packs the names for a host (probe/facts/network.py unpacks them); the same at every call."""
         with self._lock:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 
     def learn(self, node: Node, names: Names) -> None:
-        """Takes what a host made of the names; of an error and addresses, the addresses."""
+        """Take what a host made of the names; of an error and addresses, the addresses."""
         with self._lock:
             before = self.common
             if len(self._tables) > _MOST_TABLES:
@@ -96,7 +96,7 @@ class CommonNames:
                 self._request = _packed({name: rows.get(name) for name in self._wanted})
 
     def final(self, name: str, names: Names | Unknown) -> Names | Unknown:
-        """The answers of the host of this name, in terms of the last table."""
+        """Return the answers of the host of this name, in terms of the last table."""
         if isinstance(names, Unknown):
             return names
         asked, last = self._asked[name][0], self.common
@@ -109,7 +109,7 @@ def _packed(names: dict[str, list[Any] | None]) -> str:
 
 
 def look_up(names: Iterable[str], within_s: float) -> tuple[dict[str, tuple[IpAddress, ...]], tuple[str, ...]]:
-    """Addresses by name, of getaddrinfo(3) or ~/.ssh/config, and the names that the latter alone knows.
+    """Return addresses by name, of getaddrinfo(3) or ~/.ssh/config, and the names that the latter alone knows.
 
     Without those that did not come in time.
     """
@@ -153,7 +153,7 @@ class Asking:
         self._launcher = read_line(shlex.split(cluster.line)).launcher if cluster.line else ""
 
     def __call__(self, session: ProbeSession, share: float) -> None:
-        """Asks one host, or waits again for what it was asked before; NoAnswerError where more time may help."""
+        """Ask one host, or wait again for what it was asked before; NoAnswerError where more time may help."""
         timeout_s = self._limits.timeout_s
         deadline = time.monotonic() + max(0.1, min(share * timeout_s, self._until - time.monotonic())) + GRACE_S
         cluster, node = self._cluster, session.node
@@ -186,7 +186,7 @@ class Asking:
             raise NoAnswerError(f"no answer in time to {', '.join(late)}")
 
     def all(self) -> dict[str, HostFacts]:
-        """The hosts' facts, by name."""
+        """Return the hosts' facts, by name."""
         return {
             name: facts.model_copy(update={"resolution": self._names.final(name, facts.resolution)})
             for name, facts in self._facts.items()
@@ -201,7 +201,7 @@ class Asking:
 def firewalls_again(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], limits: FactLimits
 ) -> dict[str, HostFacts]:
-    """The facts with the firewalls' rules as they are now: their counters have moved since."""
+    """Return the facts with the firewalls' rules as they are now: their counters have moved since."""
 
     def ask(session: ProbeSession) -> HostFacts:
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
@@ -213,7 +213,7 @@ def firewalls_again(
 
 
 def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
-    """The host's clock against ours, by one short exchange as in NTP: the error is half the round trip."""
+    """Return the host's clock against ours, by one short exchange as in NTP: the error is half the round trip."""
     sent = time.time()
     try:
         # sent anew: a late answer to an earlier question tells a time that has passed
@@ -233,7 +233,7 @@ ANYBODYS: dict[str, TypeAdapter[Any]] = {
 
 
 def typed(answer: dict[str, Any]) -> HostFacts:
-    """The probe's answer as facts, each that does not fit unknown; MalformedError where it is no set of facts.
+    """Return the probe's answer as facts, each that does not fit unknown; MalformedError where it is no set of facts.
 
     Of lists in which any local user can have an item, those that do not fit are left out and counted. Of others, such
     as routes and GPUs, one item less would be another fact: they are unknown as a whole.
@@ -258,7 +258,7 @@ def typed(answer: dict[str, Any]) -> HostFacts:
 
 
 def failure(error: Exception, session: ProbeSession, until: float) -> AnyAccessFailure:
-    """Why a host gave no facts."""
+    """Return why a host gave no facts."""
     found = failure_of(error, "facts", NO_FACTS)
     if not isinstance(error, NoAnswerError) or not session.large_packets_vanish(min(until, time.monotonic() + PATH_S)):
         return found
@@ -292,7 +292,7 @@ _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +
 def look_outside(
     transport: Transport, wanted: Collection[str], node: Node, deadline: float
 ) -> Outside | Unknown | None:
-    """Looks at the host of a node's container, of names those ``wanted``; None where the node is no container."""
+    """Look at the host of a node's container, of names those ``wanted``; None where the node is no container."""
     options = node.options(InsideOptions)
     if options.runtime is None:
         return None
@@ -315,7 +315,7 @@ def look_outside(
 def parse_outside(
     lines: Iterable[str], mark: str, options: InsideOptions, wanted: Collection[str]
 ) -> Outside | Unknown:
-    """Reads what the script printed, each part behind a line with the mark and its name."""
+    """Read what the script printed, each part behind a line with the mark and its name."""
     parts: defaultdict[str, list[str]] = defaultdict(list)
     part: list[str] = []
     for line in lines:
@@ -354,7 +354,7 @@ def _lines(channel: Channel, last: str, deadline: float) -> Iterator[str]:
 
 
 def _read_limits(lines: list[str]) -> ResourceLimits | None:
-    """Those of proc_pid_limits(5) that matter."""
+    """Return those of proc_pid_limits(5) that matter."""
     told = {match[1]: match.groups()[1:] for line in lines if (match := _LIMIT.match(line))}
     if len(told) < 2:
         return None

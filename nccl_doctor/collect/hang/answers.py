@@ -91,7 +91,7 @@ ReadDump = Callable[[str, bytes], flight.Dump | None]  # Reads a dump that a ran
 
 
 def host_look(answer: LookAnswer, job: hang.JobRanks, read_dump: ReadDump) -> hang.HostLook:
-    """Types a host's look."""
+    """Return types a host's look."""
     flows = _typed(_FLOWS, answer.flows)
     numbers = {rank.pid: rank.rank for rank in job.ranks}
     ranks = [
@@ -124,7 +124,10 @@ def _typed(kind: TypeAdapter[Any], value: object) -> Any:  # noqa: ANN401 - what
 
 
 def recorded(answer: object, rank: int, read_dump: ReadDump) -> Any:  # noqa: ANN401 - Fact[Recorded | None]
-    """A rank's recorder out of ``{"live": document}`` or ``{"dump": {"name", "age_s", "data"}}``; None for none."""
+    """Return a rank's recorder out of ``{"live": document}`` or ``{"dump": {"name", "age_s", "data"}}``.
+
+    None for none.
+    """
     if answer is None:
         return None
     if isinstance(answer, dict) and "$unknown" in answer:

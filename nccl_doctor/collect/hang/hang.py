@@ -47,7 +47,7 @@ REMEDY = "to have stacks there, install py-spy on that host, in root's PATH"
 
 @thread_safe_cache
 def pack(machine: str) -> dict[str, Any]:
-    """``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the hosts repeat."""
+    """Return ``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the hosts repeat."""
     program = own_program()
     if program is None or not program.is_file():
         return {"missing": "nccl-doctor's own py-spy has no program to send along"}
@@ -59,7 +59,7 @@ def pack(machine: str) -> dict[str, Any]:
 
 
 def own_program() -> Path | None:
-    """The one that was installed with us."""
+    """Return the one that was installed with us."""
     try:
         files = distribution("py-spy").files or []
     except PackageNotFoundError:
@@ -68,7 +68,7 @@ def own_program() -> Path | None:
 
 
 def built_for(program: bytes) -> str:
-    """Returns the machine of a Linux program, as ``uname -m`` says; else what it is not."""
+    """Return the machine of a Linux program, as ``uname -m`` says; else what it is not."""
     if not program.startswith(b"\x7fELF"):
         return "another system than Linux"
     number = int.from_bytes(program[18:20], "little")
@@ -104,7 +104,7 @@ class HangOptions:
 
 
 def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
-    """Looks, and leaves every host as it was; UsageError: several jobs. NotReachedError: this machine stood still."""
+    """Look, and leave every host as it was; UsageError: several jobs. NotReachedError: this machine stood still."""
     watch = _Watch(cluster, transport, options, progress)
     try:
         watch.connect()
@@ -189,7 +189,7 @@ class _Watch:
         self._timings["look"] = time.monotonic() - began
 
     def look_at_starters(self) -> None:
-        """A second time, where there is no rank yet: one that still imports torch has worked in between."""
+        """Take a second sample where there is no rank yet: one that imports torch has worked in between."""
         starting = [name for name, job in self._jobs.items() if not isinstance(job.starters, Unknown) and job.starters]
         if self._with_ranks() or not starting:
             return
@@ -271,7 +271,7 @@ class _Watch:
     def _everywhere(
         self, work: Callable[[ProbeSession], Result], sessions: list[ProbeSession] | None = None
     ) -> dict[str, Result]:
-        """The hosts' answers, by name; a host that fails is a failure of its own."""
+        """Return the hosts' answers, by name; a host that fails is a failure of its own."""
         asked = self._sessions if sessions is None else sessions
         results = ask_all(work, asked, lambda session: self._progress.done(session.node.name), Window(MOST))
         found: dict[str, Result] = {}

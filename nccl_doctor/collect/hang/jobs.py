@@ -47,7 +47,10 @@ class Choice(NamedTuple):
 
 
 def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> Choice:
-    """The job of ``pid``, else the one on most hosts, else at ``port``; UsageError with a line for each of several."""
+    """Return the job of ``pid``, else the one on most hosts, else at ``port``.
+
+    UsageError with a line for each of several.
+    """
     jobs = _jobs(found)
     meant = sorted(jobs) if pid is None else sorted(_of_process(pid, found, jobs))
     if len(meant) > 1:
@@ -78,7 +81,7 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tup
 
 
 def _named(job: HangingJob, jobs: Jobs) -> str:
-    """The job in words; whose it is where that alone tells it from another."""
+    """Return the job in words; whose it is where that alone tells it from another."""
     alike = [one for one in jobs if str(one) == str(job)]
     words = [str(job)]
     words += [f"of {job.user}"] if len({one.user for one in alike}) > 1 else []
@@ -96,7 +99,7 @@ def _numbers(hosts: dict[str, list[JobRank]]) -> set[int]:
 
 
 def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[HangingJob, str, JobRank]]:
-    """The ranks of jobs of the same user that lack others, with numbers that the chosen one lacks."""
+    """Yield the ranks of jobs of the same user that lack others, with numbers that the chosen one lacks."""
     there = _numbers(jobs[chosen])
     for job, hosts in jobs.items():
         numbers, alike = _numbers(hosts), (job.user, job.contained) == (chosen.user, chosen.contained)
@@ -107,7 +110,7 @@ def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[Hanging
 
 
 def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
-    """The jobs of a rank's own PID; else of its launcher's; none of a launcher that has no rank yet."""
+    """Return the jobs of a rank's own PID; else of its launcher's; none of a launcher that has no rank yet."""
     below = {
         name: {child for one in told.launchers if one.pid == pid for child in one.children}
         for name, told in found.items()
@@ -125,7 +128,7 @@ def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[Hanging
 
 
 def _jobs(found: dict[str, JobRanks]) -> Jobs:
-    """All ranks by their jobs: the same variables, the same user, in containers or in none."""
+    """Return all ranks by their jobs: the same variables, the same user, in containers or in none."""
 
     def job_of(host: str, rank: JobRank) -> HangingJob:
         alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
@@ -142,7 +145,7 @@ def _jobs(found: dict[str, JobRanks]) -> Jobs:
 
 
 def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
-    """The name under which each is known everywhere; on one host several numbers are several users."""
+    """Return the name under which each is known everywhere; on one host several numbers are several users."""
     alike: list[set[User]] = []
     for user in sorted({user for _, user in owners}, key=str):
         touching = [some for some in alike if any(user.is_same(one) for one in some)]
@@ -157,7 +160,7 @@ def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
 
 
 def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
-    """Keeps a process a rank: an orphan of an earlier start has the same number and is older."""
+    """Keep a process a rank: an orphan of an earlier start has the same number and is older."""
     youngest: dict[int, JobRank] = {}
     for rank in ranks:
         if rank.rank not in youngest or rank.age_s < youngest[rank.rank].age_s:
@@ -166,7 +169,10 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Hosts that tell of ranks which others, who agree with each other, tell of as their own; the worst first."""
+    """Return hosts that tell of ranks which others, who agree with each other, tell of as their own.
+
+    The worst first.
+    """
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
     contradictory_hosts: dict[str, str] = {}
@@ -197,7 +203,7 @@ class _Store(NamedTuple):
 
 
 def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
-    """The hosts' answers with the ranks of these jobs, counted by the order of hosts and of their start."""
+    """Return the hosts' answers with the ranks of these jobs, counted by the order of hosts and of their start."""
     told: dict[str, tuple[StoreClient, ...]] = {
         name: one.unnumbered for name, one in found.items() if not isinstance(one.unnumbered, Unknown)
     }
@@ -268,7 +274,7 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
 
 
 def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
-    """Numbers a host's, and counts them: by their common parent, else by their start."""
+    """Assign numbers to the ranks of a host, and count them: by their common parent, else by their start."""
     told = [one for one in clients if one.local_rank is not None]
     sizes, numbers = {one.local_world_size or 0 for one in told}, {one.local_rank for one in told}
     size = max(sizes, default=0)

@@ -57,18 +57,21 @@ class Reader:
         self._closed = False
 
     def dump(self, host: str, name: str, data: bytes) -> flight.Dump | None:
-        """A dump's last calls, and the last of each group; None where it is none, UnreadableError past its bounds."""
+        """Return a dump's last calls, and the last of each group.
+
+        None where it is none, UnreadableError past its bounds.
+        """
         told = self._ask(host, "dump", name, data)
         if told is None:
             return None
         return flight.Dump(told["rank"], tuple(flight.Record(**record) for record in told["records"]), {})
 
     def look_through(self, host: str, answer: str) -> None:
-        """Parses an answer of RAS; UnreadableError where who parses it again would not stay within bounds."""
+        """Parse an answer of RAS; UnreadableError where who parses it again would not stay within bounds."""
         self._ask(host, "ras", "", answer.encode(errors="replace"))
 
     def close(self) -> None:
-        """Ends the process, whatever it does."""
+        """End the process, whatever it does."""
         self._closed = True
         if self._process is not None:
             self._process.kill()
@@ -151,7 +154,7 @@ class Reader:
 
 
 def serve() -> None:
-    """Answers documents on standard input until it ends: in a process of its own alone, which it binds."""
+    """Answer documents on standard input until it ends: in a process of its own alone, which it binds."""
     from resource import RLIMIT_AS, RLIMIT_CORE
 
     _bind(RLIMIT_AS, MEMORY)

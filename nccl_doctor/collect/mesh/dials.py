@@ -42,7 +42,7 @@ def retry(
     answers: list[Dialled | Exception],
     dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
 ) -> list[Dialled | Exception]:
-    """The answers of all hosts, without the dials that came through when they were tried once more."""
+    """Return the answers of all hosts, without the dials that came through when they were tried once more."""
     answers = _again(sessions, targets, answers, dial, _unopened)
     for place, answer in enumerate(answers):
         if missed := len(_unopened(answer)):
@@ -66,7 +66,7 @@ def _again(
     dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
     lost: Callable[[Dialled | Exception], list[DialRow]],
 ) -> list[Dialled | Exception]:
-    """The answers without lost dials that came through; as they were where a host does not answer again."""
+    """Return the answers without lost dials that came through; as they were where a host does not answer again."""
 
     def again(place: int) -> Dialled | Exception:
         session, first = sessions[place], answers[place]
@@ -134,7 +134,7 @@ class Dialling:
         *,
         oneself: bool = False,
     ) -> Dials:
-        """Every host dials its partners, and itself; of a sample's star the master dials one port of each."""
+        """Return every host dials its partners, and itself; of a sample's star the master dials one port of each."""
         targets: dict[str, list[plan.Target]] = {}
         for name, others in partners.items():
             ports = self.ports
@@ -160,12 +160,12 @@ class Dialling:
         return {name: address for name, address in found.items() if address is not None}
 
     def is_engines_alone(self, to: plan.Target) -> bool:
-        """True for an address that is dialled only since an engine tells it."""
+        """Return True for an address that is dialled only since an engine tells it."""
         others = {self.addresses[to.dst], self.cluster.master_addr, *self.beside.get(to.dst, ())}
         return self.engine_addresses.get(to.dst) == to.address and to.address not in others
 
     def engines(self, partners: dict[str, list[str]], done: dict[str, list[plan.Target]]) -> Dials:
-        """Every host dials the addresses that its partners' engines tell, where none of ``done`` is there."""
+        """Return every host dials the addresses that its partners' engines tell, where none of ``done`` is there."""
         targets = {
             name: list(
                 plan.engine_targets(done[name], others, self.engine_addresses, self.nodes, self.facts[name], self.ports)
@@ -193,7 +193,7 @@ def listening(
     window: Window | None = None,
     heard: dict[str, Heard] | None = None,
 ) -> Iterator[dict[str, Listening | Exception]]:
-    """Has hosts listen as long as the block runs: by host, on which ports of those asked for, or why it does not.
+    """Have hosts listen as long as the block runs: by host, on which ports of those asked for, or why it does not.
 
     ``heard`` gets what each host's listeners saw, once the block has ended.
     """
@@ -208,7 +208,7 @@ def listening(
 
 
 def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:
-    """Has a host listen; the ports that it opened, of those asked for."""
+    """Have a host listen; the ports that it opened, of those asked for."""
     mine = plan.own_nonce(nonce, session.node.name)
     told = session.ask(answers.LISTENING, "listen", time.monotonic() + LISTEN_ANSWER_S, nonce=mine, sockets=sockets)
     if len(told.ports) != len(sockets) or any(
@@ -222,7 +222,7 @@ def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, An
 def failed_pairs(
     targets: dict[str, list[plan.Target]], names: list[str], dialled: list[Dialled | Exception]
 ) -> set[tuple[str, str]]:
-    """The pairs that could not connect on a port at least; without a host's dials to itself."""
+    """Return the pairs that could not connect on a port at least; without a host's dials to itself."""
     return {
         (name, targets[name][row.target].dst)
         for name, answer in zip(names, dialled, strict=True)
@@ -232,7 +232,7 @@ def failed_pairs(
 
 
 def together(names: list[str], first: Dials, second: Dials) -> Dials:
-    """Two rounds as one; a host that did not report one of them has reported nothing."""
+    """Return two rounds as one; a host that did not report one of them has reported nothing."""
     targets = {name: [*first[0][name], *second[0][name]] for name in names}
     both: list[Dialled | Exception] = []
     for name, one, more in zip(names, first[1], second[1], strict=True):
@@ -255,7 +255,7 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
 def dial_targets(
     session: ProbeSession, targets: list[plan.Target], nonce: str, timeout_s: float, latest: float = math.inf
 ) -> Dialled:
-    """Has a host dial listeners of this nonce; its answer comes before ``latest``, on the monotonic clock."""
+    """Have a host dial listeners of this nonce; its answer comes before ``latest``, on the monotonic clock."""
     wanted = [
         [target.address, list(target.ports), plan.own_nonce(nonce, target.dst), *filter(None, [target.interface])]
         for target in targets
@@ -275,7 +275,7 @@ def dial_targets(
 
 
 def doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
-    """By host, why others did not dial it: who by whom at which address."""
+    """Return by host, why others did not dial it: who by whom at which address."""
     by_host: dict[str, dict[str, list[str]]] = {}
     for source, addresses in doubtful.items():
         for name, address in addresses.items():

@@ -43,7 +43,7 @@ AlternativeAddresses = dict[str, dict[str, tuple[str, ...]]]  # By host and its 
 def find_other_nets(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, failed: Iterable[FailedDial], dial_s: float
 ) -> AlternativeAddresses:
-    """Where the hosts of the dials that nothing on them explains can meet after all."""
+    """Return where the hosts of the dials that nothing on them explains can meet after all."""
     wanted = _wanted(facts, mesh, list(failed))
     if not wanted:
         return {}
@@ -68,7 +68,7 @@ def find_other_nets(
 
 
 def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -> dict[str, list[tuple[str, str]]]:
-    """By host, whom it dials where: those of whom it reached no port at all."""
+    """Return by host, whom it dials where: those of whom it reached no port at all."""
     wanted: dict[str, list[tuple[str, str]]] = {}
     for src, dst in dict.fromkeys((dial.src, dial.dst) for dial in failed if dial.src != dial.dst):
         mine = [dial for dial in mesh.failures.get((src, dst), ()) if dial.outcome in LOST]
@@ -92,7 +92,7 @@ CLOSED = listener(mute=True)
 def find_interceptions(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, *, pods: bool
 ) -> tuple[Interception, ...]:
-    """The dials to closed ports that somebody took."""
+    """Return the dials to closed ports that somebody took."""
     if len(sessions) < 2 or not (pods or any(was_accepted(dial) for dial in mesh.failed)):
         return ()
     nonce = secrets.token_hex(16)
@@ -116,7 +116,7 @@ def find_interceptions(
 
 
 def was_accepted(dial: FailedDial | DialRow) -> bool:
-    """True where the connection of a failed dial came about, with whomever."""
+    """Return whether the connection of a failed dial came about, with whomever."""
     return dial.outcome in ("stranger", "intercepted", "reset") or dial.error == "SILENT"
 
 
@@ -127,7 +127,7 @@ Packet = tuple[str, str | None, str | None]  # Where to, from which address, by 
 def look_up_routes(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], failed: Iterable[FailedDial]
 ) -> dict[str, HostFacts]:
-    """The facts of the hosts at both ends of dials that failed, with their ways."""
+    """Return the facts of the hosts at both ends of dials that failed, with their ways."""
     pairs = list(dict.fromkeys((dial.src, dial.dst, dial.address) for dial in failed if numeric(dial.address)))
     out: dict[str, dict[Packet, None]] = {}
     for src, _, address in pairs:
@@ -157,7 +157,7 @@ def look_up_routes(
 
 
 def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) -> dict[str, tuple[Way, ...]]:
-    """The answers of the hosts that gave some; a host of which nothing is known explains nothing."""
+    """Return the answers of the hosts that gave some; a host of which nothing is known explains nothing."""
 
     def ask(session: ProbeSession) -> tuple[Way, ...]:
         packets = list(wanted[session.node.name])[:AT_MOST]
@@ -174,7 +174,7 @@ def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) ->
 
 
 def _between(sender: HostFacts, dev: str, receiver: HostFacts) -> str | None:
-    """The receiver's interface in a network that the sender's interface is in."""
+    """Return the receiver's interface in a network that the sender's interface is in."""
     if not isinstance(sender.interfaces, Interfaces) or not isinstance(receiver.interfaces, Interfaces):
         return None
     nets = [
@@ -206,7 +206,7 @@ it could not open a socket, or had no address of its own to dial from."""
 def ask_reachability_from_peers(
     sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
 ) -> dict[str, SshUnreachable]:
-    """The failures of hosts that two others looked at before ``until``, with what they saw: sshd greets strangers."""
+    """Return the failures of hosts with what two others saw of them before ``until``: sshd greets strangers."""
     latest = time.monotonic() + TAKES_S
     chosen = [session for session in sessions if not session.node.local][:PEERS]
     lost = {
@@ -239,7 +239,7 @@ def ask_reachability_from_peers(
 
 
 def _resolve(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
-    """Hosts and addresses as this machine resolves them, without 127.0.0.1 of a forward (ssh -L) and links' own."""
+    """Return hosts and addresses as this machine resolves them, without forwards (127.0.0.1) and link-local ones."""
     if not lost:
         return []
     known, _ = look_up((failure.facts.address for failure in lost.values()), NAMES_S)

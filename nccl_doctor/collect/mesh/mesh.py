@@ -47,7 +47,7 @@ MTU_ANSWER_S = 3.0
 def find_stalls(
     sessions: list[ProbeSession], targets: dict[str, list[plan.Target]], dials: list[Dialled | Exception]
 ) -> tuple[Stall, ...] | Unknown:
-    """The pairs between which large packets vanish, of those whose dials were answered."""
+    """Return the pairs between which large packets vanish, of those whose dials were answered."""
     names = [session.node.name for session in sessions]
     chosen: dict[str, list[plan.Target]] = {}
     for place, (name, answer) in enumerate(zip(names, dials, strict=True)):
@@ -96,7 +96,7 @@ def run_mesh(
     limits: MeshLimits,
     on_done: Callable[[ProbeSession], None],
 ) -> Mesh:
-    """Opens the listeners, dials them all, closes them."""
+    """Open the listeners, dial them all, close them."""
     nonce = secrets.token_hex(16)
     names = [session.node.name for session in sessions]
 
@@ -172,7 +172,7 @@ NOT_CONNECTED = frozenset({"timed-out", "refused", "no-route", "unreachable"})
 def disputes(
     failed: Sequence[FailedDial], facts: Mapping[str, HostFacts], heard: Mapping[str, Heard]
 ) -> tuple[Disputed, ...]:
-    """The dials that did not connect by their own host's word, and that the dialled host accepted.
+    """Return the dials that did not connect by their own host's word, and that the dialled host accepted.
 
     A busy host can give up a dial that comes through a moment later; one that lies accuses its peer. Neither is known.
     """
@@ -211,7 +211,7 @@ def dial_rdma(
     nonce: str,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[RdmaDial, ...]:
-    """The dials between the interfaces of RDMA ports that NCCL joins; none where there are no such ports.
+    """Return the dials between the interfaces of RDMA ports that NCCL joins; none where there are no such ports.
 
     To another network nobody dials: a host answers for all its addresses on each of its interfaces, also on one to
     which no RDMA packet for that address may come. There the kernel is asked whether a rule leads there all the same.
@@ -251,7 +251,7 @@ def _rdma_dial(way: Way, outcome: str, **more: object) -> RdmaDial:
 def _trips(
     names: list[str], targets: dict[str, list[plan.Target]], dialled: list[Dialled | Exception]
 ) -> dict[str, Trips]:
-    """By host, the round trips from it and to it."""
+    """Return by host, the round trips from it and to it."""
     found: dict[str, list[tuple[int, int]]] = {}
     for name, answer in zip(names, dialled, strict=True):
         for row in () if isinstance(answer, Exception) else answer.trips:
@@ -270,7 +270,7 @@ def _trips(
 
 
 def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """By host, the ports it listens on, and why it does not listen on some."""
+    """Return by host, the ports it listens on, and why it does not listen on some."""
     ports: dict[str, tuple[int, ...]] = {}
     silent: dict[str, str] = {}
     for name, answer in opened.items():

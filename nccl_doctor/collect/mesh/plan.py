@@ -50,7 +50,7 @@ WHOLE = PortRange(low=32768, high=60999)
 
 @dataclass(frozen=True)
 class Target:
-    """Where one host dials: a host's address, and the ports on it that are ours."""
+    """Target of a host's dials: an address, and our ports on it."""
 
     dst: str
     address: str
@@ -59,12 +59,12 @@ class Target:
 
 
 def own_nonce(nonce: str, name: str) -> str:
-    """The word of a host's listeners: of this run, and of this host alone."""
+    """Return the word of a host's listeners: of this run, and of this host alone."""
     return hashlib.sha256(f"{nonce} {name}".encode()).hexdigest()[:32]
 
 
 def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
-    """Samples pairs of a job's hosts, by rank, in a circle: each dials as many as dial it; None for all of them."""
+    """Sample pairs of a job's hosts, by rank, in a circle: each dials as many as dial it; None for all of them."""
     count = len(order)
     if size == "full" or count <= ALL_PAIRS_UP_TO:
         return None
@@ -73,7 +73,7 @@ def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
 
 
 def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[str]]:
-    """For each host that takes part, whom it dials."""
+    """Return for each host that takes part, whom it dials."""
     if sample is None:
         return {name: [other for other in names if other != name] for name in names}
     order, count = sample.order, len(sample.order)
@@ -86,13 +86,16 @@ def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[st
 
 
 def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """The fewest hosts that explain the pairs that failed; none where they are so many that a sample shows enough."""
+    """Return the fewest hosts that explain the pairs that failed.
+
+    None where they are so many that a sample shows enough.
+    """
     found = sorted(name for group in groups(failed) for name in group.minimal_cover)
     return tuple(found) if len(found) <= MOST_SUSPECTS else ()
 
 
 def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
-    """The listeners that a host is asked for: the master port where it is given, and a sample of its ephemeral range.
+    """Return the listeners to open on a host: the master port if given, and a sample of its ephemeral range.
 
     NCCL and gloo bind port 0, so any port of the range may be theirs except the reserved ones; rules and cloud ACLs
     often open a part of the range only, hence both ends. A port that somebody holds is left for the next in ``step``.
@@ -107,19 +110,22 @@ def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict
 
 
 def listener(port: int = 0, step: int = 0, tries: int = 1, **more: bool) -> dict[str, Any]:
-    """A listener as a probe takes it (probe/mesh/mesh.py); port 0 is the kernel's choice."""
+    """Return a listener as a probe takes it (probe/mesh/mesh.py); port 0 is the kernel's choice."""
     return {"address": "", "port": port, "step": step, "tries": tries, **more}
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:
-    """True where a listener that was asked for may have come to this port: a step aside, or the kernel's choice."""
+    """Return whether a listener that was asked for may have come to this port: a step aside, or the kernel's choice."""
     if wanted["port"] == 0:
         return port >= FIRST_UNPRIVILEGED
     return port in range(wanted["port"], wanted["port"] + (wanted["step"] or 1) * wanted["tries"], wanted["step"] or 1)
 
 
 def _unreserved(port: int, step: int, reserved: frozenset[int], own: PortRange) -> int:
-    """The first port from here that may be given out; 0, the kernel's own choice, where none is left this way."""
+    """Return the first port from here that may be given out.
+
+    0, the kernel's own choice, where none is left this way.
+    """
     while port in reserved:
         port += step
     return port if own.low <= port <= own.high else 0
@@ -135,7 +141,7 @@ _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
 def address_of(node: Node, facts: HostFacts) -> str:
-    """Where NCCL will listen on a host: its interface's address, else what the host itself makes of its name."""
+    """Return where NCCL will listen on a host: its interface's address, else what the host itself makes of its name."""
     chosen = nccl_interface(Host(node=node, facts=facts))
     if chosen is not None:
         return chosen.address
@@ -146,7 +152,7 @@ def address_of(node: Node, facts: HostFacts) -> str:
 
 
 def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
-    """True where a host that knows ``source`` may dial ``dst`` at the address that this one claims."""
+    """Return whether a host that knows ``source`` may dial ``dst`` at the address that this one claims."""
     if address == dst.address:
         return True
     known = source.resolution.get(dst.address) if isinstance(source.resolution, Names) else None
@@ -169,7 +175,7 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
 
 
 def own_networks(source: HostFacts) -> Iterator[inet.Network]:
-    """Those that a host is in."""
+    """Yield those that a host is in."""
     for entry in source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ():
         address = entry.address.partition("%")[0]
         yield inet.network_of(address if entry.netmask is None else f"{address}/{inet.prefix_length(entry.netmask)}")
@@ -183,19 +189,19 @@ class Rails:
     gloo: tuple[Chosen, ...] = ()
 
     def of(self, address: str) -> Rail:
-        """The rail behind an address."""
+        """Return the rail behind an address."""
         users: list[tuple[Literal["NCCL", "gloo"], tuple[Chosen, ...]]] = [("NCCL", self.nccl), ("gloo", self.gloo)]
         found = [(user, one.name) for user, used in users for one in used if one.address == address]
         return Rail(interface=found[0][1], users=tuple(user for user, _ in found))
 
 
 def of_host(node: Node, facts: HostFacts) -> Rails:
-    """The rails of a host; none where a fact that decides is not known."""
+    """Return the rails of a host; none where a fact that decides is not known."""
     return Rails(_of_nccl(node, facts), _of_gloo(node, facts))
 
 
 def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
-    """The addresses that a host dials on another one, in the order in which they are used."""
+    """Return the addresses that a host dials on another one, in the order in which they are used."""
     wanted = [one.address for one in target.nccl]
     wanted += [
         there.address
@@ -206,7 +212,7 @@ def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
 
 
 def on_link(source: HostFacts, address: str) -> bool:
-    """True where an address lies in a network that the host is in, and is not its own."""
+    """Return whether an address lies in a network that the host is in, and is not its own."""
     if not isinstance(source.interfaces, Interfaces) or on_own(source, address):
         return False
     there = inet.address_of(address)
@@ -216,7 +222,7 @@ def on_link(source: HostFacts, address: str) -> bool:
 
 
 def _of_nccl(node: Node, facts: HostFacts) -> tuple[Chosen, ...]:
-    """NET/Socket's: where RDMA devices are there it moves nothing, and without GPUs only who sets it means NCCL."""
+    """Return NET/Socket's dials: none beside RDMA devices; without GPUs only where NCCL's variables are set."""
     seen = host_nccl(Host(node=node, facts=facts))
     if not isinstance(seen, HostNccl):
         return ()
@@ -247,7 +253,7 @@ def rail_targets(
     ports: dict[str, tuple[int, ...]],
     used: dict[str, Rails],
 ) -> Iterator[Target]:
-    """The partners' other addresses over which data will move, each with the last of the host's ports."""
+    """Yield the partners' other addresses over which data will move, each with the last of the host's ports."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         if ports.get(dst) and name in used:
@@ -257,7 +263,7 @@ def rail_targets(
 
 
 def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
-    """The ways between RDMA ports that NCCL joins, where the dialling host knows the address."""
+    """Return the ways between RDMA ports that NCCL joins, where the dialling host knows the address."""
     if not any(isinstance(own.rdma, tuple) and own.rdma for own in facts.values()):
         return []
     seen = {name: host_nccl(Host(node=nodes[name], facts=own)) for name, own in facts.items()}
@@ -271,7 +277,7 @@ def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
 
 
 def advertised_by(cluster: Cluster, node: Node, facts: HostFacts) -> str | None:
-    """The address that the cluster's engine tells its peers on a host; None where it is none."""
+    """Return the address that the cluster's engine tells its peers on a host; None where it is none."""
     if cluster.engine not in STEPS:
         return None
     side = side_of(cluster, Host(node=node, facts=facts))
@@ -287,7 +293,7 @@ def engine_targets(
     source: HostFacts,
     ports: Mapping[str, tuple[int, ...]],
 ) -> Iterator[Target]:
-    """The partners' addresses that their engines tell, where nothing dials them yet, each with one port."""
+    """Yield the partners' addresses that their engines tell, where nothing dials them yet, each with one port."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         address = given.get(dst)
@@ -298,7 +304,7 @@ def engine_targets(
 
 
 def on_own(source: HostFacts, address: str) -> bool:
-    """True where an address is the dialling host's own."""
+    """Return whether an address is the dialling host's own."""
     own = source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ()
     return any(entry.address == address for entry in own)
 
@@ -306,7 +312,7 @@ def on_own(source: HostFacts, address: str) -> bool:
 def own_targets(
     node: Node, facts: HostFacts, address: str, cluster: Cluster, mine: tuple[int, ...]
 ) -> Iterator[Target]:
-    """A host's own listeners, by the address that the others use: the master's store, and ranks beside each other."""
+    """Yield a host's dials to itself at the address that others use: the master's store, and ranks on one host."""
     wanted = [port for port in mine if port == cluster.master_port and node.node_rank == 0]
     if nproc(node, facts, alone=False) > 1:
         wanted += mine[-1:]
@@ -322,7 +328,10 @@ def partner_targets(
     source: HostFacts,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[list[Target], dict[str, str]]:
-    """Each partner's address with all its ports, and the master address; and by partner what nothing confirms."""
+    """Return each partner's address with all its ports, and the master address.
+
+    And by partner what nothing confirms.
+    """
     targets: list[Target] = []
     doubtful: dict[str, str] = {}
     for name in partners_of:

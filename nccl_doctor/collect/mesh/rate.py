@@ -56,7 +56,7 @@ Ends = tuple[tuple[str, str], ...]
 
 
 def ends_of(node: Node, facts: HostFacts) -> Ends:
-    """NCCL's interfaces of a host, else gloo's, else the bootstrap's alone."""
+    """Return NCCL's interfaces of a host, else gloo's, else the bootstrap's alone."""
     used = plan.of_host(node, facts)
     found = tuple((one.name, one.address) for one in (used.nccl or used.gloo))
     chosen = nccl_interface(Host(node=node, facts=facts))
@@ -64,7 +64,7 @@ def ends_of(node: Node, facts: HostFacts) -> Ends:
 
 
 def distances(count: int) -> list[int]:
-    """How far behind it in the circle of ranks stands the host that each one sends to, round by round."""
+    """Return how far behind it in the circle of ranks stands the host that each one sends to, round by round."""
     if count <= ALL_PAIRS_UP_TO:
         return [*range(1, count)]
     draw = random.Random(count)  # noqa: S311 - no secret
@@ -72,7 +72,7 @@ def distances(count: int) -> list[int]:
 
 
 def rounds(names: Sequence[str], ends: dict[str, Ends], reaches: Callable[[str, str, str], bool]) -> list[list[Wanted]]:
-    """All rounds, of all rails; ``reaches``: a host may send to another one's address."""
+    """Return all rounds, of all rails; ``reaches``: a host may send to another one's address."""
     count = len(names)
     found: list[list[Wanted]] = []
     for behind in distances(count):
@@ -84,7 +84,7 @@ def rounds(names: Sequence[str], ends: dict[str, Ends], reaches: Callable[[str, 
 
 
 def _wanted(src: str, dst: str, rail: int, ends: dict[str, Ends]) -> Wanted | None:
-    """A rail's two ends, by their places; None where one host has fewer."""
+    """Return a rail's two ends, by their places; None where one host has fewer."""
     if rail >= min(len(ends[src]), len(ends[dst])):
         return None
     (interface, source), (peer_interface, address) = ends[src][rail], ends[dst][rail]
@@ -99,7 +99,7 @@ def run_rates(
     left_s: Callable[[], float],
     begin: Callable[[int, float], None],
 ) -> Rates | Unknown:
-    """Measures as long as there is time; ``begin`` hears beforehand of so many rounds, which take so many seconds."""
+    """Measure as long as there is time; ``begin`` hears beforehand of so many rounds, which take so many seconds."""
     names = [session.node.name for session in sessions]
     nodes = {node.name: node for node in cluster.nodes}
     ends = {name: ends_of(nodes[name], facts[name]) for name in names}
@@ -146,7 +146,7 @@ def run_rates(
 
 
 def _links(session: ProbeSession, ends: Ends, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
-    """The links under a host's rails; speeds of hardware alone, for veth says the same of every link."""
+    """Return the links under a host's rails; speeds of hardware alone, for veth says the same of every link."""
     wanted = [name.partition(":")[0] for name, _ in ends]
     found = session.ask(answers.LINKS, "links", time.monotonic() + LINKS_S, interfaces=wanted)
     if [link.interface for link in found] != wanted:

@@ -93,10 +93,10 @@ class Machine(Protocol):
         """Its name for the user; "" for this machine."""
 
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
-        """The answer to a request, as :data:`ANSWERS` has it; raises NotReachedError: none came."""
+        """Return the answer to a request, as :data:`ANSWERS` has it; raises NotReachedError: none came."""
 
     def close(self) -> None:
-        """Leaves the host as it was."""
+        """Leave the host as it was."""
 
 
 class ThisMachine:
@@ -108,7 +108,7 @@ class ThisMachine:
         require_linux("this machine")
 
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
-        """The answer to a request."""
+        """Return the answer to a request."""
         return ANSWERS[do].validate_python(HANDLERS[do](arguments))
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class SessionMachine:
         self.session, self.name = session, session.node.name
 
     def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
-        """The answer to a request, of no other values than the probe can give."""
+        """Return the answer to a request, of no other values than the probe can give."""
 
         def answer(session: ProbeSession) -> Any:  # noqa: ANN401 - as above
             return session.ask(ANSWERS[do], do, time.monotonic() + ANSWER_S, **arguments)
@@ -133,7 +133,7 @@ class SessionMachine:
             raise NotReachedError(f"{self.name}: {error}") from error
 
     def close(self) -> None:
-        """Ends the probe."""
+        """End the probe."""
         self.session.close()
 
 
@@ -187,24 +187,27 @@ class Fleet:
         self._transport = make_transport(kind, cluster)
 
     def connect(self) -> None:
-        """Reaches the target; raises NotReachedError: it did not answer."""
+        """Reach the target; raise NotReachedError: it did not answer."""
         if self._target is not None:
             (self.target,) = self._connect((self._target,))
 
     def all(self) -> list[Machine]:
-        """Every host of the job, the target first, connected to now; NotReachedError where one did not answer."""
+        """Return every host of the job, the target first, connected to now.
+
+        NotReachedError where one did not answer.
+        """
         others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
         return [self.target, *(self._connect(others) if others else ())]
 
     def close(self) -> None:
-        """Leaves every host."""
+        """Leave every host."""
         for machine in self._opened:
             machine.close()
         if self._transport is not None:
             self._transport.close()
 
     def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
-        """A session on each of the nodes, in their order; :meth:`close` ends those that answered."""
+        """Return a session on each of the nodes, in their order; :meth:`close` ends those that answered."""
         from nccl_doctor.collect.connect.reach import Reach
 
         assert self._transport is not None, "hosts are named"

@@ -67,7 +67,7 @@ class Ended(NamedTuple):
 
 
 def look(machine: Machine, port: int | None, process: Identity | None, grace_s: float) -> PortReport:
-    """Finds who holds a port on a machine, or the job of a process there."""
+    """Find who holds a port on a machine, or the job of a process there."""
     pid, started = process or (None, None)
     answer: Look = machine.ask("port", port=port, pid=pid, started=started, grace_s=grace_s)
     trial = answer.trial or Trial(free=not answer.jobs)
@@ -87,7 +87,7 @@ def look(machine: Machine, port: int | None, process: Identity | None, grace_s: 
 
 
 def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: bool, tell: Tell) -> Ended:
-    """Ends whole jobs: SIGTERM, a grace period, SIGKILL; each process is looked at again right before each signal."""
+    """End whole jobs: SIGTERM, a grace period, SIGKILL; each process is looked at again right before each signal."""
     named = [(member.pid, member.started) for job in jobs for member in job.members]
     answer: Signalled = machine.ask("signal", processes=named, signal="TERM", force=force)
     denied = [why for _, why in answer.denied]
@@ -114,7 +114,7 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
 
 
 def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S) -> PortReport:
-    """Tries the port again as long as waiting can help: the kernel ends a TIME_WAIT by itself, no process."""
+    """Try the port again as long as waiting can help: the kernel ends a TIME_WAIT by itself, no process."""
     began = time.monotonic()
     while not report.free:
         waiting = report.cause == "time-wait"
@@ -129,7 +129,7 @@ def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_
 
 
 def next_port(machines: Sequence[Machine], after: int, address: str | None = None) -> int | None:
-    """The first port behind ``after``, then from 1024 on, that is fit and free on all machines, met at ``address``."""
+    """Return the first port after ``after``, then from 1024 on, that is free on all machines at ``address``."""
     target, *others = machines
     candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
     wanted = (port for port in candidates if port >= FIRST and port not in WELL_KNOWN)
@@ -148,7 +148,7 @@ def next_port(machines: Sequence[Machine], after: int, address: str | None = Non
 
 
 def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict[str, set[int]]) -> int:
-    """A port that the first machine's firewall lets others reach, or DoctorError."""
+    """Return a port that the first machine's firewall lets others reach, or DoctorError."""
     target, *others = machines
     halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
     named: list[int] = list(target.ask("named").ports)
@@ -179,7 +179,9 @@ def _free_on_all(machines: Sequence[Machine], ports: list[int], *, ephemeral: bo
 
 
 def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> Suggestion | None:
-    """The next port, and the line that sets it for what is started next from the same shell; see :func:`next_port`.
+    """Return the next port, and the line that sets it for what is started next from the same shell.
+
+    See :func:`next_port`.
 
     ``holders`` have the port that it is in place of.
 
@@ -211,7 +213,7 @@ def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> S
 def _wait(
     alive: Callable[[], list[tuple[int, int]]], seconds: float, tell: Callable[[str, float], None]
 ) -> list[tuple[int, int]]:
-    """Those that still live after so many seconds; returns at once when nobody does."""
+    """Return those that still live after so many seconds; returns at once when nobody does."""
     deadline = time.monotonic() + seconds
     while (living := alive()) and (left := deadline - time.monotonic()) > 0:
         tell(" ".join(str(pid) for pid, _ in living[:8]) + (" …" if len(living) > 8 else ""), left)
@@ -220,7 +222,7 @@ def _wait(
 
 
 class Steps(NamedTuple):
-    """All that is to be done besides looking; ``grace_s`` from SIGTERM to SIGKILL, ``confirm``: False leaves a job."""
+    """Actions of fix-port; ``grace_s``: from SIGTERM to SIGKILL, ``confirm``: returns False to leave a job alone."""
 
     kill: bool
     force: bool
@@ -232,7 +234,7 @@ class Steps(NamedTuple):
 
 
 def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) -> PortReport:
-    """Looks at a port, or at what one process has on it, and does the steps."""
+    """Look at a port, or at what one process has on it, and do the steps."""
     report = look(fleet.target, port, process, steps.grace_s)
     if report.gone and not report.free:
         report = look(fleet.target, port, None, steps.grace_s)
@@ -252,13 +254,13 @@ def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) 
 
 
 def about_process(fleet: Fleet, process: Identity, steps: Steps) -> PortReport:
-    """Looks at the job of a process, whatever port it has, and ends it where asked to."""
+    """Look at the job of a process, whatever port it has, and end it where asked to."""
     report = look(fleet.target, None, process, steps.grace_s)
     return _kill(report, fleet.target, steps) if steps.kill and report.jobs else report
 
 
 def moved(fleet: Fleet, port: int) -> PortReport:
-    """The next port that is free on every host, in place of this one; raises DoctorError: there is none."""
+    """Return the next port that is free on every host, in place of this one; raises DoctorError: there is none."""
     found = suggestion(fleet, port)
     if found is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
@@ -268,7 +270,7 @@ def moved(fleet: Fleet, port: int) -> PortReport:
 
 
 def _kill(report: PortReport, machine: Machine, steps: Steps) -> PortReport:
-    """Ends the holders' jobs: all of them, or none where one may not be ended."""
+    """End the holders' jobs: all of them, or none where one may not be ended."""
     refused = _why_not(report, force=steps.force)
     if refused is None and not steps.confirm(report):
         refused = "you said no"
@@ -292,7 +294,10 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
-    """By host, those of the target's free ports to which it connects, as in a mesh; NotReachedError for no answer."""
+    """Return by host, those of the target's free ports to which it connects, as in a mesh.
+
+    NotReachedError for no answer.
+    """
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import Target, listener
 
@@ -319,7 +324,7 @@ MOST_BYTES = 64 << 20  # Of a log; the error stands near the start of a rank's o
 
 
 def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -> tuple[int, str | None]:
-    """The port, and its source where that was not the argument; UsageError where nothing names one."""
+    """Return the port, and its source where that was not the argument; UsageError where nothing names one."""
     if argument is not None and argument != STDIN:
         return _port(argument, "PORT"), None
     source = log if log is not None else STDIN if argument == STDIN or _is_piped() else None
@@ -343,7 +348,7 @@ def _port(text: str, source: str) -> int:
 
 
 def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
-    """The error in a log; None for a pipe that we were not pointed to and that says nothing."""
+    """Return the error in a log; None for a pipe that we were not pointed to and that says nothing."""
     try:
         data = sys.stdin.buffer.read(MOST_BYTES) if source == STDIN else read_bytes(source, "a log", MOST_BYTES)
     except OSError as error:
@@ -357,7 +362,10 @@ def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
 
 
 def _is_piped() -> bool:
-    """True where somebody has written into our stdin; a pipe that is open and empty, as under ssh, is left alone."""
+    """Return whether somebody has written into our stdin.
+
+    A pipe that is open and empty, as under ssh, is left alone.
+    """
     try:
         return stat.S_ISFIFO(os.fstat(0).st_mode) and bool(select.select([0], [], [], 0)[0])
     except OSError:  # closed

@@ -46,14 +46,14 @@ class Progress(Protocol):
     """Follows how far the all-reduce is; the run's does."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """The slowest rank of a host has come so far, and a message of so many bytes was measured."""
+        """Note the stage of a host's slowest rank, and the bytes of the message measured last."""
 
     def done(self, host: str) -> None:
-        """A host has ended."""
+        """Note that a host has ended."""
 
 
 def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -> Skipped | None:
-    """The reason for which the all-reduce could not succeed and is spared; None where it is worth trying."""
+    """Return the reason for which the all-reduce could not succeed and is spared; None where it is worth trying."""
     away = [node.name for node in cluster.nodes if node.name not in facts]
     if away:
         return skipped(f"needs every host; not reached: {fold(away)}")
@@ -69,7 +69,7 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
 
 
 def begin_import(session: ProbeSession, deadline: float, *, asked: bool) -> None:
-    """Has a host import torch while other things go on, a busy one once it was asked; ProbeError where it is lost."""
+    """Have a host import torch while other things go on, a busy one once it was asked; ProbeError where it is lost."""
     load = session.hello.load
     if asked is (load is None or load.queue + 1 > load.cpus):
         session.send("import_torch", deadline, env=environment(session.node))
@@ -83,7 +83,7 @@ def run(
     until: float,
     progress: Progress,
 ) -> Smoke:
-    """Starts every node's ranks at once and follows them, to ``until`` at most; ProbeError where it can't be begun."""
+    """Start every node's ranks at once and follow them, to ``until`` at most; ProbeError where it can't be begun."""
     what = plan(cluster, facts, limits)
     all_reduce = AllReduceRun(what, until - ANSWER_S)
     numbers = {s.node.name: s.send("smoke", time.monotonic() + SEND_S, **what.request(s.node)) for s in sessions}
@@ -136,7 +136,7 @@ class Rank:
     times: dict[str, float] = field(default_factory=dict)
 
     def take(self, event: answers.RankEvent) -> None:
-        """Notes a report."""
+        """Note a report."""
         if event.stage is not None:
             self.stage = event.stage
             self.times[self.stage] = round(event.since, 3)
@@ -150,7 +150,7 @@ class AllReduceRun:
     """Shared by the threads that listen to hosts and the one that watches the clock; ``ranks`` stand node by node."""
 
     def __init__(self, plan: Plan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begins now, and ends in any case ``until`` then by the clock."""
+        """Begin now, and end in any case ``until`` then by the clock."""
         self._clock = clock
         self.ranks: list[Rank] = []
         self.sizes: list[SizeReport] = []
@@ -170,7 +170,7 @@ class AllReduceRun:
         self._changed = threading.Condition()
 
     def event(self, host: str, event: answers.RankEvent) -> None:
-        """Takes a report of a rank on this host; MalformedError where it has no such rank, or reports without end."""
+        """Take a report of a rank on this host; MalformedError where it has no such rank, or reports without end."""
         with self._changed:
             self._events[host] = self._events.get(host, 0) + 1
             if event.local_rank >= self._counts[host] or self._events[host] > MOST_EVENTS * self._counts[host]:
@@ -197,12 +197,12 @@ class AllReduceRun:
                 self._set_deadline()
 
     def stage(self, host: str) -> str:
-        """How far the slowest rank of a host has come."""
+        """Return how far the slowest rank of a host has come."""
         first = self._offsets[host]
         return min((rank.stage for rank in self.ranks[first : first + self._counts[host]]), key=STAGES.index)
 
     def end(self, host: str, answer: answers.SmokeEnd) -> None:
-        """Takes a host's last answer."""
+        """Take a host's last answer."""
         with self._changed:
             self.ends[host] = answer
             if answer.exit != 0:
@@ -210,7 +210,7 @@ class AllReduceRun:
             self._changed.notify_all()
 
     def watch(self, stop: Callable[[], None]) -> None:
-        """Calls ``stop`` once, at the deadline or a moment after the first failure; returns when all hosts ended."""
+        """Call ``stop`` once, at the deadline or a moment after the first failure; return when all hosts ended."""
         with self._changed:
             while len(self.ends) < len(self._offsets):
                 left = self.left_s
@@ -234,14 +234,14 @@ class AllReduceRun:
         return self._stopped_at is not None and self._clock() > self._stopped_at + ANSWER_S
 
     def _wait_for_start(self) -> None:
-        """An interpreter that is not up yet works."""
+        """Note that an interpreter is still starting."""
         if not self._failed and all(rank.stage == "none" for rank in self.ranks):
             latest = min(self._clock() + START_S, self._began + self._limits.imports_s, self._until)
             self._stop_at = max(self._stop_at, latest)
             self._changed.notify_all()
 
     def _set_deadline(self) -> None:
-        """A rank has started, or has imported torch."""
+        """Note that a rank has started, or has imported torch."""
         now, limits = self._clock(), self._limits
         latest = self._began + max(limits.imports_s, limits.deadline_s)
         there = sum("torch" in rank.times for rank in self.ranks)
@@ -265,7 +265,7 @@ KEPT_CHATTER = 200  # of NCCL's INFO lines among them, fewer
 
 
 def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
-    """The all-reduce as it went."""
+    """Return the all-reduce as it went."""
     ranks: list[RankReport] = []
     facts: dict[str, Facts] = {}
     for name, own in grouped((rank.host, (number, rank)) for number, rank in enumerate(all_reduce.ranks)).items():
@@ -313,7 +313,7 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
 def _of_host(
     ranks: list[tuple[int, Rank]], lines: tuple[str, ...], *, nccl: bool
 ) -> tuple[list[RankReport], Facts | None]:
-    """A host's ranks by their numbers, and what NCCL says in their output."""
+    """Return a host's ranks by their numbers, and what NCCL says in their output."""
     from nccl_doctor.logs.facts import facts_of
 
     facts = facts_of(lines) if nccl else None
@@ -321,7 +321,7 @@ def _of_host(
 
 
 def kept(lines: Iterable[str]) -> list[str]:
-    """The lines worth keeping, in their order."""
+    """Return the lines worth keeping, in their order."""
     said: deque[tuple[int, str]] = deque(maxlen=KEPT_LINES)
     chatter: deque[tuple[int, str]] = deque(maxlen=KEPT_CHATTER)
     for number, line in enumerate(lines):
@@ -350,13 +350,13 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
 
 
 def _died(rank: RankReport) -> bool:
-    """True where it was dead before its deadline came; one that loses its peers to that may abort."""
+    """Return whether it was dead before its deadline came; one that loses its peers to that may abort."""
     died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 
 
 def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]) -> dict[str, str]:
-    """How each process that forks ranks ended, where that was not because of these or of us."""
+    """Return how each process that forks ranks ended, where that was not because of these or of us."""
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}
     for name in plan.counts:
@@ -371,7 +371,7 @@ def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL``; ``signal 64`` where it has no name."""
+    """Return ``SIGKILL``; ``signal 64`` where it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

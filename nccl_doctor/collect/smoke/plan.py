@@ -60,7 +60,7 @@ class Plan:
     """By host, the variables that have NCCL's own run, as far as nobody sets them otherwise."""
 
     def request(self, node: Node) -> dict[str, Any]:
-        """The request to a host's probe; see probe/smoke/allreduce.py."""
+        """Return the request to a host's probe; see probe/smoke/allreduce.py."""
         limits, cluster = self.limits, self.cluster
         place = next(place for place, name in enumerate(self.counts) if name == node.name)
         order = {
@@ -76,7 +76,7 @@ class Plan:
 
 
 def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: int) -> dict[str, Any]:
-    """The ranks of the host at this place, and the variables that torchrun would give to each."""
+    """Return the ranks of the host at this place, and the variables that torchrun would give to each."""
     variables = {
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),
@@ -89,7 +89,7 @@ def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: i
 
 
 def plan(cluster: Cluster, facts: dict[str, HostFacts], limits: SmokeLimits) -> Plan:
-    """The all-reduce that the training's start would be."""
+    """Return the all-reduce that the training's start would be."""
     alone = len(cluster.nodes) == 1
     counts = {node.name: nproc(node, facts[node.name], alone=alone) for node in cluster.nodes}
     backend, reason = choose_backend(cluster, facts, counts, limits.backend)
@@ -104,13 +104,13 @@ def _diagnoses(facts: HostFacts) -> bool:
 
 
 def _unset(node: Node, facts: HostFacts) -> dict[str, str]:
-    """Those of ``DIAGNOSTICS`` that neither the hosts file nor the host sets."""
+    """Return those of ``DIAGNOSTICS`` that neither the hosts file nor the host sets."""
     own = {} if isinstance(facts.env, Unknown) else facts.env
     return {name: value for name, value in DIAGNOSTICS.items() if name not in node.env and name not in own}
 
 
 def environment(node: Node) -> dict[str, str]:
-    """The job's variables on a node, and those by which NCCL talks to us."""
+    """Return the job's variables on a node, and those by which NCCL talks to us."""
     env = {**OF_TORCHRUN, **node.env, **LOGGING}
     if node.cuda_visible_devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
@@ -134,7 +134,7 @@ def choose_backend(
 
 
 def _no_nccl(node: Node, facts: HostFacts, count: int) -> str | None:
-    """Why a node's ranks can't use NCCL; None where they can."""
+    """Return why a node's ranks can't use NCCL; None where they can."""
     if isinstance(facts.gpus, Unknown):
         return f"did not show its GPUs: {facts.gpus.reason}"
     if not facts.gpus:

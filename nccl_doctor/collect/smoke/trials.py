@@ -32,7 +32,10 @@ class NoTimeError(Exception):
 
 
 def bisect(hosts: Group, attempt: Attempt) -> IsolationReport:
-    """The verdict on hosts, three or more, whose all-reduce failed; ``attempt`` may raise :class:`NoTimeError`."""
+    """Return the verdict on hosts, three or more, whose all-reduce failed.
+
+    ``attempt`` may raise :class:`NoTimeError`.
+    """
     search = _Search(attempt)
     try:
         pair = search.failing_pair(hosts)
@@ -49,7 +52,7 @@ class _Search:
         self._trials: list[TrialReport] = []
 
     def failing_pair(self, group: Group) -> Group | None:
-        """Two hosts of a failing group that fail with each other; None where no part of it fails alone."""
+        """Return two hosts of a failing group that fail with each other; None where no part of it fails alone."""
         if len(group) == 2:
             return group
         halves = _halves(group)
@@ -58,7 +61,7 @@ class _Search:
         return self._between(*halves)
 
     def _between(self, first_group: Group, second_group: Group) -> Group | None:
-        """As above, for two groups that fail together, where each works alone."""
+        """Return as above, for two groups that fail together, where each works alone."""
         if len(first_group) == len(second_group) == 1:
             return first_group + second_group
         first, second = _halves(first_group), _halves(second_group)
@@ -69,7 +72,7 @@ class _Search:
         return None
 
     def settled(self, pair: Group, hosts: Group) -> IsolationReport:
-        """Finds which of two hosts that fail together fails with others too."""
+        """Find which of two hosts that fail together fails with others too."""
         proven = dict.fromkeys(chain.from_iterable(trial.hosts for trial in self._trials if trial.ok))
         doubtful = [host for host in pair if host not in proven]
         others = [host for host in dict.fromkeys((*proven, *hosts)) if host not in pair]
@@ -86,7 +89,7 @@ class _Search:
     def verdict(
         self, culprit: Literal["host", "pair"] | None = None, hosts: Group = (), end: str | None = None
     ) -> IsolationReport:
-        """The result, with all that was tried."""
+        """Return the result, with all that was tried."""
         return IsolationReport(culprit=culprit, hosts=hosts, trials=tuple(self._trials), end=end)
 
     def _failing(self, groups: Sequence[Group]) -> list[Group]:
@@ -112,7 +115,7 @@ TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
 def run(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster, limits: SmokeLimits, until: float
 ) -> IsolationReport:
-    """Repeats a failed all-reduce over parts of the cluster; ``until`` then (monotonic) all hosts are given up."""
+    """Repeat a failed all-reduce over parts of the cluster; ``until`` then (monotonic) all hosts are given up."""
     groups = _Groups(sessions, plan(cluster, facts, limits), until - ANSWER_S)
     try:
         groups.prepare()
@@ -127,7 +130,7 @@ class _Groups:
         self._plan, self._until = what, until
 
     def prepare(self) -> None:
-        """Has every host import torch."""
+        """Have every host import torch."""
         deadline = min(time.monotonic() + self._plan.limits.imports_s, self._until - ANSWER_S)
 
         def is_ready(session: ProbeSession) -> bool:
@@ -146,7 +149,7 @@ class _Groups:
                 raise ProbeError(f"{session.node.name}: {result}")
 
     def attempt(self, groups: Sequence[Group]) -> list[bool]:
-        """Runs disjoint groups at once; a host without an answer has failed. NoTimeError: a round would not fit in."""
+        """Run disjoint groups at once; a host without an answer has failed. NoTimeError: a round would not fit in."""
         seconds = TRIAL_S[self._plan.backend]
         if time.monotonic() + ANSWER_S + seconds + ANSWER_S > self._until:
             raise NoTimeError
@@ -154,7 +157,7 @@ class _Groups:
         return [result is True for result in results]
 
     def close(self) -> None:
-        """Ends the processes that wait for another group."""
+        """End the processes that wait for another group."""
         deadline = min(time.monotonic(), self._until) + ANSWER_S
         ask_all(lambda session: session.ask(answers.NOTHING, "end_launcher", deadline), self._sessions.values())
 

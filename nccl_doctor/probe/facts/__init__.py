@@ -28,7 +28,7 @@ MARGIN_S = 0.3  # Collectors that can end in time by themselves are told to end 
 
 
 def collect(request: dict[str, Any]) -> dict[str, object]:
-    """All facts but the clock, by field of snapshot.HostFacts: JSON, or ``{"$unknown": reason, "traceback"}``.
+    """Return all facts but the clock, by field of snapshot.HostFacts: JSON, or ``{"$unknown": reason, "traceback"}``.
 
     Of the request: ``launcher`` is a line's, ``same`` are paths to take digests of, ``inside`` says that this is a
     container, ``sudo`` that ``sudo -n`` may be tried.
@@ -52,7 +52,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
 
 
 def import_collectors() -> None:
-    """Imports every module of this package, so that its collectors are registered."""
+    """Import every module of this package, so that its collectors are registered."""
     shipped: Iterable[str] | None = getattr(__loader__, "modules", None)  # type: ignore[name-defined]  # bootstrap.py
     if shipped is None:
         shipped = [f"{__name__}.{entry[:-3]}" for entry in os.listdir(os.path.dirname(__file__)) if entry[-3:] == ".py"]
@@ -62,7 +62,7 @@ def import_collectors() -> None:
 
 
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
-    """Each collector with what its parameters name; those that start a program stand first."""
+    """Return each collector with what its parameters name; those that start a program stand first."""
     from nccl_doctor.probe.facts.network import unpacked
 
     port, trial = request.get("trial_port"), None
@@ -91,7 +91,7 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
 
 
 def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, object]:
-    """Runs collectors side by side; what is not there after ``deadline_s`` seconds is unknown.
+    """Run collectors side by side; what is not there after ``deadline_s`` seconds is unknown.
 
     A thread takes 0.3 ms. Those that end at once share one, and have another as soon as one of them keeps it waiting.
     """
@@ -139,7 +139,7 @@ def _answer(collector: Callable[[], object]) -> object:
 
 
 def _too_few(error: RuntimeError) -> str:
-    """Why no thread starts: each is a task, and takes 8 MiB of address space."""
+    """Return why no thread starts: each is a task, and takes 8 MiB of address space."""
     space, count = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
     bounds = [f"ulimit -v is {space // 1024} KiB"] if space != resource.RLIM_INFINITY else []
     bounds += [f"ulimit -u is {count}"] if count != resource.RLIM_INFINITY else []
@@ -151,7 +151,7 @@ def _unknown(reason: str, trace: str | None = None) -> dict[str, object]:
 
 
 def _printable(value: object) -> object:
-    """The value with bytes that are no UTF-8 spelled out: JSON has no lone surrogates."""
+    """Return the value with bytes that are no UTF-8 spelled out: JSON has no lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

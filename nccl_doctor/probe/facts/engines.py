@@ -28,7 +28,7 @@ OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "20
 
 @fact("engines")
 def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") -> dict[str, Any]:
-    """snapshot.Engines, with the options of a launcher."""
+    """Return snapshot.Engines, with the options of a launcher."""
     own = socket.gethostname()
     by_name = side_by_side(lambda how: LOOK_UPS[how](own), list(LOOK_UPS), deadline)
     try:
@@ -48,7 +48,10 @@ def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") 
 
 
 def options_of(launcher: str, folders: list[str]) -> dict[str, bool]:
-    """The options of an installed launcher, read in its source, which is not run; none where that is not there."""
+    """Return the options of an installed launcher, read in its source, which is not run.
+
+    None where that is not there.
+    """
     from nccl_doctor.probe.options import SOURCES, source_options
 
     found: dict[str, bool] = {}
@@ -71,7 +74,7 @@ def _source(path: str) -> str | None:
 
 
 def installed(folders: list[str]) -> dict[str, str]:
-    """The packages' versions in the folders of sys.path, of which the first counts."""
+    """Return the packages' versions in the folders of sys.path, of which the first counts."""
     found: dict[str, str] = {}
     for folder in folders:
         with contextlib.suppress(OSError):  # sys.path may name what is not there, or a zip file
@@ -81,7 +84,7 @@ def installed(folders: list[str]) -> dict[str, str]:
 
 
 def raylets() -> list[str]:
-    """Addresses by which this user's Ray nodes, that run here and in this network, are known."""
+    """Return addresses by which this user's Ray nodes, that run here and in this network, are known."""
     found = set[str]()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it may end meanwhile

@@ -54,7 +54,7 @@ class Root:
         )
 
     def attempt(self, command: list[str]) -> tuple[int, str, str]:
-        """Exit status, stdout and stderr of a program that ends in time."""
+        """Return exit status, stdout and stderr of a program that ends in time."""
         program = find(command[0])
         if program is None:
             raise Unavailable("%s is not installed" % command[0])
@@ -106,7 +106,7 @@ class Root:
 
 
 def find(program: str) -> str | None:
-    """Where a program of probe/tools.py is, in the system's own folders, if only root can change it."""
+    """Return where a program of probe/tools.py is, in the system's own folders, if only root can change it."""
     return tools.find(program, tools.SYSTEM, for_root=True)
 
 
@@ -127,7 +127,10 @@ LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables
 
 @fact("firewall", slow=True)
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
-    """The fields of snapshot.FirewallFacts, or ``$unknown`` each; ``again``, for counters, only the kernel is asked."""
+    """Return the fields of snapshot.FirewallFacts, or ``$unknown`` each.
+
+    ``again``, for counters, only the kernel is asked.
+    """
     root = Root(deadline, sudo)
     nft = _part(lambda: _nft(root, "-j"))
     hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)
@@ -154,7 +157,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
 
 
 def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
-    """True where a manager's own names stand in the rules, or rules could not be read."""
+    """Return whether a manager's own names stand in the rules, or rules could not be read."""
     if not isinstance(nft, str) or not isinstance(iptables, list):
         return True
     return any(sign in text for text in (nft, *(save["text"] for save in iptables)) for sign in signs)
@@ -176,7 +179,7 @@ def _nft(root: Root, form: str) -> str | None:
 
 
 def _iptables(root: Root, hidden: bool) -> list[dict[str, Any]]:
-    """Every table that exists."""
+    """Return every table that exists."""
     saves: list[dict[str, Any]] = []
     for family, tables in LEGACY_TABLES.items():
         kept = tools.read(tables)
@@ -193,7 +196,7 @@ def _iptables(root: Root, hidden: bool) -> list[dict[str, Any]]:
 
 
 def _program(root: Root, family: str, backend: str) -> str | None:
-    """The iptables of a back end: by its own name, or the plain one where it is of that kind."""
+    """Return the iptables of a back end: by its own name, or the plain one where it is of that kind."""
     plain = family + "tables"
     named = "%s-%s" % (plain, backend)
     if find(named + "-save"):

@@ -36,7 +36,7 @@ DENIED = "<access denied>"
 
 @lru_cache(maxsize=1)
 def _pci_devices(root: str) -> list[tuple[str, str, str]]:
-    """Address, vendor and class (its first two bytes) of each PCI device of NVIDIA's and AMD's."""
+    """Return address, vendor and class (its first two bytes) of each PCI device of NVIDIA's and AMD's."""
     devices = f"{root}/sys/bus/pci/devices"
     seen = ((address, read(f"{devices}/{address}/vendor") or "") for address in entries(devices))
     return [(name, maker, (read(f"{devices}/{name}/class") or "")[:6]) for name, maker in seen if maker in VENDORS]
@@ -44,7 +44,7 @@ def _pci_devices(root: str) -> list[tuple[str, str, str]]:
 
 @fact("pci", slow=True)
 def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
-    """snapshot.PciPaths; ``root`` stands before every path. lspci runs only where a GPU has peers."""
+    """Return snapshot.PciPaths; ``root`` stands before every path. lspci runs only where a GPU has peers."""
     devices = f"{root}/sys/bus/pci/devices"
     of_nvidia = [(address, kind) for address, vendor, kind in _pci_devices(root) if vendor == NVIDIA]
     switches = [address for address, kind in of_nvidia if kind == NVSWITCH_CLASS]
@@ -72,7 +72,7 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
 
 @fact("gpu_driver")
 def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
-    """snapshot.GpuDriver; None where no GPU is on the PCI bus. ``root`` stands before every path."""
+    """Return snapshot.GpuDriver; None where no GPU is on the PCI bus. ``root`` stands before every path."""
     devices = f"{root}/sys/bus/pci/devices"
     found = []
     for address, vendor, kind in _pci_devices(root):
@@ -98,14 +98,14 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
 
 
 def _node_problem(path: str) -> str | None:
-    """Why it can't be used, by errno's name; only the control device is opened, for opening a GPU wakes it."""
+    """Return why it can't be used, by errno's name; only the control device is opened, for opening a GPU wakes it."""
     if path.endswith("nvidiactl"):
         return problem(path)
     return None if os.access(path, os.R_OK | os.W_OK) else "EACCES"
 
 
 def dmabuf(version: str | None, kernel: str) -> bool | None:
-    """True where GPU memory can be had as DMA-BUF, by /proc/driver/nvidia/version and ``uname -r``."""
+    """Return whether GPU memory can be had as DMA-BUF, by /proc/driver/nvidia/version and ``uname -r``."""
     numbers = re.match(r"(\d+)\.(\d+)", kernel)
     if not version or not numbers:
         return None
@@ -113,7 +113,7 @@ def dmabuf(version: str | None, kernel: str) -> bool | None:
 
 
 def parse_acs(text: str) -> list[str] | None:
-    """Bridges with redirection on in ``lspci -D -vvv``; None where a bridge's state is not shown."""
+    """Return bridges with redirection on in ``lspci -D -vvv``; None where a bridge's state is not shown."""
     found: list[str] = []
     address = None
     for line in text.splitlines():
@@ -128,7 +128,7 @@ def parse_acs(text: str) -> list[str] | None:
 
 
 def parse_service(text: str) -> str | None:
-    """The state in ``systemctl show -p LoadState -p ActiveState UNIT``; None where systemd did not answer."""
+    """Return the state in ``systemctl show -p LoadState -p ActiveState UNIT``; None where systemd did not answer."""
     told = dict(line.strip().partition("=")[::2] for line in text.splitlines() if "=" in line)
     if told.get("LoadState") == "not-found":
         return "missing"
@@ -136,7 +136,7 @@ def parse_service(text: str) -> str | None:
 
 
 def _printed(argv: list[str], deadline: float) -> str | None:
-    """The output of a program; None where it is missing or fails, as in a container."""
+    """Return the output of a program; None where it is missing or fails, as in a container."""
     try:
         return output(argv, deadline)
     except (FileNotFoundError, Unavailable):
@@ -156,7 +156,7 @@ MOST_PLUGIN_BYTES = 64 * 1024 * 1024
 
 @fact("plugins")
 def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """snapshot.NcclPlugin of each; ``env`` holds the job's own variables."""
+    """Return snapshot.NcclPlugin of each; ``env`` holds the job's own variables."""
     library_path = {**os.environ, **env}.get("LD_LIBRARY_PATH", "")
     found: dict[str, dict[str, Any]] = {}
     for folder in dict.fromkeys([*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]):
@@ -179,7 +179,7 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def parse_plugin_version(data: bytes) -> str | None:
-    """The version that aws-ofi-nccl writes into its log, and so into its file."""
+    """Return the version that aws-ofi-nccl writes into its log, and so into its file."""
     match = PLUGIN_VERSION.search(data)
     return match.group(1).decode() if match else None
 
@@ -200,7 +200,7 @@ fact("gpus", slow=True)(gpus.list_gpus)
 
 @fact("gpu_health", slow=True)
 def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
-    """snapshot.GpuHealth of each GPU; none where nothing of NVIDIA's is there."""
+    """Return snapshot.GpuHealth of each GPU; none where nothing of NVIDIA's is there."""
     fields = list(HEALTH_FIELDS)
     while True:
         try:
@@ -221,7 +221,7 @@ def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
 
 
 def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The rows of the query; a line that is no row is passed over, as is a value not understood."""
+    """Return the rows of the query; a line that is no row is passed over, as is a value not understood."""
     found = []
     for row in (dict(zip(fields, (part.strip() for part in line.split(",")))) for line in text.splitlines()):
         errors, fabric = row.get("ecc.errors.uncorrected.volatile.total", ""), row.get("fabric.state", "")
@@ -240,7 +240,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
-    """By bus id, true for rows that wait for replacement, and where that failed."""
+    """Return by bus id, true for rows that wait for replacement, and where that failed."""
     found = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -251,14 +251,14 @@ def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
 
 @fact("xids")
 def xids(path: str = KMSG) -> list[dict[str, Any]]:
-    """snapshot.Xid of the last day, oldest first; PermissionError under kernel.dmesg_restrict."""
+    """Return snapshot.Xid of the last day, oldest first; PermissionError under kernel.dmesg_restrict."""
     if path == KMSG and not any(os.path.exists(sign) for sign in gpus.DEVICES):
         return []
     return parse_xids(read_records(path), time.clock_gettime(time.CLOCK_MONOTONIC))
 
 
 def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
-    """The errors of the last day among records of /dev/kmsg."""
+    """Return the errors of the last day among records of /dev/kmsg."""
     found = []
     for match, age_s in _recent(records, XID, now_s, DAY_S):
         text = "".join((match[3] or "").splitlines()[:1])[:200]
@@ -269,7 +269,7 @@ def parse_xids(records: list[str], now_s: float) -> list[dict[str, Any]]:
 def _recent(
     records: list[str], pattern: re.Pattern[str], now_s: float, within_s: float
 ) -> Iterator[tuple[re.Match[str], float]]:
-    """Matches and their age in records like ``6,1234,987654321,-;text``; the third is microseconds since boot."""
+    """Yield matches and their age in records like ``6,1234,987654321,-;text``; the third is microseconds since boot."""
     for record in records:
         head, _, text = record.partition(";")
         match, stamp = pattern.search(text), head.split(",")[2:3]
@@ -280,7 +280,7 @@ def _recent(
 
 
 def read_records(path: str) -> list[str]:
-    """Each read(2) of /dev/kmsg gives one record; EPIPE says that some were overwritten meanwhile."""
+    """Return each read(2) of /dev/kmsg gives one record; EPIPE says that some were overwritten meanwhile."""
     found: list[str] = []
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -311,11 +311,14 @@ MOST_KILLED = 50
 
 
 def killed(since_s: float) -> list[dict[str, Any]]:
-    """snapshot.OomKill of the last ``since_s`` seconds, oldest first; OSError where the log is hidden or missing."""
+    """Return snapshot.OomKill of the last ``since_s`` seconds, oldest first.
+
+    OSError where the log is hidden or missing.
+    """
     return parse_killed(read_records(KMSG), time.clock_gettime(time.CLOCK_MONOTONIC), since_s)
 
 
 def parse_killed(records: list[str], now_s: float, since_s: float) -> list[dict[str, Any]]:
-    """The last kills among records of /dev/kmsg."""
+    """Return the last kills among records of /dev/kmsg."""
     found = _recent(records, KILLED, now_s, since_s)
     return [{"pid": int(match[1]), "name": match[2], "age_s": age_s} for match, age_s in found][-MOST_KILLED:]

@@ -28,7 +28,7 @@ CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "do
 
 @fact("identity")
 def identity() -> dict[str, Any]:
-    """snapshot.Identity."""
+    """Return snapshot.Identity."""
     system = os.uname()
     user = str(os.getuid())
     with contextlib.suppress(KeyError):  # a container with a foreign uid
@@ -45,7 +45,7 @@ def identity() -> dict[str, Any]:
 
 
 def container(root: str = "") -> str | None:
-    """The container runtime that we are in, or None; ``root`` stands before every path.
+    """Return the container runtime that we are in, or None; ``root`` stands before every path.
 
     Sources: the files that Docker, Podman and Apptainer put in, Kubernetes' variable and mount (a login over SSH lacks
     the variable), systemd's container interface (https://systemd.io/CONTAINER_INTERFACE), pid 1's control group.
@@ -64,7 +64,7 @@ def container(root: str = "") -> str | None:
 
 @fact("python")
 def python(interpreter: Interpreter) -> dict[str, Any]:
-    """snapshot.PythonInfo; ``failure`` as training would start it."""
+    """Return snapshot.PythonInfo; ``failure`` as training would start it."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     folder = os.path.dirname(os.path.abspath(sys.executable))
     above = os.path.dirname(folder)
@@ -79,7 +79,7 @@ ALL_USERS = ["0", "0", "4294967295"]  # /proc/PID/uid_map in the machine's first
 
 @fact("limits")
 def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self") -> dict[str, Any]:
-    """snapshot.ResourceLimits."""
+    """Return snapshot.ResourceLimits."""
     nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     names = ("nofile_soft", "nofile_hard", "memlock_soft", "memlock_hard")
@@ -94,7 +94,7 @@ def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self") -> dict[str,
 
 @fact("shm")
 def shm(path: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - POSIX shared memory is there
-    """snapshot.Shm."""
+    """Return snapshot.Shm."""
     try:
         found = os.statvfs(path)
     except FileNotFoundError:
@@ -108,7 +108,10 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 
 @fact("temporary")
 def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
-    """snapshot.TemporaryFolder, for the folder that TMPDIR names and those of every host; missing ones are left out."""
+    """Return snapshot.TemporaryFolder, for the folder that TMPDIR names and those of every host.
+
+    Missing ones are left out.
+    """
     found = []
     for path in dict.fromkeys((os.environ.get("TMPDIR") or folders[0], *folders)):
         try:
@@ -140,7 +143,10 @@ def thresholds() -> dict[str, str]:
 
 
 def parse_thresholds(body: bytes) -> dict[str, str]:
-    """The settings in one struct ndtmsg and its attributes; empty where it is another table, or a single device's."""
+    """Return the settings in one struct ndtmsg and its attributes.
+
+    Empty where it is another table, or a single device's.
+    """
     told = netlink.attributes(body[_NDTMSG.size :])
     if told.get(NDTA_NAME, b"").rstrip(b"\0") != b"arp_cache":
         return {}
@@ -158,7 +164,7 @@ TTL = "/proc/sys/net/ipv4/ip_default_ttl"
 
 @fact("sysctls")
 def read_sysctls() -> dict[str, str]:
-    """The settings by full name: "net.ipv4.conf.all.rp_filter", for "all" and each interface (ip-sysctl.rst)."""
+    """Return the settings by full name: "net.ipv4.conf.all.rp_filter", for "all" and each interface (ip-sysctl.rst)."""
     found: dict[str, str] = {}
     if (ttl := read(TTL)) is not None:
         found["net.ipv4.ip_default_ttl"] = ttl.strip()
@@ -179,7 +185,7 @@ UNBOUNDED = 1 << 60  # Control groups v1 write the largest number of pages for "
 
 @fact("step")
 def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """snapshot.StepLimits; None outside any job. ``root`` stands before every path."""
+    """Return snapshot.StepLimits; None outside any job. ``root`` stands before every path."""
     groups = read(root + "/proc/self/cgroup") or ""
     if "SLURM_JOB_ID" not in environ and not SLURM.search(groups):
         return None
@@ -202,7 +208,7 @@ def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[s
 
 
 def _upwards(folder: str) -> Iterator[str]:
-    """The folder and those above it up to the controller's own: each bounds what is below."""
+    """Yield the folder and those above it up to the controller's own: each bounds what is below."""
     while "/sys/fs/cgroup" in folder:
         yield folder
         folder = folder.rpartition("/")[0]
@@ -223,7 +229,7 @@ PATTERNS = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infi
 
 @fact("surroundings")
 def read_surroundings(inside: bool, patterns: Iterable[str] = PATTERNS) -> dict[str, Any] | None:
-    """snapshot.Surroundings; None where this is no container: opening a GPU wakes it."""
+    """Return snapshot.Surroundings; None where this is no container: opening a GPU wakes it."""
     if not inside:
         return None
     import glob  # 1 ms, and most hosts are no container
@@ -233,7 +239,7 @@ def read_surroundings(inside: bool, patterns: Iterable[str] = PATTERNS) -> dict[
 
 
 def problem(path: str) -> str | None:
-    """Why a device can't be opened as CUDA and libibverbs open it, by errno's name; None where it opens."""
+    """Return why a device can't be opened as CUDA and libibverbs open it, by errno's name; None where it opens."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:

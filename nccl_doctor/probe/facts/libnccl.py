@@ -40,13 +40,13 @@ class _UniqueId(ctypes.Structure):
 
 
 def variables(job: dict[str, str]) -> dict[str, str]:
-    """The child's environment: the process's, the job's own, and the line that we read."""
+    """Return the child's environment: the process's, the job's own, and the line that we read."""
     merged = {**os.environ, **job}
     return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}
 
 
 def program(library: str, version: str = "") -> bytes:
-    """The program that an interpreter with :func:`variables` runs to ask a libnccl.so.2, by its path.
+    """Return the program that an interpreter with :func:`variables` runs to ask a libnccl.so.2, by its path.
 
     Its first line reads the rest: source, or what need not be compiled where ``version`` is this interpreter's own.
     """
@@ -60,7 +60,7 @@ def program(library: str, version: str = "") -> bytes:
 
 
 def understand(output: bytes) -> dict[str, Any]:
-    """Reads all that the child printed into snapshot.LibncclAnswer; ``error`` also says why it could not be asked."""
+    """Read all that the child printed into snapshot.LibncclAnswer; ``error`` also says why it could not be asked."""
     import re
 
     log, found, answer = output.rpartition(_ANSWER)
@@ -79,7 +79,7 @@ def understand(output: bytes) -> dict[str, Any]:
 
 
 def main(library: str) -> None:
-    """Asks, prints the answer on stdout after NCCL's own lines, and ends."""
+    """Ask, print the answer on stdout after NCCL's own lines, and ends."""
     data = spelt(call(library))
     ctypes.CDLL(None).fflush(None)  # NCCL prints through C's stdout, which os._exit would not flush
     while data:
@@ -88,13 +88,13 @@ def main(library: str) -> None:
 
 
 def spelt(answer: dict[str, Any]) -> bytes:
-    """The answer as :func:`understand` reads it."""
+    """Return the answer as :func:`understand` reads it."""
     fields = ((answer[name] or "").encode(errors="replace") for name in ("version", "address", "error"))
     return _ANSWER + b"\0".join(fields)
 
 
 def call(library: str) -> dict[str, Any]:
-    """Asks in this process, whose environment and file descriptor 1 NCCL then uses; once per process."""
+    """Ask in this process, whose environment and file descriptor 1 NCCL then uses; once per process."""
     try:
         nccl = ctypes.CDLL(library)
     except OSError as error:
@@ -115,13 +115,13 @@ def call(library: str) -> dict[str, Any]:
 
 
 def spell(number: int) -> str:
-    """NcclGetVersion's number as text: 21805 is 2.18.5; before 2.9 it was 2708 for 2.7.8 (src/nccl.h.in)."""
+    """Return NcclGetVersion's number as text: 21805 is 2.18.5; before 2.9 it was 2708 for 2.7.8 (src/nccl.h.in)."""
     thousand = 10000 if number >= 10000 else 1000
     return f"{number // thousand}.{number % thousand // 100}.{number % 100}"
 
 
 def address_in(unique_id: bytes, number: int) -> str | None:
-    """The address in a unique id (src/include/bootstrap.h ``ncclBootstrapHandle``), by the version that made it."""
+    """Return the address in a unique id (src/include/bootstrap.h ``ncclBootstrapHandle``) of a version."""
     at = unique_id[8 if number >= MAGIC_SINCE else 0 :]
     family = int.from_bytes(at[:2], sys.byteorder)
     if family == AF_INET:
@@ -134,5 +134,5 @@ def address_in(unique_id: bytes, number: int) -> str | None:
 
 
 def report(version: str | None = None, address: str | None = None, error: str | None = None) -> dict[str, Any]:
-    """snapshot.LibncclAnswer in JSON form, the interface yet unknown."""
+    """Return snapshot.LibncclAnswer in JSON form, the interface yet unknown."""
     return {"version": version, "interface": None, "address": address, "error": error}

@@ -44,7 +44,7 @@ _ADDRESS = struct.Struct("=BBBBI")
 
 @fact("interfaces")
 def read_interfaces(deadline: float) -> dict[str, Any]:
-    """snapshot.Interfaces in JSON form."""
+    """Return snapshot.Interfaces in JSON form."""
     # Counters of traffic, which some drivers ask their device for, are left out.
     mask = netlink.attribute(IFLA_EXT_MASK, netlink.NUMBER.pack(RTEXT_FILTER_SKIP_STATS))
     wanted = [(RTM_GETLINK, _LINK.pack(0, 0, 0, 0, 0) + mask), (RTM_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0))]
@@ -61,7 +61,7 @@ def read_interfaces(deadline: float) -> dict[str, Any]:
 
 
 def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
-    """snapshot.Link of a struct ifinfomsg."""
+    """Return snapshot.Link of a struct ifinfomsg."""
     _, _, index, bits, _ = _LINK.unpack_from(body)
     told = netlink.attributes(body[_LINK.size :])
     name = _text(told[IFLA_IFNAME])
@@ -80,7 +80,7 @@ def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
 
 
 def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
-    """snapshot.InterfaceAddress of a struct ifaddrmsg; None for other families and newer interfaces."""
+    """Return snapshot.InterfaceAddress of a struct ifaddrmsg; None for other families and newer interfaces."""
     family, prefix, _, _, index = _ADDRESS.unpack_from(body)
     told = netlink.attributes(body[_ADDRESS.size :])
     # Of a point-to-point link, IFA_ADDRESS is the peer's.
@@ -101,7 +101,7 @@ def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
 
 
 def kind(driver: str, bus: str) -> str:
-    """snapshot.Link.kind of what the driver tells: physical where it sits on a bus, else what makes it."""
+    """Return snapshot.Link.kind of what the driver tells: physical where it sits on a bus, else what makes it."""
     if bus not in NO_BUS:
         return "physical"
     if "VLAN" in driver:
@@ -121,7 +121,7 @@ def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
 
 
 def speed(asking: socket.socket, name: str) -> int | None:
-    """Megabits a second of an interface (struct ethtool_cmd); None where its driver does not tell."""
+    """Return megabits a second of an interface (struct ethtool_cmd); None where its driver does not tell."""
     try:
         answer = ask_driver(asking, name, ETHTOOL_GSET, SETTINGS_SIZE)
     except OSError:
@@ -132,7 +132,7 @@ def speed(asking: socket.socket, name: str) -> int | None:
 
 
 def ask_driver(asking: socket.socket, name: str, command: int, size: int) -> bytes:
-    """The answer of an interface's driver to an ethtool command, as many bytes; or OSError."""
+    """Return the answer of an interface's driver to an ethtool command, as many bytes; or OSError."""
     buffer = array.array("B", struct.pack("=I", command) + bytes(size - 4))
     fcntl.ioctl(asking, SIOCETHTOOL, struct.pack("16sP16x", os.fsencode(name), buffer.buffer_info()[0]))
     return buffer.tobytes()
@@ -148,7 +148,7 @@ RTF_CACHE, RTF_LOCAL, RTF_ANYCAST = 0x01000000, 0x80000000, 0x00100000
 
 @fact("routes")
 def read_routes() -> list[dict[str, Any]]:
-    """snapshot.Route of every route that could carry a packet to a peer."""
+    """Return snapshot.Route of every route that could carry a packet to a peer."""
     with open("/proc/net/route") as file:
         found = parse_inet(file.read())
     try:
@@ -159,7 +159,7 @@ def read_routes() -> list[dict[str, Any]]:
 
 
 def parse_inet(text: str) -> list[dict[str, Any]]:
-    """The routes of /proc/net/route, whose addresses are hexadecimal in the machine's byte order."""
+    """Return the routes of /proc/net/route, whose addresses are hexadecimal in the machine's byte order."""
     found = []
     for line in text.splitlines()[1:]:
         interface, destination, gateway, flag_text, _, _, metric, mask, *_ = line.split()
@@ -173,7 +173,7 @@ def parse_inet(text: str) -> list[dict[str, Any]]:
 
 
 def parse_inet6(text: str) -> list[dict[str, Any]]:
-    """The routes of /proc/net/ipv6_route, without the host's own, multicast, anycast and loopback ones."""
+    """Return the routes of /proc/net/ipv6_route, without the host's own, multicast, anycast and loopback ones."""
     found = []
     for line in text.splitlines():
         destination, length, _, _, gateway, metric, _, _, flag_text, interface = line.split()
@@ -200,7 +200,7 @@ def _inet6(text: str) -> str:
 
 @fact("sockets")
 def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
-    """snapshot.TcpSocket of every listener and of every socket on these local ports."""
+    """Return snapshot.TcpSocket of every listener and of every socket on these local ports."""
     try:
         found = netlink.find_sockets(ports, listeners=True)
     except OSError as error:
@@ -211,14 +211,14 @@ def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
-    """The cluster's names, thousands of them, as collect/facts/host_facts.py sends them: JSON, zlib, base64."""
+    """Return the cluster's names, thousands of them, as collect/facts/host_facts.py sends them: JSON, zlib, base64."""
     names: dict[str, list[Any] | None] = json.loads(zlib.decompress(binascii.a2b_base64(text)).decode())
     return names
 
 
 @fact("resolution")
 def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
-    """snapshot.Names: of what others made of each (``[addresses, error]``, or None) only what differs here."""
+    """Return snapshot.Names: of what others made of each (``[addresses, error]``, or None) only what differs here."""
     wanted = list(dict.fromkeys([*names, socket.gethostname()]))
     found = {name: look_up(name) for name in wanted if is_literal(name)}
     pending = [name for name in wanted if name not in found]
@@ -228,7 +228,7 @@ def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[s
 
 
 def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
-    """snapshot.Names of all that was found: what others made otherwise, and from where most is sent."""
+    """Return snapshot.Names of all that was found: what others made otherwise, and from where most is sent."""
     sources = Counter(told["source"] for told in found.values() if told.get("source"))
     source = sources.most_common(1)[0][0] if sources else None
     own = {}
@@ -241,7 +241,7 @@ def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | Non
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """snapshot.Resolution of one name: getaddrinfo(3) as torch and gloo call it; a literal is only parsed."""
+    """Return snapshot.Resolution of one name: getaddrinfo(3) as torch and gloo call it; a literal is only parsed."""
     flags = socket.AI_NUMERICHOST if is_literal(name) else 0
     try:
         answers = socket.getaddrinfo(encoded(name), 9, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, flags)
@@ -255,7 +255,10 @@ def look_up(name: str) -> dict[str, Any]:
 
 
 def source_to(family: int, address: tuple[Any, ...]) -> tuple[str | None, str | None]:
-    """The local address that the kernel would send from, or the errno name; connect(2) on UDP sends no packet."""
+    """Return the local address that the kernel would send from, or the errno name.
+
+    Connect(2) on UDP sends no packet.
+    """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
@@ -265,7 +268,7 @@ def source_to(family: int, address: tuple[Any, ...]) -> tuple[str | None, str | 
 
 
 def is_literal(name: str) -> bool:
-    """True for an IP address, false for a name."""
+    """Return True for an IP address, false for a name."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, name.partition("%")[0])

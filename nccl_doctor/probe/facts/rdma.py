@@ -23,7 +23,7 @@ MOST_FREE = 32
 
 @fact("rdma")
 def read_rdma(folder: str = FOLDER, nodes: str = "/dev/infiniband") -> list[dict[str, Any]]:
-    """snapshot.RdmaDevice of each; none where the kernel has no RDMA."""
+    """Return snapshot.RdmaDevice of each; none where the kernel has no RDMA."""
     names = entries(folder)
     verbs = f"{os.path.dirname(folder)}/infiniband_verbs"
     known = [name for name in entries(verbs) if re.fullmatch("uverbs[0-9]{1,9}", name)] if names else []
@@ -44,14 +44,14 @@ def read_rdma(folder: str = FOLDER, nodes: str = "/dev/infiniband") -> list[dict
 
 
 def _place(device: str) -> dict[str, Any]:
-    """The PCI device behind an RDMA device: bridges that lead to it, NUMA node, and its link."""
+    """Return the PCI device behind an RDMA device: bridges that lead to it, NUMA node, and its link."""
     way = [part for part in device.split("/") if PCI_ADDRESS.fullmatch(part)]
     numa = read(f"{device}/numa_node") or ""
     return {"pci": way, "numa": int(numa) if numa.isdecimal() else None, "link": pci_link(device)}
 
 
 def pci_link(path: str) -> dict[str, Any] | None:
-    """snapshot.PciLink of a PCI device; None where it has none, or the kernel does not tell."""
+    """Return snapshot.PciLink of a PCI device; None where it has none, or the kernel does not tell."""
     device = os.path.realpath(path)
     width, speed = (read(f"{device}/current_link_{name}") or "" for name in ("width", "speed"))
     sides = (device, os.path.dirname(device))  # the link's other end is a bridge
@@ -67,7 +67,7 @@ def pci_link(path: str) -> dict[str, Any] | None:
 
 
 def entries(folder: str) -> list[str]:
-    """The names in a folder, numbers in their order; none where there is no such folder."""
+    """Return the names in a folder, numbers in their order; none where there is no such folder."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -77,19 +77,19 @@ def entries(folder: str) -> list[str]:
 
 
 def parse_state(text: str | None) -> str | None:
-    """``4: ACTIVE`` without its number; None for what has another form."""
+    """Return ``4: ACTIVE`` without its number; None for what has another form."""
     match = STATE.fullmatch(text or "")
     return match.group(1) if match else None
 
 
 def parse_rate(text: str | None) -> float | None:
-    """Gigabits a second of ``400 Gb/sec (4X NDR)``."""
+    """Return gigabits a second of ``400 Gb/sec (4X NDR)``."""
     match = RATE.match(text or "")
     return float(match.group(1)) if match else None
 
 
 def parse_speed(text: str | None) -> float | None:
-    """Gigatransfers a second of ``32.0 GT/s PCIe``; None for ``Unknown``."""
+    """Return gigatransfers a second of ``32.0 GT/s PCIe``; None for ``Unknown``."""
     match = SPEED.match(text or "")
     return float(match.group(1)) if match else None
 
@@ -139,7 +139,7 @@ Counters = Dict[str, Dict[str, int]]
 
 
 def count_rdma(folder: str = FOLDER) -> Counters:
-    """By port, "mlx5_0:1", the counters of trouble that it has; nothing where the kernel has no RDMA."""
+    """Return by port, "mlx5_0:1", the counters of trouble that it has; nothing where the kernel has no RDMA."""
     ports = ((f"{name}:{at}", f"{folder}/{name}/ports/{at}") for name in entries(folder)
              for at in _numbers(f"{folder}/{name}/ports"))  # fmt: skip
     return {port: {name: int(text) for kind, names in COUNTED.items() for name in names
@@ -148,7 +148,7 @@ def count_rdma(folder: str = FOLDER) -> Counters:
 
 
 def grown(before: Counters, after: Counters) -> Counters:
-    """By how much counters grew, of ports that were there before, those alone that did."""
+    """Return by how much counters grew, of ports that were there before, those alone that did."""
     return {port: {name: value - before[port].get(name, value) for name, value in values.items()
                    if value > before[port].get(name, value)}
             for port, values in after.items() if port in before}  # fmt: skip
@@ -169,7 +169,7 @@ def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: i
 
 
 def _line(path: str) -> str:
-    """A short file's text, in a third of :func:`read`'s time: a device has hundreds of GIDs."""
+    """Return a short file's text, in a third of :func:`read`'s time: a device has hundreds of GIDs."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -87,17 +87,17 @@ class Interpreter:
         return origin or None, path, prefix
 
     def failure(self) -> str | None:
-        """Its last words where it can't run at all as training would start it; else None."""
+        """Return its last words where it can't run at all as training would start it; else None."""
         self._heard.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
         return self._failure
 
     def decide(self, library: str | None) -> None:
-        """Names the libnccl to ask, or None for none; once, and whatever came of :meth:`torch`."""
+        """Name the libnccl to ask, or None for none; once, and whatever came of :meth:`torch`."""
         self._library = library
         self._decided.set()
 
     def nccl(self) -> dict[str, Any] | None:
-        """Waits for :meth:`decide`, asks that libnccl (:func:`libnccl.understand`), and ends the child."""
+        """Wait for :meth:`decide`, ask that libnccl (:func:`libnccl.understand`), and end the child."""
         try:
             self._decided.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
             if self._library is None or self._child is None or self._child.stdin is None:
@@ -118,7 +118,7 @@ class Interpreter:
             os.close(self._reading)
 
     def _read(self) -> bool:
-        """Takes more of what the child says; False at its end."""
+        """Take more of what the child says; False at its end."""
         left = max(0.0, self._deadline - time.monotonic())
         if not select.select([self._reading], [], [], left)[0]:
             raise Unavailable(f"{sys.executable} gave no answer in time")
@@ -136,13 +136,16 @@ LINKED = re.compile(rf"^\s*(?:{re.escape(LIBRARY)} => )?(/\S*libnccl\.so\S*) \(0
 
 @fact("libnccl", slow=True)
 def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
-    """snapshot.LibncclAnswer of the library that torch will load; None without one."""
+    """Return snapshot.LibncclAnswer of the library that torch will load; None without one."""
     return interpreter.nccl()
 
 
 @fact("torch", slow=True)
 def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
-    """snapshot.TorchInfo; None where torch is not installed. Tells the interpreter which libnccl torch will load."""
+    """Return snapshot.TorchInfo.
+
+    None where torch is not installed. Tells the interpreter which libnccl torch will load.
+    """
     library: str | None = None
     try:
         found = _read_torch({**os.environ, **env}, interpreter, deadline)
@@ -194,7 +197,7 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
 
 
 def parse_version(text: str) -> dict[str, str | None]:
-    """``__version__``, ``cuda`` and ``hip`` of torch/version.py, which writes ``cuda: Optional[str] = '12.8'``."""
+    """Return ``__version__``, ``cuda`` and ``hip`` of torch/version.py (``cuda: Optional[str] = '12.8'``)."""
     told: dict[str, str | None] = dict.fromkeys(("__version__", "cuda", "hip"))
     for name, value in re.findall(r"^(\w+)\s*(?::[^=\n]+)?=\s*['\"]([^'\"\n]+)['\"]", text, re.MULTILINE):
         if name in told:
@@ -205,7 +208,7 @@ def parse_version(text: str) -> dict[str, str | None]:
 
 
 def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """snapshot.NcclCopy of each, with the size that its wheel's RECORD names; packages stand first.
+    """Return snapshot.NcclCopy of each, with the size that its wheel's RECORD names; packages stand first.
 
     nvidia-nccl-cu12 and -cu13 write the same file: the one that was installed last owns it, and only its size tells.
     """
@@ -227,7 +230,7 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
 
 
 def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:
-    """The library where ld.so(8) would find it: LD_LIBRARY_PATH, conda's own lib folder, its cache."""
+    """Return the library where ld.so(8) would find it: LD_LIBRARY_PATH, conda's own lib folder, its cache."""
     found = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
     if found:
         return found
@@ -265,14 +268,16 @@ SIZE_LIMIT = 64 * 1024
 
 @fact("env")
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that bear on training; others may hold secrets and are not ours to tell."""
+    """Return the variables that bear on training; others may hold secrets and are not ours to tell."""
     variables = os.environ if environ is None else environ
     return {name: value for name, value in sorted(variables.items()) if name in NAMES or name.startswith(PREFIXES)}
 
 
 @fact("config_files")
 def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """snapshot.ConfigFile of each place NCCL may look, whether there or not; ``env`` holds the job's own variables.
+    """Return snapshot.ConfigFile of each place NCCL may look, whether there or not.
+
+    ``env`` holds the job's own variables.
 
     NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home that the password database names, then
     /etc/nccl.conf; what it can't open it passes over without a word (src/misc/param.cc, userHomeDir and setEnvFile).
@@ -286,7 +291,7 @@ def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def file_text(path: str) -> str | None:
-    """The first SIZE_LIMIT bytes of a regular file; None where there is none that this user may read."""
+    """Return the first SIZE_LIMIT bytes of a regular file; None where there is none that this user may read."""
     try:
         # A FIFO of that name must not make us wait.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -313,7 +318,7 @@ ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # what an activated environment sets (
 
 
 def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
-    """snapshot.LoginShell; None for a shell that can't be asked so. ``python`` is as the hosts file names it."""
+    """Return snapshot.LoginShell; None for a shell that can't be asked so. ``python`` is as the hosts file names it."""
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     except KeyError:  # a container with a foreign uid
@@ -338,7 +343,7 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
 
 
 def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
-    """The interpreter, its sys.prefix and the variables, which stand behind the mark."""
+    """Return the interpreter, its sys.prefix and the variables, which stand behind the mark."""
     _, mark, answer = printed.rpartition(SHELL_MARK)
     if not mark:
         raise Unavailable("the login shell ends without running a command")
@@ -349,7 +354,7 @@ def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[s
 
 
 def _ask_shell(argv: list[str], deadline: float) -> bytes:
-    """Returns what the shell prints; its history stays as it is, and it gets no terminal to wait at."""
+    """Return what the shell prints; its history stays as it is, and it get no terminal to wait at."""
     allowed_s = max(0.1, deadline - time.monotonic())
     # No pipe: an agent that a start file leaves in the background would hold it open.
     answer = os.memfd_create("nccl-doctor-login-shell")

@@ -26,7 +26,7 @@ MOST = 2048
 
 
 def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
-    """snapshot.Flow of each process's connections; OSError where the kernel does not tell."""
+    """Return snapshot.Flow of each process's connections; OSError where the kernel does not tell."""
     own = _namespace("self")
     at_home = [pid for pid in pids if _namespace(str(pid)) in (own, None)]
     counted = {flow.socket.inode: _flow(flow) for flow in netlink.flows() if flow.socket.state in CONNECTED}
@@ -47,7 +47,7 @@ def listeners(pids: list[int], port: int) -> list[str]:
 
 
 def inodes_of(pid: int) -> Iterator[int]:
-    """The inodes of the sockets that a process holds."""
+    """Return the inodes of the sockets that a process holds."""
     return (int(target[8:-1]) for _, _, target in open_files({pid}) if target.startswith("socket:["))
 
 
@@ -73,7 +73,7 @@ def _namespace(pid: str) -> str | None:
 
 
 def table_of(pid: int) -> dict[int, dict[str, Any]]:
-    """By inode, the connections that its network namespace's table lists; none if gone."""
+    """Return by inode, the connections that its network namespace's table lists; none if gone."""
     try:
         found = netlink.read_table(f"/proc/{pid}/net")
     except OSError:
@@ -88,7 +88,7 @@ MOST_BYTES = 8 << 20
 
 
 def service_port(variables: dict[str, str]) -> int | None:
-    """The port of a job's service, by its variables; None where it is switched off.
+    """Return the port of a job's service, by its variables; None where it is switched off.
 
     The address that they name as well is anybody's: the service is dialled where a rank listens (:func:`listeners`).
     """
@@ -99,7 +99,7 @@ def service_port(variables: dict[str, str]) -> int | None:
 
 
 def ask(host: str, port: int, wanted: str, deadline: float) -> dict[str, Any]:
-    """Asks for a report, "text", "json" or "diagnostics": ``{"protocol", "form", "text", "whole"}``.
+    """Ask for a report, "text", "json" or "diagnostics": ``{"protocol", "form", "text", "whole"}``.
 
     ``form`` is what the server agreed to: "text" from one that knows no JSON.
     """
@@ -126,7 +126,7 @@ class _Line:
         self._data = b""
 
     def say(self, text: str) -> str:
-        """Sends a line and returns the next one that comes."""
+        """Send a line and return the next one that comes."""
         self._server.sendall(text.encode() + b"\n")
         while b"\n" not in self._data:
             if len(self._data) > 4096 or not self._more():
@@ -135,7 +135,7 @@ class _Line:
         return line.decode("utf-8", "replace").strip()
 
     def rest(self, text: str) -> tuple[str, bool]:
-        """Sends a line and returns all that comes then, and whether the server ended it."""
+        """Send a line and return all that comes then, and whether the server ended it."""
         self._server.sendall(text.encode() + b"\n")
         whole = False
         with contextlib.suppress(socket.timeout, ConnectionError):  # what came is still worth reading

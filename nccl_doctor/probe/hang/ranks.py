@@ -30,7 +30,10 @@ WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-in
 
 
 def loaded_nccl(pid: int) -> dict[str, str | None] | None:
-    """``{"path", "version"}`` of the libnccl in a process, None where it has none; no name may tell the version."""
+    """Return ``{"path", "version"}`` of the libnccl in a process, None where it has none.
+
+    No name may tell the version.
+    """
     found = [match[1] for match in IN_MAP.finditer(_memory_map(pid))]
     path = next((one for one in found if "libnccl" in one), found[0] if found else None)
     return None if path is None else {"path": path[-300:], "version": _version(pid, path)}
@@ -64,7 +67,7 @@ Ends = Dict[str, Any]
 
 
 def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
-    """Those of the processes that have loaded torch and dialled something, and what of them tells a job's ranks.
+    """Return those of the processes that have loaded torch and dialled something, and what of them tells a job's ranks.
 
     ``dials``, and ``serves``, the ends at ports that it dialled and answers itself: ``[address, port, connections]``.
     """
@@ -89,7 +92,7 @@ def _counted(rows: list[Ends], side: str) -> Counter[tuple[str, int]]:
 
 
 def _place(pid: int, table: Table) -> dict[str, int | None]:
-    """Its number among the children of the Python process that started it, with those that have ended."""
+    """Return its number among the children of the Python process that started it, with those that have ended."""
     parent = table.procs[pid].ppid
     if parent not in table.procs or not jobs.is_python(table.executable(parent)):
         return {"local_rank": None, "local_world_size": None}
@@ -116,7 +119,7 @@ TEXT = 300
 
 
 def find_ranks(table: Table) -> dict[str, Any]:
-    """snapshot.JobRank of each rank that is ours to look at, and how many may be that are not."""
+    """Return snapshot.JobRank of each rank that is ours to look at, and how many may be that are not."""
     ours = _ours(table)
     # Python processes whose variables we may not see: another user's, or ptrace is restricted
     hidden = [
@@ -146,7 +149,7 @@ def fairly(pids: Iterable[int], table: Table) -> list[int]:
 
 
 def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
-    """snapshot.Launcher of each: by its name, or as the Python above one of these ranks."""
+    """Return snapshot.Launcher of each: by its name, or as the Python above one of these ranks."""
     above = {table.procs[pid].ppid for pid in ranks if pid in table.procs}
     parents = {pid for pid in above if pid in table.procs and jobs.is_python(table.executable(pid))}
     named = {pid for pid in table.procs if jobs.is_launcher(table.argv(pid))}
@@ -165,7 +168,7 @@ def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
 
 
 def unnumbered(table: Table) -> list[dict[str, Any]]:
-    """snapshot.StoreClient of each process that may be a rank, though no variable of it says so."""
+    """Return snapshot.StoreClient of each process that may be a rank, though no variable of it says so."""
     known = {pid for pid in table.procs if _numbers(table.environ(pid))} | _ours(table)
     may = [
         pid
@@ -199,7 +202,10 @@ def _number(text: str | None) -> int | None:
 
 
 def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
-    """True where it runs Python and no such process above it is the same rank; a launcher may have its variables."""
+    """Return whether it runs Python and no such process above it is the same rank.
+
+    A launcher may have its variables.
+    """
     if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False
     above = [one for one in table.ancestors(pid) if numbered.get(one) == numbered[pid]]
@@ -249,7 +255,7 @@ OPTION_TEXT = 200
 
 
 def find_launchers(table: Table) -> list[dict[str, Any]]:
-    """snapshot.Starter of each that is ours to look at."""
+    """Return snapshot.Starter of each that is ours to look at."""
     some = [pid for pid in sorted(table.procs) if _starts(pid, table)][:MOST_LAUNCHERS]
     if not some:
         return []
@@ -268,7 +274,7 @@ def find_launchers(table: Table) -> list[dict[str, Any]]:
 
 
 def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a launcher, by options or by torchrun's variables (PET_NNODES, torch's argparse_util.py)."""
+    """Return the settings of a launcher from options or torchrun's variables (PET_NNODES, torch's argparse_util.py)."""
     launcher, count = find_launcher(argv)
     given = {} if launcher.name == "script" else read_words(launcher, argv[count:]).told
     found = {name: given.get(name) or environ.get(f"PET_{name.upper()}") for name in ASKED}
@@ -276,7 +282,7 @@ def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _starts(pid: int, table: Table) -> bool:
-    """True for such a launcher of ours, below which no rank runs, nor what it was put into."""
+    """Return True for such a launcher of ours, below which no rank runs, nor what it was put into."""
     if table.procs[pid].state == "Z" or os.getuid() not in (0, table.uid(pid)):
         return False
     if jobs.program(table.argv(pid)) not in jobs.TORCH_LAUNCHERS:

@@ -38,12 +38,12 @@ class RankFiles(NamedTuple):
     own: int
 
     def open(self, path: str, kind: int, flags: int) -> int:
-        """Opens a file of a kind (such as S_IFREG), but no link, by the rank's path, without waiting."""
+        """Open a file of a kind (such as S_IFREG), but no link, by the rank's path, without waiting."""
         found = self._look(path, kind)
         return os.open(str(found), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=self.own)
 
     def connect(self, path: str, pid: int, timeout_s: float) -> socket.socket:
-        """Connects to a unix socket on which the rank itself listens; OSError where another does."""
+        """Connect to a unix socket on which the rank itself listens; OSError where another does."""
         found = self._look(path, stat.S_IFSOCK)
         os.fchdir(self.own)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -59,7 +59,7 @@ class RankFiles(NamedTuple):
         return server
 
     def _look(self, path: str, kind: int) -> int:
-        """A descriptor of the file, that opens nothing: what it is of is the same at each later use."""
+        """Return a descriptor of the file, that opens nothing: what it is of is the same at each later use."""
         start = self.root if path.startswith("/") else self.folder
         found = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
         if stat.S_IFMT(os.fstat(found).st_mode) != kind:
@@ -68,12 +68,15 @@ class RankFiles(NamedTuple):
 
 
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
-    """The answer of work that is done as the rank that started at these ticks since boot; it may import nothing."""
+    """Return the answer of work that is done as the rank that started at these ticks since boot.
+
+    It may import nothing.
+    """
     return privileges.answer_of(partial(_enter, pid, started), work, deadline, most)
 
 
 def _enter(pid: int, started: int) -> RankFiles:
-    """Takes the rank's place, for good."""
+    """Take the rank's place, for good."""
     place = privileges.open_process(pid, started)
     wanted = privileges.credentials(privileges.status_of(place))
     files = RankFiles(
@@ -107,7 +110,7 @@ LISTENING, STREAM = "00010000", "0001"  # Flags and type of a line of /proc/PID/
 
 
 def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
-    """The recorder of a running rank, cut to its last entries; None where the job does not serve it."""
+    """Return the recorder of a running rank, cut to its last entries; None where the job does not serve it."""
     pid, prefix = row["pid"], row["told"].get("TORCH_WORKER_SERVER_SOCKET")
     path = next(_servers(pid, prefix), None) if prefix else None
     if path is None:
@@ -123,7 +126,7 @@ def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
 
 
 def cut(document: Any) -> dict[str, Any]:
-    """The document with its last entries alone, and of these what tells a collective from another."""
+    """Return the document with its last entries alone, and of these what tells a collective from another."""
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
         raise ValueError("no flight recorder's document")  # noqa: TRY004 - as of any other answer that is none
     entries = [one for one in document["entries"] if isinstance(one, dict)][-ENTRIES:]
@@ -132,7 +135,10 @@ def cut(document: Any) -> dict[str, Any]:
 
 
 def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any] | None:
-    """The newest dump that this rank wrote since it began: ``{"name", "age_s", "data"}``, in base64; None for none."""
+    """Return the newest dump that this rank wrote since it began: ``{"name", "age_s", "data"}``, in base64.
+
+    None for none.
+    """
     named = [row["told"][name] for name in DUMPS if name in row["told"]] or list(DEFAULT_DUMPS)
     paths = [f"{_home(one, row['uid'])}{row['rank']}" for one in named]
     oldest = time.time() - age_s - 1
@@ -153,7 +159,7 @@ def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any]
 
 
 def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
-    """Writes to the rank's pipe, which makes it write its dump; False where nobody reads one."""
+    """Write to the rank's pipe, which makes it write its dump; False where nobody reads one."""
     prefix = row["told"].get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not prefix:
         return False
@@ -182,7 +188,7 @@ def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[
 
 
 def _servers(pid: int, prefix: str) -> Iterator[str]:
-    """Paths of unix sockets that the process itself listens on, and that begin so."""
+    """Yield paths of unix sockets that the process itself listens on, and that begin so."""
     own = set(inodes_of(pid))
     for line in (read(f"/proc/{pid}/net/unix") or "").splitlines()[1:]:
         fields = line.split(None, 7)
@@ -192,7 +198,7 @@ def _servers(pid: int, prefix: str) -> Iterator[str]:
 
 
 def _post(server: socket.socket, deadline: float) -> bytes:
-    """The body of the answer."""
+    """Return the body of the answer."""
     with server:
         server.sendall(REQUEST)
         data = b""
@@ -211,14 +217,14 @@ def _post(server: socket.socket, deadline: float) -> bytes:
 
 
 def _whole(data: bytes) -> bool:
-    """True once as many bytes came as the head announced; the server keeps the connection open."""
+    """Return True once as many bytes came as the head announced; the server keeps the connection open."""
     head, mark, body = data.partition(b"\r\n\r\n")
     lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     return bool(mark and lengths and lengths[0].strip().isdigit() and len(body) >= int(lengths[0]))
 
 
 def _home(prefix: str, uid: int) -> str:
-    """The prefix with the home of the rank's user for "~"."""
+    """Return the prefix with the home of the rank's user for "~"."""
     if not prefix.startswith("~/"):
         return prefix
     import pwd

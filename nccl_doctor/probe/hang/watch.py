@@ -51,7 +51,7 @@ class Watch:
         }
 
     def _find(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """snapshot.JobRanks, and whether there is a py-spy."""
+        """Return snapshot.JobRanks, and whether there is a py-spy."""
         table = Table()
         found = ranks.find_ranks(table)
         self._found_at = time.monotonic()
@@ -65,7 +65,7 @@ class Watch:
         return {**found, **told, **starters, "launchers": above, "py_spy": spy is True, "machine": os.uname().machine}
 
     def _look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """snapshot.HostLook at the ranks whose PIDs are asked for; ``stacks`` is a mode of theirs or None."""
+        """Return snapshot.HostLook at the ranks whose PIDs are asked for; ``stacks`` is a mode of theirs or None."""
         deadline = time.monotonic() + request["deadline_s"]
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         table = Table()
@@ -105,7 +105,7 @@ class Watch:
         }
 
     def _ras_ports(self, pids: list[int]) -> set[int]:
-        """The ports of NCCL's RAS service of these ranks."""
+        """Return the ports of NCCL's RAS service of these ranks."""
         return {port for pid in pids if (port := flows.service_port(self._ranks[pid]["told"])) is not None}
 
     def _record(self, pid: int, deadline: float) -> Any:
@@ -120,13 +120,13 @@ class Watch:
         return None if dump is None else {"dump": dump}
 
     def _dump(self, request: dict[str, Any]) -> list[int]:
-        """Has ranks write their dumps; those that were told to."""
+        """Have ranks write their dumps; those that were told to."""
         deadline = time.monotonic() + DUMP_S
         wanted = [pid for pid in request["pids"] if "rank" in self._ranks.get(pid, {})]
         return [pid for pid in wanted if recorder.ask_for_dump(self._ranks[pid], deadline)]
 
     def _ras(self, request: dict[str, Any]) -> dict[str, Any]:
-        """snapshot.Ras: reports of the job's RAS service in both forms, the same ones once."""
+        """Return snapshot.Ras: reports of the job's RAS service in both forms, the same ones once."""
         deadline = time.monotonic() + RAS_S
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         loaded = {pid: found for pid in pids if (found := loaded_nccl(pid)) is not None}
@@ -160,7 +160,7 @@ def _safe(version: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The three numbers of a version; none where it is not of that form."""
+    """Return the three numbers of a version; none where it is not of that form."""
     parts = version.split(".")
     return tuple(map(int, parts)) if len(parts) == 3 and all(part.isdigit() for part in parts) else ()
 
@@ -172,7 +172,7 @@ F_ADD_SEALS, ALL_SEALS = 1033, 0b1111  # fcntl(2); before Python 3.8 its module 
 
 
 def write_memory_file(data: bytes) -> int:
-    """The descriptor of a file that exists in memory only."""
+    """Return the descriptor of a file that exists in memory only."""
     # Pythons built against a glibc before 2.27, such as conda's, don't have the call.
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("py-spy", MFD_CLOEXEC | MFD_ALLOW_SEALING)
@@ -214,7 +214,7 @@ class Spy:
         self._problem = "py-spy is not installed on the host, and none was sent along"
 
     def find(self) -> bool:
-        """Looks where programs are looked for; never where a process that is looked at has them."""
+        """Look where programs are looked for; never where a process that is looked at has them."""
         path = tools.find("py-spy", [*tools.login_folders(), *tools.SYSTEM])
         if path is not None:
             with open(path, "rb") as file:
@@ -225,7 +225,7 @@ class Spy:
         return self.program is not None
 
     def install(self, bundle: dict[str, Any]) -> None:
-        """Takes the one sent along (collect/hang/hang.py); where it can't serve, every dump says why."""
+        """Take the one sent along (collect/hang/hang.py); where it can't serve, every dump says why."""
         if "missing" in bundle or bundle["machine"] != os.uname().machine:
             told = bundle.get("missing") or f"the one sent along is for {bundle['machine']}"
             self._problem = f"py-spy is not installed on the host, and {told}"
@@ -233,7 +233,7 @@ class Spy:
         self.program = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
 
     def dump(self, states: dict[tuple[int, int], str], mode: str, deadline: float) -> dict[int, Any]:
-        """snapshot.Threads of each process, by PID and start, or why there are none."""
+        """Return snapshot.Threads of each process, by PID and start, or why there are none."""
         found: dict[int, Any] = {}
         pids = sorted(states)
         for first in range(0, len(pids), AT_ONCE):
@@ -290,7 +290,7 @@ def _is_loaded(program: int) -> bool:
 
 
 def _read(child: int, pipe: int, deadline: float) -> tuple[int | None, bytes]:
-    """Exit status and output; None where it did not end in time, and was ended."""
+    """Return exit status and output; None where it did not end in time, and was ended."""
     data, status = b"", None
     try:
         while len(data) < MOST_BYTES and select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:

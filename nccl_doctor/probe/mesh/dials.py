@@ -41,7 +41,7 @@ Beside = Tuple[int, Callable[[], None]]  # a file, and what is called where some
 
 
 def end_with_reset(sock: socket.socket) -> None:
-    """Lets close(2) reset the connection, so that no TIME_WAIT stays on a port that was tested."""
+    """Let close(2) reset the connection, so that no TIME_WAIT stays on a port that was tested."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
@@ -56,7 +56,7 @@ class Dial:
         self.sock: socket.socket | None = None
 
     def start(self) -> Outcome | None:
-        """Connects to the next address; how it ended, None while it goes on; :data:`FULL` may be tried again."""
+        """Connect to the next address; how it ended, None while it goes on; :data:`FULL` may be tried again."""
         self.began = self.began or time.monotonic()
         self._spoken = False
         try:
@@ -78,7 +78,7 @@ class Dial:
         return None if number in (0, errno.EINPROGRESS) else self._failed(OSError(number, os.strerror(number)))
 
     def heard(self) -> Outcome | None:
-        """Tells what came first: the nonce, somebody else's words, or why nobody can be heard."""
+        """Tell what came first: the nonce, somebody else's words, or why nobody can be heard."""
         assert self.sock is not None
         try:
             said = self.sock.recv(len(self._nonce))
@@ -97,7 +97,10 @@ class Dial:
         return "connected", None
 
     def late(self) -> Outcome | None:
-        """How it ended that nothing was heard in time; None where it is spoken to, and waited for as long again."""
+        """Return how it ended that nothing was heard in time.
+
+        None where it is spoken to, and waited for as long again.
+        """
         try:
             assert self.sock is not None
             self.sock.getpeername()
@@ -111,7 +114,7 @@ class Dial:
         return None
 
     def end(self) -> None:
-        """Closes it."""
+        """Close it."""
         if self.sock is not None:
             self.sock.close()
             self.sock = None
@@ -135,7 +138,7 @@ _PLACES = {  # linux/tcp.h
 
 
 def tcp_info(sock: socket.socket) -> dict[str, int]:
-    """Fields of the kernel's struct tcp_info; 0 for those that an older kernel lacks."""
+    """Return fields of the kernel's struct tcp_info; 0 for those that an older kernel lacks."""
     told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
     return {
         name: struct.unpack_from(form, told, place)[0] if place + struct.calcsize(form) <= len(told) else 0
@@ -149,7 +152,7 @@ def dial_all(
     trips: dict[int, tuple[int, int]] | None = None,
     beside: Beside | None = None,
 ) -> list[list[Any]]:
-    """Dials ``[address, ports, nonce]`` each: ``[index, port, outcome, error, seconds]``, None for an unknown name.
+    """Dial ``[address, ports, nonce]`` each: ``[index, port, outcome, error, seconds]``, None for an unknown name.
 
     A fourth member is the interface by which it has to leave. ``trips`` takes by index the shortest round trip in
     µs, and how many packets were sent again; ``beside`` is looked after meanwhile.
@@ -175,7 +178,7 @@ def dial_all(
 
 
 def _selector() -> selectors.BaseSelector:
-    """The quickest; poll(2), which takes no file of its own, where none is left."""
+    """Return the quickest; poll(2), which takes no file of its own, where none is left."""
     try:
         return selectors.EpollSelector()
     except OSError:
@@ -194,7 +197,7 @@ class Round:
         self._full_since: float | None = None
 
     def run(self, waiting: list[tuple[Key, Dial]]) -> dict[Key, Ended]:
-        """How each ended."""
+        """Return how each ended."""
         self._waiting, at_once = waiting[::-1], min(AT_ONCE, _room())
         with self._selector:
             if self._beside is not None:
@@ -216,7 +219,7 @@ class Round:
         return self._results
 
     def _begin(self, key: Key, dial: Dial) -> bool:
-        """True where it was begun, or a file was waited for in vain."""
+        """Return whether it was begun, or a file was waited for in vain."""
         self._flying[key] = time.monotonic() + self._timeout_s, dial
         outcome = dial.start()
         if outcome != FULL:
@@ -253,7 +256,7 @@ class Round:
 
 
 def _room() -> int:
-    """Half of the files that this process may still open: the other is for those that dial it meanwhile."""
+    """Return half of the files that this process may still open: the other is for those that dial it meanwhile."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return AT_ONCE
@@ -264,7 +267,7 @@ def _room() -> int:
 
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | Outcome]:
-    """The places of each address, with port 0: numbers at once, names by the host's resolver, side by side."""
+    """Return the places of each address, with port 0: numbers at once, names by the host's resolver, side by side."""
     found: dict[str, list[Place] | Outcome] = {}
     names = []
     for address in addresses:
@@ -279,7 +282,7 @@ def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | O
 
 
 def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
-    """The places; a failure counts where there were files to open before it and after it."""
+    """Return the places; a failure counts where there were files to open before it and after it."""
     while True:
         spare = _may_open(SPARE)
         try:
@@ -293,7 +296,7 @@ def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
 
 
 def _may_open(count: int) -> bool:
-    """True where this process may open so many files more just now."""
+    """Return whether this process may open so many files more just now."""
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):
@@ -304,7 +307,7 @@ def _may_open(count: int) -> bool:
 
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:
-    """Address families, and addresses as their sockets take them; a name takes a resolver, and flags 0."""
+    """Return address families, and addresses as their sockets take them; a name takes a resolver, and flags 0."""
     # bytes, as from torch: Python's own IDNA is a module that may have to be opened
     found = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)
     return [(family, place) for family, _type, _protocol, _name, place in found]

@@ -68,7 +68,7 @@ class MeshEnd:
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
 
     def listen(self, sockets: list[dict[str, Any]]) -> dict[str, Any]:
-        """Opens a listener for each ``{"address", "port", "step", "tries"}``, once, until :meth:`close`.
+        """Open a listener for each ``{"address", "port", "step", "tries"}``, once, until :meth:`close`.
 
         A port that is held is left for the next in direction ``step``; with "mute" the port is held closed.
         """
@@ -102,7 +102,7 @@ class MeshEnd:
         return {"accepted": accepted, "crowds": [[peer, count] for peer, count in self._crowds.items()]}
 
     def dial(self, targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
-        """As :func:`dial`; the listeners are looked after meanwhile."""
+        """Return as :func:`dial`; the listeners are looked after meanwhile."""
         with self._turn:
             return dial(targets, timeout_s, (self._selector.fileno(), self._attend))
 
@@ -174,7 +174,7 @@ class MeshEnd:
         self._peer[sock] = source
 
     def _is_full(self, crowd: dict[socket.socket, Any], most: int) -> bool:
-        """True where so many are still there once those that hung up are let go."""
+        """Return whether so many are still there once those that hung up are let go."""
         if len(crowd) >= most:
             for sock in list(crowd):
                 self._take(sock)
@@ -210,12 +210,12 @@ def _plain(address: str) -> str:
 
 
 def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
-    """Those whose time has come; they were entered in the order of their times."""
+    """Return those whose time has come; they were entered in the order of their times."""
     return [sock for sock, _ in itertools.takewhile(lambda item: item[1] <= now, times.items())]
 
 
 def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = None) -> dict[str, Any]:
-    """Dials as :func:`dial_all`: ``{"connected": count, "failed": its rows that did not, "trips": of the others}``."""
+    """Dial as :func:`dial_all`: ``{"connected": count, "failed": its rows that did not, "trips": of the others}``."""
     trips: dict[int, tuple[int, int]] = {}
     results = dial_all(targets, timeout_s, trips, beside)
     failed = [row for row in results if row[2] != "connected"]
@@ -224,7 +224,7 @@ def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = Non
 
 
 def _bound_near(wanted: dict[str, Any]) -> socket.socket:
-    """A bound socket on the wanted port, or on the nearest free one that the request allows."""
+    """Return a bound socket on the wanted port, or on the nearest free one that the request allows."""
     port = wanted["port"]
     for left in range(wanted["tries"], 0, -1):
         try:
@@ -237,7 +237,7 @@ def _bound_near(wanted: dict[str, Any]) -> socket.socket:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """A socket bound to an address, or as torch's TCPStore: to both families, or where that fails, IPv4 alone."""
+    """Return a socket bound to an address, or like torch's TCPStore to both families, else to IPv4 alone."""
     if address:
         ((family, place),) = endpoints(address, port)
         return _bound_to(family, place)
@@ -282,7 +282,7 @@ class Push:
         self._connect("no address")
 
     def go_on(self) -> bool:
-        """Sends over a connection that stands, else begins another; False where that has to be waited for."""
+        """Send over a connection that stands, else begins another; False where that has to be waited for."""
         assert self.sock is not None
         number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
@@ -295,7 +295,7 @@ class Push:
         return True
 
     def look(self) -> None:
-        """Finds out whether all that was sent is acknowledged."""
+        """Find out whether all that was sent is acknowledged."""
         if self.sock is None:
             return
         try:
@@ -342,7 +342,7 @@ class Push:
 
 
 def try_all(targets: list[tuple[str, int]], deadline_s: float) -> list[dict[str, Any]]:
-    """The outcome of full segments to each target (answers.PathMtuResult), side by side; in their order.
+    """Return the outcome of full segments to each target (answers.PathMtuResult), side by side; in their order.
 
     It takes more than a second to tell (the kernel sends again at 0.2 s).
     """
@@ -360,7 +360,7 @@ def try_all(targets: list[tuple[str, int]], deadline_s: float) -> list[dict[str,
 
 
 def _push(pushes: list[Push], deadline: float) -> None:
-    """Takes all to their results."""
+    """Take all to their results."""
     sent: list[Push] = []
     step = LEAST_STEP_S
     with selectors.PollSelector() as selector:
@@ -385,7 +385,7 @@ def _push(pushes: list[Push], deadline: float) -> None:
 
 
 def unacked(connection: socket.socket) -> int:
-    """Bytes sent or waiting to be sent that the peer's kernel has not acknowledged (SIOCOUTQ is TIOCOUTQ)."""
+    """Return bytes sent or waiting to be sent that the peer's kernel has not acknowledged (SIOCOUTQ is TIOCOUTQ)."""
     count = array.array("i", [0])
     fcntl.ioctl(connection, termios.TIOCOUTQ, count)
     return count[0]

@@ -69,11 +69,11 @@ class Stream:
         self._thread = threading.Thread(target=self._fill, daemon=True)
 
     def start(self) -> None:
-        """Begins to send."""
+        """Begin to send."""
         self._thread.start()
 
     def end(self) -> None:
-        """Drops what was not sent."""
+        """Drop what was not sent."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -103,7 +103,7 @@ class Stream:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Sends to ``address``, ``port`` for ``window_s``: snapshot.Rate's figures, or why there are none.
+    """Send to ``address``, ``port`` for ``window_s``: snapshot.Rate's figures, or why there are none.
 
     Where one stream's CPU is the limit, more are tried, and the better result counts.
     """
@@ -173,7 +173,7 @@ _DROPS_AT = 8  # in struct gnet_stats_queue of linux/gen_stats.h
 
 
 def _dropped() -> int:
-    """Packets that the queues of this machine's interfaces have dropped; 0 where the kernel tells of none."""
+    """Return packets that the queues of this machine's interfaces have dropped; 0 where the kernel tells of none."""
     try:
         (queues,) = netlink.read_tables([(RTM_GETQDISC, _QUEUE.pack(0, 0, 0, 0, 0))], time.monotonic() + 1)
     except OSError:
@@ -189,7 +189,10 @@ def _drops(body: bytes) -> int:
 
 
 def _wanted_ns(tid: int) -> int:
-    """Nanoseconds that a thread ran or waited for a CPU (/proc/PID/task/TID/schedstat); else those of all threads."""
+    """Return nanoseconds that a thread ran or waited for a CPU (/proc/PID/task/TID/schedstat).
+
+    Else those of all threads.
+    """
     with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as told:
         ran, waited, _ = told.read().split()
         return int(ran) + int(waited)
@@ -198,7 +201,7 @@ def _wanted_ns(tid: int) -> int:
 
 
 def _cpus(stat: str) -> list[tuple[int, int, int]]:
-    """By CPU of /proc/stat: ticks of interrupts, hard and soft; stolen by the hypervisor; and all."""
+    """Return by CPU of /proc/stat: ticks of interrupts, hard and soft; stolen by the hypervisor; and all."""
     found = []
     for line in stat.splitlines():
         name, *ticks = line.split() or [""]
@@ -209,7 +212,7 @@ def _cpus(stat: str) -> list[tuple[int, int, int]]:
 
 
 def _shares(first: tuple[tuple[int, int, int], ...], last: tuple[tuple[int, int, int], ...]) -> tuple[float, float]:
-    """The part of its time that the busiest CPU spent on interrupts, and that the most robbed one lost."""
+    """Return the part of its time that the busiest CPU spent on interrupts, and that the most robbed one lost."""
     interrupts, stolen = [0.0], [0.0]
     for before, after in zip(first, last):
         ticks = after[2] - before[2]
@@ -225,7 +228,7 @@ DUPLEX = {0: "half", 1: "full"}
 
 
 def links(interfaces: list[str]) -> list[dict[str, Any]]:
-    """snapshot.RateLink of each interface, as its driver tells."""
+    """Return snapshot.RateLink of each interface, as its driver tells."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return [_link(asking, name) for name in interfaces]
 

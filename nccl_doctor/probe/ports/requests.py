@@ -41,7 +41,7 @@ SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 
 
 def describe(pid: int, table: Table) -> dict[str, Any]:
-    """A process in the JSON form of snapshot.Process, but for its refusal."""
+    """Return a process in the JSON form of snapshot.Process, but for its refusal."""
     proc = table.procs[pid]
     age = guard.age_s(pid, table)
     return {
@@ -58,12 +58,15 @@ def describe(pid: int, table: Table) -> dict[str, Any]:
 
 
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
-    """snapshot.PortTrial of torch's bind; of holders that are ``described`` who they are, which may take seconds."""
+    """Return snapshot.PortTrial of torch's bind.
+
+    Of holders that are ``described`` who they are, which may take seconds.
+    """
     return explain(port, bind_error(port), described=described)
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
+    """Return a TCP port that was free a moment ago."""
     with socket.socket() as trial:
         trial.bind(("", 0))
         port: int = trial.getsockname()[1]
@@ -71,7 +74,7 @@ def free_port() -> int:
 
 
 def explain(port: int, error: int | None, *, described: bool = True) -> dict[str, Any]:
-    """Explains the outcome of :func:`bind_error` by the socket tables; may take as long as /proc is big."""
+    """Explain the outcome of :func:`bind_error` by the socket tables; may take as long as /proc is big."""
     if error is None:
         return {"port": port, "free": True}
     trial: dict[str, Any] = {"port": port, "free": False, "error": errno.errorcode.get(error, str(error))}
@@ -85,7 +88,7 @@ def explain(port: int, error: int | None, *, described: bool = True) -> dict[str
 
 
 def bind_error(port: int) -> int | None:
-    """The errno with which torch's TCPStore would fail to listen on a port; None where it would get it.
+    """Return the errno with which torch's TCPStore would fail to listen on a port; None where it would get it.
 
     As torch 2.13 does with its default libuv backend (seen with strace): ``[::]`` for both families, and where that
     fails for whatever reason, ``0.0.0.0``, whose error counts; both with SO_REUSEADDR.
@@ -106,7 +109,7 @@ def bind_error(port: int) -> int | None:
 
 
 def cause_of(found: list[DiagSocket]) -> str:
-    """snapshot.PortTrial.cause; a socket that nobody holds and the kernel is closing counts as time-wait."""
+    """Return snapshot.PortTrial.cause; a socket that nobody holds and the kernel is closing counts as time-wait."""
     states = {one.state for one in found if one.inode != 0 or one.state not in CLOSING}
     if "LISTEN" in states:
         return "listener"
@@ -157,7 +160,7 @@ def _hint(port: int, found: list[DiagSocket]) -> str:
 
 
 def unlisted_holders() -> list[int]:
-    """Processes with a TCP socket that no table lists: bound only (kernels before 6.8), or unused."""
+    """Return processes with a TCP socket that no table lists: bound only (kernels before 6.8), or unused."""
     try:
         listed = {f"socket:[{one.inode}]" for one in netlink.sockets_on(0) if one.state != "BOUND"}
     except OSError:
@@ -173,7 +176,7 @@ def unlisted_holders() -> list[int]:
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
-    """Signals a process if it began at ``started``, in ticks since boot; PermissionError where it is another's."""
+    """Signal a process if it began at ``started``, in ticks since boot; PermissionError where it is another's."""
     try:
         descriptor = _open(pid)
     except ProcessLookupError:
@@ -192,7 +195,7 @@ def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
 
 
 def _open(pid: int) -> int | None:
-    """A pidfd; None where there are none here; ProcessLookupError where the process is gone."""
+    """Return a pidfd; None where there are none here; ProcessLookupError where the process is gone."""
     try:
         own = getattr(os, "pidfd_open", None)  # Python 3.9
         return int(own(pid) if own else _call(PIDFD_OPEN, pid, 0))
@@ -223,7 +226,7 @@ def _call(number: int, *arguments: int | None) -> int:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Finds who holds ``port``, or the job of ``pid`` if that began at ``started``, in ticks since boot."""
+    """Find who holds ``port``, or the job of ``pid`` if that began at ``started``, in ticks since boot."""
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
     trial = None if port is None else try_port(port, described=False)
@@ -247,7 +250,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Signals ``processes``, [pid, start in ticks] each, and their descendants, all or none; or tells who lives."""
+    """Signal ``processes``, [pid, start in ticks] each, and their descendants, all or none; or tell who lives."""
     table = Table()
     named = [pid for pid, started in request["processes"] if _lives(pid, started, table)]
     family = list(dict.fromkeys(member for pid in named for member in (pid, *table.descendants(pid))))
@@ -265,7 +268,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
-    """Those of ``ports`` that torch would get and nobody is likely to take: none reserved, a service's or ``drawn``."""
+    """Return those of ``ports`` that torch can bind and that are neither reserved, a service's nor ``drawn``."""
     told = _range()
     drawn = told or {"low": 1, "high": 0, "reserved": ""}
     kept = set()
@@ -285,7 +288,7 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def named(rules: dict[str, Any]) -> dict[str, Any]:
-    """The first port of each span of destination ports in a firewall's rules."""
+    """Return the first port of each span of destination ports in a firewall's rules."""
     saves = rules["iptables"] if isinstance(rules["iptables"], list) else []
     text = "\n".join([str(rules["nft_text"] or ""), *(save["text"] for save in saves)])
     first = (int(span) for found in NAMED.findall(text) for span in SPAN.findall(found))
@@ -310,7 +313,7 @@ class _Gpus:
             self._uses = list_gpu_processes(self._deadline)
 
     def of(self, pid: int) -> list[dict[str, Any]]:
-        """Finds the memory that a process holds."""
+        """Find the memory that a process holds."""
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
         return [use for use in self._uses if use["pid"] == pid]
 
@@ -318,7 +321,7 @@ class _Gpus:
 def _job(
     job: JobProcesses, named: list[int], table: Table, refused: guard.Refusal | None, gpus: _Gpus | None
 ) -> dict[str, Any]:
-    """A job and whether it may be ended."""
+    """Return a job and whether it may be ended."""
     alive = {pid: table.procs[pid] for pid in job.pids if pid in table.procs}
     orphan = jobs.is_orphan(job.root, table)
     return {

@@ -42,7 +42,7 @@ class Segments:
         self._next = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Remembers what descendants have mapped or open now; a new name is looked at without delay."""
+        """Remember what descendants have mapped or open now; a new name is looked at without delay."""
         names = _names()
         fresh = not names <= self._listed
         self._listed |= names
@@ -52,7 +52,7 @@ class Segments:
         self._next = time.monotonic() + PAUSE_S
 
     def sweep(self) -> list[str]:
-        """Removes what was seen, is still there, and no process has any more; the names."""
+        """Remove what was seen, is still there, and no process has any more; the names."""
         left = {name for name in self._made & _names() if OURS.fullmatch(name)}
         gone = sorted(left - _held(int(entry) for entry in os.listdir("/proc") if entry.isdigit())) if left else []
         for name in gone:
@@ -68,7 +68,7 @@ def _names() -> set[str]:
 
 
 def _held(pids: Iterable[int]) -> set[str]:
-    """Names below the folder that these processes have mapped or open."""
+    """Return names below the folder that these processes have mapped or open."""
     used: set[str] = set()
     for pid in pids:
         # it has ended, or is another user's, who could not have opened our segments (they have mode 0600)
@@ -106,7 +106,7 @@ class Ranks:
         return self._unexplained <= self._exit_codes.keys()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Hands an event of a rank on, and remembers which process it is and how it ended."""
+        """Hand an event of a rank on, and remember which process it is and how it ended."""
         rank = event["local_rank"]
         if "pid" in event:
             self._pids[rank] = event["pid"]
@@ -117,7 +117,7 @@ class Ranks:
         self._emit(event)
 
     def look(self) -> bool:
-        """Reports ``{"local_rank", "state", "stack"}`` of each rank; True where its parent alone knows how one died."""
+        """Report ``{"local_rank", "state", "stack"}`` of each rank; True where its parent alone knows how one died."""
         states = {rank: _state(self._pids.get(rank, self._launcher)) for rank in range(self.count)}
         living = {rank: state for rank, state in states.items() if state is not None and state[0] not in "ZX"}
         for pid in {self._pids[rank] for rank in living if rank in self._pids}:
@@ -143,17 +143,17 @@ class Ranks:
         return bool(self._unexplained)
 
     def close(self) -> None:
-        """Closes the files in which ranks report."""
+        """Close the files in which ranks report."""
         for file in self._files:
             os.close(file)
 
     def _stack_file(self, rank: int) -> int:
-        """Where the rank's process writes its stack: its launcher's before it is forked."""
+        """Return where the rank's process writes its stack: its launcher's before it is forked."""
         return self._launcher_stack if self._pids.get(rank) == self._launcher else self._files[rank]
 
 
 def _state(pid: int) -> str | None:
-    """The letter of proc(5)'s "state", with the kernel's function behind it for one that can't be interrupted."""
+    """Return the letter of proc(5)'s "state", followed by the kernel function for an uninterruptible one."""
     proc = procs.read_proc(pid)
     if proc is None or proc.state != "D":
         return None if proc is None else proc.state
@@ -190,7 +190,7 @@ class Output:
         return [*self._head, *self._tail]
 
     def feed(self, block: bytes) -> None:
-        """Takes what was read."""
+        """Take what was read."""
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             before, found, event = line.partition(self._mark)
@@ -211,7 +211,7 @@ class Output:
             self._tail_bytes -= len(self._tail.popleft())
 
     def follow(self, source: int, until: float, stop: Callable[[], bool]) -> bool:
-        """Reads until the last writer is gone (True), ``stop`` says so or the time has come (False).
+        """Read until the last writer is gone (True), ``stop`` says so or the time has come (False).
 
         What was written before ``stop`` said so is read as well: a launcher's last word is why it ended.
         """
@@ -262,7 +262,7 @@ class Launcher:
             self._held = held.pop_all()
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Waits until torch is imported; TimeoutError where it was not in time, or the process ended."""
+        """Wait until torch is imported; TimeoutError where it was not in time, or the process ended."""
         over = lambda: self._ready or self._process.poll() is not None  # noqa: E731 - read by one loop
         self._output.follow(self._source, time.monotonic() + seconds, over)
         if not self._ready:
@@ -270,7 +270,7 @@ class Launcher:
             raise TimeoutError(f"torch was not imported in {seconds:.0f} s; it said: {last[0]}")
 
     def run(self, order: dict[str, Any], emit: Emit, stop: threading.Event) -> dict[str, Any]:
-        """Has the ranks of one all-reduce forked, and forwards what they report until the deadline at the latest.
+        """Have the ranks of one all-reduce forked, and forwards what they report until the deadline at the latest.
 
         ``order``: see worker.py; its deadline is the last resort of a host whose controller has gone silent. The exit
         is 0 where all ranks ended well and 1 where they did not; the launcher's own where it left before them, None
@@ -313,7 +313,7 @@ class Launcher:
         }
 
     def close(self) -> list[str]:
-        """Ends the process and every rank, and removes what they left; returns the lines that they printed."""
+        """End the process and every rank, and remove what they left; return the lines that they printed."""
         try:
             self._process.kill()
             self._process.wait()
@@ -326,7 +326,7 @@ class Launcher:
         return self._output.lines
 
     def _take(self, event: dict[str, Any]) -> None:
-        """An event of a rank, or of the launcher itself."""
+        """Handle an event of a rank, or of the launcher itself."""
         if "local_rank" in event:
             if self._ranks is not None:
                 self._ranks.event(event)
@@ -340,7 +340,7 @@ class Launcher:
             self._report_launcher()
 
     def _report_launcher(self) -> None:
-        """Tells of all ranks how far their launcher is before it forks them."""
+        """Tell of all ranks how far their launcher is before it forks them."""
         if self._ranks is None or not self._began:
             return
         for local_rank in range(self._ranks.count):
@@ -350,7 +350,7 @@ class Launcher:
 
 
 def early(env: dict[str, str], worker: str) -> Launcher | None:
-    """A launcher that imports torch while other things are looked at; None where memory is short."""
+    """Return a launcher that imports torch while other things are looked at; None where memory is short."""
     # without swapping, by proc(5)
     available = re.search(r"^MemAvailable:\s+(\d+) kB$", tools.read("/proc/meminfo") or "", re.MULTILINE)
     if not available or int(available[1]) < NEEDED_KIB:

@@ -42,12 +42,12 @@ where that is all that is asked for, sizes are two doublings apart."""
 
 
 def write_event(**event: object) -> None:
-    """Writes a line by one write(2), below PIPE_BUF, so that ranks can't cut into each other (pipe(7))."""
+    """Write a line by one write(2), below PIPE_BUF, so that ranks can't cut into each other (pipe(7))."""
     os.write(1, (CONFIG["mark"] + json.dumps(event) + "\n").encode())
 
 
 def report(**event: object) -> None:
-    """An event of this rank; ``since`` counts from the order."""
+    """Report an event of this rank; ``since`` counts from the order."""
     write_event(**event, local_rank=int(os.environ["LOCAL_RANK"]), since=time.monotonic() - ORDER["began"])
 
 
@@ -65,7 +65,7 @@ def write_stack_on_signal(path: str) -> None:
 
 
 def all_reduce() -> None:
-    """The stages of a rank; an exception is reported with its text by :func:`guarded`."""
+    """Run the stages of a rank; an exception is reported with its text by :func:`guarded`."""
     import torch
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
@@ -94,13 +94,13 @@ def all_reduce() -> None:
 
 
 def loaded_nccl(torch: Any) -> str:
-    """The version of the NCCL that torch really loaded."""
+    """Return the version of the NCCL that torch really loaded."""
     version = torch.cuda.nccl.version()
     return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 
 
 def weight(rank: int) -> int:
-    """A rank's factor: small, so that float32 sums stay exact below 2**24 for thousands of ranks."""
+    """Return a rank's factor: small, so that float32 sums stay exact below 2**24 for thousands of ranks."""
     return rank % 13 + 1
 
 
@@ -117,7 +117,7 @@ class Bench:
         self.inside_s = 0.0
 
     def fill(self, dtype: Any, count: int) -> tuple[Any, Any]:
-        """This rank's values, and the sums that they must give with everybody else's.
+        """Return this rank's values, and the sums that they must give with everybody else's.
 
         In float32 position p of rank r has (p mod 97 + 1) (r mod 13 + 1), and every sum is exact. bfloat16 counts to
         256 at most (8 bits of mantissa), so there each position has a value on one rank alone.
@@ -132,7 +132,7 @@ class Bench:
         return values, positions
 
     def checked(self, dtype: Any, count: int) -> Any:
-        """Runs an all-reduce; a wrong sum on any rank is a :class:`WrongSumError` on every one, reported before."""
+        """Run an all-reduce; a wrong sum on any rank is a :class:`WrongSumError` on every one, reported before."""
         values, expected = self.fill(dtype, count)
         self.timed(values)
         differs = values != expected
@@ -149,7 +149,7 @@ class Bench:
         return values
 
     def locate_wrong_rank(self) -> None:
-        """Repeats a small all-reduce on each rank alone and between ring neighbours; a wrong one is reported."""
+        """Repeat a small all-reduce on each rank alone and between ring neighbours; a wrong one is reported."""
         ranks = range(min(self.world, MOST_ACCUSED))
         groups = [[rank] for rank in ranks]
         groups += [sorted((rank, (rank + 1) % self.world)) for rank in ranks if self.world > 2]
@@ -163,7 +163,7 @@ class Bench:
                     report(wrong_group=members)
 
     def timed(self, values: Any) -> float:
-        """Seconds of one all-reduce, its end on the device included."""
+        """Return seconds of one all-reduce, its end on the device included."""
         began = time.perf_counter()
         self.dist.all_reduce(values)
         if self.device.type == "cuda":
@@ -173,13 +173,13 @@ class Bench:
         return seconds
 
     def slowest(self, *numbers: float) -> list[float]:
-        """The largest of each number over all ranks, so that all decide alike."""
+        """Return the largest of each number over all ranks, so that all decide alike."""
         values = self.torch.tensor(numbers, dtype=self.torch.float64, device=self.device)
         self.dist.all_reduce(values, op=self.dist.ReduceOp.MAX)
         return [float(value) for value in values]
 
     def measure(self) -> None:
-        """Times float32, and on GPUs bfloat16; each has its part of the budget."""
+        """Time float32, and on GPUs bfloat16; each has its part of the budget."""
         dtypes = [self.torch.float32]
         if self.device.type == "cuda":
             dtypes.append(self.torch.bfloat16)
@@ -189,7 +189,7 @@ class Bench:
         report(own_s=time.perf_counter() - began - self.inside_s, inside_s=self.inside_s)
 
     def largest(self) -> int:
-        """The largest message in bytes: as asked for, and no more than an eighth of any GPU's free memory."""
+        """Return the largest message in bytes: as asked for, and no more than an eighth of any GPU's free memory."""
         wanted = int(ORDER["max_bytes"])
         if self.device.type != "cuda":
             return wanted
@@ -197,7 +197,7 @@ class Bench:
         return min(wanted, -int(self.slowest(-float(free // 8))[0]))
 
     def measure_sizes(self, dtype: Any, largest: int, budget_s: float) -> None:
-        """Times sizes from 8 bytes up by doubling while the next one fits the budget; rank 0 reports the medians.
+        """Time sizes from 8 bytes up by doubling while the next one fits the budget; rank 0 reports the medians.
 
         algbw = bytes / seconds; busbw = algbw * 2 (n - 1) / n, as nccl-tests' PERFORMANCE.md defines them; in 10⁹
         bytes/s. With an order's "plateau" fewer sizes are timed, and it ends when the curve's shape is known.
@@ -225,7 +225,7 @@ class Bench:
 
 
 def guarded(run: Any) -> int:
-    """Runs a rank; the exit status, after a report of what went wrong."""
+    """Run a rank; the exit status, after a report of what went wrong."""
     try:
         run()
     except Exception as error:  # noqa: BLE001 - reported whole; the controller judges
@@ -236,7 +236,7 @@ def guarded(run: Any) -> int:
 
 
 def leave(status: int) -> None:
-    """Ends the process at once: taking torch down takes half a second, and aborts now and then."""
+    """End the process at once: taking torch down takes half a second, and abort now and then."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
@@ -244,7 +244,7 @@ def leave(status: int) -> None:
 
 
 def fork_rank(local_rank: int) -> int:
-    """Starts a rank with the order's variables and its own numbers; its PID."""
+    """Start a rank with the order's variables and its own numbers; its PID."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -257,7 +257,7 @@ def fork_rank(local_rank: int) -> int:
 
 
 def wait_for_ranks(pids: list[int], seconds: float) -> bool:
-    """Waits for all ranks, tells how bad ones died, kills what is left; True where all ended well."""
+    """Wait for all ranks, tell how bad ones died, kill what is left; True where all ended well."""
     deadline = time.monotonic() + seconds
     left = {pid: local_rank for local_rank, pid in enumerate(pids)}
     good = True
@@ -280,7 +280,7 @@ def wait_for_ranks(pids: list[int], seconds: float) -> bool:
 
 
 def serve() -> None:
-    """Imports torch, then runs one order after the other, until nobody gives any.
+    """Import torch, then run one order after the other, until nobody gives any.
 
     An order: ``{"number", "first_rank", "count", "variables": of the job, "stacks": [path for each rank], "began":
     time.monotonic of who gave it, "backend", "budget_s", "max_bytes", "plateau", "deadline_s"}``.

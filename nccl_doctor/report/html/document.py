@@ -43,12 +43,12 @@ def short(text: str, most: int) -> str:
 
 
 def document(template: str, **values: Any) -> str:  # noqa: ANN401 - what the template reads
-    """A page of a template in templates/, texts cleaned and escaped."""
+    """Return a page of a template in templates/, texts cleaned and escaped."""
     return _environment().get_template(template).render(values)
 
 
 def head(report: Any, options: RenderOptions) -> View:  # noqa: ANN401 - a document of any command
-    """The top of every page: the command, when, who asked, which version."""
+    """Return the top of every page: the command, when, who asked, which version."""
     observed, made = (
         "" if at is None else f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
         for at in (options.observed_at, options.made_at)
@@ -63,14 +63,14 @@ def head(report: Any, options: RenderOptions) -> View:  # noqa: ANN401 - a docum
 
 
 def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, tuple[str, str]]:
-    """By code, the names and pages of all that the report names."""
+    """Return by code, the names and pages of all that the report names."""
     found = tuple(diagnoses)
     names = {one.code: one.name for each in found for one in each.explains} | {one.code: one.name for one in found}
     return {code: (names[code], text) for code, text in sorted(options.pages.items()) if code in names}
 
 
 def gravest_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """In the order of the report within one severity."""
+    """Return in the order of the report within one severity."""
     return sorted(diagnoses, key=lambda found: -found.severity.rank)
 
 
@@ -104,7 +104,7 @@ def _environment() -> Environment:
 
 
 def _labelled(evidence: Iterable[str | LogLine]) -> Iterator[tuple[str, str]]:
-    """Each line of evidence behind its first word, or a log's file and line."""
+    """Yield each line of evidence behind its first word, or a log's file and line."""
     for line in evidence:
         if isinstance(line, LogLine):
             yield f"{line.file}:{line.line}", line.text

@@ -28,7 +28,7 @@ class _Scale(NamedTuple):
     end: float
 
     def at(self, value: float) -> float:
-        """Where a value stands; what is beyond the axis, at its end."""
+        """Return where a value stands; what is beyond the axis, at its end."""
         inside = min(max(value, self.low), self.high)
         share = log10(inside / self.low) / max(log10(self.high / self.low), 1e-9)
         return round(self.start + share * (self.end - self.start), 1)
@@ -54,7 +54,7 @@ def charts(smoke: AllReduceReport) -> tuple[View, ...]:
 
 
 def size_table(smoke: AllReduceReport) -> Table | None:
-    """Every size that was measured."""
+    """Return every size that was measured."""
     rows = size_rows(smoke.sizes, smoke) if smoke.sizes else []
     return Table(rows[0], tuple(rows[1:])) if rows else None
 
@@ -110,7 +110,7 @@ _LONGEST = 14
 
 
 def nets(report: Report) -> tuple[View, ...]:
-    """Hosts by the net that NCCL chose, largest first; the last have none."""
+    """Return hosts by the net that NCCL chose, largest first; the last have none."""
     against = reversed(report.of_category("interfaces"))
     wrong = {host: f"{one.code} {one.name}" for one in against for host in one.hosts}
     chosen = []
@@ -136,7 +136,7 @@ def _folded(hosts: list[View]) -> list[View]:
 
 
 def ring(report: Report) -> View | None:
-    """The ring that the all-reduce took, else the ranks'; None below two hosts."""
+    """Return the ring that the all-reduce took, else the ranks'; None below two hosts."""
     hosts = _order(report)
     if not 2 <= len(hosts) <= MOST_STOPS:
         return None
@@ -167,7 +167,7 @@ def ring(report: Report) -> View | None:
 
 
 def _order(report: Report) -> list[str]:
-    """Hosts as the first ring visits them; by rank where nobody told a ring."""
+    """Return hosts as the first ring visits them; by rank where nobody told a ring."""
     by_rank = [host.name for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.reached]
     smoke = report.smoke
     if smoke is None or not smoke.rings:
@@ -178,7 +178,7 @@ def _order(report: Report) -> list[str]:
 
 
 def _hop(start: tuple[float, float], end: tuple[float, float], gap: float, *, failed: bool) -> View:
-    """An arrow from near the one to near the other."""
+    """Return an arrow from near the one to near the other."""
     (x1, y1), (x2, y2) = start, end
     length = max(hypot(x2 - x1, y2 - y1), 1.0)
     across, down = (x2 - x1) / length * gap, (y2 - y1) / length * gap
@@ -241,12 +241,12 @@ def rails(report: Report) -> View | None:
 
 
 def _places(host: HostSummary) -> list[list[RdmaAnswer]]:
-    """Its ports by the place of the device that channels take."""
+    """Return its ports by the place of the device that channels take."""
     return [its for _, its in sorted(grouped((port.place, port) for port in host.rdma).items())]
 
 
 def _rail_words(ports: list[RdmaAnswer]) -> tuple[str, str]:
-    """A device's name, and the address that it is joined by."""
+    """Return a device's name, and the address that it is joined by."""
     port, more = ports[0], f" +{len(ports) - 1}" if len(ports) > 1 else ""
     label = port.device if port.port == 1 else f"{port.device}:{port.port}"
     mask = f"/{port.network.rpartition('/')[2]}" if port.network else ""
@@ -259,7 +259,7 @@ _COMPARED_FROM = 3  # hosts that make a majority worth the name
 
 
 def host_table(report: Report) -> View | None:
-    """The table, those unlike most first; None where the report knows no hosts."""
+    """Return the table, those unlike most first; None where the report knows no hosts."""
     if not report.hosts:
         return None
     columns = list(dict.fromkeys(what for host in report.hosts for what in host.seen if what not in _LEFT_OUT))
@@ -275,7 +275,7 @@ def host_table(report: Report) -> View | None:
 
 
 def _usual(values: Sequence[str]) -> str | None:
-    """The value that more than half of at least three hosts tell; else None."""
+    """Return the value that more than half of at least three hosts tell; else None."""
     known = [value for value in values if value]
     if len(known) < _COMPARED_FROM:
         return None
@@ -296,7 +296,7 @@ def _row(host: HostSummary, values: Sequence[str], usual: Sequence[str | None], 
 
 
 def _cell(text: str, sort: str, *, unusual: bool = False) -> View:
-    """A value of one host; ``unusual`` where most hosts have another one."""
+    """Return a value of one host; ``unusual`` where most hosts have another one."""
     return View(text=text, sort=sort, unusual=unusual)
 
 
@@ -314,7 +314,7 @@ _AT_LEAST_S = 1.0  # and so much longer than it
 
 
 def waterfall(report: Report) -> View | None:
-    """Where the run's time went on each host; None where nobody noted the times."""
+    """Return where the run's time went on each host; None where nobody noted the times."""
     hosts = [host for host in report.hosts if host.spent]
     total = max((until for host in hosts for _, until in host.spent.values()), default=0.0)
     if total <= 0:

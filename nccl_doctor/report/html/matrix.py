@@ -62,7 +62,7 @@ class _Mesh:
         self._dialled = _dialled(mesh, hosts)
 
     def kind(self, src: HostSummary, dst: HostSummary) -> str:
-        """The colour of a pair."""
+        """Return the colour of a pair."""
         dials = self.failed.get((src.name, dst.name))
         if dials:
             return _FAILURES.get(dials[0].outcome, _OTHER)[0]
@@ -71,7 +71,7 @@ class _Mesh:
         return "open" if self._dialled(src, dst) else "untried"
 
     def pair(self, src: str, dst: str) -> View:
-        """A pair whose dials failed, in words."""
+        """Return a pair whose dials failed, in words."""
         dials = self.failed[src, dst]
         outcome = ", ".join(dict.fromkeys(_FAILURES.get(dial.outcome, _OTHER)[2] for dial in dials))
         longest = max((dial.seconds for dial in dials if dial.seconds is not None), default=None)
@@ -84,7 +84,7 @@ class _Mesh:
 
 
 def matrix(report: Report) -> View | None:
-    """The picture; None where nobody dialled."""
+    """Return the picture; None where nobody dialled."""
     mesh, hosts = report.mesh, sorted(report.hosts, key=lambda host: host.node_rank)
     if mesh is None or len(hosts) < 2:
         return None
@@ -123,7 +123,7 @@ def matrix(report: Report) -> View | None:
 
 
 def groups_of(report: Report, blamed: Collection[str] = ()) -> list[Group]:
-    """The hosts by rank, each by itself up to some rows."""
+    """Return the hosts by rank, each by itself up to some rows."""
     hosts = sorted(report.hosts, key=lambda host: host.node_rank)
     each = -(-len(hosts) // MOST_ROWS)
     groups = []
@@ -139,13 +139,13 @@ def margin(groups: Sequence[Group]) -> float:
 
 
 def _axis(group: Group, cells: Sequence[View]) -> dict[str, Any]:
-    """The name beside a row or column, marked where its hosts are at fault."""
+    """Return the name beside a row or column, marked where its hosts are at fault."""
     blamed = group.blamed and any(cell.mark for cell in cells)
     return {"name": group.name, "label": short(group.name, LONGEST), "blamed": blamed}
 
 
 def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
-    """A pair of hosts or groups: its place, colour, letter and words."""
+    """Return a pair of hosts or groups: its place, colour, letter and words."""
     pairs = [(a, b) for a, b in product(src.hosts, dst.hosts) if a is not b]
     between = f"{src.name} to {dst.name}"
     kinds = [dials.kind(a, b) for a, b in pairs]
@@ -172,7 +172,7 @@ def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
 
 
 def _causes(report: Report) -> Callable[[str, str], str]:
-    """By a failed pair: the diagnosis that names it, else one of its hosts'."""
+    """Return by a failed pair: the diagnosis that names it, else one of its hosts'."""
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
     network = {found.code for category in ("interfaces", "ports") for found in report.of_category(category)}
@@ -190,7 +190,7 @@ def _causes(report: Report) -> Callable[[str, str], str]:
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """The test for dialled pairs; of a sample, by the ranks' distance."""
+    """Return the test for dialled pairs; of a sample, by the ranks' distance."""
     sample = mesh.sample
     if sample is None:
         return lambda src, dst: src is not dst

@@ -30,7 +30,7 @@ _DAY_S = 86400
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """The file of a report with diagnoses."""
+    """Return the file of a report with diagnoses."""
     smoke = report.smoke
     went = report.mesh or smoke
     crashed = {Outcome.UNKNOWN: "", Outcome.CRASH: "crashed, which is a mistake of nccl-doctor's own: "}
@@ -58,7 +58,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def _headline(report: Report) -> tuple[View, str]:
-    """The verdict in two words, its colour, its hosts; the rest of the sentence."""
+    """Return the verdict in two words, its colour, its hosts; the rest of the sentence."""
     cause = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
     ready, counts, line = verdict(report, cause)
     words = "Ready" if ready else counts[0] if counts else "Nothing found"
@@ -70,7 +70,7 @@ def _headline(report: Report) -> tuple[View, str]:
 
 
 def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
-    """All that is known of the all-reduce besides its figures."""
+    """Return all that is known of the all-reduce besides its figures."""
     known = (
         ("backend", f"{plural(len(smoke.ranks), 'rank')}, {backend(smoke)}"),
         ("uses", uses(smoke.ranks)),
@@ -90,7 +90,7 @@ def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
-    """The verdict, the ranks by where they stand, and all of them in a table."""
+    """Return the verdict, the ranks by where they stand, and all of them in a table."""
     kind = "error" if report.verdict in STANDS_STILL else "unknown" if report.verdict == "unknown" else "ok"
     words = report.verdict.replace("nccl", "the collective").replace("-", " ")
     job, hosts = report.job, plural(report.hosts, "host")
@@ -113,7 +113,7 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
 
 
 def _stands(ranks: tuple[HangRank, ...]) -> Iterator[View]:
-    """Ranks by their frame and the collectives that they issued, most first."""
+    """Return ranks by their frame and the collectives that they issued, most first."""
     groups = grouped(((_stand_of(one), _issued(one), one.behind), one) for one in ranks)
     most = max(map(len, groups.values()), default=1)
     for (where, issued, behind), its in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
@@ -140,7 +140,7 @@ def _issued(rank: HangRank) -> str:
 
 
 def render_diff(found: Difference, options: RenderOptions) -> str:
-    """Diagnoses that came and went, and a table of the facts that changed."""
+    """Return diagnoses that came and went, and a table of the facts that changed."""
     new, gone = found.diagnoses.new, found.diagnoses.gone
     gravest = max((one.severity for one in new), key=lambda severity: severity.rank, default=None)
     kind = gravest.value if gravest else "ok" if gone or found.is_empty else "info"
@@ -158,7 +158,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 
 def timeline(events: Sequence[LogEvent]) -> View | None:
-    """The moments in order, ranks that said the same at once together."""
+    """Return the moments in order, ranks that said the same at once together."""
     if not events:
         return None
     timed = all(event.at is not None for event in events)

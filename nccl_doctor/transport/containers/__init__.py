@@ -37,7 +37,7 @@ _LIST: dict[Runtime, str] = {
 
 @dataclass(frozen=True)
 class InsideOptions:
-    """Where on the host commands run; a runtime of None is the host itself, ``name`` is as inventory/values.py says."""
+    """Place on the host where commands run; runtime None is the host itself, ``name`` as in inventory/values.py."""
 
     engine: ClassVar[str] = "inside"
 
@@ -46,7 +46,7 @@ class InsideOptions:
 
     @property
     def place(self) -> str:
-        """The words for it: "the docker container train"; empty for the host itself."""
+        """Phrase for the place: "the docker container train"; empty for the host itself."""
         if self.runtime is None:
             return ""
         if self.runtime == "enter":
@@ -59,11 +59,14 @@ class InsideOptions:
         return self._prefix.partition(" ")[0]
 
     def line(self, command: str) -> str:
-        """A line for the host's shell, be it sh, csh or fish, that runs ``command`` with the container's /bin/sh."""
+        """Return a line for the host's shell (sh, csh or fish) that runs ``command`` with the container's /bin/sh."""
         return f"exec {self._prefix} /bin/sh -c {shlex.quote(command)}"
 
     def listing(self) -> str | None:
-        """A line for the host's shell that prints what runs there, a name first on each line; None where none does."""
+        """Return a line for the host's shell that prints what runs there, a name first on each line.
+
+        None where none does.
+        """
         return None if self.runtime is None or self.runtime not in _LIST else f"exec {_LIST[self.runtime]}"
 
     @property
@@ -77,7 +80,7 @@ class InsideOptions:
 
 @cache
 def _entering() -> str:
-    """The host's Python with ``probe/enter.py``, a word that every shell leaves as it is."""
+    """Return the host's Python with ``probe/enter.py``, a word that every shell leaves as it is."""
     packed = base64.b64encode(zlib.compress((files(probe) / "enter.py").read_bytes(), 9)).decode()
     program = f'import base64, zlib; exec(zlib.decompress(base64.b64decode("{packed}")))'
     return f"python3 -I -S -c {shlex.quote(program)}"
@@ -93,21 +96,21 @@ class ContainerEngine(Engine):
     wraps = True
 
     def wrap(self, outside: Any) -> Any:  # noqa: ANN401 - as declared
-        """Enters the containers from their hosts."""
+        """Enter the containers from their hosts."""
         from nccl_doctor.transport.containers.transport import InsideTransport
 
         return InsideTransport(outside)
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for each
-        """A command there has what the image says, and no login shell has a part in a job."""
+        """Return a command there has what the image says, and no login shell has a part in a job."""
         return frozenset({"login_shell"})
 
     def place(self, node: Node) -> str:
-        """The container's kind and name."""
+        """Return the container's kind and name."""
         return node.options(InsideOptions).place
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
-        """The container as ``--inside`` takes it."""
+        """Yield the container as ``--inside`` takes it."""
         yield "--inside", "inside.name", ":".join(map(str, node.access.get(self.name, {}).values())) or None
 
 

@@ -46,7 +46,7 @@ class Entry(NamedTuple):
 
 
 def problem(entry: Entry) -> Problem:
-    """Names what kept the command out."""
+    """Name what kept the command out."""
     program, text = entry.options.program, "\n".join(entry.output)
     absent = (
         rf"(?:^|[\s:]){program}: (?:command )?not found|command not found: {program}|unknown command:? \W*{program}"
@@ -57,7 +57,7 @@ def problem(entry: Entry) -> Problem:
 
 
 def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
-    """The failure that what was seen shows; after so many seconds neither an end nor an answer came."""
+    """Return the failure that what was seen shows; after so many seconds neither an end nor an answer came."""
     found = problem(entry) if seconds is None else "late"
     options = entry.options
     facts = EngineFacts.model_validate(
@@ -87,7 +87,7 @@ def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
 
 
 def _problem_of(failure: AnyAccessFailure) -> object:
-    """Names what the runtime's words say, as :func:`problem`; None for a failure before them."""
+    """Name what the runtime's words say, as :func:`problem`; None for a failure before them."""
     return (failure.facts.model_extra or {}).get("problem") if isinstance(failure, EngineFailure) else None
 
 
@@ -142,7 +142,7 @@ class InsideTransport:
         self._outside = outside
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Starts ``command`` in the node's container, on the node itself where it names none; else AccessError."""
+        """Start ``command`` in the node's container, on the node itself where it names none; else AccessError."""
         if node.options(InsideOptions).runtime is None:
             return self._outside.open(node, command, deadline, latest)
         first: AccessError | None = None
@@ -181,15 +181,15 @@ class InsideTransport:
         return _InsideChannel(channel, lambda deadline: self._why_ended(node, deadline))
 
     def connect_timeout(self, node: Node) -> float | None:
-        """As the transport outside has it."""
+        """Return as the transport outside has it."""
         return self._outside.connect_timeout(node)
 
     def close(self) -> None:
-        """Closes the transport outside."""
+        """Close the transport outside."""
         self._outside.close()
 
     def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
-        """The reason why the container can't be entered any more; past the deadline it has a moment still."""
+        """Return the reason why the container can't be entered any more; past the deadline it has a moment still."""
         now = time.monotonic()
         try:
             self.open(node, "exit", now + _AGAIN_S, max(deadline, now + _MOMENT_S)).close()
@@ -211,7 +211,7 @@ class InsideTransport:
         raise AccessError(failure(entry))
 
     def _running(self, node: Node) -> list[str] | None:
-        """The containers that run on the host; None where it does not answer."""
+        """Return the containers that run on the host; None where it does not answer."""
         listing = node.options(InsideOptions).listing()
         if listing is None:
             return None
@@ -241,14 +241,14 @@ class _InsideChannel:
         self.stderr_tail, self.exit_status = channel.stderr_tail, channel.exit_status
 
     def read_line(self, deadline: float) -> bytes | None:
-        """The next line; None at the end of output; raises LostError: the container has ended."""
+        """Return the next line; None at the end of output; raises LostError: the container has ended."""
         line = self._channel.read_line(deadline)
         if line is None and not self._closing and (failure := self._why(deadline)) is not None:
             raise LostError(failure)
         return line
 
     def close(self) -> None:
-        """Ends the command."""
+        """End the command."""
         self._closing = True
         self._channel.close()
 
@@ -266,7 +266,7 @@ def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: 
 
 
 def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[str, ...]]:
-    """Reads up to the mark; where the output ended before it, gives the last words."""
+    """Read up to the mark; where the output ended before it, give the last words."""
     greeting = Greeting(channel.read_line, mark)
     if greeting.ends(deadline):
         return True, ()

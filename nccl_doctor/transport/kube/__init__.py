@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NotReady:
-    """Why a pod can't be entered, as the pod list says; ``detail`` goes on behind its name."""
+    """Reason why a pod can't be entered, from the pod list; ``detail`` continues the sentence after its name."""
 
     detail: str
     remedy: str
@@ -55,25 +55,25 @@ class KubeEngine(Engine):
     )
 
     def prefix(self, node: Node) -> list[str]:
-        """Kubectl's arguments."""
+        """Return kubectl's arguments."""
         options = node.options(KubeOptions)
         return ["kubectl", "-n", options.namespace, "exec", "-i", options.pod, "-c", options.container, "--"]
 
     def refusal(self, node: Node) -> EngineFailure | None:
-        """The failure of a pod that the list shows as not ready."""
+        """Return the failure of a pod that the list shows as not ready."""
         from nccl_doctor.transport.kube.kubectl import not_ready
 
         options = node.options(KubeOptions)
         return None if options.not_ready is None else not_ready(options, options.not_ready)
 
     def failure(self, node: Node, entry: Entry) -> EngineFailure:
-        """The failure that kubectl's words or its silence show."""
+        """Return the failure that kubectl's words or its silence show."""
         from nccl_doctor.transport.kube.kubectl import failure
 
         return failure(node.options(KubeOptions), entry)
 
     def cluster_words(self, cluster: Cluster) -> Words:
-        """The words that chose the pods."""
+        """Return the words that chose the pods."""
         asked = cluster.access.get(self.name, {}).get("asked", ())
         words = tuple(map(str, asked)) if isinstance(asked, (list, tuple)) else ()
         job = words[1:2] if len(words) % 2 == 0 else ()

@@ -44,7 +44,7 @@ class KubectlError(Exception):
 
 
 def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
-    """The output of ``kubectl ARGUMENTS``; FileNotFoundError, TimeoutError, or KubectlError where it failed."""
+    """Return the output of ``kubectl ARGUMENTS``; FileNotFoundError, TimeoutError, or KubectlError where it failed."""
     deadline, channel = time.monotonic() + seconds, ProcessChannel(["kubectl", *arguments], english())
     try:
         if text:
@@ -66,12 +66,12 @@ def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
 
 
 def trouble(stderr: str) -> Trouble:
-    """Names the trouble that kubectl's words mean."""
+    """Name the trouble that kubectl's words mean."""
     return next((name for name, words in _WORDS if re.search(words, stderr, re.IGNORECASE)), "failed")
 
 
 def last_line(stderr: str) -> str:
-    """The last thing that it said, in one line of bounded length."""
+    """Return the last thing that it said, in one line of bounded length."""
     lines = [re.sub(r"\s+", " ", line).strip() for line in stderr.splitlines() if line.strip()]
     return lines[-1][:400] if lines else ""
 
@@ -107,13 +107,13 @@ _AWAY = ("gone", "ended", "not-running")
 
 
 def not_ready(options: KubeOptions, why: NotReady) -> EngineFailure:
-    """The failure of a pod that the list shows as not ready."""
+    """Return the failure of a pod that the list shows as not ready."""
     facts = _facts(options, "not-ready")
     return EngineFailure(kind="pod-not-ready", detail=why.detail, evidence=why.evidence, remedy=why.remedy, facts=facts)
 
 
 def failure(options: KubeOptions, entry: Entry) -> EngineFailure:
-    """The failure that kubectl's end or silence shows."""
+    """Return the failure that kubectl's end or silence shows."""
     late, last = entry.seconds is not None, ""
     if entry.absent:
         why, detail, remedy = "kubectl", "was not entered: there is no kubectl here", "Install kubectl."

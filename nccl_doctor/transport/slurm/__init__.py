@@ -67,7 +67,7 @@ class SlurmEngine(Engine):
     )
 
     def transport(self, kind: Kind, ssh_config: Path | None, cluster: Cluster) -> Any:  # noqa: ANN401, ARG002 - as declared
-        """A step on each node."""
+        """Return a step on each node."""
         from nccl_doctor.transport.slurm.steps import SlurmTransport
 
         return SlurmTransport()
@@ -77,11 +77,11 @@ class SlurmEngine(Engine):
         return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
 
     def gpus(self, node: Node) -> int:
-        """As scontrol tells them."""
+        """Return as scontrol tells them."""
         return node.options(SlurmOptions).gpus
 
     def cluster_words(self, cluster: Cluster) -> Words:
-        """The job, with its container."""
+        """Return the job, with its container."""
         options = cluster.nodes[0].access.get(self.name, {})
         keys = {"job": "--slurm-job", "container_image": "--container-image", "container_name": "--container-name"}
         return tuple((option, str(options[key])) for key, option in keys.items() if key in options)

@@ -85,7 +85,7 @@ _CAUSES = (  # The words of srun that show a cause, its reason, detail and remed
 
 
 def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: bool, started: bool) -> EngineFailure:
-    """The failure that srun's lines or its silence show; ``started``: Slurm has the step."""
+    """Return the failure that srun's lines or its silence show; ``started``: Slurm has the step."""
     lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in output if not _IDLE.search(line)]
     shown = [said for pattern, *said in _CAUSES if any(re.search(pattern, line) for line in lines)]
     if shown:
@@ -113,7 +113,7 @@ def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: b
 
 
 def step_exists(job: str, name: str, node: str) -> bool:
-    """Tells whether Slurm has a step of this name on the node."""
+    """Return whether Slurm has a step of this name on the node."""
     for step, _, nodes in (line.partition(" ") for line in _asked("squeue", "-h", "-s", "-j", job, "-o", "%j %N")):
         with contextlib.suppress(ValueError):  # nodes that are no list
             if step == name and node in expand(nodes):
@@ -122,7 +122,7 @@ def step_exists(job: str, name: str, node: str) -> bool:
 
 
 def _asked(*argv: str) -> list[str]:
-    """The lines of a Slurm command's answer; none where it fails: what it could add is then left out."""
+    """Return the lines of a Slurm command's answer; none where it fails: what it could add is then left out."""
     try:
         done = subprocess.run(
             argv, capture_output=True, timeout=_ASKING_S, check=False, stdin=subprocess.DEVNULL, encoding="utf-8",
@@ -185,7 +185,7 @@ class SlurmTransport:
         self._left = False
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Starts ``command`` as a step on ``node``; AccessError where none started in time, or Slurm refused it."""
+        """Start ``command`` as a step on ``node``; AccessError where none started in time, or Slurm refused it."""
         options, mark = node.options(SlurmOptions), f"ncdoctor-{secrets.token_hex(8)}"
         self._keep(options.job)
         foreign = f"{_OF_OUR_STEP} {_OF_OUR_CONTAINER}" if options.container else _OF_OUR_STEP
@@ -218,11 +218,11 @@ class SlurmTransport:
         raise AccessError(self._failure(channel, options, node, greeting.words, late=late))
 
     def connect_timeout(self, node: Node) -> float:
-        """The time that a step needs; a container has to be brought first."""
+        """Return the time that a step needs; a container has to be brought first."""
         return CONTAINER_S if node.options(SlurmOptions).container else STEP_S
 
     def close(self) -> None:
-        """Lets the keeper go, where every step ended by itself; else waits until it has ended the others."""
+        """Let the keeper go, where every step ended by itself; else waits until it has ended the others."""
         with self._lock:
             keeper, self._keeper = self._keeper, None
         if keeper is None:
@@ -257,7 +257,7 @@ class SlurmTransport:
 
 
 def environment() -> dict[str, str]:
-    """Ours without what Slurm gave our own step: srun would take it for options."""
+    """Return ours without what Slurm gave our own step: srun would take it for options."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _FINDS_THE_JOB
     }

@@ -39,7 +39,7 @@ class SshEngine(Engine):
     kinds = ("auto", "paramiko", "openssh", "local")
 
     def transport(self, kind: Kind, ssh_config: Path | None, cluster: Cluster) -> Any:  # noqa: ANN401, ARG002 - as declared
-        """Picks paramiko or the ssh program for each host; "local" runs all on this machine."""
+        """Pick paramiko or the ssh program for each host; "local" runs all on this machine."""
         if kind == "local":
             from nccl_doctor.transport.process import LocalTransport
 
@@ -54,7 +54,7 @@ class SshEngine(Engine):
         return ChoosingTransport(kind, ssh_config)
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
-        """The user to log in as, and the port."""
+        """Yield the user to log in as, and the port."""
         options = node.access.get(self.name, {})
         for key in ("user", "port"):
             yield f"--{key}", f"ssh.{key}", None if options.get(key) is None else str(options[key])

@@ -43,7 +43,7 @@ class ChoosingTransport:
             self._paramiko = ParamikoTransport(self._resolve_jump, alone=not self._either)
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Starts ``command`` on ``node``; AccessError, or ControllerError for a fault of this machine."""
+        """Start ``command`` on ``node``; AccessError, or ControllerError for a fault of this machine."""
         if node.local:
             return self._local.open(node, command, deadline)
         try:
@@ -95,7 +95,7 @@ class ChoosingTransport:
                 raise
 
     def close(self) -> None:
-        """Closes the shared connections, and what whoever was interrupted had begun."""
+        """Close the shared connections, and what whoever was interrupted had begun."""
         self._openssh.close()
         if self._paramiko is not None:
             self._paramiko.close()
@@ -112,7 +112,10 @@ class ChoosingTransport:
         return replace(settings, proxy_jump=before, proxy_command=None) if before else settings
 
     def _hops(self, settings: HostSettings, deadline: float) -> list[HostSettings]:
-        """The jump hosts on the way, the nearest to the host first; AccessError where they lead back to themselves."""
+        """Return the jump hosts on the way, the nearest to the host first.
+
+        AccessError where they lead back to themselves.
+        """
         hops: dict[str, HostSettings] = {}
         way = settings
         while jump := way.proxy_jump:
@@ -124,7 +127,7 @@ class ChoosingTransport:
 
 
 def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> str:
-    """Names what only OpenSSH does exactly on the way to a host; empty for nothing."""
+    """Name what only OpenSSH does exactly on the way to a host; empty for nothing."""
     for host in way:
         if host.beyond:
             return ", ".join(host.beyond)
@@ -136,7 +139,7 @@ def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> st
 
 
 def _worth_openssh(error: AccessError) -> bool:
-    """The server takes Kerberos, or the two share no algorithm."""
+    """Return the server takes Kerberos, or the two share no algorithm."""
     failure = error.failure
     if isinstance(failure, SshAuthFailed):
         return "gssapi-with-mic" in failure.facts.methods

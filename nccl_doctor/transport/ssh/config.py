@@ -74,12 +74,15 @@ class NoAccountError(Exception):
 
 
 def exists(config: Path | None) -> bool:
-    """Tells whether there is any configuration to ask about; without it, the program's defaults are ours."""
+    """Return whether there is any configuration to ask about; without it, the program's defaults are ours."""
     return any(path.exists() for path in ([config] if config else [expand("~/.ssh/config"), SYSTEM_CONFIG]))
 
 
 def ask(arguments: list[str], name: str, deadline: float) -> Values:
-    """``ssh -G``: every option as it holds for ``name``; ConfigError: ssh rejects it; TimeoutError: a Match exec."""
+    """Return ``ssh -G``: every option as it holds for ``name``; ConfigError: ssh rejects it.
+
+    TimeoutError: a Match exec.
+    """
     left = remaining(deadline)
     # files, not pipes: what a Match exec leaves in the background holds those open when ssh has long ended
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as complaint:
@@ -118,7 +121,7 @@ class Answers:
         self._asking = threading.Lock()
 
     def of(self, arguments: list[str], name: str, deadline: float) -> Values:
-        """As :func:`ask`; TimeoutError also where another one's question took all the time."""
+        """Return as :func:`ask`; TimeoutError also where another one's question took all the time."""
         words = [*(["-F", str(self._config)] if self._config else []), *arguments]
         if "-o" in arguments or not self._alike:
             return ask(words, name, deadline)
@@ -137,7 +140,7 @@ class Answers:
 
 
 def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
-    """True where a file says the same of every host; False too where that is hard to tell."""
+    """Return whether a file says the same of every host; False too where that is hard to tell."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -163,7 +166,7 @@ def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
 
 @thread_safe_cache
 def compiled_in() -> Values:
-    """The values that this machine's ssh has where no file says anything."""
+    """Return the values that this machine's ssh has where no file says anything."""
     return ask(["-F", os.devnull], "host", time.monotonic() + 10)
 
 
@@ -180,7 +183,7 @@ USUAL = {
 
 
 def beyond(values: Values) -> tuple[str, ...]:
-    """The options that are set and that nobody but the ssh program honours."""
+    """Return the options that are set and that nobody but the ssh program honours."""
     unknown = values.keys() - IMPLEMENTED - WITHOUT_BEARING
     unusual = [key for key in unknown if values[key] != USUAL.get(key)]
     defaults = compiled_in() if unusual else {}
@@ -188,7 +191,7 @@ def beyond(values: Values) -> tuple[str, ...]:
 
 
 def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
-    """Replaces the %-tokens of ssh_config(5), and ``${VARIABLE}`` where taken; BeyondError at one that is not known."""
+    """Replace the %-tokens of ssh_config(5), and ``${VARIABLE}`` where taken; BeyondError at one that is not known."""
 
     def replace(match: re.Match[str]) -> str:
         letter, variable = match.groups()
@@ -205,7 +208,10 @@ def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
 
 
 def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
-    """The paths of an option that lists some in one line; BeyondError at relative ones, and blanks without quotes."""
+    """Return the paths of an option that lists some in one line.
+
+    BeyondError at relative ones, and blanks without quotes.
+    """
     words = [fill(word, tokens) for value in values for word in value.split(" ")]
     paths = tuple(expand(word) for word in words if word not in ("", "none"))
     if not all(path.is_absolute() for path in paths):
@@ -214,7 +220,7 @@ def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
 
 
 def host_tokens(*, name: str, hostname: str, port: int, user: str, alias: str | None) -> dict[str, str]:
-    """The tokens that mean the same in every version of OpenSSH; ``%C`` and ``%j`` do not."""
+    """Return the tokens that mean the same in every version of OpenSSH; ``%C`` and ``%j`` do not."""
     here = socket.gethostname()
     return {
         "d": account().pw_dir,
@@ -234,7 +240,7 @@ PROXY_TOKENS = frozenset("hnpr")  # Those that ProxyCommand and ProxyJump take
 
 
 def expand(path: str) -> Path:
-    """A path with ``~`` as ssh takes it: the home of the account, whatever $HOME says."""
+    """Return a path with ``~`` as ssh takes it: the home of the account, whatever $HOME says."""
     if path == "~" or path.startswith("~/"):
         return Path(account().pw_dir) / path[2:]
     try:

@@ -36,7 +36,7 @@ def negotiate(
     entries: KnownKeys,
     span: tuple[float, float],
 ) -> None:
-    """The handshake by the end of ``span``, the host's key judged; DroppedError: may be tried again; AccessError."""
+    """Do the handshake by the end of ``span`` and check the host's key; DroppedError may be tried again."""
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
     _choose_algorithms(transport, settings, target, entries.matching(name))
@@ -66,7 +66,7 @@ def negotiate(
 def _choose_algorithms(
     transport: SshSession, settings: HostSettings, target: Target, known: Sequence[KnownKey]
 ) -> None:
-    """Restricts paramiko to what the SSH configuration allows, the types of the host's known keys first."""
+    """Restrict paramiko to what the SSH configuration allows, the types of the host's known keys first."""
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
         here = tuple(getattr(options, sort))
@@ -109,7 +109,7 @@ def _why_no_session(
 def log_in(
     transport: SshSession, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
 ) -> None:
-    """Logs in with a key by the end of ``span``; AccessError, or BeyondError where only ssh can use a key."""
+    """Log in with a key by the end of ``span``; AccessError, or BeyondError where only ssh can use a key."""
     started, deadline = span
     try:
         transport.auth_timeout = remaining(deadline) + 1
@@ -128,7 +128,7 @@ def log_in(
 
 
 def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:
-    """Offers one key after another; what is left where none opened is what to say about it."""
+    """Offer one key after another; what is left where none opened is what to say about it."""
     offered: list[str] = []
     notes = list(identities.notes)
     methods: list[str] = []
@@ -174,7 +174,7 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
 
 
 def _methods(transport: paramiko.Transport, user: str) -> list[str]:
-    """The methods that the server takes, which it lists when asked for nothing (RFC 4252, section 5.2)."""
+    """Return the methods that the server takes, which it lists when asked for nothing (RFC 4252, section 5.2)."""
     if not transport.is_authenticated() and transport.is_active():
         try:
             transport.auth_none(user)
@@ -204,7 +204,10 @@ def establish(
     hop: bool,
     alone: bool,
 ) -> SshSession:
-    """A session that is logged in, tried again where dropped unseen; AccessError; BeyondError: only ssh can do it."""
+    """Return a session that is logged in, tried again where dropped unseen; AccessError.
+
+    BeyondError: only ssh can do it.
+    """
     target, started, deadline = settings.target(hop=hop), time.monotonic(), by.handshake
     attempt, dropped = 0, None
     while True:

@@ -66,25 +66,28 @@ _DETAIL: dict[access.Reason, str] = {
 def unreachable(
     target: Target, reason: access.Reason, detail: str = "", evidence: tuple[str, ...] = (), *, late: bool = False
 ) -> AccessError:
-    """No SSH session came about; ``late`` on this machine is tried again, unless the reason itself speaks of time."""
+    """Return no SSH session came about.
+
+    ``late`` on this machine is tried again, unless the reason itself speaks of time.
+    """
     facts = access.UnreachableFacts(**dict(target.facts), reason=reason, via=target.via, late=late)
     words = detail or _DETAIL[reason]
     return AccessError(access.SshUnreachable(detail=words, evidence=bounded(evidence), facts=facts))
 
 
 def timed_out(target: Target, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
-    """The failure where no answer to the TCP connection came."""
+    """Return the failure where no answer to the TCP connection came."""
     return unreachable(target, "timed-out", f"gave no answer to a TCP connection in {seconds:.0f} s", evidence)
 
 
 def silent(target: Target, seconds: float) -> AccessError:
-    """The failure where TCP connected and no SSH greeting came."""
+    """Return the failure where TCP connected and no SSH greeting came."""
     detail = f"took the TCP connection but sent no SSH greeting in {seconds:.0f} s: it hangs, or something else listens"
     return unreachable(target, "no-banner", detail)
 
 
 def dropped(target: Target, message: str) -> AccessError:
-    """Connected, and closed before the greeting, each time: why, sshd says only where it has too many (MaxStartups)."""
+    """Return the failure of connections closed before the greeting; sshd gives a reason only for MaxStartups."""
     why = "sshd's MaxStartups is reached, or it bars this machine" if says_dropped(message) else "without a word of why"
     detail = f"closed every connection before the SSH greeting{':' if says_dropped(message) else ','} {why}"
     message = re.sub(r"\s+", " ", message).strip()
@@ -92,17 +95,17 @@ def dropped(target: Target, message: str) -> AccessError:
 
 
 def is_dropped(error: AccessError) -> bool:
-    """Tells whether :func:`dropped` made it, so that it may be tried again."""
+    """Return whether :func:`dropped` made it, so that it may be tried again."""
     return isinstance(error.failure, access.SshUnreachable) and error.failure.facts.reason == "dropped"
 
 
 def says_dropped(message: str) -> bool:
-    """Tells whether sshd wrote this as it dropped a connection (sshd.c; the second since OpenSSH 9.8)."""
+    """Return whether sshd wrote this as it dropped a connection (sshd.c; the second since OpenSSH 9.8)."""
     return "MaxStartups" in message or "Not allowed at this time" in message
 
 
 def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
-    """The failure that an errno of connect(2) means."""
+    """Return the failure that an errno of connect(2) means."""
     reason = _ERRNO.get(error.errno or 0)
     if reason == "timed-out" or (reason is None and isinstance(error, TimeoutError)):
         return timed_out(target, seconds)
@@ -112,7 +115,7 @@ def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
 
 
 def not_forwarded(target: Target, reason: access.Reason, message: str) -> AccessError:
-    """The jump host could not connect to the host, or may not."""
+    """Return the jump host could not connect to the host, or may not."""
     detail = "" if reason in ("refused", "forwarding") else "could not be connected to from its jump host"
     if reason == "name-unresolved":
         detail = "has a name that does not resolve on its jump host"
@@ -120,17 +123,17 @@ def not_forwarded(target: Target, reason: access.Reason, message: str) -> Access
 
 
 def stalled(target: Target, stage: str, seconds: float) -> AccessError:
-    """The failure where an SSH server answered and what it began did not end in time."""
+    """Return the failure where an SSH server answered and what it began did not end in time."""
     return unreachable(target, "stalled", f"answered but did not finish {stage} in {seconds:.0f} s")
 
 
 def broken(target: Target, stage: str, why: str) -> AccessError:
-    """The failure where an SSH server answered and no session came about."""
+    """Return the failure where an SSH server answered and no session came about."""
     return unreachable(target, "handshake", f"answered but {stage} failed", (why,) if why else ())
 
 
 def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) -> AccessError:
-    """The failure where the server offers no algorithm of a sort, a list with commas, that is taken here."""
+    """Return the failure where the server offers no algorithm of a sort, a list with commas, that is taken here."""
     names = [name for name in theirs.split(",") if not name.startswith(_EXTENSIONS)]
     offer = ", ".join(names[:_MOST_NAMES])[:_OFFER]
     detail = f"answered but has no {sort} that is taken here: it offers only {offer}"
@@ -139,19 +142,19 @@ def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) 
 
 
 def reason_of(text: str) -> access.Reason | None:
-    """The reason that a message of ssh, sshd or a proxy command means; None for no known one."""
+    """Return the reason that a message of ssh, sshd or a proxy command means; None for no known one."""
     return next((reason for reason, words in _WORDS if re.search(words, text, re.IGNORECASE)), None)
 
 
 def bounded(lines: Iterable[str]) -> tuple[str, ...]:
-    """A server's words have no bound of their own."""
+    """Return a server's words have no bound of their own."""
     return tuple(line[-_LONGEST:] for line in lines)
 
 
 def host_key_unknown(
     target: Target, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
 ) -> AccessError:
-    """No file knows the host. ``line`` is the one to add, where the key itself was seen."""
+    """Return no file knows the host. ``line`` is the one to add, where the key itself was seen."""
     facts = access.UnknownKeyFacts(
         **dict(target.facts),
         key_type=key_type,
@@ -169,7 +172,7 @@ def host_key_unknown(
 def key_mismatch(
     target: Target, *, where: tuple[str, int], new: tuple[str, str], old: tuple[str, str] | None, revoked: bool
 ) -> AccessError:
-    """A file knows the host by another key, or revokes it: (file, line) and (type, fingerprint) pairs."""
+    """Return a file knows the host by another key, or revokes it: (file, line) and (type, fingerprint) pairs."""
     file, line = where
     facts = access.ChangedKeyFacts(
         **dict(target.facts),
@@ -215,7 +218,7 @@ class Login:
 
 
 def auth_failed(target: Target, login: Login) -> AccessError:
-    """The failure where none of the keys let the user in."""
+    """Return the failure where none of the keys let the user in."""
     same = {key: value for key, value in vars(login).items() if key in access.LoginFacts.model_fields}
     public = login.identity_file is None or Path(f"{login.identity_file}.pub").exists()
     counted = {"offered": len(login.offered), "hardware": login.beyond, "public": public}

@@ -53,7 +53,7 @@ class _Agent(AgentSSH):
 
 @contextmanager
 def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
-    """The keys for a host in ssh's order (sshconnect2.c, pubkey_prepare), while the agent's connection lives.
+    """Yield the keys for a host in ssh's order (sshconnect2.c, pubkey_prepare), while the agent's connection lives.
 
     First the agent's that a file stands for, then the agent's others, then the files. A key that the hosts file names
     goes before them all: an agent full of other keys must not use up the server's patience.
@@ -89,7 +89,7 @@ class Agents:
         self._silent: dict[str, float | None] = {}
 
     def require(self, way: Iterable[HostSettings]) -> None:
-        """Refuses a login, a host and its jump hosts, that would wait for a silent agent: ControllerError."""
+        """Refuse a login, a host and its jump hosts, that would wait for a silent agent: ControllerError."""
         for settings in way:
             path = _agent_path(settings)
             if path is None or "controlpath" in settings.beyond:
@@ -110,7 +110,7 @@ class Agents:
 
 
 def _silent_for(path: str) -> float | None:
-    """The seconds that an agent let us wait in vain; None where it answers, or there is none."""
+    """Return the seconds that an agent let us wait in vain; None where it answers, or there is none."""
     bound = min(_LONGEST_S, AGENT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     end = time.monotonic() + bound
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -191,7 +191,7 @@ class Identities:
             self._named.append(held)
 
     def _allowed(self, identity: Identity) -> bool:
-        """PubkeyAcceptedAlgorithms and RequiredRSASize let the key be offered."""
+        """Return PubkeyAcceptedAlgorithms and RequiredRSASize let the key be offered."""
         kind = identity.key.get_name()
         accepted = self._settings.algorithms.get("pubkeys")
         names = {kind, "rsa-sha2-256", "rsa-sha2-512"} if kind == "ssh-rsa" else {kind}
@@ -210,7 +210,7 @@ def _read(path: Path) -> str:
 
 
 def _public_blob(path: Path) -> bytes:
-    """The public key of a file, of .pub beside it, or in it (authfile.c, sshkey_load_public); empty for none."""
+    """Return the public key of a file, of .pub beside it, or in it (authfile.c, sshkey_load_public); empty for none."""
     return _public_key(path, _read(path), _read(Path(f"{path}.pub")))
 
 
@@ -234,7 +234,7 @@ def _public_key(path: Path, *texts: str) -> bytes:
 
 
 def _exposed(path: Path) -> bool:
-    """True where ssh passes a private key over since others may read it (sshkey_perm_ok, authfile.c)."""
+    """Return whether ssh passes a private key over since others may read it (sshkey_perm_ok, authfile.c)."""
     try:
         status = path.stat()
     except OSError:  # is told when it is read
@@ -243,7 +243,7 @@ def _exposed(path: Path) -> bool:
 
 
 def _load(path: Path) -> paramiko.PKey | str | None:
-    """The key of a file; None where it needs a passphrase; else what is wrong with it."""
+    """Return the key of a file; None where it needs a passphrase; else what is wrong with it."""
     try:
         return _private_key(path, path.read_bytes())
     except OSError as error:
@@ -252,7 +252,7 @@ def _load(path: Path) -> paramiko.PKey | str | None:
 
 @lru_cache(64)
 def _private_key(path: Path, _content: bytes) -> paramiko.PKey | str | None:
-    """The same of a file with this content."""
+    """Return the same of a file with this content."""
     try:
         return paramiko.PKey.from_path(path)
     except (TypeError, paramiko.PasswordRequiredException):  # cryptography's word for "needs a password"
@@ -269,7 +269,7 @@ class OutOfTime(NamedTuple):
 
 
 def out_of_time(keys: Iterable[Path], now: datetime | None = None) -> OutOfTime:
-    """The keys' certificates (FILE-cert.pub, as ssh-keygen -s writes them) that are not valid now."""
+    """Return the keys' certificates (FILE-cert.pub, as ssh-keygen -s writes them) that are not valid now."""
     moment = (now or datetime.now(timezone.utc)).timestamp()
     expired: list[str] = []
     early: list[str] = []

@@ -55,18 +55,21 @@ class KnownKeys:
                     self._places[word].append(place)
 
     def matching(self, name: str) -> tuple[KnownKey, ...]:
-        """The entries that speak of ``name``."""
+        """Return the entries that speak of ``name``."""
         by_pattern = [place for place in self._patterns if _matches(self._entries[place].patterns, name)]
         return tuple(self._entries[place] for place in sorted((*self._places.get(name, ()), *by_pattern)))
 
     def has_authority(self, name: str) -> bool:
-        """A CA vouches for hosts of this name: whether for this one, only the ssh program can tell."""
+        """Return a CA vouches for hosts of this name: whether for this one, only the ssh program can tell."""
         names = (name, _portless(name))
         return any(entry.marker == "@cert-authority" for each in names if each for entry in self.matching(each))
 
 
 def read(paths: Iterable[Path]) -> KnownKeys:
-    """The entries of all files that can be read, in order; lines that make no sense are left out, as OpenSSH does."""
+    """Return the entries of all files that can be read, in order.
+
+    Lines that make no sense are left out, as OpenSSH does.
+    """
     entries: list[KnownKey] = []
     for path in paths:
         try:
@@ -78,7 +81,7 @@ def read(paths: Iterable[Path]) -> KnownKeys:
 
 
 def parse(path: Path, text: str) -> Iterator[KnownKey]:
-    """The entries of one file."""
+    """Yield the entries of one file."""
     for number, line in enumerate(text.split("\n"), start=1):
         fields = line.split()
         marker: Marker = ""
@@ -95,14 +98,14 @@ def parse(path: Path, text: str) -> Iterator[KnownKey]:
 
 
 def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
-    """The name under which a host stands in the files; an alias (HostKeyAlias) stands without port."""
+    """Return the name under which a host stands in the files; an alias (HostKeyAlias) stands without port."""
     if alias:
         return alias.lower()
     return hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}"
 
 
 def match_key(entries: KnownKeys, name: str, key: bytes) -> KeyMatch:
-    """Judges whether ``key`` is that of ``name`` (:func:`entry_name`); without its port a name only ever confirms."""
+    """Judge whether ``key`` is that of ``name`` (:func:`entry_name`); without its port a name only ever confirms."""
     there = entries.matching(name)
     for entry in there:
         if entry.marker == "@revoked" and entry.key == key:
@@ -124,18 +127,18 @@ def _portless(name: str) -> str | None:
 
 
 def fingerprint(key: bytes) -> str:
-    """As ssh-keygen -l prints it: "SHA256:" and base64 without padding."""
+    """Return as ssh-keygen -l prints it: "SHA256:" and base64 without padding."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
 def key_type(key: bytes) -> str:
-    """The type that a key says of itself, e.g. "ssh-ed25519" (RFC 4253, section 6.6); "" where it is no key."""
+    """Return the type that a key says of itself, e.g. "ssh-ed25519" (RFC 4253, section 6.6); "" where it is no key."""
     length = int.from_bytes(key[:4], "big")
     return key[4 : 4 + length].decode("ascii", errors="replace") if len(key) >= 4 + length else ""
 
 
 def line_for(name: str, key: bytes) -> str:
-    """The line that makes ``key`` known."""
+    """Return the line that makes ``key`` known."""
     return f"{name} {key_type(key)} {base64.b64encode(key).decode()}"
 
 
@@ -153,7 +156,7 @@ def _matches(patterns: str, name: str) -> bool:
 
 
 def _glob(pattern: str, name: str) -> bool:
-    """Only * and ? are special; brackets enclose a host with a port."""
+    """Return only * and ? are special; brackets enclose a host with a port."""
     if "*" not in pattern and "?" not in pattern:
         return pattern == name
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))

@@ -63,7 +63,7 @@ class Attempt:
 
 
 def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
-    """The failure that the attempt shows; that of ``jump``, the last jump host, where the way ended there."""
+    """Return the failure that the attempt shows; that of ``jump``, the last jump host, where the way ended there."""
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
         # each jump host that is itself behind one tells of its proxy command
@@ -80,7 +80,7 @@ def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
 
 
 def logs_in(log: str) -> bool:
-    """Tells whether the handshake is over; an open ControlMaster has had its own."""
+    """Return whether the handshake is over; an open ControlMaster has had its own."""
     return _HANDSHAKEN.search(log) is not None
 
 
@@ -167,7 +167,7 @@ def _connection(attempt: Attempt, target: Target, log: str) -> AccessError:
 
 
 def _greeting(attempt: Attempt, target: Target, log: str, words: str) -> AccessError:
-    """The connection stood, and no SSH greeting came."""
+    """Return the connection stood, and no SSH greeting came."""
     if attempt.late or "timed out during banner exchange" in log:
         return failures.silent(target, attempt.seconds)
     if not _HUNG_UP.search(log):  # ssh itself gave up, as for a variable in the configuration that is not set
@@ -208,7 +208,7 @@ class OpensshTransport:
     def open(
         self, settings: HostSettings, options: SshOptions, command: str, deadline: float, latest: float = math.inf
     ) -> ProcessChannel:
-        """Starts ``command`` on the host that ``settings`` describe; raises AccessError: the host was not reached."""
+        """Start ``command`` on the host that ``settings`` describe; raise AccessError: the host was not reached."""
         started, target = time.monotonic(), settings.target()
         bound = deadline - started
         with self._places(settings.proxy_jump).place(target, QUEUE * bound):
@@ -225,7 +225,7 @@ class OpensshTransport:
                         raise
 
     def close(self) -> None:
-        """Ends the logins of whoever was interrupted."""
+        """End the logins of whoever was interrupted."""
         with self._lock:
             entering, self._entering = [*self._entering], set()
         for channel in entering:
@@ -233,7 +233,7 @@ class OpensshTransport:
         close_all(entering)
 
     def _places(self, jump: str | None) -> Places:
-        """Handshakes through one jump host share its places; a host reached directly has its own."""
+        """Return handshakes through one jump host share its places; a host reached directly has its own."""
         if jump is None:
             return Places()
         with self._lock:
@@ -304,7 +304,7 @@ class OpensshTransport:
         return argv + arguments(options)
 
     def _through(self, jumps: str, seconds: int) -> str:
-        """The proxy command that ssh itself makes of ProxyJump, but strict about the jump host's key."""
+        """Return the proxy command that ssh itself makes of ProxyJump, but strict about the jump host's key."""
         before, name, options = split_jump(jumps)
         argv = ["ssh", "-v", *(["-F", str(self._config)] if self._config else [])]
         for option in (*_STRICT, "CheckHostIP=no", f"ConnectTimeout={seconds}"):
@@ -323,7 +323,7 @@ class _Log:
     path: str
 
     def text(self) -> str:
-        """All of it so far; without its middle where a host has it grow without end."""
+        """Return all of it so far; without its middle where a host has it grow without end."""
         size = self.file.seek(0, os.SEEK_END)
         self.file.seek(0)
         head = self.file.read(_LOG)
@@ -333,7 +333,10 @@ class _Log:
 
 @contextmanager
 def _log() -> Iterator[_Log]:
-    """A file without a name, which nothing that ends us leaves behind; a named one where there is no /proc (macOS)."""
+    """Yield a file without a name, which nothing that ends us leaves behind.
+
+    A named one where there is no /proc (macOS).
+    """
     with tempfile.TemporaryFile() as file:
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         if Path(path).exists():

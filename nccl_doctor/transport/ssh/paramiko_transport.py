@@ -71,7 +71,7 @@ _MOST = 64 * 1024
 
 
 def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
-    """Tells whether only the large vanish: ``speak`` needs no answer, ``again`` makes a session of small packets."""
+    """Return whether only the large vanish: ``speak`` needs no answer, ``again`` makes a session of small packets."""
     held = session.connection()
     if held is None or not hasattr(socket, "TCP_INFO"):
         return False
@@ -96,7 +96,7 @@ def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callabl
 
 
 def is_resent(row: str, address: str, port: int) -> bool:
-    """Tells whether a row of the host's (little-endian) /proc/net/tcp or tcp6 is of something sent again and again."""
+    """Return whether a row of the host's (little-endian) /proc/net/tcp or tcp6 is of something sent again and again."""
     found = _ROW.match(row)
     if found is None:
         return False
@@ -107,7 +107,7 @@ def is_resent(row: str, address: str, port: int) -> bool:
 
 
 def _acknowledged(connection: socket.socket) -> int:
-    """The bytes of ours that the host's kernel has acknowledged."""
+    """Return the bytes of ours that the host's kernel has acknowledged."""
     return int.from_bytes(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.stop)[_ACKED], "little")
 
 
@@ -143,7 +143,7 @@ class ParamikoChannel:
         self._closing, self._sending = threading.Event(), threading.Lock()
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Writes all of ``data``, reading meanwhile what the command prints."""
+        """Write all of ``data``, reading meanwhile what the command prints."""
         view = memoryview(data)
         with self._sending, ends_at(deadline, self._session):  # a full TCP buffer blocks paramiko without end
             while view:
@@ -162,18 +162,18 @@ class ParamikoChannel:
                     self._drain()
 
     def pulse(self) -> None:
-        """Sends an empty line, where neither the host's window nor a TCP buffer on the way is full."""
+        """Send an empty line, where neither the host's window nor a TCP buffer on the way is full."""
         gone = OSError, EOFError, paramiko.SSHException  # who waits for an answer sees the end
         with if_free(self._sending) as free, contextlib.suppress(*gone):
             if free and self._channel.send_ready() and self._session.takes_more():
                 self._channel.send(b"\n")
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Finds out before ``by`` whether answers are missing because their packets are large."""
+        """Find out before ``by`` whether answers are missing because their packets are large."""
         return mtu_blackhole(self._session, self.pulse, lambda: self._small(by), by)
 
     def read_line(self, deadline: float) -> bytes | None:
-        """The next line of stdout; None at its end."""
+        """Return the next line of stdout; None at its end."""
         while True:
             if self._ended:
                 return self._lines.flush()
@@ -195,12 +195,15 @@ class ParamikoChannel:
                 self._arrival.wait(left)
 
     def stderr_tail(self) -> str:
-        """The last 8 KiB of stderr, with what has come since the last read."""
+        """Return the last 8 KiB of stderr, with what has come since the last read."""
         self._drain_stderr()
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
-        """The exit status; None where the connection broke, a signal ended the command, or the deadline came first."""
+        """Return the exit status.
+
+        None where the connection broke, a signal ended the command, or the deadline came first.
+        """
         while not self._channel.status_event.wait(_SLICE_S):
             if time.monotonic() >= deadline:
                 return None
@@ -208,7 +211,7 @@ class ParamikoChannel:
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def close(self) -> None:
-        """Hangs up on the command as a terminal does, closes the channel and then the connection."""
+        """Hang up on the command as a terminal does, closes the channel and then the connection."""
         # sshd itself merely closes the command's stdin: a shell that waits for something else would stay for ever
         if self._closing.is_set():
             return
@@ -235,7 +238,7 @@ class ParamikoChannel:
             return
 
     def _drain(self) -> None:
-        """Takes what is there from both streams, and does not wait; a host may say more as fast as it is read."""
+        """Take what is there from both streams, and do not wait; a host may say more as fast as it is read."""
         for _ in range(_CHUNKS):
             if not self._channel.recv_ready():
                 break
@@ -274,7 +277,7 @@ class ParamikoTransport:
         self._known: dict[tuple[Path, ...], known_hosts.KnownKeys] = {}
 
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
-        """Starts ``command`` on the host; AccessError, or BeyondError where only the ssh program can use the keys."""
+        """Start ``command`` on the host; AccessError, or BeyondError where only the ssh program can use the keys."""
         target, began = settings.target(), time.monotonic()
         with self._lock:
             self._tries[target] += 1
@@ -300,7 +303,7 @@ class ParamikoTransport:
         return opened
 
     def close(self) -> None:
-        """Closes the sessions with jump hosts, and before them the channels of whoever was interrupted."""
+        """Close the sessions with jump hosts, and before them the channels of whoever was interrupted."""
         with self._lock:
             jumps, self._jumps = list(self._jumps.values()), {}
             channels = list(self._channels)
@@ -319,7 +322,10 @@ class ParamikoTransport:
         hop: bool = False,
         mss: int | None = None,
     ) -> tuple[SshSession, float]:
-        """The session of the ``turn``-th try, and its end; a host's time begins with its turn at the jump host."""
+        """Return the session of the ``turn``-th try, and its end.
+
+        A host's time begins with its turn at the jump host.
+        """
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)
         jump = self._jump(settings.proxy_jump, bound, latest, turn) if settings.proxy_jump else None
@@ -338,14 +344,17 @@ class ParamikoTransport:
             return session, by.login
 
     def known_keys(self, settings: HostSettings) -> known_hosts.KnownKeys:
-        """The entries of every file that may know the host, read once."""
+        """Return the entries of every file that may know the host, read once."""
         paths = settings.known_hosts
         if paths not in self._known:
             self._known[paths] = known_hosts.read(paths)
         return self._known[paths]
 
     def _jump(self, jumps: str, bound: float, latest: float, turn: int) -> _Jump:
-        """The session with the last of ``jumps``; the first thread that asks makes it, the others wait for it."""
+        """Return the session with the last of ``jumps``.
+
+        The first thread that asks makes it, the others wait for it.
+        """
         deadline = min(latest, time.monotonic() + LOGIN_TIMES * bound)
         jump = self._resolve_jump(jumps, deadline)
         target = jump.target(hop=True)
@@ -368,7 +377,7 @@ class ParamikoTransport:
 
 
 def _forward(session: SshSession, settings: HostSettings, deadline: float, bound: float) -> Stream:
-    """A TCP connection that the jump host makes for us (RFC 4254, section 7.2)."""
+    """Return a TCP connection that the jump host makes for us (RFC 4254, section 7.2)."""
     target = settings.target()
     try:
         return session.open_channel(

@@ -42,7 +42,7 @@ class Stream(Protocol):
     """A socket as paramiko wants it."""
 
     def send(self, data: bytes, /) -> int:
-        """How many of the bytes were taken."""
+        """Return how many of the bytes were taken."""
 
     def recv(self, size: int, /) -> bytes:
         """Up to so many bytes; b"" at the end."""
@@ -51,10 +51,10 @@ class Stream(Protocol):
         """Seconds that recv and send may wait."""
 
     def fileno(self) -> int:
-        """For poll(2)."""
+        """Return for poll(2)."""
 
     def close(self) -> None:
-        """Ends it."""
+        """End it."""
 
 
 class GreetedStream:
@@ -70,7 +70,7 @@ class GreetedStream:
         return self.head.startswith(b"SSH-") or b"\nSSH-" in self.head
 
     def send(self, data: bytes) -> int:
-        """Sends what the stream takes at once."""
+        """Send what the stream takes at once."""
         try:
             return self.inner.send(data)
         except OSError as error:  # of a channel through a jump host no ConnectionError, where it was closed
@@ -79,7 +79,7 @@ class GreetedStream:
             raise
 
     def recv(self, size: int) -> bytes:
-        """Receives, and notes the greeting."""
+        """Receive, and notes the greeting."""
         try:
             data = self.inner.recv(size)
         except ConnectionError:
@@ -92,7 +92,7 @@ class GreetedStream:
         return data
 
     def peer(self) -> str:
-        """The address that the connection is with; empty where it is no TCP connection of our own."""
+        """Return the address that the connection is with; empty where it is no TCP connection of our own."""
         return str(self.inner.getpeername()[0]) if isinstance(self.inner, socket.socket) else ""
 
     def settimeout(self, seconds: float | None) -> None:
@@ -100,7 +100,7 @@ class GreetedStream:
         self.inner.settimeout(None if seconds is None else max(seconds, _POLL_S))
 
     def close(self) -> None:
-        """Closes the stream beneath, and wakes whoever waits for it."""
+        """Close the stream beneath, and wake whoever waits for it."""
         self._closed = True
         if isinstance(self.inner, socket.socket):
             _wake(self.inner)
@@ -134,7 +134,10 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
 
 
 def dial(target: Target, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
-    """A connection to the first of the target's addresses that answers, or AccessError; ``mss`` bounds both ends."""
+    """Return a connection to the first of the target's addresses that answers, or AccessError.
+
+    ``mss`` bounds both ends.
+    """
     addresses = look_up(target, deadline)
     last: OSError = TimeoutError()
     for place, (family, kind, protocol, _, address) in enumerate(addresses):
@@ -163,7 +166,7 @@ def dial(target: Target, deadline: float, bound: float, mss: int | None = None) 
 
 
 def _wake(connection: socket.socket) -> None:
-    """Ends what other threads wait for on it, which close(2) alone does not."""
+    """End what other threads wait for on it, which close(2) alone does not."""
     with contextlib.suppress(OSError):  # it was never connected, or is closed
         connection.shutdown(socket.SHUT_RDWR)
 
@@ -190,7 +193,7 @@ class ProxyCommandStream:
         self.fileno = self._ours.fileno
 
     def failed(self) -> str | None:
-        """Hangs up, and tells what the command wrote to stderr, or its status; None where it ended well and silent."""
+        """Hang up, and tells what the command wrote to stderr, or its status; None where it ended well and silent."""
         try:
             status = self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -199,7 +202,7 @@ class ProxyCommandStream:
         return self._last_words or (f"it ended with status {status}" if status else None)
 
     def close(self) -> None:
-        """Hangs up; a command that does not go by itself is ended. Any thread may do it."""
+        """Hang up; a command that does not go by itself is ended. Any thread may do it."""
         with self._closing:
             if self._stderr.closed:
                 return
@@ -246,7 +249,7 @@ Feed = Callable[[paramiko.Channel, paramiko.Message], None]
 
 
 def _within_window(feed: Feed) -> Feed:
-    """Bounds what a channel holds: paramiko counts its window (RFC 4254, section 5.2) and keeps whatever comes."""
+    """Bound what a channel holds: paramiko counts its window (RFC 4254, section 5.2) and keep whatever comes."""
 
     def take(channel: paramiko.Channel, message: paramiko.Message) -> None:
         feed(channel, message)
@@ -288,7 +291,7 @@ class SshSession(paramiko.Transport):
         return number
 
     def _send_user_message(self, data: paramiko.Message) -> None:
-        """Sends nothing behind a channel's end: OpenSSH would end the whole session."""
+        """Send nothing behind a channel's end: OpenSSH would end the whole session."""
         # paramiko looks and sends later, without a lock (Channel.send; sshd's channels.c, channel_from_packet_id)
         text = data.asbytes()
         number = int.from_bytes(text[1:5], "big") if text[0] in _OF_A_CHANNEL else -1
@@ -326,21 +329,21 @@ class SshSession(paramiko.Transport):
         super()._parse_disconnect(message)  # type: ignore[misc]  # not in the stubs
 
     def banner(self) -> str:
-        """The last banner that the server sent during the login: PAM's words where PAM had any (RFC 4252, 5.4)."""
+        """Return the last banner that the server sent during the login: PAM's words, if any (RFC 4252, 5.4)."""
         handler = self.auth_handler  # get_banner() forgets it when the server hangs up
         banner = handler.banner if handler is not None else None
         return banner.decode(errors="replace") if isinstance(banner, bytes) else str(banner or "")
 
     def connection(self) -> socket.socket | None:
-        """The TCP connection beneath; None where it is not our own."""
+        """Return the TCP connection beneath; None where it is not our own."""
         return self._stream.inner if isinstance(self._stream.inner, socket.socket) else None
 
     def takes_more(self) -> bool:
-        """Tells whether a short message goes out without a wait: of many to write to, one may be dead."""
+        """Return whether a short message goes out without a wait: of many to write to, one may be dead."""
         return self.clear_to_send.is_set() and _takes_more(self._stream.inner)
 
     def get_exception(self) -> Exception | None:
-        """The end of this thread's wish for a channel, else that of the session."""
+        """Return the end of this thread's wish for a channel, else that of the session."""
         refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
         error = super().get_exception()
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)
@@ -368,7 +371,7 @@ class _Watch:
         self._runs = False
 
     def begin(self, deadline: float, session: paramiko.Transport) -> int:
-        """Closes the session at the deadline; the number to call that off by."""
+        """Close the session at the deadline; the number to call that off by."""
         with self._changed:
             number = next(self._numbers)
             self._watched[number] = session
@@ -381,7 +384,7 @@ class _Watch:
         return number
 
     def call_off(self, number: int) -> None:
-        """Leaves the session open."""
+        """Leave the session open."""
         with self._changed:
             self._watched.pop(number, None)
 
@@ -397,7 +400,7 @@ class _Watch:
 
 
 def _close(session: paramiko.Transport) -> None:
-    """Closes a session without a wait for its own thread, while the others' deadlines run."""
+    """Close a session without a wait for its own thread, while the others' deadlines run."""
     try:
         threading.Thread(target=session.close, daemon=True).start()
     except RuntimeError:  # this machine starts no further thread; then the others wait
@@ -409,7 +412,7 @@ _WATCH = _Watch()
 
 @contextmanager
 def ends_at(deadline: float, session: paramiko.Transport) -> Iterator[None]:
-    """Closes the session at the deadline, which ends whatever paramiko waits for without one."""
+    """Close the session at the deadline, which ends whatever paramiko waits for without one."""
     number = _WATCH.begin(deadline, session)
     try:
         yield

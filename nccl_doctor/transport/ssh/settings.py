@@ -96,12 +96,12 @@ class HostSettings:
         return next(iter((*usable, *self.global_known_hosts)), expand("~/.ssh/known_hosts"))
 
     def target(self, *, hop: bool = False) -> Target:
-        """The host as failures name it."""
+        """Return the host as failures name it."""
         return Target(self.name, self.hostname, self.port, self.user, hop=hop, via=self.via)
 
 
 def check_name(name: str, options: SshOptions) -> None:
-    """Turns away names that ssh or a shell would take for something else: AccessError."""
+    """Turn away names that ssh or a shell would take for something else: AccessError."""
     target = asked(name, options)
     if not _HOST.fullmatch(name):
         raise failures.unreachable(target, "invalid-name", f"has an address that is none: {name!r}")
@@ -110,7 +110,7 @@ def check_name(name: str, options: SshOptions) -> None:
 
 
 def arguments(options: SshOptions) -> list[str]:
-    """Options of the hosts file as the ssh program takes them."""
+    """Return options of the hosts file as the ssh program takes them."""
     argv = []
     if options.port is not None:
         argv += ["-p", str(options.port)]
@@ -123,7 +123,7 @@ def arguments(options: SshOptions) -> list[str]:
 
 
 def asked(name: str, options: SshOptions) -> Target:
-    """The host as it was asked for, before anything is known of it."""
+    """Return the host as it was asked for, before anything is known of it."""
     return Target(name, name, options.port or 22, options.user or "")
 
 
@@ -147,7 +147,9 @@ def resolve(
     config: Path | None = None,
     answers: ssh_config.Answers | None = None,
 ) -> HostSettings:
-    """The settings for ``name``; what ``options`` say wins. AccessError: the name is none, or ssh takes it for none.
+    """Return the settings for ``name``.
+
+    What ``options`` say wins. AccessError: the name is none, or ssh takes it for none.
 
     ``ssh -G`` is asked wherever OpenSSH's client and any configuration are there. Without the client no configuration
     is read: OpenSSH's defaults and the hosts file hold.
@@ -173,7 +175,7 @@ def resolve(
 
 
 def ssh_alias(name: str) -> str | None:
-    """The HostName that ~/.ssh/config gives a name; None where it says nothing, or can't be asked."""
+    """Return the HostName that ~/.ssh/config gives a name; None where it says nothing, or can't be asked."""
     try:
         hostname = resolve(name, SshOptions(), time.monotonic() + _ALIAS_S).hostname
     except (AccessError, ControllerError):
@@ -187,7 +189,7 @@ def unread_configuration(config: Path | None = None) -> bool:
 
 
 def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
-    """The settings in an answer of ``ssh -G``, without one the defaults; what only ssh can read is beyond us."""
+    """Return the settings in an answer of ``ssh -G``, without one the defaults; what only ssh can read is beyond us."""
     beyond = list(ssh_config.beyond(values))
 
     def first(key: str) -> str | None:
@@ -280,7 +282,7 @@ class Places:
 
     @contextmanager
     def place(self, target: Target, seconds: float) -> Iterator[None]:
-        """Holds a place, for :data:`PLACE_S` at most; AccessError where none was free for so many seconds."""
+        """Hold a place, for :data:`PLACE_S` at most; AccessError where none was free for so many seconds."""
         if not self._free.acquire(timeout=max(0.0, seconds)):
             raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
         once = threading.Lock()
@@ -300,7 +302,10 @@ class Places:
 
 
 def split_jump(jumps: str) -> tuple[str, str, SshOptions]:
-    """Parts of jump hosts: ``"a,ops@b:2222"`` gives ``("a", "b", user ops, port 2222)``; IPv6 stands in brackets."""
+    """Return parts of jump hosts: ``"a,ops@b:2222"`` gives ``("a", "b", user ops, port 2222)``.
+
+    IPv6 stands in brackets.
+    """
     before, _, last = jumps.rpartition(",")
     user, _, place = last.strip().removeprefix("ssh://").rpartition("@")
     name, separator, port = place.rpartition(":")

@@ -69,7 +69,7 @@ def test_without_stacks_and_recorder_less_is_said(training: Training) -> None:
 def test_as_another_user_nothing_is_said_of_the_job(training: Training) -> None:
     code, told = hang(training.lab, "--user", "alice")
     assert (code, told["verdict"], told["ranks"]) == (3, "unknown", [])
-    hidden = "Python processes on node[1-3] are hidden: they belong to other users, or ptrace is restricted there"
+    hidden = "Python processes on node[1-3] are hidden: they belong to other users, or ptrace is restricted"
     assert told["not_seen"] == [hidden]
 
 

@@ -58,7 +58,7 @@ def test_spawned_ranks_are_found_by_the_store_that_they_share(lab: Lab) -> None:
     (late,) = [one for one in told["ranks"] if one["behind"]]
     assert (late["rank"], late["frame"]) == (3, f"spawn.py:{SLEEPS} in run")
     assert "Rank 3 (node2, " in told["diagnoses"][0]["message"]
-    assert "counted here" in told["not_seen"][0]
+    assert "numbered here" in told["not_seen"][0]
     spawner = next(pid for pid, line in lab.hosts[1].processes() if "spawn.py 1 2" in line)
     assert hang(lab, "--pid", str(spawner))[1]["job"] == told["job"]
 

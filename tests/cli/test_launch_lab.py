@@ -114,7 +114,7 @@ def test_a_line_of_a_guide_is_judged_on_the_hosts_and_written_as_it_must_be(lab:
     code, said = judged(f"torchrun --nproc_per_node=2 --master_port=29502 --master_addr={first} train.py")
     assert (code, said["diagnoses"][0]["message"]) == (
         1,
-        f"Without --nnodes each of the {count} hosts starts a job of its own.",
+        f"Without --nnodes each of the {count} hosts starts a separate job.",
     )
     lines = [one["command"] for one in said["diagnoses"][0]["fix"]["commands"]]
     assert [f"--node_rank={rank} " in line for rank, line in enumerate(lines)] == [True] * count
@@ -141,7 +141,7 @@ def test_an_option_that_one_hosts_launcher_has_not_is_named_and_nothing_is_run(l
     line = f"torchrun --numa_binding=node --nnodes={count} --node_rank=0 --master_addr={first} --master_port=29500 t.py"
     words = ("check", "hosts.yaml", "-q", "--no-smoke", "-o", "json", "--", *shlex.split(line))
     [found] = json.loads(run_in(lab.controller, *words).stdout)["diagnoses"]
-    said = f"Torchrun on {last.name} has no option --numa_binding, which it has on others"
+    said = f"torchrun on {last.name} has no option --numa_binding, unlike on other hosts"
     assert (found["name"], found["message"].partition(":")[0]) == ("launch-line-wrong", said)
     assert "numa" not in " ".join(one["command"] for one in found["fix"]["commands"])
     for host in lab.hosts:

@@ -132,7 +132,7 @@ def test_a_rule_for_a_port_that_is_held_is_told_beside_its_holder(two: Lab) -> N
         assert sorted(run.names) == ["firewall-blocks-port", "port-in-use"]
         assert run.report["mesh"]["failed"] == []
         rule = next(found for found in run.report["diagnoses"] if found["name"] == "firewall-blocks-port")
-        assert any("not dialled, for the port is held" in line for line in rule["evidence"])
+        assert any("not tested because the port is busy" in line for line in rule["evidence"])
         screen = run_in(two.controller, "check", "hosts.yaml", "--no-smoke", "--color", "never").stdout
         assert "master port 29500 was not tested" in " ".join(screen.split())
         master.run(["kill", str(pid)])

@@ -76,7 +76,7 @@ def test_a_rank_that_hangs_after_the_start_is_shown_with_its_stack(lab: Lab) -> 
     env = inject(lab.host("node2"), "hang", "group")
     run = smoke(lab, *soon(), hosts=pair(env))
     assert (run.names, run.first["hosts"], run.first["facts"]["ranks"]) == (["allreduce-timeout"], ["node2"], [1])
-    assert "stood in act (sitecustomize.py" in run.first["message"]
+    assert "was in act (sitecustomize.py" in run.first["message"]
 
 
 def test_a_rank_that_is_suspended(lab: Lab) -> None:
@@ -98,7 +98,7 @@ def test_an_import_of_torch_that_hangs_is_shown_with_its_stack(lab: Lab) -> None
     run = smoke(lab, *soon(), hosts=pair(env))
     assert (run.names, run.first["hosts"]) == (["allreduce-timeout"], ["node2"])
     assert "did not finish importing torch" in run.first["message"]
-    assert "stood in act (sitecustomize.py" in "\n".join(run.first["evidence"])
+    assert "was in act (sitecustomize.py" in "\n".join(run.first["evidence"])
 
 
 def test_what_keeps_torchrun_from_starting_is_found_though_it_does_not_start_the_ranks(lab: Lab) -> None:

@@ -50,7 +50,7 @@ def test_a_policy_route_into_a_vpn(two_nets: Lab, tunnel: str, own: str, table: 
     node.run(f"ip rule add to {two_nets.controller.address} lookup main priority 40")  # SSH works
     try:
         message = ends_with_what_is_printed(two_nets, "route-diverted", "node3")
-        assert f"node3 sends packets for node[1-2] by {tunnel} (table {table})" in message
+        assert f"node3 sends packets for node[1-2] through {tunnel} (table {table})" in message
     finally:
         node.run(
             f"ip rule del priority 50; ip rule del priority 40; ip rule del priority 1; ip link del {tunnel}; true"
@@ -64,7 +64,7 @@ def test_a_strict_filter_and_a_route_by_the_other_network(two_nets: Lab) -> None
     master.run("sysctl -w net.ipv4.conf.all.rp_filter=1")
     try:
         message = ends_with_what_is_printed(two_nets, "reverse-path-filtered", "node1")
-        assert "node1 drops what node2 sends: it comes in by eth1" in message
+        assert "node1 drops packets from node2: they arrive on eth1" in message
     finally:
         node.run(f"ip route del {master.address}/32; true")
         master.run("sysctl -w net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth1.rp_filter=0")
@@ -81,7 +81,7 @@ def test_a_second_rail_that_is_dead(two_nets: Lab) -> None:
         assert gloo_job.works(two_nets)
         for env, user in ((gloo, "gloo"), (nccl, "NCCL")):
             found = only(check(two_nets, everywhere(**env), by_address=True), "port-unreachable", ["node3"])
-            assert f"by eth1, over which {user} will move data, too" in found["message"]
+            assert f"over eth1, which {user} will use for data, too" in found["message"]
             mended = printed(found, everywhere(**env))
             is_healthy(check(two_nets, mended, by_address=True))
         assert gloo_job.fails(two_nets, env=gloo)
@@ -134,7 +134,7 @@ def test_the_way_to_oneself(two_nets: Lab) -> None:
     master.run(["nft", "-f", "-"], input=f"{text}\n")
     try:
         message = ends_with_what_is_printed(two_nets, "firewall-blocks-port", "node1")
-        assert "drops its own connections to port 29500" in message
+        assert "drops its own outgoing connections to port 29500" in message
     finally:
         master.run("nft flush ruleset")
 
@@ -161,7 +161,7 @@ def test_a_hosts_own_redirect_to_its_proxy(two_nets: Lab) -> None:
         node.wait_until(lambda: any(port == 15001 for _, port in node.listeners()), "the proxy")
         node.run(["nft", "-f", "-"], input=text)
         message = ends_with_what_is_printed(two_nets, "firewall-blocks-port", "node3")
-        assert "nftables on node3 redirects its own connections to port 29500 of the master" in message
+        assert "nftables on node3 redirects its own outgoing connections to port 29500 of the master" in message
     finally:
         node.run(f"nft flush ruleset; kill {pid}")
 

@@ -98,7 +98,7 @@ def test_rays_head_is_told_to_use_the_clusters_net_and_a_node_that_runs_is_belie
 def test_one_address_for_all_is_named_on_the_hosts_it_is_wrong_for(two_nets: Lab) -> None:
     shared = everywhere(VLLM_HOST_IP=two_nets.hosts[0].address)
     found = only(check(two_nets, shared, engine="vllm"), "advertised-address-wrong", ["node2", "node3"])
-    assert "not its own" in found["message"]
+    assert "does not belong to the host" in found["message"]
     is_healthy(check(two_nets, printed(found, shared), engine="vllm"))
     run = check(two_nets, shared)
     assert only(run, "advertised-address-wrong", ["node2", "node3"])["severity"] == "info"
@@ -111,7 +111,7 @@ def test_an_address_that_is_set_is_dialled(two_nets: Lab) -> None:
     two_nets.switch(["ip", "link", "set", "node2b", "nomaster"])
     try:
         found = only(check(two_nets, chosen, engine="vllm"), "advertised-address-wrong", ["node2"])
-        assert "at which they don't reach it" in found["message"]
+        assert "where the other hosts can't reach it" in found["message"]
         is_healthy(check(two_nets, printed(found, chosen), engine="vllm"))
     finally:
         two_nets.switch(["ip", "link", "set", "node2b", "master", "br1"])

@@ -88,7 +88,7 @@ def test_the_all_reduce_on_machines_where_little_can_be_written(make_lab: MakeLa
         entries.append({"name": host.name, **deepcopy(row.entry)})
     timeouts = ("--timeout", str(LONG_S), "--smoke-timeout", str(LONG_S / 2))
     run = doctor(lab, "check", *timeouts, hosts=lab.hosts_file(hosts=entries, python=interpreter()))
-    assert (run.report["diagnoses"], run.code) == ([], 0), run.stderr
+    assert (set(run.names) - {"disk-full"}, run.code) == (set(), 0), run.stderr
     assert run.report["smoke"]["ok"]
 
 

@@ -46,7 +46,7 @@ def diagnoses(fixture: str) -> list[Diagnosis]:
                 "node2: /opt/train/bin/python fails when started as training would start it: No module named 'encodings'."
             ],
         ),
-        ("probe_failed/fires", ["node2: the probe gave no facts: no answer in time."]),
+        ("probe_failed/fires", ["node2: the probe returned no facts: no answer in time."]),
     ],
 )
 def test_messages(fixture: str, messages: list[str]) -> None:

@@ -183,7 +183,7 @@ def check(
 ) -> Callable[[CheckFunction], CheckFunction]:
     """Register the function as its module's check; raise TypeError for unknown needs."""
     if strange := set(needs) - HostFacts.model_fields.keys() - set(PHASES):
-        raise TypeError(f"{code} needs {', '.join(sorted(strange))}, which is no fact of a host")
+        raise TypeError(f"{code} needs {', '.join(sorted(strange))}, which is not a fact of a host")
 
     def register(function: CheckFunction) -> CheckFunction:
         entry = make_entry(function.__module__, code, severity, **traits)

@@ -89,7 +89,9 @@ class PortOptions:
 
         process = None if self.pid is None else as_identity(self.pid)
         if process is None and self.pid is not None:
-            raise UsageError(f'--pid: "{self.pid}" is no process: it takes a PID, or PID@START as fix-port prints it')
+            raise UsageError(
+                f'--pid: "{self.pid}" is not a process: it takes a PID, or PID@START as fix-port prints it'
+            )
         return process
 
     def arguments(self, port: int | None) -> tuple[str, ...]:
@@ -198,7 +200,7 @@ def _steps(wanted: PortOptions, source: str | None, out: Out, countdown: Countdo
         if wanted.yes:
             return True
         if not sys.stdin.isatty():
-            raise UsageError("--kill asks first, and there is no terminal to ask on; --yes answers for scripts")
+            raise UsageError("--kill asks for confirmation, but there is no terminal; use --yes in scripts")
         report = out.hidden(report.model_copy(update={"source": source}))
         sys.stderr.write(screen(report, asking=True) + "\n" + confirmation(report.jobs))
         sys.stderr.flush()

@@ -386,7 +386,7 @@ def _meant(word: str) -> tuple[Check, ...]:
         names = [text for check in all_checks() for text in (check.code, check.name, check.category)]
         near = difflib.get_close_matches(word, names, 1)
         hint = f'; did you mean "{near[0]}"?' if near else '; "nccl-doctor codes" lists them'
-        raise UsageError(f'"{word}" is no code, name or category of a check{hint}')
+        raise UsageError(f'"{word}" is not the code, name or category of a check{hint}')
     return found
 
 

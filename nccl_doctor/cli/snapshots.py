@@ -54,7 +54,7 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
         if isinstance(error, ValidationError):  # the first of its faults, behind its place
             found = error.errors(include_url=False, include_input=False, include_context=False)[0]
             fault = ": ".join(filter(None, (".".join(map(str, found["loc"])), found["msg"])))
-        raise SnapshotError(f"{path}: is no snapshot of nccl-doctor: {fault}") from error
+        raise SnapshotError(f"{path} is not an nccl-doctor snapshot: {fault}") from error
 
 
 def _parsed(data: bytes) -> object:

@@ -160,7 +160,7 @@ class Run:
         if len(self._sessions) < 2:
             alone = len(self._cluster.nodes) == 1
             few = "fewer than two hosts were reached"
-            self._mesh = skipped("one host has nobody to dial") if alone else unknown(few)
+            self._mesh = skipped("only one host: nothing to test") if alone else unknown(few)
             return
         # Cut short, a dial that only takes long would look like a firewall's work.
         if late := self._clock.lacks(limits.dial_s, "the port test"):
@@ -217,7 +217,7 @@ class Run:
         if len(self._sessions) < 2:
             alone = len(self._cluster.nodes) == 1
             few = "fewer than two hosts were reached"
-            self._rates = skipped("one host has nobody to send to") if alone else unknown(few)
+            self._rates = skipped("only one host: nothing to measure") if alone else unknown(few)
             return
         if late := self._clock.lacks(rate.ROUND_S, "the rates"):
             self._rates = unknown(late)

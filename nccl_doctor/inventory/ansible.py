@@ -39,7 +39,7 @@ def expand(pattern: str, place: SourceLocation) -> list[str]:
         position = match.end()
     rest = pattern[position:]
     if "[" in rest or "]" in rest:
-        raise place.error(f"{quoted(pattern)} holds a bracket that is no range of Ansible's, such as node[01:04]")
+        raise place.error(f"{quoted(pattern)} holds a bracket that is not a range of Ansible's, such as node[01:04]")
     return ["".join(name) for name in itertools.product(*parts, [rest])]
 
 
@@ -47,7 +47,9 @@ def _choices(match: re.Match[str], place: SourceLocation) -> list[str]:
     low, high, step = match[1], match[2], int(match[3] or 1)
     letters = string.ascii_letters
     if low.isdigit() != high.isdigit() or step == 0 or (low[0] == "0" and low != "0" and len(low) != len(high)):
-        raise place.error(f"{quoted(match[0])} is no range: two numbers, padded alike, or two letters, as in [01:04]")
+        raise place.error(
+            f"{quoted(match[0])} is not a range: two numbers, padded alike, or two letters, as in [01:04]"
+        )
     first, last = (int(low), int(high)) if low.isdigit() else (letters.index(low), letters.index(high))
     if last < first:
         raise place.error(f"the range {quoted(match[0])} runs backwards; write the smaller end first")
@@ -282,7 +284,7 @@ def _words(line: str, place: SourceLocation) -> list[str]:
     try:
         words = shlex.split(line, comments=True)
     except ValueError:
-        raise place.error("a quote or backslash without its partner; close it") from None
+        raise place.error("an unmatched quote or a trailing backslash") from None
     if not words or not words[0]:
         raise place.error(f"{quoted(line)} holds no value")
     return words

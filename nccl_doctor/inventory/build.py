@@ -42,7 +42,7 @@ def build(
     for entry in parsed.entries:
         if entry.name.value in settings:
             first = settings[entry.name.value][0].name.place.line
-            twice = f"the host {quoted(entry.name.value)} stands twice{f', first in line {first}' if first else ''}"
+            twice = f"host {quoted(entry.name.value)} is listed twice{f' (first on line {first})' if first else ''}"
             raise entry.name.place.error(f"{twice}; keep one, or give one machine that is two nodes two names")
         given = _settle_devices(entry.own.over(entry.shared), entry)
         if (ranks := given.nproc_per_node) and (devices := given.cuda_visible_devices):
@@ -55,7 +55,7 @@ def build(
         if absent := [name for name in names if name not in there]:
             near = difflib.get_close_matches(absent[0], there, 1)
             hint = f"; did you mean {quoted(near[0])}?" if near else ""
-            raise UsageError(f"{option}: {fold(absent)} is no host of {parsed.place.source}{hint}")
+            raise UsageError(f"{option}: {fold(absent)} is not a host of {parsed.place.source}{hint}")
     chosen, out = set(there if only is None else only), set(exclude)
     known_by = [(pair, {name, pair[0].address.value}) for name, pair in settings.items()]
     left = [pair for pair, names in known_by if names & chosen and not names & out]
@@ -245,14 +245,14 @@ class Overrides:
     def _container(text: str) -> InsideOptions:
         runtime, colon, name = text.partition(":")
         if not colon:
-            raise _place("--inside").error(f"{text!r} is no RUNTIME:NAME, as in docker:train")
+            raise _place("--inside").error(f"{text!r} is not a RUNTIME:NAME, as in docker:train")
         return values.inside(runtime, name, _place("--inside"))
 
     @staticmethod
     def _variable(text: str) -> tuple[str, str]:
         name, equals, value = text.partition("=")
         if not equals:
-            raise _place("--env").error(f"{text!r} is no NAME=VALUE")
+            raise _place("--env").error(f"{text!r} is not a NAME=VALUE")
         return values.variable(name, _place("--env")), values.variable_value(value, _place("--env"))
 
 

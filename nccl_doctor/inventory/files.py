@@ -66,7 +66,7 @@ def write_master_port(path: str, port: int) -> None:
     try:
         data = target.read_bytes()
         if not target.is_file():
-            raise HostsFileError(path, None, "is no plain file, and can't be changed")
+            raise HostsFileError(path, None, "is not a plain file and can't be changed")
         mark = _BOM if data.startswith(_BOM) else b""
         changed = mark + with_master_port(decode(data, path), port, path).encode()
         write_atomically(target, changed)

@@ -144,7 +144,7 @@ def _names(keys: Keys, key: str, limit: int) -> list[Sourced[str]]:
     for text in texts:
         if "@" in text:
             hint = "the user stands apart, as in ssh: {user: ubuntu}"
-            raise tree.place.error(f"{quoted(text)} is no host name; {hint}")
+            raise tree.place.error(f"{quoted(text)} is not a host name; {hint}")
     return [Sourced(values.host(text, tree.place), tree.place) for text in texts]
 
 

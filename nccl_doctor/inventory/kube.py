@@ -122,19 +122,19 @@ def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:
 def _split(wanted: KubeRequest) -> tuple[str, str]:
     if not wanted.job:
         if not wanted.selector:
-            raise UsageError("--kube wants KIND/NAME, such as job/train, or labels: --kube -l app=train")
+            raise UsageError("--kube needs KIND/NAME, for example job/train, or labels: --kube -l app=train")
         return "", ""
     kind, slash, name = wanted.job.partition("/")
     kind = _ALIASES.get(kind.lower(), kind.lower())
     if not slash or kind not in _LABELS:
         hint = f"kinds are {', '.join(_LABELS)}; or choose pods with -l LABELS"
-        raise UsageError(f"--kube: {quoted(wanted.job)} is no KIND/NAME; {hint}")
+        raise UsageError(f"--kube: {quoted(wanted.job)} is not a KIND/NAME; {hint}")
     return kind, _checked(name, "--kube")
 
 
 def _checked(name: str, option: str) -> str:
     if not _NAME.fullmatch(name):
-        raise UsageError(f'{option}: {quoted(name)} is no name in Kubernetes: small letters, digits, "-" and "."')
+        raise UsageError(f'{option}: {quoted(name)} is not a name in Kubernetes: small letters, digits, "-" and "."')
     return name
 
 

@@ -187,9 +187,9 @@ def typed(kind: TypeAdapter[T], answer: bytes, what: str) -> T:
     except ValidationError as error:
         fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = quoted(".".join(map(str, fault["loc"])) or "answer", 120)
-        raise UsageError(f"--kube: what kubectl printed is no {what}: {where}: {fault['msg']}") from error
+        raise UsageError(f"--kube: what kubectl printed is not a {what}: {where}: {fault['msg']}") from error
     except ValueError as error:
-        raise UsageError(f"--kube: what kubectl printed is no {what}: damaged JSON, {error}") from error
+        raise UsageError(f"--kube: what kubectl printed is not a {what}: damaged JSON, {error}") from error
 
 
 Typed = TypeVar("Typed")

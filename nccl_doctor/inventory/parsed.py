@@ -129,7 +129,11 @@ def read_text(path: str) -> str:
     try:
         data = read_bytes(path)
     except FileNotFoundError:
-        hint = "; to name hosts directly, write them behind -w" if "/" not in path and "." not in path else ""
+        hint = (
+            "; to name hosts directly, use -w: nccl-doctor check -w node1"
+            if "/" not in path and "." not in path
+            else ""
+        )
         raise HostsFileError(path, None, f"no such file{hint}") from None
     except (OSError, ValueError) as error:  # ValueError: a path with a NUL
         raise HostsFileError(path, None, f"can't be read: {getattr(error, 'strerror', None) or error}") from None
@@ -146,7 +150,7 @@ def decode(data: bytes, path: str) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        wrong = f"the byte 0x{data[error.start]:02x} is no UTF-8; save the file as UTF-8"
+        wrong = f"the byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
         raise HostsFileError(path, line, wrong) from None
     if not text.strip():
         raise HostsFileError(path, None, 'empty; a hosts file has at least "hosts:" and below it "- node1"')

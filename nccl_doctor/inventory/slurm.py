@@ -68,7 +68,7 @@ class SlurmRequest:
         names = _scontrol("show", "hostnames", listed["nodes"]).split() if listed else []
         asked = names if where is None else expanded(where, SourceLocation("-w", is_file=False))
         if absent := [name for name in asked if name not in names]:
-            raise UsageError(f"-w: {fold(absent)} is no node of {place.source}, which has {fold(names)}")
+            raise UsageError(f"-w: {fold(absent)} is not a node of {place.source}, which has {fold(names)}")
         gpus, ranks = _gpus_and_ranks(rest, names)
         inside = environ.get(JOB_ID) == job
         image, container = self.container_image, self.container_name
@@ -107,11 +107,11 @@ def request(
     if job is None and (transport == "slurm" or image or name):
         option = "--transport slurm" if transport == "slurm" else "a container of --container-image or --container-name"
         hint = "give --slurm-job ID, or run inside an allocation, without a hosts file"
-        raise UsageError(f"{option} wants a job: {hint}")
+        raise UsageError(f"{option} needs a job: {hint}")
     if job is None:
         return None
     if not _NUMBER.fullmatch(job):
-        raise UsageError(f"--slurm-job: {quoted(job)} is no job; it takes the number that squeue shows")
+        raise UsageError(f"--slurm-job: {quoted(job)} is not a job; it takes the number that squeue shows")
     if (image or name) and not steps:
         raise UsageError(f"a container is entered by steps of the job; leave out --transport {transport}")
     return SlurmRequest(job, image, name, steps)

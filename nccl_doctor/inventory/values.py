@@ -33,17 +33,17 @@ _SSH_FLAGS: dict[str, tuple[str, ...]] = {
 def host(text: str, place: SourceLocation) -> str:
     """Return a host name (RFC 1123, and "_", too), or an IP address."""
     if text.startswith("-"):
-        raise place.error(f'{quoted(text)} is no host name: it begins with "-", which ssh would read as an option')
+        raise place.error(f'{quoted(text)} is not a host name: it begins with "-", which ssh would read as an option')
     if ":" in text:
         address, percent, scope = text.partition("%")
         if numeric(address) is None or (percent and not _SCOPE.fullmatch(scope)):
-            raise place.error(f"{quoted(text)} is no IPv6 address, and a port can't stand in a host's name")
+            raise place.error(f"{quoted(text)} is not an IPv6 address, and a port can't stand in a host's name")
     elif re.fullmatch(r"[0-9.]+", text):
         if numeric(text) is None:
-            raise place.error(f'{quoted(text)} is no IPv4 address: four numbers from 0 to 255, joined by "."')
+            raise place.error(f'{quoted(text)} is not an IPv4 address: four numbers from 0 to 255, joined by "."')
     elif len(text) > 253 or not all(_LABEL.fullmatch(label) for label in text.split(".")):
         rule = 'letters, digits, "-" and "_" in parts of up to 63, joined by "."; or an IPv4 or IPv6 address'
-        raise place.error(f"{quoted(text)} is no host name: {rule}")
+        raise place.error(f"{quoted(text)} is not a host name: {rule}")
     return text
 
 
@@ -51,7 +51,7 @@ def user(text: str, place: SourceLocation) -> str:
     """Return a login name out of its text."""
     if not _USER.fullmatch(text):
         rule = 'up to 64 letters, digits, "_", ".", "-", "+" and "@", a letter, digit or "_" first'
-        raise place.error(f"{quoted(text)} is no user name: {rule}")
+        raise place.error(f"{quoted(text)} is not a user name: {rule}")
     return text
 
 
@@ -59,21 +59,21 @@ def port(text: str, place: SourceLocation) -> int:
     """Return a TCP port, from 1 to 65535, out of its text."""
     number = as_port(text)
     if number is None:
-        raise place.error(f"{quoted(text)} is no port: a whole number from 1 to {LAST_PORT}")
+        raise place.error(f"{quoted(text)} is not a port: a whole number from 1 to {LAST_PORT}")
     return number
 
 
 def nproc(text: str, place: SourceLocation) -> int:
     """Return a number of ranks on one host, from 1 on, out of its text."""
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_NPROC:
-        raise place.error(f"{quoted(text)} is no number of processes: a whole number from 1 to {MAX_NPROC}")
+        raise place.error(f"{quoted(text)} is not a number of processes: a whole number from 1 to {MAX_NPROC}")
     return int(text)
 
 
 def path(text: str, place: SourceLocation) -> str:
     """Return a file's path: absolute, from the home directory (``~/``), or relative."""
     if not text or has_control(text) or text.startswith("-"):
-        raise place.error(f'{quoted(text)} is no path of a file: not empty, no control characters, no "-" in front')
+        raise place.error(f'{quoted(text)} is not a path of a file: not empty, no control characters, no "-" in front')
     return text
 
 
@@ -88,7 +88,7 @@ def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
         if word[:2] in _SSH_VALUE:
             value = word[2:] or next(rest, "")
             if not value or has_control(value):
-                raise place.error(f"{quoted(word[:2])} of ssh wants a value")
+                raise place.error(f"{quoted(word[:2])} of ssh needs a value")
             found.append(_SSH_VALUE[word[:2]] + value)
         elif word in _SSH_FLAGS:
             found += _SSH_FLAGS[word]
@@ -102,7 +102,7 @@ def python(text: str, place: SourceLocation) -> str:
     path(text, place)
     if any(char.isspace() for char in text) and not text.startswith(("/", "~/")):
         rule = "a name such as python3.11 or a path such as /opt/train/bin/python, without arguments"
-        raise place.error(f"{quoted(text)} is no interpreter: {rule}")
+        raise place.error(f"{quoted(text)} is not an interpreter: {rule}")
     return text
 
 
@@ -113,10 +113,10 @@ def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
         rule = f"allowed are {', '.join(RUNTIMES)}"
         raise place.error(f"{quoted(runtime)} holds no containers that are known here; {rule}")
     if kind == "enter" and not (_NUMBER.fullmatch(name) and int(name) > 0):
-        raise place.error(f"{quoted(name)} is no PID: enter takes the number of a process on the host")
+        raise place.error(f"{quoted(name)} is not a PID: enter takes the number of a process on the host")
     if not CONTAINER_NAME.fullmatch(name):
         rule = 'letters, digits, "_", "." and "-", a letter or digit first'
-        raise place.error(f"{quoted(name)} is no name of a container: {rule}")
+        raise place.error(f"{quoted(name)} is not a name of a container: {rule}")
     return InsideOptions(runtime=kind, name=name)
 
 
@@ -124,7 +124,7 @@ def variable(text: str, place: SourceLocation) -> str:
     """Return the name of an environment variable, as a shell takes it."""
     if not _VARIABLE.fullmatch(text):
         rule = 'letters, digits and "_", not beginning with a digit'
-        raise place.error(f"{quoted(text)} is no name of a variable: {rule}")
+        raise place.error(f"{quoted(text)} is not a name of a variable: {rule}")
     return text
 
 
@@ -138,7 +138,7 @@ def variable_value(text: str, place: SourceLocation) -> str:
 def engine(text: str, place: SourceLocation) -> str:
     """Return the name of an engine that the hosts are for."""
     if text not in ENGINES:
-        raise place.error(f"{quoted(text)} is no engine that is known; allowed are {', '.join(ENGINES)}")
+        raise place.error(f"{quoted(text)} is not an engine that is known; allowed are {', '.join(ENGINES)}")
     return text
 
 
@@ -151,7 +151,7 @@ def devices(text: str, place: SourceLocation) -> str:
     tokens = device_list(text)
     if not all(_DEVICE.fullmatch(token) for token in tokens):
         rule = 'indexes such as "0,1", or identifiers that begin with GPU- or MIG-'
-        raise place.error(f"{quoted(text)} is no list of GPUs: {rule}")
+        raise place.error(f"{quoted(text)} is not a list of GPUs: {rule}")
     if len(set(tokens)) < len(tokens):
         raise place.error(f"{quoted(text)} names a GPU twice; name each once")
     return ",".join(tokens)

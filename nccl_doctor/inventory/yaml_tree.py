@@ -100,7 +100,9 @@ def as_mapping(tree: Tree, what: str) -> dict[str, tuple[SourceLocation, Tree]]:
     for key, value in tree.pairs:
         name = as_text(key, f"a key of {what}")
         if name in found:
-            raise key.place.error(f"the key {quoted(name)} stands twice, first in line {found[name][0].line}; keep one")
+            raise key.place.error(
+                f"the key {quoted(name)} is set twice (first on line {found[name][0].line}); keep one"
+            )
         found[name] = key.place, value
     return found
 
@@ -187,7 +189,7 @@ def _build(text: str, place: SourceLocation) -> Tree:
             done = stack.pop().close()
             stack[-1].items.append(done)
     if not root:
-        raise place.error("no YAML in it; comments alone are no document")
+        raise place.error("the file has no YAML, only comments")
     return root[0]
 
 

@@ -60,7 +60,7 @@ def _find_diagnosis(asked: str, topics: list[str]) -> Check:
     near = difflib.get_close_matches(asked, known, 1)
     lists = '; "nccl-doctor codes" lists the diagnoses, "nccl-doctor explain" the topics'
     hint = f"; did you mean {quoted(near[0])}?" if near else lists
-    raise UsageError(f"{quoted(asked)} is no diagnosis and no topic{hint}")
+    raise UsageError(f"no diagnosis or topic is called {quoted(asked)}{hint}")
 
 
 def _by_error(text: str) -> str | None:

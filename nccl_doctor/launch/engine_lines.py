@@ -12,6 +12,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import LaunchPlan, Start
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.text import shell
+from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.inet import endpoint, is_loopback, numeric
 from nccl_doctor.text.shell import Line
 
@@ -52,13 +53,14 @@ def engine_notes(job: LaunchPlan, engine: str, own: Addresses) -> tuple[list[str
     """Return notes on these lines, and warnings."""
     notes = [f"these lines are for {SYNTAX[engine]}"]
     if engine in _SIZES and not _asked(job.script, engine):
-        sizes = f"{job.starts[0].nproc} GPUs a host" if engine == "vllm" else f"all {job.world_size} GPUs"
-        over = ", and the hosts in turn (pipeline)" if engine == "vllm" and len(job.starts) > 1 else ""
-        notes.append(f"the model is split over {sizes}{over}; sizes of your own behind -- win")
+        gpus = plural(job.starts[0].nproc, "GPU") if engine == "vllm" else f"all {job.world_size} GPUs"
+        sizes = f"tensor parallel over {gpus}{' per host' if engine == 'vllm' else ''}"
+        over = ", pipeline parallel across the hosts" if engine == "vllm" and len(job.starts) > 1 else ""
+        notes.append(f"{sizes}{over}; sizes given after -- take precedence")
     if engine == "deepspeed":
         notes.append(f"each line writes {HOSTFILE}, which DeepSpeed reads, in the folder that it is started in")
     if engine == "ray" and job.script:
-        notes.append("the last line is for when all nodes have joined: ray status")
+        notes.append("run the last line once ray status shows all nodes")
     lost = [start.node.name for start in job.starts if start.node.name not in own]
     if lost and engine in ("vllm", "sglang", "ray"):
         words = "nccl-doctor check with this hosts file finds them"

@@ -129,7 +129,7 @@ def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
     """Return sentences that speak against a start on that check's strength."""
     again = f"nccl-doctor check {hosts}"
     if last is None:
-        return (f"no check of {hosts} is known; {again} makes one",)
+        return (f"{hosts} has not been checked yet; run: {again}",)
     found = []
     if last.errors:
         found.append(f"the last check of {hosts} failed: {'; '.join(last.errors)}; {again} says what to do")
@@ -189,14 +189,13 @@ def split(words: list[str], argv: list[str], *, named: bool, engine: bool = Fals
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else len(words) - (not named)
     before, script = words[: len(words) - behind], words[len(words) - behind :]
     if len(before) > 1:
-        raise UsageError(f"one hosts file stands before --, and the script behind it; {before[1]} is too much")
+        raise UsageError(f"unexpected argument {before[1]}; put the script after --")
     if engine:
         return (before[0] if before else None), script
     if not script:
-        raise UsageError("which script is to be started? nccl-doctor launch hosts.yaml -- train.py --epochs 3")
+        raise UsageError("no script given; for example: nccl-doctor launch hosts.yaml -- train.py --epochs 3")
     if _STARTER.fullmatch(PurePath(script[0]).name):
-        why = "is no script but starts one, as the lines do themselves; leave it out"
-        raise UsageError(f"{shell.word(script[0])} {why}")
+        raise UsageError(f"leave out {shell.word(script[0])}: the printed lines start the script themselves")
     if PurePath(script[0]).suffix in {".sh", ".bash", ".sbatch", ".slurm"}:
         raise UsageError(f"{shell.word(script[0])} is a shell script; give the Python script that it starts")
     return (before[0] if before else None), script

@@ -165,7 +165,7 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else 0
     before, line = words[: len(words) - behind], words[len(words) - behind :]
     if len(before) > 1:
-        raise UsageError(f"one hosts file, and the line to be judged behind --; {before[1]} is too much")
+        raise UsageError(f"unexpected argument {before[1]}; put the launch line after --")
     if "--" in argv:
         line = list(_out_of_script(line))
         read_line(line)
@@ -214,7 +214,9 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
         return replace(inner, variables={**front.variables, **inner.variables}, nested=True)
     rest = every[front.count :] if front.unread is None else every[len(set_first) :]
     if not rest:
-        raise UsageError("which line is to be judged? nccl-doctor check hosts.yaml -- torchrun --nnodes=2 train.py")
+        raise UsageError(
+            "no launch line after --; for example: nccl-doctor check hosts.yaml -- torchrun --nnodes=2 train.py"
+        )
     if PurePath(rest[0]).suffix in SCRIPTS:
         raise UsageError(f"{shell.word(rest[0])} is a shell script; give the line in it that starts the job")
     passed = tuple(every[len(set_first) : front.count]) if front.unread is None else ()

@@ -112,7 +112,7 @@ class LaunchPlan:
         counts = {start.nproc for start in self.starts}
         if len(counts) > 1:
             told = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
-            wants = f"{launcher} wants the same nproc_per_node on all nodes ({why}), and here it differs: {told}"
+            wants = f"{launcher} needs the same nproc_per_node on all nodes ({why}), but it differs: {told}"
             hint = "make a machine with more GPUs two nodes with cuda_visible_devices of their own, or use torchrun"
             raise UsageError(f"{wants}; {hint}")
         return counts.pop()

@@ -243,7 +243,7 @@ class RankProgress:
         """Return a phrase for each milestone, those that are behind first."""
         parts = [f"{ranks_of(ranks)} {_WORDS[milestone]}" for milestone, ranks in self.reached.items()]
         if self.missing:
-            parts.append(f"of {ranks_of(self.missing)} there is no word")
+            parts.append(f"{ranks_of(self.missing)} are not in this log")
         return "; ".join(parts)
 
 

@@ -129,7 +129,7 @@ class _Machine:
         """Return the list or map on top of the stack, to be added to."""
         top = self._stack[-1]
         if not isinstance(top, _Container) or type(top.value) is not kind:
-            raise NotPlainError("something is added to what is no list or map")
+            raise NotPlainError("something is added to what is not a list or map")
         if top.closed:
             raise NotPlainError("a list or map changes after it was fetched")
         return top
@@ -144,7 +144,7 @@ class _Machine:
         assert isinstance(owner.value, dict)
         keys, values = items[::2], self._held(owner, items[1::2])
         if len(keys) != len(values) or not all(isinstance(key, str) for key in keys):
-            raise NotPlainError("a key that is no text")  # numbers can be chosen so that all have one hash
+            raise NotPlainError("a key that is not a text")  # numbers can be chosen so that all have one hash
         self._room -= _COST * len(keys)
         owner.value.update(zip(keys, values, strict=True))
 

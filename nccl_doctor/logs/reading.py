@@ -90,7 +90,7 @@ def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]
             for block in unpack(file) if unpack else _blocks(gzip.GzipFile(fileobj=file).read1):
                 most -= len(block)
                 if most < 0:
-                    raise UsageError(f"{path}: unpacks to more than {_MOST_RATIO} times its size, which is no log")
+                    raise UsageError(f"{path}: unpacks to more than {_MOST_RATIO} times its size, which no log does")
                 yield block
     except (zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise UsageError(f"{path}: is compressed but damaged: {error}") from error
@@ -150,7 +150,7 @@ def _first_words(path: Path, descriptor: int) -> bytes:
         if first:
             return first
         if time.monotonic() >= deadline:
-            raise UsageError(f"{path}: is a pipe to which nobody writes; {WRITER_S:g} s were waited for somebody")
+            raise UsageError(f"{path}: is a pipe without a writer; none came in {WRITER_S:g} s")
         time.sleep(_WRITER_LOOK_S)
 
 

@@ -220,7 +220,8 @@ def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
     unknown += [f"{fold(cut)} is a truncated archive: the rest is missing"] if cut else []
     refused = grouped((why, name) for name, why in verdict.log.refused.items())
     unknown += [
-        f"{fold(names)} was not read; it is no valid dump of a recorder or RAS: {why}" for why, names in refused.items()
+        f"{fold(names)} was not read; it is not a valid dump of a recorder or RAS: {why}"
+        for why, names in refused.items()
     ]
     gaps = grouped((host or "a rank", value) for topic, value, host in verdict.log.facts.chosen if topic == "unjudged")
     unknown += [f"NCCL's diagnostics of {host} left out {_few(told)}" for host, told in gaps.items()]

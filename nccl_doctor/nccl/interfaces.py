@@ -227,7 +227,7 @@ def _choose(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour
     if isinstance(remote, Unknown):
         return remote
     if isinstance(remote, str):
-        reason = f"NCCL_COMM_ID={quoted(comm_id or '')} is no address and port"
+        reason = f"NCCL_COMM_ID={quoted(comm_id or '')} is not an address and port"
         return Choice(Failure(INVALID, reason, INVALID_ARGUMENT), ())
     everywhere = _find_interfaces(interfaces, variables, how, remote)
     if remote is None:

@@ -70,7 +70,7 @@ def parse_version(text: str) -> Version:
     """Return the version in "2.27.7", "2.27.5-1" or "2.28"; ValueError for none from 2.4 on."""
     found = _VERSION.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is no NCCL version; give it as in 2.27.7")
+        raise ValueError(f"{text!r} is not an NCCL version; give it as in 2.27.7")
     major, minor, patch = found.groups()
     version = (int(major), int(minor), int(patch) if patch is not None else LAST_OF_SERIES)
     if version < OLDEST:

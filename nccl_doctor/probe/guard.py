@@ -210,7 +210,7 @@ def _no_training(pid: int, table: Table) -> str | None:
         return f"pid {pid} ({table.procs[pid].name}) does not tell what program it runs"
     if jobs.is_python(executable) or jobs.is_launcher(argv) or executable in jobs.HELPERS:
         return None
-    return f"pid {pid} ({executable}) is no Python or launcher process"
+    return f"pid {pid} ({executable}) is not a Python or launcher process"
 
 
 def _young(pid: int, table: Table, grace_s: float) -> str | None:

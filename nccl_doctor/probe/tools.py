@@ -186,7 +186,7 @@ def login_folders() -> list[str]:
 def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | None:
     """Return the path of one of PROGRAMS in these folders that may be run, by root or by us."""
     if name not in PROGRAMS:
-        raise ValueError(f"{name} is no program of the list")
+        raise ValueError(f"{name} is not a program of the list")
     strict = for_root or os.geteuid() == 0
     for path in _named(name, folders):
         if not strict or (weak_place(os.path.dirname(path)) is None and weak_place(path) is None):

@@ -104,7 +104,7 @@ def _items(pattern: str) -> Iterator[list[_Part]]:
             yield parts
             parts = []
         elif piece in ("[", "]"):
-            raise ValueError(f'{quoted(pattern)} has a "{piece}" without its partner; write node[01-04,07]')
+            raise ValueError(f'{quoted(pattern)} has an unmatched "{piece}"; write node[01-04,07]')
         else:
             parts.append([_range(text, pattern) for text in piece[1:-1].split(",")] if piece[0] == "[" else piece)
 
@@ -113,7 +113,7 @@ def _range(text: str, pattern: str) -> _Range:
     match = _RANGE.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"{quoted(pattern)}: {quoted(text)} is no range; in brackets stand numbers and ranges, as in node[01-04,07]"
+            f"{quoted(pattern)}: {quoted(text)} is not a range; brackets hold numbers and ranges, as in node[01-04,07]"
         )
     low, high = match[1], match[2] or match[1]
     if int(high) < int(low):

@@ -103,7 +103,7 @@ def nested(command: Line | str) -> Line:
 def host_names(pattern: str) -> Line:
     """Return a folded list of hosts, for a place where nothing is quoted; else ValueError."""
     if not _HOSTS.fullmatch(pattern):
-        raise ValueError(f"{pattern!r} is no list of host names")
+        raise ValueError(f"{pattern!r} is not a list of host names")
     return Line(pattern)
 
 

@@ -128,7 +128,7 @@ def test_names_all_that_it_needs(check: Check, path: Path) -> None:
 def test_needs_are_facts() -> None:
     assert {need for check in LIVE for need in check.needs} <= {*HostFacts.model_fields, *PHASES}
     assert set(PHASES) <= Snapshot.model_fields.keys()
-    with pytest.raises(TypeError, match="NCD599 needs moon, which is no fact of a host"):
+    with pytest.raises(TypeError, match="NCD599 needs moon, which is not a fact of a host"):
         view.check("NCD599", severity=Severity.ERROR, needs=("torch", "moon"))
 
 

@@ -40,12 +40,12 @@ def test_a_hosts_file_may_stand_alone_or_behind_the_port(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("0",), 'PORT: "0" is no port'),
-        (("65536",), 'PORT: "65536" is no port'),
-        (("many",), 'PORT: "many" is no port'),
-        (("",), 'PORT: "" is no port'),
+        (("0",), 'PORT: "0" is not a port'),
+        (("65536",), 'PORT: "65536" is not a port'),
+        (("many",), 'PORT: "many" is not a port'),
+        (("",), 'PORT: "" is not a port'),
         (("--log", ""), "can't be read"),
-        (("--host", "a b"), '--host: "a b" is no host name'),
+        (("--host", "a b"), '--host: "a b" is not a host name'),
         (("--log", "/nowhere/x.log"), "/nowhere/x.log: can't be read"),
         (("--write",), "--write goes with --next and --hosts FILE"),
         (("--next", "--kill"), "--next moves away"),
@@ -53,7 +53,7 @@ def test_a_hosts_file_may_stand_alone_or_behind_the_port(tmp_path: Path) -> None
         (("--hosts", "/nowhere/hosts.yaml"), "/nowhere/hosts.yaml: no such file"),
         (("29500", "/nowhere/hosts.yaml"), "/nowhere/hosts.yaml: no such file"),
         (("29500", "/nowhere/hosts.yaml", "--hosts", "a.yaml"), "are both hosts files; give one of them"),
-        (("-w", "a b"), '--host: "a b" is no host name'),
+        (("-w", "a b"), '--host: "a b" is not a host name'),
     ],
 )
 def test_wrong_usage_is_one_sentence_and_2(words: tuple[str, ...], says: str) -> None:
@@ -135,7 +135,7 @@ def test_a_process_that_is_not_there_is_no_error() -> None:
     ("words", "says"),
     [
         (("--host", "node[1-3]"), "--host node[1-3] names 3 hosts; name one"),
-        (("--hosts", "hosts.yaml", "--host", "node9"), "--host node9 is no host of hosts.yaml"),
+        (("--hosts", "hosts.yaml", "--host", "node9"), "--host node9 is not a host of hosts.yaml"),
     ],
 )
 def test_a_host_has_to_be_one_of_the_file(

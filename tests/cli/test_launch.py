@@ -35,7 +35,7 @@ def test_lines_go_to_stdout_and_doubts_to_stderr(hosts: Path) -> None:
     out, err = started(hosts, "hosts.yaml", "--", "train.py", "--epochs", "3")
     assert "python3 -m torch.distributed.run --nnodes=2 --node_rank=1 " in out
     assert out.rstrip().endswith("train.py --epochs 3")
-    assert err == "warning: no check of hosts.yaml is known; nccl-doctor check hosts.yaml makes one\n"
+    assert err == "warning: hosts.yaml has not been checked yet; run: nccl-doctor check hosts.yaml\n"
 
 
 def test_names_stand_for_a_file(hosts: Path) -> None:
@@ -99,14 +99,14 @@ def test_slurm_is_a_script(hosts: Path) -> None:
 
 
 WRONG: list[tuple[tuple[str, ...], str]] = [
-    (("hosts.yaml",), "which script is to be started?"),
+    (("hosts.yaml",), "no script given"),
     (("hosts.yaml", "--batch-size", "65", "--", "t.py"), "the nearest batch sizes that do: 64 and 68"),
     (("hosts.yaml", "--rdzv", "--launcher", "env", "--", "t.py"), "--rdzv is --launcher c10d"),
     (("nope.yaml", "--", "t.py"), "nope.yaml: no such file"),
-    (("hosts.yaml", "t.py", "--", "--epochs"), "t.py is too much"),
-    (("hosts.yaml", "--", "python", "t.py"), "python is no script but starts one"),
-    (("hosts.yaml", "--", "/opt/bin/python3.11", "t.py"), "/opt/bin/python3.11 is no script but starts one"),
-    (("hosts.yaml", "--", "torchrun", "--nnodes=2", "t.py"), "torchrun is no script but starts one"),
+    (("hosts.yaml", "t.py", "--", "--epochs"), "unexpected argument t.py"),
+    (("hosts.yaml", "--", "python", "t.py"), "leave out python"),
+    (("hosts.yaml", "--", "/opt/bin/python3.11", "t.py"), "leave out /opt/bin/python3.11"),
+    (("hosts.yaml", "--", "torchrun", "--nnodes=2", "t.py"), "leave out torchrun"),
     (("hosts.yaml", "--launcher", "env", "--format", "slurm", "--", "t.py"), "--launcher env has no batch script"),
     (("hosts.yaml", "--launcher", "tcp", "--format", "slurm", "--", "t.py"), "--launcher tcp has no batch script"),
 ]

@@ -38,7 +38,7 @@ lines.phase("all-reduce", ["node1", "node2"], 600.0)
 lines.stage("node1", "sizes")
 lines.stage("node2", "started")
 while "node2" not in lines.line: time.sleep(0.05)
-for size in iter(sys.stdin.readline, "end\\n"):  # a line that nobody sent, such as an early end, is no number
+for size in iter(sys.stdin.readline, "end\\n"):  # a line that nobody sent, such as an early end, is not a number
     lines.stage("node1", "sizes", int(size) << 20)
     lines._live.refresh()
 lines.close()

@@ -150,7 +150,7 @@ def test_what_is_asked_wrongly_is_one_sentence(slurm: Slurm, job: str) -> None:
     assert_one_sentence(run_in(controller, "check", "--slurm-job", waiting), "has ended (CANCELLED)")
     assert_one_sentence(run_in(controller, "check", "--slurm-job", "4711"), "Slurm knows no such job")
     assert_one_sentence(
-        run_in(controller, "check", "--slurm-job", job, "-w", "node9"), "-w: node9 is no node of Slurm job"
+        run_in(controller, "check", "--slurm-job", job, "-w", "node9"), "-w: node9 is not a node of Slurm job"
     )
     denied = run_in(controller, "check", "--slurm-job", job, user="alice")
     assert_one_sentence(denied, f"Slurm job {job} belongs to root, and only its own user can start steps in it")

@@ -57,7 +57,7 @@ def test_json_is_one_document_even_then(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["--only", "--skip"])
 def test_an_unknown_check_gets_the_nearest_name(tmp_path: Path, option: str) -> None:
     done = run("check", option, "port-in-us", cwd=tmp_path)
-    assert_one_sentence(done, '"port-in-us" is no code, name or category of a check; did you mean "port-in-use"?')
+    assert_one_sentence(done, '"port-in-us" is not the code, name or category of a check; did you mean "port-in-use"?')
 
 
 def test_explain_takes_a_code_a_number_a_name_or_the_errors_own_words(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_exit_codes(tmp_path: Path, patch: dict[str, object], options: list[str]
 def test_from_needs_a_snapshot(tmp_path: Path, text: str, wrong: str) -> None:
     (tmp_path / "x.json").write_text(text)
     done = run("check", "--from", "x.json", cwd=tmp_path)
-    assert_one_sentence(done, f"x.json: is no snapshot of nccl-doctor: {wrong}\n")
+    assert_one_sentence(done, f"x.json is not an nccl-doctor snapshot: {wrong}\n")
 
 
 def test_from_waits_for_no_pipe_and_reads_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_what_is_selected_and_left_out_finds_nothing_either(tmp_path: Path, word
 @pytest.mark.parametrize("option", ["--python", "--user", "--master-addr"])
 def test_an_empty_value_is_none_that_was_left_out(tmp_path: Path, option: str) -> None:
     """``--python "$(which python)"`` where there is none."""
-    assert_one_sentence(run("check", option, "", cwd=tmp_path), f'{option}: "" is no ')
+    assert_one_sentence(run("check", option, "", cwd=tmp_path), f'{option}: "" is not ')
 
 
 @pytest.mark.parametrize("option", ["--timeout", "--connect-timeout", "--smoke-timeout"])
@@ -443,7 +443,7 @@ def test_checks_are_named_by_several_options_or_with_commas() -> None:
     assert several is not None
     assert {"NCD301", "NCD605"} <= several
     assert not {"NCD101", "NCD102"} & several
-    with pytest.raises(UsageError, match='"nosuch" is no code'):
+    with pytest.raises(UsageError, match='"nosuch" is not the code'):
         SelectOptions(skip=["shm-small,nosuch"]).codes()
 
 

@@ -132,21 +132,21 @@ TEMPLATE = "holds a template, which only Ansible can fill in; write the value"
         ("[g]\nn ansible_host='{{ ip }}'", f":2: ansible_host {TEMPLATE}"),
         ("[g]\nn\n[g:vars]\nansible_user='{{ u }}'", f":4: ansible_user {TEMPLATE}"),
         ("[g]\nn\n[g:vars]\nansible_user={{ u }}", f":4: ansible_user {TEMPLATE}"),
-        ("[g]\nn[01-04]", ':2: "n[01-04]" holds a bracket that is no range of Ansible\'s, such as node[01:04]'),
+        ("[g]\nn[01-04]", ':2: "n[01-04]" holds a bracket that is not a range of Ansible\'s, such as node[01:04]'),
         ("[g]\nn[4:1]", ':2: the range "[4:1]" runs backwards; write the smaller end first'),
-        ("[g]\nn[1:4:0]", ':2: "[1:4:0]" is no range: two numbers, padded alike, or two letters, as in [01:04]'),
-        ("[g]\nn[01:100]", ':2: "[01:100]" is no range: two numbers, padded alike, or two letters, as in [01:04]'),
+        ("[g]\nn[1:4:0]", ':2: "[1:4:0]" is not a range: two numbers, padded alike, or two letters, as in [01:04]'),
+        ("[g]\nn[01:100]", ':2: "[01:100]" is not a range: two numbers, padded alike, or two letters, as in [01:04]'),
         ("[g]\nn[1:999999999]", ':2: "[1:999999999]" stands for 999999999 hosts; at most 65536 are allowed'),
         ("[g]\nn[1:999][1:999]", ':2: "n[1:999][1:999]" stands for 998001 hosts or more; at most 65536 are allowed'),
         ("[g]\nn[1:65536]\nm", ":3: more than 65536 hosts"),
-        ("[g]\nn 'x", ":2: a quote or backslash without its partner; close it"),
+        ("[g]\nn 'x", ":2: an unmatched quote or a trailing backslash"),
         ("[g]\n''", ":2: \"''\" holds no value"),
         ("[g]\n" + "n" * 70_000, ":2: a line of more than 65536 characters"),
         ("[g:hosts]\nn", ':1: unknown section "[g:hosts]"; allowed are [group], [group:vars], [group:children]'),
         ("[g:vars]\nansible_user", ':2: "ansible_user" is not understood; a line here is variable=value'),
         ("[g:vars]\nansible_user=a b", ":2: ansible_user must be one value; put a value with spaces in quotes"),
-        ("[g]\n-x", ':2: "-x" is no host name: it begins with "-", which ssh would read as an option'),
-        ("[g]\nn ansible_port=x", ':2: "x" is no port: a whole number from 1 to 65535'),
+        ("[g]\n-x", ':2: "-x" is not a host name: it begins with "-", which ssh would read as an option'),
+        ("[g]\nn ansible_port=x", ':2: "x" is not a port: a whole number from 1 to 65535'),
         ("[g]\n", ": the inventory names no host; at least one is needed"),
         (
             "[c]\nn\n[a:children]\nb\n[b:children]\na\nc",
@@ -192,7 +192,7 @@ ansible_ssh_extra_args=-o Compression=no
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [("-F x", '"-F" is not understood'), ("-o", '"-o" of ssh wants'), ("x", '"x" is not'), ("-o 'A", "No closing")],
+    [("-F x", '"-F" is not understood'), ("-o", '"-o" of ssh needs'), ("x", '"x" is not'), ("-o 'A", "No closing")],
 )
 def test_arguments_that_ssh_alone_understands_are_refused(refusal: Refusal, arguments: str, words: str) -> None:
     said = refusal(f'all:\n  hosts:\n    a: {{ansible_ssh_common_args: "{arguments}"}}\n')

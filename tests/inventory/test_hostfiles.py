@@ -51,8 +51,8 @@ LINES = "is not understood; a hostfile has lines like node1, node1 slots=8 or no
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("node1 slots=eight", ':1: "eight" is no number of processes: a whole number from 1 to 1024'),
-        ("node1 slots=0", ':1: "0" is no number of processes: a whole number from 1 to 1024'),
+        ("node1 slots=eight", ':1: "eight" is not a number of processes: a whole number from 1 to 1024'),
+        ("node1 slots=0", ':1: "0" is not a number of processes: a whole number from 1 to 1024'),
         ("node1\nnode2 8", f':2: "8" {LINES}'),
         ("node1 cores=8", f':1: "cores=8" {LINES}'),
         ("node1 slots=", f':1: "slots=" {LINES}'),
@@ -60,19 +60,19 @@ LINES = "is not understood; a hostfile has lines like node1, node1 slots=8 or no
         (
             "node1\n$(reboot)",
             (
-                ':2: "$(reboot)" is no host name: letters, digits, "-" and "_" in parts of up to 63, joined by '
+                ':2: "$(reboot)" is not a host name: letters, digits, "-" and "_" in parts of up to 63, joined by '
                 '"."; or an IPv4 or IPv6 address'
             ),
         ),
         (
             "node1 slots=4\nnode1 slots=4",
             (
-                ':2: the host "node1" stands twice, first in line 1; keep one, or give one machine '
+                ':2: host "node1" is listed twice (first on line 1); keep one, or give one machine '
                 "that is two nodes two names"
             ),
         ),
         ("# nothing\n#", ": names no host; a line of a hostfile is node1 slots=8"),
-        ("node1\n" * 1025, ':1: "1025" is no number of processes: a whole number from 1 to 1024'),
+        ("node1\n" * 1025, ':1: "1025" is not a number of processes: a whole number from 1 to 1024'),
     ],
 )
 def test_refuses(refusal: Refusal, text: str, message: str) -> None:

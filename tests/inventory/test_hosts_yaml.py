@@ -103,7 +103,7 @@ def test_the_devices_of_env_move_to_their_own_field(understand: Understand) -> N
 
 H = "hosts: [a]\n"
 NOT_A_HOST = (
-    'is no host name: letters, digits, "-" and "_" in parts of up to 63, joined by "."; or an IPv4 or IPv6 address'
+    'is not a host name: letters, digits, "-" and "_" in parts of up to 63, joined by "."; or an IPv4 or IPv6 address'
 )
 
 
@@ -131,9 +131,9 @@ NOT_A_HOST = (
         (H + "inside: {dokcer: a}", ':2: unknown key "dokcer"; did you mean "docker"?'),
         (
             H + "inside: {docker: '-v'}",
-            ':2: "-v" is no name of a container: letters, digits, "_", "." and "-", a letter or digit first',
+            ':2: "-v" is not a name of a container: letters, digits, "_", "." and "-", a letter or digit first',
         ),
-        (H + "inside: {enter: 0}", ':2: "0" is no PID: enter takes the number of a process on the host'),
+        (H + "inside: {enter: 0}", ':2: "0" is not a PID: enter takes the number of a process on the host'),
         (H + "ssh: {usr: x}", ':2: unknown key "usr"; did you mean "user"?'),
         ("hosts:\n- {nmae: a}", ':2: unknown key "nmae"; did you mean "name"?'),
         (
@@ -153,8 +153,8 @@ NOT_A_HOST = (
             "hosts:\n- {name: a, master_port: 1}",
             (':2: the key "master_port" can\'t stand here; it stands at the top of the file'),
         ),
-        (H + "hosts: [b]", ':2: the key "hosts" stands twice, first in line 1; keep one'),
-        (H + "env:\n  A: 1\n  A: 2", ':4: the key "A" stands twice, first in line 3; keep one'),
+        (H + "hosts: [b]", ':2: the key "hosts" is set twice (first on line 1); keep one'),
+        (H + "env:\n  A: 1\n  A: 2", ':4: the key "A" is set twice (first on line 3); keep one'),
         (H + "? [a]\n: b", ":2: a key of the hosts file must be a single value, not a list"),
         (
             H + '"\\e[31m": 1',
@@ -180,12 +180,15 @@ NOT_A_HOST = (
         (H + "master_addr:", ':2: "master_addr" has no value; write one or leave the key out'),
         (H + "ssh: root", ':2: "ssh" must be a mapping of "key: value", not the single value "root"'),
         # values
-        (H + "master_port: 70000", ':2: "70000" is no port: a whole number from 1 to 65535'),
-        (H + "master_port: 0", ':2: "0" is no port: a whole number from 1 to 65535'),
-        (H + "ssh: {port: 22.0}", ':2: "22.0" is no port: a whole number from 1 to 65535'),
-        (H + "nproc_per_node: 0", ':2: "0" is no number of processes: a whole number from 1 to 1024'),
-        (H + "nproc_per_node: two", ':2: "two" is no number of processes: a whole number from 1 to 1024'),
-        (H + "env: {1A: x}", ':2: "1A" is no name of a variable: letters, digits and "_", not beginning with a digit'),
+        (H + "master_port: 70000", ':2: "70000" is not a port: a whole number from 1 to 65535'),
+        (H + "master_port: 0", ':2: "0" is not a port: a whole number from 1 to 65535'),
+        (H + "ssh: {port: 22.0}", ':2: "22.0" is not a port: a whole number from 1 to 65535'),
+        (H + "nproc_per_node: 0", ':2: "0" is not a number of processes: a whole number from 1 to 1024'),
+        (H + "nproc_per_node: two", ':2: "two" is not a number of processes: a whole number from 1 to 1024'),
+        (
+            H + "env: {1A: x}",
+            ':2: "1A" is not a name of a variable: letters, digits and "_", not beginning with a digit',
+        ),
         (
             H + 'env: {A: "x\\ny"}',
             ":2: \"x?y\" can't be a variable's value: control characters and line breaks are refused",
@@ -193,25 +196,25 @@ NOT_A_HOST = (
         (
             H + "python: python3 -u",
             (
-                ':2: "python3 -u" is no interpreter: a name such as python3.11 or a path such as '
+                ':2: "python3 -u" is not an interpreter: a name such as python3.11 or a path such as '
                 "/opt/train/bin/python, without arguments"
             ),
         ),
         (
             H + "ssh: {identity_file: -x}",
-            ':2: "-x" is no path of a file: not empty, no control characters, no "-" in front',
+            ':2: "-x" is not a path of a file: not empty, no control characters, no "-" in front',
         ),
         (
             H + "ssh: {user: -lroot}",
             (
-                ':2: "-lroot" is no user name: up to 64 letters, digits, "_", ".", "-", "+" and "@", a '
+                ':2: "-lroot" is not a user name: up to 64 letters, digits, "_", ".", "-", "+" and "@", a '
                 'letter, digit or "_" first'
             ),
         ),
         # host names
         (
             "hosts: [-oProxyCommand=x]",
-            (':1: "-oProxyCommand=x" is no host name: it begins with "-", which ssh would read as an option'),
+            (':1: "-oProxyCommand=x" is not a host name: it begins with "-", which ssh would read as an option'),
         ),
         ("hosts: [a b]", f':1: "a b" {NOT_A_HOST}'),
         ("hosts: [$(x)]", f':1: "$(x)" {NOT_A_HOST}'),
@@ -219,12 +222,15 @@ NOT_A_HOST = (
         ("hosts: [a..b]", f':1: "a..b" {NOT_A_HOST}'),
         ("hosts: [é]", f':1: "é" {NOT_A_HOST}'),
         ('hosts: ["a\\x07"]', f':1: "a?" {NOT_A_HOST}'),
-        ("hosts: [1.2.3.400]", ':1: "1.2.3.400" is no IPv4 address: four numbers from 0 to 255, joined by "."'),
-        ("hosts: [1]", ':1: "1" is no IPv4 address: four numbers from 0 to 255, joined by "."'),
-        ("hosts: ['a:22']", ":1: \"a:22\" is no IPv6 address, and a port can't stand in a host's name"),
-        ("hosts: ['fe80::1%$(x)']", ":1: \"fe80::1%$(x)\" is no IPv6 address, and a port can't stand in a host's name"),
-        ("hosts:\n- {address: u@a}", ':2: "u@a" is no host name; the user stands apart, as in ssh: {user: ubuntu}'),
-        ("hosts:\n- node[1-3", ':2: "node[1-3" has a "[" without its partner; write node[01-04,07]'),
+        ("hosts: [1.2.3.400]", ':1: "1.2.3.400" is not an IPv4 address: four numbers from 0 to 255, joined by "."'),
+        ("hosts: [1]", ':1: "1" is not an IPv4 address: four numbers from 0 to 255, joined by "."'),
+        ("hosts: ['a:22']", ":1: \"a:22\" is not an IPv6 address, and a port can't stand in a host's name"),
+        (
+            "hosts: ['fe80::1%$(x)']",
+            ":1: \"fe80::1%$(x)\" is not an IPv6 address, and a port can't stand in a host's name",
+        ),
+        ("hosts:\n- {address: u@a}", ':2: "u@a" is not a host name; the user stands apart, as in ssh: {user: ubuntu}'),
+        ("hosts:\n- node[1-3", ':2: "node[1-3" has an unmatched "["; write node[01-04,07]'),
         (
             "hosts:\n- {name: 'a[1-2]', address: 'b[1-3]'}",
             (':2: "name" stands for 2 hosts and "address" for 3; give as many names as addresses'),
@@ -234,7 +240,7 @@ NOT_A_HOST = (
         (
             "hosts:\n- a\n- b\n- a",
             (
-                ':4: the host "a" stands twice, first in line 2; keep one, or give one machine that is two '
+                ':4: host "a" is listed twice (first on line 2); keep one, or give one machine that is two '
                 "nodes two names"
             ),
         ),
@@ -263,7 +269,7 @@ NOT_A_HOST = (
         ("hosts:\n- {name: a, cuda_visible_devices: '1,1'}", ':2: "1,1" names a GPU twice; name each once'),
         (
             "hosts:\n- {name: a, cuda_visible_devices: all}",
-            (':2: "all" is no list of GPUs: indexes such as "0,1", or identifiers that begin with GPU- or MIG-'),
+            (':2: "all" is not a list of GPUs: indexes such as "0,1", or identifiers that begin with GPU- or MIG-'),
         ),
         (
             "hosts:\n- {name: a, cuda_visible_devices: 1, env: {CUDA_VISIBLE_DEVICES: 1}}",
@@ -293,5 +299,5 @@ def test_paths_that_have_to_be_the_same(understand: Understand, refusal: Refusal
     assert cluster.origins["same"] == "hosts.yaml:1"
     assert understand("hosts: [a]\n").same == ()
     assert "must be a list" in refusal("same: train.py\nhosts: [a]\n")
-    assert "no path of a file" in refusal("same: ['-rf']\nhosts: [a]\n")
+    assert "not a path of a file" in refusal("same: ['-rf']\nhosts: [a]\n")
     assert "at most 100" in refusal(f"same: [{', '.join(['x'] * 101)}]\nhosts: [a]\n")

@@ -188,7 +188,7 @@ def test_what_may_not_be_read_of_the_namespace_is_unknown(asked: Asked) -> None:
     assert isinstance(told.services, Unknown)
     assert told.services.reason == "the API server did not tell the services in 15 s"
     assert isinstance(told.policies, Unknown)
-    assert "is no list of network policies" in told.policies.reason
+    assert "is not a list of network policies" in told.policies.reason
     assert isinstance(told.namespace_labels, Unknown)
     assert "kubectl auth can-i list namespaces" in told.namespace_labels.reason
 

@@ -58,7 +58,9 @@ def test_w_chooses_among_a_files_hosts(hosts_file: str) -> None:
     assert names(found) == [("node2", 0), ("big", 1)]
     assert (found.source, found.master_addr) == (hosts_file, "node2")
     assert ClusterSource(found).arguments == (hosts_file, "-w", "10.0.0.9,node[2-3]", "-x", "node3")
-    with pytest.raises(UsageError, match=r"^-w: node\[4-5\] is no host of .*hosts.yaml; did you mean \"node[123]\"\?$"):
+    with pytest.raises(
+        UsageError, match=r"^-w: node\[4-5\] is not a host of .*hosts.yaml; did you mean \"node[123]\"\?$"
+    ):
         cluster(hosts_file, where="node[3-5]")
 
 
@@ -92,17 +94,17 @@ def test_the_environment_says_the_master_where_nobody_else_does(hosts_file: str)
     ("arguments", "problem"),
     [
         ({"where": "a", "exclude": "a"}, "-x leaves out every host of -w; at least one has to remain"),
-        ({"where": "node[1-3]", "exclude": "nod2"}, '-x: nod2 is no host of -w; did you mean "node2"?'),
-        ({"where": "a", "MASTER_PORT": "port"}, 'MASTER_PORT: "port" is no port: a whole number from 1 to 65535'),
-        ({"where": "a[1"}, '-w: "a[1" has a "[" without its partner; write node[01-04,07]'),
+        ({"where": "node[1-3]", "exclude": "nod2"}, '-x: nod2 is not a host of -w; did you mean "node2"?'),
+        ({"where": "a", "MASTER_PORT": "port"}, 'MASTER_PORT: "port" is not a port: a whole number from 1 to 65535'),
+        ({"where": "a[1"}, '-w: "a[1" has an unmatched "["; write node[01-04,07]'),
         ({"where": ""}, '-w: "" holds an empty name; write names joined by single commas'),
-        ({"where": "a,a"}, '-w: the host "a" stands twice; keep one, or give one machine that is two nodes two names'),
-        ({"where": "-x"}, '-w: "-x" is no host name: it begins with "-", which ssh would read as an option'),
-        ({"where": "a", "exclude": "b["}, '-x: "b[" has a "[" without its partner; write node[01-04,07]'),
+        ({"where": "a,a"}, '-w: host "a" is listed twice; keep one, or give one machine that is two nodes two names'),
+        ({"where": "-x"}, '-w: "-x" is not a host name: it begins with "-", which ssh would read as an option'),
+        ({"where": "a", "exclude": "b["}, '-x: "b[" has an unmatched "["; write node[01-04,07]'),
         (
             {"SLURM_JOB_NODELIST": "(null)"},
             (
-                'SLURM_JOB_NODELIST: "(null)" is no host name: letters, digits, "-" and "_" in '
+                'SLURM_JOB_NODELIST: "(null)" is not a host name: letters, digits, "-" and "_" in '
                 'parts of up to 63, joined by "."; or an IPv4 or IPv6 address'
             ),
         ),
@@ -182,10 +184,10 @@ def test_a_container_of_every_host_and_of_this_machine_alone(hosts_file: str) ->
 @pytest.mark.parametrize(
     ("inside", "problem"),
     [
-        ("train", "--inside: 'train' is no RUNTIME:NAME, as in docker:train"),
+        ("train", "--inside: 'train' is not a RUNTIME:NAME, as in docker:train"),
         ("lxc:a", "allowed are docker, podman, nerdctl, apptainer, enter"),
-        ("docker:a b", '--inside: "a b" is no name of a container'),
-        ("enter:self", '--inside: "self" is no PID: enter takes the number of a process on the host'),
+        ("docker:a b", '--inside: "a b" is not a name of a container'),
+        ("enter:self", '--inside: "self" is not a PID: enter takes the number of a process on the host'),
     ],
 )
 def test_no_container(hosts_file: str, inside: str, problem: str) -> None:

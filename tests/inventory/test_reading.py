@@ -28,7 +28,7 @@ def refusal(path: Path | str) -> str:
         (b"\xef\xbb\xbf \n", 'F: empty; a hosts file has at least "hosts:" and below it "- node1"'),
         (b"hosts:\n- a\0", "F:2: a NUL byte: no text file in UTF-8"),
         ("hosts: [a]".encode("utf-16"), "F:1: a NUL byte: no text file in UTF-8"),
-        (b"hosts:\n- caf\xe9\n", "F:2: the byte 0xe9 is no UTF-8; save the file as UTF-8"),
+        (b"hosts:\n- caf\xe9\n", "F:2: the byte 0xe9 is not UTF-8; save the file as UTF-8"),
         (b"a" * (MAX_BYTES + 1), "F: bigger than 1 MiB, too big for a hosts file"),
     ],
 )
@@ -40,7 +40,7 @@ def test_refuses_what_is_no_text(tmp_path: Path, data: bytes, problem: str) -> N
 
 def test_refuses_what_is_no_file(tmp_path: Path) -> None:
     assert refusal(tmp_path / "hosts.yaml") == "F: no such file"
-    assert refusal("node[1-4]") == "F: no such file; to name hosts directly, write them behind -w"
+    assert refusal("node[1-4]") == "F: no such file; to name hosts directly, use -w: nccl-doctor check -w node1"
     assert refusal(tmp_path) == "F: is a directory; a hosts file is a plain file"
     assert refusal("/dev/zero") == "F: is a device or socket; a hosts file is a plain file"
     assert refusal("a\0b") == "F: can't be read: embedded null byte"

@@ -100,7 +100,7 @@ def test_names_choose_within_and_stand_in_the_next_command(scontrol: Any) -> Non
     found = cluster(where="node[2-3],node1", exclude="node2")
     assert [(node.name, node.node_rank) for node in found.nodes] == [("node1", 0), ("node3", 1)]
     assert ClusterSource(found).arguments == ("--slurm-job", "7", "-w", "node[2-3],node1", "-x", "node2")
-    with pytest.raises(UsageError, match=r"-w: node9 is no node of Slurm job 7, which has node\[1-3\]"):
+    with pytest.raises(UsageError, match=r"-w: node9 is not a node of Slurm job 7, which has node\[1-3\]"):
         cluster(where="node[1,9]")
 
 
@@ -173,10 +173,10 @@ def test_which_job_is_meant() -> None:
 
 WRONG = [
     ({"slurm_job": "8"}, "auto", True, "a hosts file and --slurm-job both name the hosts"),
-    ({"slurm_job": "train"}, "auto", False, '--slurm-job: "train" is no job'),
-    ({"slurm_job": ""}, "auto", False, '--slurm-job: "" is no job'),
-    ({}, "slurm", False, "--transport slurm wants a job: give --slurm-job ID"),
-    ({"container_name": "c"}, "auto", False, "a container of --container-image or --container-name wants a job"),
+    ({"slurm_job": "train"}, "auto", False, '--slurm-job: "train" is not a job'),
+    ({"slurm_job": ""}, "auto", False, '--slurm-job: "" is not a job'),
+    ({}, "slurm", False, "--transport slurm needs a job: give --slurm-job ID"),
+    ({"container_name": "c"}, "auto", False, "a container of --container-image or --container-name needs a job"),
     ({"slurm_job": "8", "container_name": "c"}, "openssh", False, "a container is entered by steps of the job"),
 ]
 

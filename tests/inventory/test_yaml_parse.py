@@ -22,7 +22,7 @@ def test_values_stay_as_written() -> None:
 
 
 def test_comments_alone_are_no_document() -> None:
-    with pytest.raises(HostsFileError, match=r"^f: no YAML in it; comments alone are no document$"):
+    with pytest.raises(HostsFileError, match=r"^f: the file has no YAML, only comments$"):
         parse("# nothing", SourceLocation("f"))
 
 

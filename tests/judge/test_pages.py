@@ -40,7 +40,7 @@ def test_an_error_of_the_kernel_has_one_page() -> None:
 
 
 def test_a_category_and_a_slip_of_the_finger_are_no_page() -> None:
-    with pytest.raises(UsageError, match='"port-in-us" is no diagnosis and no topic; did you mean "port-in-use"'):
+    with pytest.raises(UsageError, match='no diagnosis or topic is called "port-in-us"; did you mean "port-in-use"'):
         find_pages("port-in-us")
-    with pytest.raises(UsageError, match='"ports" is no diagnosis and no topic'):
+    with pytest.raises(UsageError, match='no diagnosis or topic is called "ports"'):
         find_pages("ports")

@@ -182,7 +182,7 @@ def objects_of(state: State, plural: str, version: str, kind: str) -> tuple[Hand
 
 
 def creation(state: State, plural: str, kind: str) -> Handler:
-    """What is no valid object is refused, as an API server does."""
+    """What is not a valid object is refused, as an API server does."""
 
     async def create(request: web.Request) -> web.StreamResponse:
         made = await request.json()

@@ -126,8 +126,8 @@ def test_kubectl_killed_in_the_middle_leaves_nothing_in_the_pod(cluster: KubeClu
             "you may not list pods: kubectl auth can-i list pods says no",
         ),
         (("sts/a",), {"forbidden": ["get statefulsets"]}, "kubectl auth can-i get statefulsets says no"),
-        (("cronjob/a",), {}, '"cronjob/a" is no KIND/NAME'),
-        (("job/A;b",), {}, '"A;b" is no name in Kubernetes'),
+        (("cronjob/a",), {}, '"cronjob/a" is not a KIND/NAME'),
+        (("job/A;b",), {}, '"A;b" is not a name in Kubernetes'),
         (("-n", "A b", "-l", "a=b"), {}, "-n: "),
         ((), {}, "--kube wants KIND/NAME"),
         (("job/train", "hosts.yaml"), {}, "give one of them"),
@@ -140,7 +140,7 @@ def test_kubectl_killed_in_the_middle_leaves_nothing_in_the_pod(cluster: KubeClu
         (
             ("job/train",),
             {"raw": {"pods": '{"kind":"PodList","apiVersion":"v1","items":[{"metadata":{"name":"a\\u001b[2J"}}]}'}},
-            "is no list of pods",
+            "is not a list of pods",
         ),
     ],
 )

@@ -6,7 +6,7 @@ and an ``nccl-doctor`` like any other to who starts them: the program runs on th
 arguments, variables, folder, limits and streams (tests/lab/warm_server.py). What is no fork's to have is left to the
 plain program: most of Python's own variables. An interpreter goes by the name it was started by, a link's too.
 
-One thing differs: the program's parent is no process of that host. The caller waits beside it, without a command line.
+One thing differs: the program's parent is not a process of that host. The caller waits beside it, without a command line.
 """
 
 import atexit

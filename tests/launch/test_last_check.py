@@ -61,7 +61,7 @@ def test_no_check_a_failed_an_incomplete_an_old_one_and_another_file_are_told(
         (one,) = doubts(last, hosts, now or time.time())
         return one
 
-    assert "no check of" in told(recall(hosts, environ))
+    assert "has not been checked yet" in told(recall(hosts, environ))
     assert "failed: master-addr-loopback (node1)" in told(
         checked(hosts, environ, {"cluster": {"master_addr": "127.0.0.1"}, "smoke": {"$skipped": "x"}})
     )

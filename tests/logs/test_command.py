@@ -188,8 +188,8 @@ MODIFY = (
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        ("110 Connection timed out", "nobody answers at the other's GID"),
-        ("113 No route to host", "nobody answers at the other's GID"),
+        ("110 Connection timed out", "no answer at the peer's GID"),
+        ("113 No route to host", "no answer at the peer's GID"),
         ("101 Network is unreachable", "no route leads from this device's interface"),
         ("61 No data available", "the GID at that index is empty"),
         ("22 Invalid argument", "the GID index names no GID of this port"),
@@ -225,4 +225,4 @@ def test_a_snapshot_that_is_none_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "seen.json").write_text("{}")
     done = doctor("-", "--with", str(tmp_path / "seen.json"))
     assert (done.returncode, done.stdout) == (2, "")
-    assert "is no snapshot" in done.stderr
+    assert "is not an nccl-doctor snapshot" in done.stderr

@@ -25,7 +25,7 @@ def test_behind_and_missing() -> None:
     assert where.reached == {Milestone.INIT_START: (3,), Milestone.COMPLETE: (0, 1)}
     assert where.missing == (2,)
     assert where.phrase() == (
-        "rank 3 waited for the others in NCCL's bootstrap; ranks 0-1 had their communicator; of rank 2 there is no word"
+        "rank 3 waited for the others in NCCL's bootstrap; ranks 0-1 had their communicator; rank 2 are not in this log"
     )
 
 

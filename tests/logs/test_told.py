@@ -48,7 +48,7 @@ def test_told_amid_what_every_run_prints(case: Told) -> None:
 
 
 def test_a_dozen_of_each() -> None:
-    """What is told of flight recorders stands in test_recorders, since it is no text."""
+    """What is told of flight recorders stands in test_recorders, since it is not a text."""
     few = {topic: count for topic, count in Counter(case.topic for case in CASES).items() if count < 8}
     few |= {f"{number}-": 0 for number in (1, *range(3, 10)) if of(number) < 12}
     assert (few, len(RECORDED) >= 12) == ({}, True)

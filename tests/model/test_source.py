@@ -59,7 +59,7 @@ def test_without_a_file_to_read_again_all_of_it_is_said(source: str) -> None:
     [
         (Overrides(master_port=70000), "--master-port: "),
         (Overrides(master_addr="-oProxy"), "--master-addr: "),
-        (Overrides(env=("A",)), "--env: 'A' is no NAME=VALUE"),
+        (Overrides(env=("A",)), "--env: 'A' is not a NAME=VALUE"),
         (Overrides(env=("1A=b",)), "--env: "),
         (Overrides(user="a b"), "--user: "),
     ],

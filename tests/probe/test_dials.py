@@ -67,7 +67,7 @@ def test_a_dial_that_finds_no_file_in_its_time_is_told_as_that(port: int) -> Non
 
 
 def test_a_name_that_finds_no_file_in_its_time_is_told_as_that(port: int) -> None:
-    """It is no name that does not resolve, nor one at which nobody answers."""
+    """It is not a name that does not resolve, nor one at which nobody answers."""
     with no_file_left():
         ((_, _, *outcome, _),) = dial_all([["localhost", [port], NONCE.decode()]], 0.3)
     assert tuple(outcome) == FULL

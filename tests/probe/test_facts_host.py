@@ -122,7 +122,7 @@ def test_a_file_is_bounded_and_anything_else_is_unknown(tmp_path: Path) -> None:
     assert len(file_text(str(tmp_path / "long")) or "") == SIZE_LIMIT
     os.mkfifo(tmp_path / "fifo")
     for other in (tmp_path / "fifo", tmp_path):
-        with pytest.raises(Unavailable, match=f"{other.name} is no regular file"):
+        with pytest.raises(Unavailable, match=f"{other.name} is not a regular file"):
             file_text(str(other))
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(Unavailable, match="loop can't be read: Too many levels of symbolic links"):

@@ -90,7 +90,7 @@ def test_holders_of_one_job_are_one() -> None:
 
 REFUSED = [
     (Fake(20, 1, "sshd: alice@pts/0", name="sshd-session", executable="sshd-session"), "sshd", True),
-    (Fake(20, 1, "nginx", uid=0), "is no Python or launcher process", False),
+    (Fake(20, 1, "nginx", uid=0), "is not a Python or launcher process", False),
     (Fake(20, 1, "python -m http.server"), "is a web server", False),
 ]
 

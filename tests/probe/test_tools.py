@@ -112,7 +112,7 @@ def test_an_entry_that_is_no_whole_path_is_passed_over(
 def test_what_is_not_on_the_list_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(tmp_path, "other")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="no program of the list"):
+    with pytest.raises(ValueError, match="not a program of the list"):
         tools.output(["other"], time.monotonic() + LONG_S)
 
 

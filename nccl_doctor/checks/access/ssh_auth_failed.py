@@ -49,7 +49,8 @@ _TOO_MANY = (
 _REFUSED = (
     "See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no "
     "password, so somebody who can get in has to see that the public key is in that user's ~/.ssh/authorized_keys, "
-    "that nobody else may write to it or to the home, and that AllowUsers and PermitRootLogin let the user in; "
+    "that no other user may write to it or to the home directory, and that AllowUsers and PermitRootLogin let the "
+    "user in; "
     "journalctl -u ssh -u sshd there says which it was."
 )
 _NO_KEY = (
@@ -86,7 +87,7 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
         return Fix(summary=prose)
     if facts.exposed:
         files = sorted({path for failure in failures for path in failure.facts.exposed})
-        return pasted("Keep the key from others, as ssh wants it:", on(None, line("chmod 600 {*files}", files=files)))
+        return pasted("Make the key private, as ssh requires:", on(None, line("chmod 600 {*files}", files=files)))
     if facts.encrypted:
         agent = () if facts.agent else (script('eval "$(ssh-agent -s)"'),)
         files = sorted({path for failure in failures for path in failure.facts.encrypted})

@@ -66,7 +66,7 @@ def proxy_intercepts(view: View) -> Findings:
         hosts=tuple(proxied),
         message=f"{who} {fold(proxied)} accepts connections between the hosts before they reach their target.",
         evidence=(
-            *(f"{one.src} -> {one.dst}:{one.port}: taken, though nobody listens there" for one in taken[:8]),
+            *(f"{one.src} -> {one.dst}:{one.port}: accepted, although no process listens there" for one in taken[:8]),
             *(
                 f"{fold(dict.fromkeys(dial.src for dial in dials))} -> {target}:{ports_of(dials)}: {HEARD}"
                 for target, dials in grouped((dial.dst, dial) for dial in spoken).items()

@@ -37,7 +37,7 @@ _STATUSES = {
     13: "status 13: the other side was never ready to receive",
 }
 """Of ibv_wc_status, infiniband/verbs.h."""
-_NOBODY = "nobody answers at the other's GID: NCCL joined two devices that share no network, or a switch drops"
+_NOBODY = "no answer at the peer's GID: NCCL connected two devices that share no network, or a switch drops"
 _ERRORS = {
     110: f"{_NOBODY} (110)",
     113: f"{_NOBODY} (113)",

@@ -28,7 +28,8 @@ def _advice(case: Case) -> Advice:
     wrong = dict.fromkeys(" ".join(m.groups()) for e in case.cause.events if (m := _VARIABLE.search(e.text)))
     if wrong:
         return advise(
-            f"The network plugin's own check wants other values of variables on {case.who}: {', '.join([*wrong][:4])}.",
+            f"The network plugin's own check requires other values of variables on {case.who}: "
+            f"{', '.join([*wrong][:4])}.",
             "Set them as the plugin's own nccl-env-profile.sh does (source it last, and export nothing over it), from "
             "the same release as the plugin; on every host alike.",
             case.check(),

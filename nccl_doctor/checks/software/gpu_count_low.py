@@ -183,7 +183,7 @@ def _short(devices: str | None, gpus: tuple[Gpu, ...], ranks: int, missing: list
 
 
 ADVICE = make_advice(
-    "{who} sees fewer GPUs than the job wants, or none.",
+    "{who} sees fewer GPUs than the job needs, or none.",
     "Look at CUDA_VISIBLE_DEVICES, at the container's --gpus, at the scheduler's request and at nvidia-smi:",
 )
 

@@ -148,7 +148,7 @@ def recorded(answer: object, rank: int, read_dump: ReadDump) -> Any:  # noqa: AN
 
 def _recorded(dump: flight.Dump | None, status: dict[str, _Status], age_s: float | None) -> hang.Recorded:
     if dump is None:
-        raise ValueError("it is no dump")
+        raise ValueError("it is not a dump")
     cut = [(one, {"sizes": one.sizes[:_TEXT], "dtypes": one.dtypes[:_TEXT]}) for one in dump.records]
     calls = [
         hang.Call(group=one.group, seq=one.seq, name=one.name, place=one.place, done=one.ended, **texts)

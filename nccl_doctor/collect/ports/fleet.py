@@ -179,7 +179,7 @@ class Fleet:
             which = f"--host {host}" if host else cluster.source
             raise UsageError(f"{which} names {len(found)} hosts; name one")
         if not found:
-            raise UsageError(f"--host {host} is no host of {cluster.source}")
+            raise UsageError(f"--host {host} is not a host of {cluster.source}")
         if not alone:
             self.master_port, self.master, self._nodes = cluster.master_port, cluster.master_addr, cluster.nodes
         self._target = found[0]

@@ -285,9 +285,9 @@ def _kill(report: PortReport, machine: Machine, steps: Steps) -> PortReport:
 
 def _why_not(report: PortReport, *, force: bool) -> str | None:
     if report.gone:
-        return f"the process that was meant is gone, and pid {report.pid} is another's now or nobody's"
+        return f"that process has exited, and pid {report.pid} now belongs to another process or to none"
     if not report.jobs:
-        return report.hint or "nobody holds the port any more; only waiting helps (--wait)"
+        return report.hint or "no process holds the port any more; it only needs time (--wait)"
     # what nothing lifts comes first: --force would not help
     jobs = sorted(report.jobs, key=lambda job: not job.final)
     return next((job.refusal for job in jobs if job.refusal and (job.final or not force)), None)

@@ -301,7 +301,7 @@ def file_text(path: str) -> str | None:
         raise Unavailable(f"{path} can't be read: {error.strerror}") from error
     try:
         if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise Unavailable(f"{path} is no regular file")
+            raise Unavailable(f"{path} is not a regular file")
         return os.read(number, SIZE_LIMIT).decode("utf-8", "surrogateescape")
     finally:
         os.close(number)

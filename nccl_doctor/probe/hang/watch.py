@@ -137,7 +137,7 @@ class Watch:
             raise Unavailable("NCCL's RAS is switched off in the job (NCCL_RAS_ENABLE=0)")
         if not request["force"] and any(not _safe(version) for version in versions or ["unknown"]):
             told = " and ".join(versions or ["of unknown version"])
-            why = f"NCCL {told}: before 2.27.3 the question can crash a job that is starting; --force asks all the same"
+            why = f"NCCL {told}: before 2.27.3 a query can crash a job that is starting; --force queries it anyway"
             return {**answer, "refused": why}
         reports: dict[str, Any] = {}
         # no address that a variable names is dialled: it may be anybody's

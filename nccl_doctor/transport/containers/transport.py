@@ -121,7 +121,7 @@ _REMEDY = {
     "runs.",
     "no-daemon": "Start it on the host as root: systemctl start docker; nerdctl wants containerd.",
     "no-shell": "The check needs /bin/sh and Python 3.8 where the job runs: use an image that has them.",
-    "late": "See on the host whether {program} answers ({program} ps); a service that hangs wants a restart.",
+    "late": "See on the host whether {program} answers ({program} ps); restart a service that hangs.",
     "late enter": "See on the host whether process {name} hangs in the kernel (state D in ps).",
     "failed": "See on the host what the same command says by hand; -v shows all of its words.",
 }

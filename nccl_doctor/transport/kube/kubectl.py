@@ -100,7 +100,7 @@ _DETAIL: dict[Trouble, tuple[str, str]] = {
         "See that kubectl get pods works here: a VPN, a proxy, or the cluster's address in the kubeconfig.",
     ),
     "gone": ("is gone: the cluster has no pod of that name any more", _LATER),
-    "ended": ("has ended: nobody can enter a pod that has run through", _LATER),
+    "ended": ("has finished: a finished pod can't be entered", _LATER),
     "not-running": ("runs no container {container} now", _LATER),
 }
 _AWAY = ("gone", "ended", "not-running")
@@ -116,7 +116,7 @@ def failure(options: KubeOptions, entry: Entry) -> EngineFailure:
     """Return the failure that kubectl's end or silence shows."""
     late, last = entry.seconds is not None, ""
     if entry.absent:
-        why, detail, remedy = "kubectl", "was not entered: there is no kubectl here", "Install kubectl."
+        why, detail, remedy = "kubectl", "was not entered: kubectl is not installed here", "Install kubectl."
     elif late:
         why, detail = "silent", f"gave no answer to kubectl exec in {entry.seconds:.0f} s"
         remedy = (

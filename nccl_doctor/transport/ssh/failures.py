@@ -231,7 +231,7 @@ def auth_failed(target: Target, login: Login) -> AccessError:
     evidence = [f"refused: {key}" for key in login.offered]
     if not evidence and not login.partial:
         evidence = ["no key could be offered"]
-    evidence += [f"passed over: {path} needs a passphrase and no agent holds it" for path in login.encrypted]
+    evidence += [f"skipped: {path} needs a passphrase, and no agent holds it" for path in login.encrypted]
     evidence += [f"skipped: others may read {path}, so ssh does not use it" for path in login.exposed]
     evidence += [*login.notes, *login.out_of_time, *login.early]
     if message:

@@ -118,7 +118,7 @@ EARLY = {"early": ["the certificate /home/ann/.ssh/id_ed25519-cert.pub is not va
 @pytest.mark.parametrize(
     ("fixture", "certificate", "says", "command"),
     [
-        ("fires-exposed", EXPIRED, "Keep the key from others", "chmod 600"),
+        ("fires-exposed", EXPIRED, "Make the key private", "chmod 600"),
         ("fires-passphrase", EXPIRED, "Load the key", "ssh-add"),
         ("fires-passphrase", EARLY, "Load the key", "ssh-add"),
         ("fires", EXPIRED, "Have the certificate renewed", ""),

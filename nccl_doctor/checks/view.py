@@ -18,7 +18,8 @@ from nccl_doctor.firewall.blame import ExplainedDials, PolicyBlame, policy_blame
 from nccl_doctor.firewall.route_lookup import RouteFault, find_route_faults
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.engine import ClusterSource, Words, engines
+from nccl_doctor.model.engine import ClusterSource, engines
+from nccl_doctor.model.engines.base import Words
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.model.ports import GRACE_S, age_words
 from nccl_doctor.model.register import Absent, CheckFunction, Scope, Traits, Unjudged, enter, make_entry

@@ -9,8 +9,10 @@ import itertools
 import os
 import re
 import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from typer.core import TyperCommand
@@ -166,10 +168,18 @@ def doctor(
     """Cluster preflight and NCCL diagnostics for PyTorch jobs: one cause, the host, and a command to paste."""
 
 
+class _Formatter(Protocol):
+    """click's HelpFormatter, as far as it is used here."""
+
+    def section(self, name: str) -> AbstractContextManager[None]: ...
+
+    def write_dl(self, rows: Sequence[tuple[str, str]]) -> None: ...
+
+
 class PanelCommand(TyperCommand):
     """A command whose help lists its options by panel, with metavars in place of Python's types."""
 
-    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - typer's own
+    def format_options(self, ctx: Any, formatter: _Formatter) -> None:  # noqa: ANN401 - typer's own
         """Write the arguments, then the options of each panel, those without a panel first."""
         from nccl_doctor.cli.options import PANELS
 
@@ -177,13 +187,13 @@ class PanelCommand(TyperCommand):
         for parameter in self.get_params(ctx):
             is_argument = parameter.param_type_name == "argument"
             panel = "Arguments" if is_argument else getattr(parameter, "rich_help_panel", None) or "Options"
-            sections[panel].append((_usage(parameter), _help(parameter)))
+            sections[panel].append(_row(parameter))
         for title, rows in sections.items():
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own, handed on
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own
         """Return as ever; some options, as ``--kube``, may stand without a value, for which typer has no word."""
         from nccl_doctor.model.engine import engines
 
@@ -199,19 +209,15 @@ class PanelCommand(TyperCommand):
             raise
 
 
-def _usage(parameter: Any) -> str:  # noqa: ANN401 - typer's own
-    """Return an argument's or option's words with its metavar, ``-w LIST``; a flag has none."""
-    words = ", ".join(sorted(parameter.opts, key=len)) if parameter.param_type_name == "option" else ""
-    metavar = "" if getattr(parameter, "is_flag", False) else parameter.metavar or ""
-    return " ".join(filter(None, (words, metavar)))
-
-
-def _help(parameter: Any) -> str:  # noqa: ANN401 - typer's own
-    """Return the help text of a parameter with its default."""
+def _row(parameter: Any) -> tuple[str, str]:  # noqa: ANN401 - typer's own
+    """Return a parameter's words with its metavar, ``-w LIST``, which a flag has not, and its help with the default."""
+    is_option, is_flag = parameter.param_type_name == "option", getattr(parameter, "is_flag", False)
+    words = ", ".join(sorted(parameter.opts, key=len)) if is_option else ""
+    metavar = "" if is_flag else parameter.metavar or ""
     default = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
-    if not default or getattr(parameter, "is_flag", False) or parameter.param_type_name == "argument":
-        return str(parameter.help or "")
-    return f"{parameter.help} [default: {f'{default:g}' if isinstance(default, float) else default}]"
+    shown = f"{default:g}" if isinstance(default, float) else default
+    note = f" [default: {shown}]" if is_option and default and not is_flag else ""
+    return " ".join(filter(None, (words, metavar))), f"{parameter.help or ''}{note}"
 
 
 _WORDS = (

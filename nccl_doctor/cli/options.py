@@ -23,6 +23,8 @@ from nccl_doctor.model.engine import engines, kinds
 from nccl_doctor.report.render import FORMS
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from nccl_doctor.inventory.build import Overrides
     from nccl_doctor.model.cluster import Cluster
     from nccl_doctor.model.register import Check
@@ -37,7 +39,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
 
     @wraps(command)
-    def flat(**given: Any) -> None:  # noqa: ANN401 - each option has its own type
+    def flat(**given: object) -> None:
         made = {name: kind(**{one.name: _pop(one, given) for one in fields(kind)}) for name, kind in groups.items()}
         command(**given, **made)
 
@@ -49,7 +51,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
-def _pop(option: Field[Any], given: dict[str, Any]) -> Any:  # noqa: ANN401 - each option has its own type
+def _pop(option: Field[Any], given: dict[str, Any]) -> object:
     """Return the value of a field; of several options by name, those that were given."""
     if "options" not in option.metadata:
         return given.pop(option.name)
@@ -58,7 +60,7 @@ def _pop(option: Field[Any], given: dict[str, Any]) -> Any:  # noqa: ANN401 - ea
 
 
 @cache
-def _parameters(group: Any) -> tuple[inspect.Parameter, ...]:  # noqa: ANN401 - a dataclass
+def _parameters(group: type[DataclassInstance]) -> tuple[inspect.Parameter, ...]:
     types = get_type_hints(group, include_extras=True)
     return tuple(
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(option), annotation=kind)
@@ -67,7 +69,7 @@ def _parameters(group: Any) -> tuple[inspect.Parameter, ...]:  # noqa: ANN401 - 
     )
 
 
-def _default(option: Field[Any]) -> Any:  # noqa: ANN401 - of any option
+def _default(option: Field[Any]) -> object:
     if "options" in option.metadata:
         return None
     return inspect.Parameter.empty if option.default is MISSING else option.default
@@ -119,7 +121,7 @@ def complete_check(incomplete: str) -> list[str]:
     return completing(*words)(incomplete)
 
 
-def output(command: str) -> Any:  # noqa: ANN401 - typer's own
+def output(command: str) -> object:
     """Return ``-o`` of a command, with its forms; :mod:`nccl_doctor.cli.output` refuses others."""
     complete = completing(*FORMS[command])
     return of_output("-o", "--output", metavar="|".join(FORMS[command]), help="Output format.", autocompletion=complete)

@@ -9,7 +9,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, TypeVar
 
 import typer
 
@@ -24,6 +24,7 @@ from nccl_doctor.text.shell import clean
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from nccl_doctor.model.base import Document
     from nccl_doctor.model.report import Report
 
 
@@ -90,7 +91,7 @@ class Out(NamedTuple):
             discard_stdout()
             raise DoctorError(unwritten(error)) from error
 
-    def show(self, document: Any, observed_at: float | None = None) -> None:  # noqa: ANN401 - each command has its own
+    def show(self, document: Document, observed_at: float | None = None) -> None:
         """Print the document without secrets; UnwrittenError where stdout took a file's place."""
         document = self.hidden(document)
         options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, observed_at, fail_on=self.fail_on)

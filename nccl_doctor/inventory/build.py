@@ -20,10 +20,10 @@ from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.values import host
 from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster, Node, access
+from nccl_doctor.model.engines.containers import InsideOptions
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.text.hostlist import fold, plural, quoted
 from nccl_doctor.text.inet import is_loopback
-from nccl_doctor.transport.containers import InsideOptions
-from nccl_doctor.transport.ssh import SshOptions
 
 SettledHosts = dict[str, tuple[Entry, Settings]]  # Each host by its name, in order, with all that was said of it
 

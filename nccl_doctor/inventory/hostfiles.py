@@ -19,8 +19,8 @@ from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.values import host, user
 from nccl_doctor.inventory.yaml_tree import Mapping, Tree, as_list, as_mapping, as_text
+from nccl_doctor.model.engines.containers import RUNTIMES, InsideOptions
 from nccl_doctor.text.hostlist import MAX_HOSTS, expand, quoted
-from nccl_doctor.transport.containers import RUNTIMES, InsideOptions
 
 
 def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> list[str]:

@@ -13,9 +13,9 @@ from nccl_doctor.inventory import kube_api, kube_facts, values
 from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
 from nccl_doctor.inventory.kube_facts import facts, not_ready, training_container
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
+from nccl_doctor.model.engines.kube import KubeOptions
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import quoted
-from nccl_doctor.transport.kube import KubeOptions
 from nccl_doctor.transport.kube.kubectl import KubectlError, kubectl
 
 SECONDS = 30.0  # For one question to the API server: 10,000 pods take 3 s, and a link may be slow
@@ -160,8 +160,8 @@ def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
         raise UsageError(f"--kube: {told}") from error
 
 
-def parsed(pods: Sequence[Pod], place: SourceLocation, **known_too: Any) -> ParsedInventory:  # noqa: ANN401 - of KubeFacts
-    """Return the pods as hosts; ``known_too``: more of KubeFacts."""
+def parsed(pods: Sequence[Pod], place: SourceLocation, **more: object) -> ParsedInventory:
+    """Return the pods as hosts; ``more``: further fields of KubeFacts."""
     chosen = [(pod, training_container(pod)) for pod in pods]
     known = {pod.metadata.name: facts(pod, container) for pod, container in chosen}
     ports = (Sourced(values.port(text, place), noted) for text, noted in _variables(chosen, _PORTS, place))
@@ -170,7 +170,7 @@ def parsed(pods: Sequence[Pod], place: SourceLocation, **known_too: Any) -> Pars
         [_entry(pod, container, place) for pod, container in chosen],
         master_addr=_master(chosen, place),
         master_port=next(ports, None),
-        access=(KubeFacts(namespace=pods[0].metadata.namespace, pods=known, **known_too),),
+        access=(KubeFacts(namespace=pods[0].metadata.namespace, pods=known).model_copy(update=more),),
     )
 
 

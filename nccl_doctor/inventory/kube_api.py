@@ -34,7 +34,7 @@ class ApiObject(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, data: Any) -> Any:  # noqa: ANN401 - whatever stands there
+    def _without_nulls(cls, data: object) -> object:
         return {key: value for key, value in data.items() if value is not None} if isinstance(data, Mapping) else data
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import Any
 
 from nccl_doctor.errors import UsageError
@@ -23,6 +22,7 @@ from nccl_doctor.inventory.parsed import (
 )
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import engines, kinds
+from nccl_doctor.model.engines import kube
 
 MASTER: dict[str, tuple[str, Callable[[str, SourceLocation], Any]]] = {
     "master_port": ("MASTER_PORT", values.port),
@@ -57,7 +57,7 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     else:
         parsed = _parsed(STDIN if path == "-" else path, where, environ, contained=overrides.inside is not None)
         default, by = engines()[0], kinds().get(transport or "auto")
-        if by is not None and by is not default and not by.source:
+        if by is not None and by is not default and not by.finds_hosts:
             entries = [replace(entry, access=(by.name_node(entry.name.value),)) for entry in parsed.entries]
             parsed = replace(parsed, entries=entries)
     # the environment's word on the master counts where nothing else names it
@@ -100,15 +100,20 @@ def requested(
 
     Without a transport nobody is contacted.
     """
-    sources = [engine for engine in engines() if engine.source]
+    sources = [engine for engine in engines() if engine.finds_hosts]
     given = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} both name the hosts; give one of them")
     for engine in sources:
         if not (engine.implied or any(flag.name in options for flag in engine.flags)):
             continue
-        request = import_module(engine.source or "").request
-        source: HostSource | None = request(options, transport, environ, named=named)
+        source: HostSource | None
+        if engine is kube.ENGINE:
+            from nccl_doctor.inventory.kube import request
+
+            source = request(options, transport, environ, named=named)
+        else:
+            source = slurm.request(options, transport, environ, named=named)
         if source is not None:
             return source
     return None

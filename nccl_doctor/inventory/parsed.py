@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from nccl_doctor.errors import DoctorError, HostsFileError, UsageError
 from nccl_doctor.model.cluster import NodeOptions
-from nccl_doctor.transport.containers import InsideOptions
+from nccl_doctor.model.engines.containers import InsideOptions
 
 T = TypeVar("T")
 

@@ -20,8 +20,8 @@ from nccl_doctor.inventory.build import training_python
 from nccl_doctor.inventory.hostfiles import expanded, named
 from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.launch.slurm_job import master_port
+from nccl_doctor.model.engines.slurm import SlurmOptions
 from nccl_doctor.text.hostlist import expand, fold, quoted
-from nccl_doctor.transport.slurm import SlurmOptions
 
 JOB_ID = "SLURM_JOB_ID"
 NODELIST = "SLURM_JOB_NODELIST"

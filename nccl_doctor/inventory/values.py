@@ -8,10 +8,10 @@ import shlex
 from nccl_doctor.engines import ENGINES
 from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.model.base import CONTAINER_NAME
+from nccl_doctor.model.engines.containers import RUNTIMES, InsideOptions
 from nccl_doctor.model.ports import LAST_PORT, as_port
 from nccl_doctor.text.hostlist import has_control, quoted
 from nccl_doctor.text.inet import numeric
-from nccl_doctor.transport.containers import RUNTIMES, InsideOptions
 
 MAX_NPROC = 1024  # No machine has more GPUs; a bigger number is a slip of the finger, and would start as many processes
 

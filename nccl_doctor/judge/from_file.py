@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Container, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.documents import Change, DiagnosisChanges, Difference, HangReport, InterfaceAnswers
@@ -151,12 +151,13 @@ def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str
             yield what, before, after
 
 
-def _leaves(tree: Any, path: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - JSON
+def _leaves(tree: object, path: str) -> Iterator[tuple[str, str]]:
     """Yield every value with its place; unknown facts and empty collections are one each."""
-    reason = next((word for word in ("unknown", "skipped") if isinstance(tree, dict) and f"${word}" in tree), None)
-    if reason is not None:
-        yield path, f"{reason}: {tree[f'${reason}']}"
-    elif isinstance(tree, dict):
+    if isinstance(tree, dict):
+        reason = next((word for word in ("unknown", "skipped") if f"${word}" in tree), None)
+        if reason is not None:
+            yield path, f"{reason}: {tree[f'${reason}']}"
+            return
         for name, value in tree.items():
             if name not in FLEETING:
                 yield from _leaves(value, f"{path}.{name}" if path else name)

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import LaunchPlan, Start
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.nccl.versions import release
 from nccl_doctor.text import shell
 from nccl_doctor.text.inet import endpoint, is_loopback
 from nccl_doctor.text.shell import Line
-from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.settings import arguments
 
 NO_TORCHRUN = (1, 9)

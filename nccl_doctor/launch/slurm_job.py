@@ -13,11 +13,11 @@ from collections.abc import Callable
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.launchers import takes_local_addr
 from nccl_doctor.launch.plan import LaunchPlan
+from nccl_doctor.model.engines.slurm import SlurmOptions
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import endpoint, numeric
 from nccl_doctor.text.shell import Line
-from nccl_doctor.transport.slurm import SlurmOptions
 
 HEAD = """\
 #!/bin/bash

@@ -11,7 +11,7 @@ import ipaddress
 import re
 from enum import Enum
 from functools import lru_cache
-from typing import Annotated, Any, NewType, NoReturn, TypeVar
+from typing import Annotated, NewType, NoReturn, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -32,7 +32,7 @@ _MOST_FIELDS = 100  # more than any model has
 _NO_SCHEMA = frozenset({"config", "default", "metadata", "serialization"})
 
 
-def _fail_fast(schema: Any, *, within: bool = False) -> None:  # noqa: ANN401 - dictionaries, lists and tuples of them
+def _fail_fast(schema: object, *, within: bool = False) -> None:
     """Mark the collections of a model; models within it have marked their own."""
     if isinstance(schema, (list, tuple)):
         for inner in schema:
@@ -59,7 +59,7 @@ class FrozenModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _no_crowd(cls, data: Any) -> Any:  # noqa: ANN401 - whatever was given
+    def _no_crowd(cls, data: object) -> object:
         if isinstance(data, dict) and len(data) > _MOST_FIELDS:
             raise ValueError(f"{len(data):,} fields, of which most are unknown")
         return data
@@ -119,7 +119,7 @@ class Words(Observed):
 
     @model_validator(mode="before")
     @classmethod
-    def _cut(cls, data: Any) -> Any:  # noqa: ANN401 - whatever stands there
+    def _cut(cls, data: object) -> object:
         return {name: _clipped(value) for name, value in data.items()} if isinstance(data, dict) else data
 
 

@@ -1,7 +1,7 @@
-"""The ways of reaching hosts: each is one object that says all that is its own, and everything else asks it.
+"""Table of the ways to reach hosts, and what a cluster's hosts and options say of them.
 
-A new engine is a folder of ``transport/`` whose ``__init__`` has it as ``ENGINE``, and a line in :data:`FOLDERS`. They
-are found by name, for they import this module.
+A new one is a module of ``model/engines/``, an entry in :func:`engines`, and its transport in
+:mod:`nccl_doctor.transport`.
 """
 
 from __future__ import annotations
@@ -9,123 +9,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING
 
+from nccl_doctor.model.engines import containers, kube, slurm, ssh
+from nccl_doctor.model.engines.base import Engine, Kind, Words
 from nccl_doctor.text.hostlist import fold
 
 if TYPE_CHECKING:  # a command line asks the engines for their options: it waits for no model
-    from pathlib import Path
-
-    from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
+    from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.model.finding import Command
 
-FOLDERS = (
-    "ssh",  # reaches whatever no other one does
-    "kube",
-    "slurm",
-    "containers",
-)
-
-Kind = str  # a name that ``--transport`` takes, of :func:`kinds`; the command line takes no other
-Words = tuple[tuple[str, str | None], ...]
-"""Options of a command line with their values; None for an option without one."""
+_ENGINES: tuple[Engine, ...] = (ssh.ENGINE, kube.ENGINE, slurm.ENGINE, containers.ENGINE)
 
 
-@dataclass(frozen=True)
-class Flag:
-    """An option of the command line that chooses an engine's hosts."""
-
-    name: str  # of its value
-    words: tuple[str, ...]  # as it is written; the first stands in messages
-    help: str  # ``{chooser}`` is the option that chooses among the hosts
-    metavar: str | None = None
-    default: str | None = None  # shown by the help
-    bare: bool = False  # its value may be left out
-    fix_port: bool = True  # ``fix-port`` has it, too
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A way in that came to nothing."""
-
-    program: str  # the program of this machine that should have led in
-    absent: bool = False  # there is no such program here
-    seconds: float | None = None  # it gave no answer for so long; None where it ended
-    stderr: str = ""  # its last lines
-    greeting: tuple[str, ...] = ()  # the last lines that came on stdout
-
-
-class Engine:
-    """A way of reaching hosts, as it stands: a command behind a prefix, run on this machine."""
-
-    name: ClassVar[str]  # in :attr:`Node.access`, and as the scope of a check
-    options: ClassVar[type[NodeOptions]]  # its knowledge of a node
-    way: ClassVar[str]  # how a command comes to a node, to be put behind "a command" in a sentence
-    absent: ClassVar[str]  # says that no host is reached so
-    wraps: ClassVar[bool] = False  # it leads on from a host that another engine reaches
-    shares_machine: ClassVar[bool] = True  # several of its hosts may be one machine
-    launches: ClassVar[bool] = False  # ``nccl-doctor launch`` writes lines that start a job on its hosts
-    # the module of ``inventory/`` that finds its hosts (:class:`~nccl_doctor.inventory.parsed.HostSource`); None where
-    # the user names them
-    source: ClassVar[str | None] = None
-    flags: ClassVar[tuple[Flag, ...]] = ()  # the options that choose its hosts
-    implied: ClassVar[bool] = False  # the environment may mean its hosts, too
-    kinds: ClassVar[tuple[Kind, ...]] = ()  # the names by which ``--transport`` asks for it; empty where it is its own
-
-    def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named
-        """Return its options of a host that the user names."""
-        return self.options()
-
-    def prefix(self, node: Node) -> list[str]:
-        """Return the arguments before ``/bin/sh -c COMMAND``."""
-        raise NotImplementedError
-
-    def transport(self, kind: Kind, ssh_config: Path | None, cluster: Cluster) -> Any:  # noqa: ANN401, ARG002 - a Transport, of a floor above
-        """Return the transport to its hosts."""
-        return import_module("nccl_doctor.transport.process").PrefixTransport(self)
-
-    def wrap(self, outside: Any) -> Any:  # noqa: ANN401 - transports
-        """Return the transport that leads on from the hosts of another one."""
-        raise NotImplementedError
-
-    def refusal(self, node: Node) -> Any:  # noqa: ANN401, ARG002 - an access failure, of a floor above
-        """Return the failure that is known before any try; None for none."""
-        return None
-
-    def failure(self, node: Node, entry: Entry) -> Any:  # noqa: ANN401, ARG002 - likewise
-        """Return the failure that a way in shows; None where its words mean nothing special."""
-        return None
-
-    def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - as others need it
-        """Return the facts that a host of it can't have."""
-        return frozenset()
-
-    def gpus(self, node: Node) -> int:  # noqa: ARG002 - as others need it
-        """Return the GPUs that it gave the job on a node; 0 where it gives none out."""
-        return 0
-
-    def place(self, node: Node) -> str:  # noqa: ARG002 - as others need it
-        """Return the words for where on a host its commands run: "the docker container train".
-
-        Empty for the host itself.
-        """
-        return ""
-
-    def cluster_words(self, cluster: Cluster) -> Words:  # noqa: ARG002 - as others need it
-        """Return the options that choose these hosts again; empty where they are none of its own."""
-        return ()
-
-    def node_words(self, node: Node) -> Iterable[tuple[str, str, object]]:  # noqa: ARG002 - as others need it
-        """Return the options that say the same of a node, with their names in :attr:`Cluster.origins` and values."""
-        return ()
-
-
-@cache
 def engines() -> tuple[Engine, ...]:
     """Return all engines; the first reaches what no other one does."""
-    return tuple(import_module(f"nccl_doctor.transport.{folder}").ENGINE for folder in FOLDERS)
+    return _ENGINES
 
 
 @cache
@@ -168,7 +68,7 @@ def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tu
     )
 
 
-def written(options: Mapping[str, Any]) -> Iterator[str]:
+def written(options: Mapping[str, object]) -> Iterator[str]:
     """Yield the words of engines' flags that were given, by their names."""
     for flag in (flag for engine in engines() for flag in engine.flags if flag.name in options):
         yield flag.words[0]

@@ -55,7 +55,7 @@ FORMS: dict[str, dict[str, str]] = {
 """By command: the names of its forms, the default one first, each with the module and function that make it."""
 
 
-def render(command: str, form: str, document: Any, options: RenderOptions = RenderOptions()) -> str:  # noqa: ANN401, B008 - each renderer knows its own; a NamedTuple can't change
+def render(command: str, form: str, document: Document, options: RenderOptions = RenderOptions()) -> str:  # noqa: B008 - a NamedTuple can't change
     """Return the document as lines in a form; empty where a quiet one says nothing."""
     return renderer(command, form)(document, options)
 
@@ -77,7 +77,7 @@ def render_json(document: Document, _options: RenderOptions) -> str:
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"
 
 
-def _without_entities(tree: Any) -> Any:  # noqa: ANN401 - JSON
+def _without_entities(tree: object) -> object:
     if isinstance(tree, dict):
         kept = (item for item in tree.items() if item != ("entities", None))
         return {name: _without_entities(value) for name, value in kept}

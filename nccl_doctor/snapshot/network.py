@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import chain
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
@@ -213,10 +213,12 @@ class Names(Observed):
 
     @model_validator(mode="before")
     @classmethod
-    def _every_name_of_older_snapshots(cls, data: Any) -> Any:  # noqa: ANN401 - whatever stands there
-        told = data.get("own") if isinstance(data, dict) else None
-        relative = isinstance(told, dict) and "addresses" not in told and data.keys() <= {"own", "source"}
-        return data if relative or not isinstance(data, dict) else {"own": data}
+    def _every_name_of_older_snapshots(cls, data: object) -> object:
+        if not isinstance(data, dict):
+            return data
+        own = data.get("own")
+        relative = isinstance(own, dict) and "addresses" not in own and data.keys() <= {"own", "source"}
+        return data if relative else {"own": data}
 
     @property
     def common(self) -> Common:

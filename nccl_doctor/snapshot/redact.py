@@ -125,16 +125,16 @@ def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, A
     return tree
 
 
-def _part(value: object, tree: Any, done: Redacted, mark: Holds | None) -> Any:  # noqa: ANN401 - JSON
+def _part(value: object, tree: object, done: Redacted, mark: Holds | None) -> object:
     """Return a field's JSON, of this value."""
-    if isinstance(value, BaseModel):
+    if isinstance(value, BaseModel) and isinstance(tree, dict):
         return clean(value, tree, replace(done, users={}) if mark is Holds.RULES else done)
     if mark in _CLEANED and tree is not None:
         return _CLEANED[mark](tree, done)
-    if isinstance(value, dict):
+    if isinstance(value, dict) and isinstance(tree, dict):
         parts = {str(key): part for key, part in value.items()}
         return _keyed({key: _part(parts.get(key), part, done, mark) for key, part in tree.items()}, done)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)) and isinstance(tree, list):
         return [_part(one, part, done, mark) for one, part in zip(value, tree, strict=True)]
     return _untyped(tree, done)
 
@@ -144,7 +144,7 @@ def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
     return {_without_users(key, done.users) if key.startswith(("/", "~")) else key: part for key, part in tree.items()}
 
 
-def _untyped(tree: Any, done: Redacted, key: str = "") -> Any:  # noqa: ANN401 - JSON
+def _untyped(tree: object, done: Redacted, key: str = "") -> object:
     """Return a part for which the model has no type: ways to hosts, by the names of options; texts; numbers."""
     if isinstance(tree, dict):
         return _keyed({name: _untyped(part, done, name) for name, part in tree.items()}, done)
@@ -165,7 +165,7 @@ def _environment(variables: dict[str, Any], done: Redacted) -> dict[str, Any]:
     }
 
 
-def _variable(name: str, value: Any, done: Redacted) -> Any:  # noqa: ANN401 - JSON
+def _variable(name: str, value: object, done: Redacted) -> object:
     if not isinstance(value, str):
         return value
     if (name in NAMES or name.startswith(PREFIXES)) and not SECRET.search(name):
@@ -245,7 +245,7 @@ def _valued(word: str, done: Redacted) -> str:
     return f"{name}=…"
 
 
-def _ssh_option(option: Any, done: Redacted) -> Any:  # noqa: ANN401 - JSON
+def _ssh_option(option: object, done: Redacted) -> object:
     """Return an option of ssh by its name (ssh_config(5)), redacted: SetEnv and ProxyCommand may hold anything."""
     match = re.match(r"\s*(\w{1,40})[\s=]", option) if isinstance(option, str) else None
     done.command_lines += 1

@@ -338,7 +338,7 @@ class _Walk:
             yield self.value(item)
 
 
-def _left_out(value: Any) -> Any:  # noqa: ANN401 - any part of a document
+def _left_out(value: object) -> object:
     """Return the same with nothing but its form and numbers."""
     if isinstance(value, dict):
         return {name: _left_out(one) for name, one in value.items()}

@@ -1,19 +1,21 @@
-"""How to run something on one host: each engine in its folder, and the transport to a cluster's hosts made of them."""
+"""Transports to hosts, a folder for each way to reach them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.model.engine import engines, engines_of, kinds, reaching
+from nccl_doctor.model.engine import engines_of, kinds, reaching
+from nccl_doctor.model.engines.containers import ENGINE as CONTAINERS
 from nccl_doctor.text import machine
 from nccl_doctor.text.hostlist import fold
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nccl_doctor.model.cluster import Cluster
-    from nccl_doctor.model.engine import Kind
+    from nccl_doctor.model.engines.base import Kind
     from nccl_doctor.transport.base import Transport
 
 
@@ -28,8 +30,42 @@ def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None)
     if kind != "auto" and kinds()[kind] is not engine:
         raise UsageError(f"--transport {kind} does not reach the hosts of {cluster.source}; leave it out")
     local = all(node.local for node in cluster.nodes)
-    transport = cast("Transport", engine.transport("local" if local else kind, ssh_config, cluster))
-    for inner in engines():
-        if inner.wraps and any(inner in engines_of(node) for node in cluster.nodes):
-            transport = cast("Transport", inner.wrap(transport))
+    transport = _local() if local or kind == "local" else TRANSPORTS[engine.name](kind, ssh_config)
+    if any(CONTAINERS in engines_of(node) for node in cluster.nodes):
+        from nccl_doctor.transport.containers.transport import InsideTransport
+
+        return InsideTransport(transport)
     return transport
+
+
+def _local() -> Transport:
+    from nccl_doctor.transport.process import LocalTransport
+
+    return LocalTransport()
+
+
+def _ssh(kind: Kind, ssh_config: Path | None) -> Transport:
+    # paramiko's reader of configurations, which is not needed here, wants it: 40 ms to import
+    hidden = sys.modules.setdefault("invoke", None) is None  # type: ignore[arg-type]  # the import system's "no"
+    try:
+        from nccl_doctor.transport.ssh.choice import ChoosingTransport
+    finally:
+        if hidden:
+            del sys.modules["invoke"]
+    return ChoosingTransport(kind, ssh_config)
+
+
+def _kube(_kind: Kind, _ssh_config: Path | None) -> Transport:
+    from nccl_doctor.transport.kube.pods import KubeTransport
+
+    return KubeTransport()
+
+
+def _slurm(_kind: Kind, _ssh_config: Path | None) -> Transport:
+    from nccl_doctor.transport.slurm.steps import SlurmTransport
+
+    return SlurmTransport()
+
+
+TRANSPORTS: dict[str, Callable[[Kind, Path | None], Transport]] = {"ssh": _ssh, "kube": _kube, "slurm": _slurm}
+"""Makers of the transports to hosts themselves, by the name of the engine."""

@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import resource
-import secrets
 import selectors
 import signal
 import subprocess
@@ -16,9 +15,8 @@ import time
 from typing import IO
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.engine import Engine, Entry
 from nccl_doctor.snapshot.access import ProbeFacts, ProbeFailed
-from nccl_doctor.transport.base import AccessError, Greeting, LineBuffer, Tail, Transport, if_free, remaining
+from nccl_doctor.transport.base import AccessError, LineBuffer, Tail, Transport, if_free, remaining
 
 TERM_S = 1.0  # Between the first signal and the last, and after that
 _CHUNK, _CHUNKS = 256 * 1024, 64
@@ -194,43 +192,3 @@ class LocalTransport(Transport):
 def english() -> dict[str, str]:
     """Our environment, for programs whose words are read."""
     return os.environ | {"LC_ALL": "C", "LANGUAGE": "C"}
-
-
-class PrefixTransport(Transport):
-    """Starts one program of this machine a node, which runs the command there: ``kubectl exec POD -- COMMAND``."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - no login takes longer than the first answer
-        """Start ``command`` behind the engine's prefix; AccessError where the node can't be entered."""
-        if (refusal := self._engine.refusal(node)) is not None:
-            raise AccessError(refusal)
-        # The shell there prints the mark: without it, the program's end is a failure to get in.
-        started, mark, prefix = time.monotonic(), f"ncdoctor-{secrets.token_hex(8)}", self._engine.prefix(node)
-        try:
-            channel = ProcessChannel([*prefix, "/bin/sh", "-c", f"echo {mark}; {command}"], english())
-        except FileNotFoundError:
-            raise self._failure(node, Entry(prefix[0], absent=True)) from None
-        greeting = Greeting(channel.read_line, mark)
-        try:
-            if greeting.ends(deadline):
-                return channel
-            channel.exit_status(deadline)
-            entry = Entry(prefix[0], stderr=channel.stderr_tail(), greeting=greeting.words)
-        except TimeoutError:
-            entry = Entry(prefix[0], seconds=deadline - started)
-        except BaseException:
-            channel.close()
-            raise
-        channel.close()
-        raise self._failure(node, entry)
-
-    def _failure(self, node: Node, entry: Entry) -> AccessError:
-        if (failure := self._engine.failure(node, entry)) is not None:
-            return AccessError(failure)
-        late = entry.seconds is not None
-        evidence = (*entry.greeting, *filter(None, map(str.strip, entry.stderr.splitlines()[-_WORDS:])))
-        ended = f"did not come in time: {entry.program} hangs" if late else f"did not come: {entry.program} ended"
-        detail = f"there is no program {entry.program} here" if entry.absent else f"the shell {ended}"
-        return AccessError(ProbeFailed(detail=detail, evidence=evidence, facts=ProbeFacts(stage="login", late=late)))

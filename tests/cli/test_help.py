@@ -107,7 +107,7 @@ def test_a_check_reads_nothing_that_only_other_commands_need() -> None:
 def test_the_table_of_commands_loads_neither_models_nor_a_way_to_hosts() -> None:
     code = "import sys, nccl_doctor.cli.main as main; main.app(); print(*sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert {"nccl_doctor.cli.check", "nccl_doctor.transport.ssh"} <= set(told.stdout.split())
+    assert {"nccl_doctor.cli.check", "nccl_doctor.model.engines.ssh"} <= set(told.stdout.split())
     assert {"pydantic", "paramiko", "rich", "nccl_doctor.model.cluster"}.isdisjoint(told.stdout.split())
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.transport.containers import InsideOptions
+from nccl_doctor.model.engines.containers import InsideOptions
+from nccl_doctor.transport.containers.transport import enter_line
 from tests.cli.doctor import Run, doctor, files, ours
 from tests.cli.program import run_in, start_in
 from tests.cli.smoking import all_reduce_processes
@@ -89,14 +90,14 @@ def test_a_shell_in_a_process_namespaces_has_no_capability_that_the_process_lack
     start(host, "bound", "--cap-drop=all", "--cap-add=CHOWN", "--security-opt=no-new-privileges", "--pid=private")
     pid = host.run(["podman", "inspect", "-f", "{{.State.Pid}}", "bound"]).stdout.strip()
     asked = "grep -E '^(Cap|NoNewPrivs)' /proc/self/status; hostname; echo $$; ls -di /"
-    by_podman = host.run(InsideOptions("podman", "bound").line(asked)).stdout.splitlines()
-    entered = host.run(InsideOptions("enter", pid).line(asked)).stdout.splitlines()
+    by_podman = host.run(enter_line(InsideOptions("podman", "bound"), asked)).stdout.splitlines()
+    entered = host.run(enter_line(InsideOptions("enter", pid), asked)).stdout.splitlines()
     number = len(by_podman) - 2  # each shell has a PID of its own
     assert (entered[:number], entered[number + 1 :]) == (by_podman[:number], by_podman[number + 1 :])
     assert {"CapEff:\t0000000000000001", "CapBnd:\t0000000000000001", "NoNewPrivs:\t1"} <= set(entered)
     assert int(entered[number]) < 1000  # of the container's own
     for script, status in (("exit 7", 7), ("kill -TERM $$", 143), ("exec /no/such", 127)):
-        done = host.run(f"({InsideOptions('enter', pid).line(script)}); echo $?")
+        done = host.run(f"({enter_line(InsideOptions('enter', pid), script)}); echo $?")
         assert done.stdout.strip() == str(status)
     end(host, "bound")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor.collect.ports.fleet import ANSWERS
+from nccl_doctor.collect.ports.fleet import Request
+from nccl_doctor.model.base import T
 
 Answer = Callable[[dict[str, Any]], Any]
 
@@ -18,9 +19,9 @@ class FakeMachine:
         self.asked: list[dict[str, Any]] = []
         self._answers = answers
 
-    def ask(self, do: str, **arguments: Any) -> Any:
-        self.asked.append({"do": do, **arguments})
-        return ANSWERS[do].validate_python(self._answers[do](arguments))
+    def ask(self, request: Request[T], **arguments: object) -> T:
+        self.asked.append({"do": request.do, **arguments})
+        return request.answer.validate_python(self._answers[request.do](arguments))
 
     def close(self) -> None:
         return

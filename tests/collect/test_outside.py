@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from nccl_doctor.collect.facts.host_facts import SCRIPT, look_outside, parse_outside
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Node, access
+from nccl_doctor.model.engines.containers import InsideOptions
 from nccl_doctor.snapshot.surroundings import Outside
 from nccl_doctor.snapshot.system import ResourceLimits
-from nccl_doctor.transport.containers import InsideOptions
 from nccl_doctor.transport.process import LocalTransport, ProcessChannel
 from tests.patience import LONG_S
 

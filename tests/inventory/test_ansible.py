@@ -11,7 +11,7 @@ from nccl_doctor.inventory import ansible
 from nccl_doctor.inventory import files as hosts_files
 from nccl_doctor.inventory.ansible import MAX_GROUPS
 from nccl_doctor.inventory.build import build
-from nccl_doctor.transport.ssh import SshOptions
+from nccl_doctor.model.engines.ssh import SshOptions
 from tests.inventory.conftest import ELSEWHERE, Refusal, Understand
 
 INI = """\

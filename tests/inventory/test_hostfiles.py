@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nccl_doctor.transport.ssh import SshOptions
+from nccl_doctor.model.engines.ssh import SshOptions
 from tests.inventory.conftest import Refusal, Understand
 
 MPI = """\

@@ -22,9 +22,9 @@ from nccl_doctor.inventory.parsed import SourceLocation
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
+from nccl_doctor.model.engines.kube import KubeOptions
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.shell import script
-from nccl_doctor.transport.kube import KubeOptions
 from nccl_doctor.transport.kube.kubectl import KubectlError
 from tests.each import each
 

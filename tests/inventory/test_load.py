@@ -10,8 +10,8 @@ from nccl_doctor.inventory.build import Overrides, ThisMachine
 from nccl_doctor.inventory.load import load
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
-from nccl_doctor.transport.containers import InsideOptions
-from nccl_doctor.transport.ssh import SshOptions
+from nccl_doctor.model.engines.containers import InsideOptions
+from nccl_doctor.model.engines.ssh import SshOptions
 from tests.inventory.conftest import ELSEWHERE
 
 NODE2 = ThisMachine(frozenset({"node2"}), frozenset({"10.0.0.2"}))

@@ -17,8 +17,8 @@ from nccl_doctor.inventory.slurm import SlurmRequest, request
 from nccl_doctor.launch.slurm_job import master_port
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
+from nccl_doctor.model.engines.slurm import SlurmOptions
 from nccl_doctor.transport import make_transport
-from nccl_doctor.transport.slurm import SlurmOptions
 from nccl_doctor.transport.slurm.steps import SlurmTransport
 from tests.each import each
 from tests.inventory.conftest import ELSEWHERE

@@ -13,9 +13,9 @@ from nccl_doctor.judge.attribution import attach_consequences
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import access
 from nccl_doctor.model.effect import Symptom
+from nccl_doctor.model.engines.containers import InsideOptions
 from nccl_doctor.model.finding import Finding, Fix, Outcome, Severity
 from nccl_doctor.model.register import Check, Unjudged, all_checks, find
-from nccl_doctor.transport.containers import InsideOptions
 from tests.checks.snapshots import UNREACHABLE, load, patched
 
 

@@ -37,15 +37,15 @@ from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.hang_report import report as hang_report
 from nccl_doctor.model.cluster import Cluster, Node, access
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.report.render import FORMS, RenderOptions, render
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.containers.transport import InsideTransport
-from nccl_doctor.transport.kube import ENGINE as KUBE
-from nccl_doctor.transport.process import LocalTransport, PrefixTransport
+from nccl_doctor.transport.kube.pods import KubeTransport
+from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.slurm.steps import SlurmTransport
-from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.choice import ChoosingTransport
 from tests.hang.made_up import Job
 from tests.lab import warm
@@ -73,7 +73,7 @@ WATCHED = (
 ENGINES: dict[str, tuple[Callable[[], Transport], dict[str, Any]]] = {
     "local": (LocalTransport, {}),
     "slurm": (SlurmTransport, {"slurm": {"job": "7"}}),
-    "kube": (lambda: PrefixTransport(KUBE), {"kube": {"pod": "p", "namespace": "n", "container": "c"}}),
+    "kube": (KubeTransport, {"kube": {"pod": "p", "namespace": "n", "container": "c"}}),
     "inside": (lambda: InsideTransport(LocalTransport()), {"inside": {"runtime": "podman", "name": "c"}}),
 }
 PROGRAMS = {"srun": 'exec "$@"', "kubectl": 'exec "$@"', "podman": 'exec "$@"', "squeue": "exit 0", "scancel": "exit 0"}

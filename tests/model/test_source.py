@@ -10,8 +10,8 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.model.engine import ClusterSource
+from nccl_doctor.model.engines.slurm import SlurmOptions
 from nccl_doctor.text.shell import line
-from nccl_doctor.transport.slurm import SlurmOptions
 from tests.checks.snapshots import patched
 
 OPTIONS = Overrides("/opt/py", 29511, "10.0.0.2", 2, "bob", 2222, ("NCCL_DEBUG=INFO",), "docker:train")

@@ -6,9 +6,9 @@ from rich.cells import cell_len
 
 from nccl_doctor.model.cluster import Cluster, Node, access
 from nccl_doctor.model.documents import HostList
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.report.render import render
 from nccl_doctor.text.shell import clean
-from nccl_doctor.transport.ssh import SshOptions
 from tests.report.strategies import TEXT
 
 ORIGINS = {

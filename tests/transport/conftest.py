@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.engine import Kind
+from nccl_doctor.model.engines.base import Kind
 from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.base import AccessError, Transport
 from tests.patience import LONG_S, crowd

@@ -17,7 +17,7 @@ import paramiko
 import psutil
 
 from nccl_doctor.model.cluster import Node, access
-from nccl_doctor.transport.ssh import SshOptions
+from nccl_doctor.model.engines.ssh import SshOptions
 from tests.patience import LONG_S, joined
 
 LOOPBACK = "127.0.0.1"

@@ -16,9 +16,10 @@ import pytest
 
 from nccl_doctor.errors import ControllerError
 from nccl_doctor.model.cluster import Node, access
-from nccl_doctor.model.engine import Kind
+from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.transport.base import Transport
-from nccl_doctor.transport.ssh import SshOptions, identities
+from nccl_doctor.transport.ssh import identities
 from nccl_doctor.transport.ssh.config import account
 from nccl_doctor.transport.ssh.openssh import OpensshTransport
 from tests.patience import LONG_S, crowd, joined

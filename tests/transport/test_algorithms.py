@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.model.engine import Kind
+from nccl_doctor.model.engines.base import Kind
 from nccl_doctor.transport.ssh import config
 from nccl_doctor.transport.ssh.settings import OPENSSH_ALGORITHMS
 from tests.patience import LONG_S

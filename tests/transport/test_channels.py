@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.engine import Kind
+from nccl_doctor.model.engines.base import Kind
 from nccl_doctor.transport.base import Channel, Transport
 from nccl_doctor.transport.process import ProcessChannel
 from tests.patience import LONG_S, crowd

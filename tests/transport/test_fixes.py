@@ -11,7 +11,7 @@ from nccl_doctor.checks.access import ssh_host_key_unknown
 from nccl_doctor.checks.view import Derived, View
 from nccl_doctor.model.base import skipped
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.engine import Kind
+from nccl_doctor.model.engines.base import Kind
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.snapshot.access import AccessFailure
 from nccl_doctor.snapshot.hosts import Host, Snapshot

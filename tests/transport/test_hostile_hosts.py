@@ -14,12 +14,12 @@ import paramiko
 import pytest
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.engine import Kind
+from nccl_doctor.model.engines.base import Kind
 from nccl_doctor.snapshot.access import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport.base import AccessError, FloodError, LineBuffer, Transport
 from nccl_doctor.transport.containers.transport import InsideTransport
-from nccl_doctor.transport.kube import ENGINE as KUBE
-from nccl_doctor.transport.process import LocalTransport, PrefixTransport
+from nccl_doctor.transport.kube.pods import KubeTransport
+from nccl_doctor.transport.process import LocalTransport
 from nccl_doctor.transport.slurm.steps import SlurmTransport
 from nccl_doctor.transport.ssh import session
 from tests.patience import LONG_S
@@ -59,7 +59,7 @@ def test_a_login_that_prints_without_end(flood: str, make: Make, controller: Con
 
 ENGINES: dict[str, tuple[str, Callable[[], Transport], dict[str, Any]]] = {
     "slurm": ("srun", SlurmTransport, {"slurm": {"job": "7"}}),
-    "kube": ("kubectl", lambda: PrefixTransport(KUBE), {"kube": {"pod": "p", "namespace": "n", "container": "c"}}),
+    "kube": ("kubectl", KubeTransport, {"kube": {"pod": "p", "namespace": "n", "container": "c"}}),
     "inside": ("podman", lambda: InsideTransport(LocalTransport()), {"inside": {"runtime": "podman", "name": "c"}}),
 }
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engines.containers import InsideOptions, Runtime
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.containers import InsideOptions, Runtime
-from nccl_doctor.transport.containers.transport import Entry, InsideTransport, failure
+from nccl_doctor.transport.containers.transport import Entry, InsideTransport, enter_line, failure
 from nccl_doctor.transport.process import LocalTransport
 from tests.patience import LONG_S, crowd
 
@@ -59,7 +59,7 @@ def test_a_runtime_that_is_not_there_and_a_hostile_python_in_every_shell(shell: 
     assert shutil.which(program), f"the tests need {program}"
     options = InsideOptions(runtime="nerdctl", name="x")
     environment = {"PATH": "/nowhere", "HOME": "/nowhere"}
-    line = options.line("echo 'hello $HOME' \"$HOME\"; exec /bin/echo '~/a b'")
+    line = enter_line(options, "echo 'hello $HOME' \"$HOME\"; exec /bin/echo '~/a b'")
     argv = [shutil.which(program) or "", *words, "-c"]
     absent = subprocess.run([*argv, line], env=environment, capture_output=True, text=True, check=False)
     said = (absent.stdout + absent.stderr).splitlines()
@@ -80,7 +80,7 @@ def test_names_of_the_host_are_cut() -> None:
 
 
 def test_the_line_quotes_once_more() -> None:
-    line = InsideOptions(runtime="docker", name="train").line("exec '/opt/my py' -c \"print('x')\"")
+    line = enter_line(InsideOptions(runtime="docker", name="train"), "exec '/opt/my py' -c \"print('x')\"")
     assert shlex.split(line) == [
         "exec",
         "docker",

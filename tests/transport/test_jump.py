@@ -13,9 +13,9 @@ import pytest
 
 from nccl_doctor.collect.connect.reach import Reach
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.engine import Kind
+from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.transport.base import Transport
-from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.session import SshSession
 from nccl_doctor.transport.ssh.settings import split_jump
 from tests.lab.warm import plain

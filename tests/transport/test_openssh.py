@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.snapshot.access import UnreachableFacts
-from nccl_doctor.transport.ssh import SshOptions
 from nccl_doctor.transport.ssh.config import Answers, ConfigError, Values, ask
 from nccl_doctor.transport.ssh.failures import Target
 from nccl_doctor.transport.ssh.openssh import Attempt, classify

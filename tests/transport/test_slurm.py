@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.transport.slurm import SlurmOptions, steps
+from nccl_doctor.model.engines.slurm import SlurmOptions
+from nccl_doctor.transport.slurm import steps
 from nccl_doctor.transport.slurm.steps import KEEPER, classify
 from tests.each import each
 

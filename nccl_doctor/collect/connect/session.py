@@ -200,7 +200,7 @@ class ProbeSession:
             raise
         return session
 
-    def send(self, do: str, deadline: float, **arguments: Any) -> int:  # noqa: ANN401 - JSON
+    def send(self, do: str, deadline: float, **arguments: object) -> int:
         """Send a request and return its number."""
         self._last_id += 1
         self._awaited[self._last_id] = now()
@@ -228,7 +228,7 @@ class ProbeSession:
         except answers.ConnectionLostError as error:
             raise self.gone(error) from error
 
-    def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: Any) -> T:  # noqa: ANN401 - JSON
+    def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: object) -> T:
         """Send a request and wait as :meth:`wait`; one whose answer was late is not sent again, but waited for."""
         request = do, json.dumps(arguments)
         number = self._late.pop(request, None) or self.send(do, deadline, **arguments)

@@ -26,6 +26,7 @@ from nccl_doctor.launch.line import read_line
 from nccl_doctor.model.base import MALFORMED, IpAddress, Unknown, ip_address, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import place_of
+from nccl_doctor.model.engines.containers import InsideOptions
 from nccl_doctor.model.ports import TcpSocket
 from nccl_doctor.probe.tools import SYSTEM
 from nccl_doctor.snapshot.access import AnyAccessFailure
@@ -35,7 +36,6 @@ from nccl_doctor.snapshot.surroundings import Outside
 from nccl_doctor.snapshot.system import Clock, GpuProcess, ResourceLimits, TrainingJob
 from nccl_doctor.text.inet import numeric
 from nccl_doctor.transport.base import AccessError, Allowance, Channel, Transport
-from nccl_doctor.transport.containers import InsideOptions
 from nccl_doctor.transport.ssh.settings import ssh_alias
 
 GRACE_S = 2.0  # What the answer may take beyond the deadline that the collectors on the host keep

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from nccl_doctor.collect.answers import typed, typed_items
 from nccl_doctor.collect.hang.reader import MOST_CALLS
 from nccl_doctor.logs import flight
-from nccl_doctor.model.base import Count, Fact, Phased, Seconds, Unknown, unknown
+from nccl_doctor.model.base import Count, Fact, Phased, Seconds, T, Unknown, unknown
 from nccl_doctor.snapshot import hang
 from nccl_doctor.snapshot.system import Xid
 
@@ -116,14 +116,14 @@ def host_look(answer: LookAnswer, job: hang.JobRanks, read_dump: ReadDump) -> ha
     )
 
 
-def _typed(kind: TypeAdapter[Any], value: object) -> Any:  # noqa: ANN401 - what the adapter is of
+def _typed(kind: TypeAdapter[T], value: object) -> T | Unknown:
     try:
         return kind.validate_python(value)
     except ValidationError as error:
         return unknown(f"the probe's answer does not fit: {error.errors()[0]['msg']}")
 
 
-def recorded(answer: object, rank: int, read_dump: ReadDump) -> Any:  # noqa: ANN401 - Fact[Recorded | None]
+def recorded(answer: object, rank: int, read_dump: ReadDump) -> Fact[hang.Recorded | None]:
     """Return a rank's recorder out of ``{"live": document}`` or ``{"dump": {"name", "age_s", "data"}}``.
 
     None for none.

@@ -79,7 +79,7 @@ class Reader:
             self._end()
             self._turn.release()
 
-    def _ask(self, host: str, kind: Kind, name: str, data: bytes) -> Any:  # noqa: ANN401 - JSON
+    def _ask(self, host: str, kind: Kind, name: str, data: bytes) -> dict[str, Any] | None:
         if self._spent[host] >= CPU_S:
             raise UnreadableError(f"the host's other ones took {CPU_S} s to read")
         if not self._turn.acquire(timeout=max(0.0, self._until - time.monotonic())):
@@ -98,7 +98,8 @@ class Reader:
             self._turn.release()
         if "refused" in answer:
             raise UnreadableError(answer["refused"])
-        return answer["read"]
+        read: dict[str, Any] | None = answer["read"]
+        return read
 
     def _exchange(self, kind: Kind, name: str, data: bytes) -> dict[str, Any]:
         process = self._started()

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Generic, Protocol
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from nccl_doctor.collect import answers
 from nccl_doctor.collect.connect.reach import apart
 from nccl_doctor.errors import NotReachedError, UsageError
-from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds
+from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds, T
 from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob, TcpSocket
 from nccl_doctor.probe.ports.requests import HANDLERS, MOST_NAMED
 from nccl_doctor.snapshot.network import PortRange
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from nccl_doctor.collect.connect.session import ProbeSession
     from nccl_doctor.inventory.parsed import HostSource
     from nccl_doctor.model.cluster import Node
-    from nccl_doctor.model.engine import Kind
+    from nccl_doctor.model.engines.base import Kind
     from nccl_doctor.transport.base import Transport
 
 ANSWER_S = 20.0
@@ -77,12 +78,18 @@ class NamedPorts(_Answer):
     ports: Annotated[tuple[Port, ...], Field(max_length=MOST_NAMED)]
 
 
-ANSWERS: dict[str, TypeAdapter[Any]] = {  # By the request's name (probe/ports/requests.py)
-    "port": TypeAdapter(Look),
-    "signal": TypeAdapter(Signalled),
-    "free": TypeAdapter(FreePorts),
-    "named": TypeAdapter(NamedPorts),
-}
+@dataclass(frozen=True)
+class Request(Generic[T]):
+    """A request to the probe, by its name in probe/ports/requests.py, with the type of its answer."""
+
+    do: str
+    answer: TypeAdapter[T]
+
+
+PORT = Request("port", TypeAdapter(Look))
+SIGNAL = Request("signal", TypeAdapter(Signalled))
+FREE = Request("free", TypeAdapter(FreePorts))
+NAMED = Request("named", TypeAdapter(NamedPorts))
 
 
 class Machine(Protocol):
@@ -92,8 +99,8 @@ class Machine(Protocol):
     def name(self) -> str:
         """Its name for the user; "" for this machine."""
 
-    def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
-        """Return the answer to a request, as :data:`ANSWERS` has it; raises NotReachedError: none came."""
+    def ask(self, request: Request[T], **arguments: object) -> T:
+        """Return the answer to a request; raises NotReachedError: none came."""
 
     def close(self) -> None:
         """Leave the host as it was."""
@@ -107,9 +114,9 @@ class ThisMachine:
     def __init__(self) -> None:
         require_linux("this machine")
 
-    def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
+    def ask(self, request: Request[T], **arguments: object) -> T:
         """Return the answer to a request."""
-        return ANSWERS[do].validate_python(HANDLERS[do](arguments))
+        return request.answer.validate_python(HANDLERS[request.do](arguments))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -121,11 +128,11 @@ class SessionMachine:
     def __init__(self, session: ProbeSession) -> None:
         self.session, self.name = session, session.node.name
 
-    def ask(self, do: str, **arguments: Any) -> Any:  # noqa: ANN401 - each request has its own
+    def ask(self, request: Request[T], **arguments: object) -> T:
         """Return the answer to a request, of no other values than the probe can give."""
 
-        def answer(session: ProbeSession) -> Any:  # noqa: ANN401 - as above
-            return session.ask(ANSWERS[do], do, time.monotonic() + ANSWER_S, **arguments)
+        def answer(session: ProbeSession) -> T:
+            return session.ask(request.answer, request.do, time.monotonic() + ANSWER_S, **arguments)
 
         try:
             return apart(answer)(self.session)

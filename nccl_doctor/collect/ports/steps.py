@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from nccl_doctor.collect.connect.reach import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.ports.fleet import Fleet, Look, Machine, SessionMachine, Signalled, Trial
+from nccl_doctor.collect.ports.fleet import FREE, NAMED, PORT, SIGNAL, Fleet, Machine, SessionMachine, Trial
 from nccl_doctor.errors import DoctorError, NotReachedError, UsageError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.parsed import SourceLocation, read_bytes
@@ -69,7 +69,7 @@ class Ended(NamedTuple):
 def look(machine: Machine, port: int | None, process: Identity | None, grace_s: float) -> PortReport:
     """Find who holds a port on a machine, or the job of a process there."""
     pid, started = process or (None, None)
-    answer: Look = machine.ask("port", port=port, pid=pid, started=started, grace_s=grace_s)
+    answer = machine.ask(PORT, port=port, pid=pid, started=started, grace_s=grace_s)
     trial = answer.trial or Trial(free=not answer.jobs)
     return PortReport(
         host=machine.name or answer.host,
@@ -89,7 +89,7 @@ def look(machine: Machine, port: int | None, process: Identity | None, grace_s: 
 def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: bool, tell: Tell) -> Ended:
     """End whole jobs: SIGTERM, a grace period, SIGKILL; each process is looked at again right before each signal."""
     named = [(member.pid, member.started) for job in jobs for member in job.members]
-    answer: Signalled = machine.ask("signal", processes=named, signal="TERM", force=force)
+    answer = machine.ask(SIGNAL, processes=named, signal="TERM", force=force)
     denied = [why for _, why in answer.denied]
     if denied and not answer.sent:  # then there is nothing to wait for
         return Ended((), tuple(sorted(pid for pid, _ in answer.alive)), tuple(dict.fromkeys(denied)))
@@ -97,7 +97,7 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
 
     def alive() -> list[tuple[int, int]]:
         # what a launcher started while it was ending belongs to the job too
-        living = list(machine.ask("signal", processes=list(known), signal=None, force=force).alive)
+        living = list(machine.ask(SIGNAL, processes=list(known), signal=None, force=force).alive)
         known.update(dict.fromkeys(living))
         if len(known) > MOST_PROCESSES:
             raise NotReachedError(f"{machine.name}: it tells of more than {MOST_PROCESSES} processes of one job")
@@ -105,7 +105,7 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
 
     left = _wait(alive, grace_s, lambda pids, s: tell(f"SIGTERM sent; SIGKILL to pid {pids} in {s:.0f} s"))
     if left:
-        answer = machine.ask("signal", processes=list(known), signal="KILL", force=force)
+        answer = machine.ask(SIGNAL, processes=list(known), signal="KILL", force=force)
         denied += [why for _, why in answer.denied]
         left = _wait(alive, KILL_S, lambda pids, s: tell(f"SIGKILL sent; waiting for pid {pids}, {s:.0f} s"))
     staying = {pid for pid, _ in left}
@@ -151,7 +151,7 @@ def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict
     """Return a port that the first machine's firewall lets others reach, or DoctorError."""
     target, *others = machines
     halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
-    named: list[int] = list(target.ask("named").ports)
+    named = list(target.ask(NAMED).ports)
     wanted = (port for port in chain(named, halved) if port >= FIRST and port not in {*WELL_KNOWN, after})
     tried = [answers]
     for _ in range(TRIALS):
@@ -171,7 +171,7 @@ def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict
 
 def _free_on_all(machines: Sequence[Machine], ports: list[int], *, ephemeral: bool = False) -> set[int]:
     free: list[set[int]] = []
-    for answer in fan_out(lambda machine: machine.ask("free", ports=ports, ephemeral=ephemeral), machines):
+    for answer in fan_out(lambda machine: machine.ask(FREE, ports=ports, ephemeral=ephemeral), machines):
         if isinstance(answer, Exception):
             raise answer
         free.append(set(answer.free))
@@ -194,7 +194,7 @@ def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> S
         return None
     command = script("export MASTER_PORT={port} PET_MASTER_PORT={port}", port=port)
     hosts = tuple(machine.name for machine in machines)
-    answer = machines[0].ask("free", ports=[port], ephemeral=False)
+    answer = machines[0].ask(FREE, ports=[port], ephemeral=False)
     reserve = None
     if port not in answer.free and answer.drawn is not None:
         kept = ",".join(filter(None, (answer.drawn.reserved_text, str(port))))

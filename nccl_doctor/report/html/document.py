@@ -12,12 +12,13 @@ from datetime import datetime, timezone
 from functools import lru_cache
 from importlib.resources import files
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
+from nccl_doctor.model.base import Document
 from nccl_doctor.model.finding import Diagnosis, LogLine
 from nccl_doctor.report.human import LABELLED, by_consequence, by_place, plain, where
 from nccl_doctor.report.render import RenderOptions
@@ -42,12 +43,12 @@ def short(text: str, most: int) -> str:
     return f"{text[: most - 1 - end]}…{text[-end:]}"
 
 
-def document(template: str, **values: Any) -> str:  # noqa: ANN401 - what the template reads
+def document(template: str, **values: object) -> str:
     """Return a page of a template in templates/, texts cleaned and escaped."""
     return _environment().get_template(template).render(values)
 
 
-def head(report: Any, options: RenderOptions) -> View:  # noqa: ANN401 - a document of any command
+def head(report: Document, options: RenderOptions) -> View:
     """Return the top of every page: the command, when, who asked, which version."""
     observed, made = (
         "" if at is None else f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S UTC}"

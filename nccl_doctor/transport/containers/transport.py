@@ -6,18 +6,37 @@ to nothing before the first is the login's fault, between the two that of the co
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 import secrets
+import shlex
 import time
+import zlib
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import Literal, NamedTuple
 
+from nccl_doctor import probe
 from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engines.containers import InsideOptions, Runtime
 from nccl_doctor.snapshot.access import AnyAccessFailure, EngineFacts, EngineFailure, ProbeFacts, ProbeFailed
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Channel, Greeting, LostError, Transport
-from nccl_doctor.transport.containers import InsideOptions
+
+_ENTER: dict[Runtime, str] = {
+    "docker": "docker exec -i",
+    "podman": "podman exec -i",
+    "nerdctl": "nerdctl exec -i",
+    "apptainer": "apptainer exec",
+}
+_LIST: dict[Runtime, str] = {
+    "docker": "docker ps --format '{{.Names}}'",
+    "podman": "podman ps --format '{{.Names}}'",
+    "nerdctl": "nerdctl ps --format '{{.Names}}'",
+    "apptainer": "apptainer instance list",
+}
 
 KIND = "container-unreachable"
 Problem = Literal["missing", "stopped", "paused", "forbidden", "no-runtime", "no-daemon", "no-shell", "late", "failed"]
@@ -36,6 +55,40 @@ _SAID: tuple[tuple[Problem, str], ...] = (
 )  # fmt: skip
 
 
+def program(options: InsideOptions) -> str:
+    """Return the program on the host that enters the container."""
+    return _prefix(options).partition(" ")[0]
+
+
+def enter_line(options: InsideOptions, command: str) -> str:
+    """Return a line for the host's shell (sh, csh or fish) that runs ``command`` with the container's /bin/sh."""
+    return f"exec {_prefix(options)} /bin/sh -c {shlex.quote(command)}"
+
+
+def listing(options: InsideOptions) -> str | None:
+    """Return a line for the host's shell that prints what runs there, a name first on each line.
+
+    None where none does.
+    """
+    return None if options.runtime is None or options.runtime not in _LIST else f"exec {_LIST[options.runtime]}"
+
+
+def _prefix(options: InsideOptions) -> str:
+    assert options.runtime is not None, "the host itself needs no way in"
+    if options.runtime == "enter":
+        return f"{_entering()} {shlex.quote(options.name)}"
+    place = f"instance://{shlex.quote(options.name)}" if options.runtime == "apptainer" else shlex.quote(options.name)
+    return f"{_ENTER[options.runtime]} {place}"
+
+
+@cache
+def _entering() -> str:
+    """Return the host's Python with ``probe/enter.py``, a word that every shell leaves as it is."""
+    packed = base64.b64encode(zlib.compress((files(probe) / "enter.py").read_bytes(), 9)).decode()
+    program = f'import base64, zlib; exec(zlib.decompress(base64.b64decode("{packed}")))'
+    return f"python3 -I -S -c {shlex.quote(program)}"
+
+
 class Entry(NamedTuple):
     """A way in that came to nothing: the lines after the login, the program's status, and what else runs there."""
 
@@ -47,10 +100,8 @@ class Entry(NamedTuple):
 
 def problem(entry: Entry) -> Problem:
     """Name what kept the command out."""
-    program, text = entry.options.program, "\n".join(entry.output)
-    absent = (
-        rf"(?:^|[\s:]){program}: (?:command )?not found|command not found: {program}|unknown command:? \W*{program}"
-    )
+    enters, text = re.escape(program(entry.options)), "\n".join(entry.output)
+    absent = rf"(?:^|[\s:]){enters}: (?:command )?not found|command not found: {enters}|unknown command:? \W*{enters}"
     if re.search(absent, text, re.IGNORECASE | re.MULTILINE):
         return "no-runtime"
     return next((found for found, words in _SAID if re.search(words, text, re.IGNORECASE)), "failed")
@@ -71,7 +122,7 @@ def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
             f"; running are {', '.join(names[:_MOST])}{more}" if names else "; this user has no running container there"
         )
     words = {
-        "program": options.program,
+        "program": program(options),
         "place": options.place,
         "name": options.name,
         "kind": options.place.removeprefix("the "),
@@ -166,7 +217,7 @@ class InsideTransport:
         options = node.options(InsideOptions)
         seconds = LOGIN_TIMES * (deadline - time.monotonic())
         there, inside = (f"ncdoctor-{word}-{secrets.token_hex(8)}" for word in ("host", "inside"))
-        line = f"echo {there}; {options.line(f'echo {inside}; {command}')}"
+        line = f"echo {there}; {enter_line(options, f'echo {inside}; {command}')}"
         channel = self._outside.open(node, line, deadline, latest)
         try:
             _await_login(channel, there, options, min(latest, time.monotonic() + seconds))
@@ -212,12 +263,12 @@ class InsideTransport:
 
     def _running(self, node: Node) -> list[str] | None:
         """Return the containers that run on the host; None where it does not answer."""
-        listing = node.options(InsideOptions).listing()
-        if listing is None:
+        lists = listing(node.options(InsideOptions))
+        if lists is None:
             return None
         deadline = time.monotonic() + _LISTING_S
         try:
-            channel = self._outside.open(node, listing, deadline)
+            channel = self._outside.open(node, lists, deadline)
         except AccessError:
             return None
         try:
@@ -254,14 +305,14 @@ class _InsideChannel:
 
 
 def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: float) -> None:
-    late = f"{options.program} did not start in time: the login waits or runs something else"
+    late = f"{program(options)} did not start in time: the login waits or runs something else"
     try:
         arrived, output = _read_to(channel, mark, deadline)
     except TimeoutError:
         raise AccessError(ProbeFailed(detail=late, facts=ProbeFacts(stage="login", late=True))) from None
     if not arrived:
         words = f', and said "{output[-1][:120]}"' if output else ""
-        detail = f"its login ended without starting {options.program}{words}"
+        detail = f"its login ended without starting {program(options)}{words}"
         raise AccessError(ProbeFailed(detail=detail, evidence=output, facts=ProbeFacts(stage="login")))
 
 

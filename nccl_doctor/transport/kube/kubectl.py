@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass
 from typing import Literal
 
-from nccl_doctor.model.engine import Entry
+from nccl_doctor.model.engines.kube import KubeOptions, NotReady
 from nccl_doctor.snapshot.access import EngineFacts, EngineFailure
-from nccl_doctor.transport.kube import KubeOptions, NotReady
 from nccl_doctor.transport.process import ProcessChannel, english
 
 MAX_OUTPUT = 256 << 20  # Bytes of a pod list that are read: 10,000 pods take some 100 MB
@@ -112,7 +112,16 @@ def not_ready(options: KubeOptions, why: NotReady) -> EngineFailure:
     return EngineFailure(kind="pod-not-ready", detail=why.detail, evidence=why.evidence, remedy=why.remedy, facts=facts)
 
 
-def failure(options: KubeOptions, entry: Entry) -> EngineFailure:
+@dataclass(frozen=True)
+class Attempt:
+    """A failed attempt to enter a pod."""
+
+    absent: bool = False  # kubectl is not installed
+    seconds: float | None = None  # without an answer; None if kubectl exited
+    stderr: str = ""  # the last lines of kubectl
+
+
+def failure(options: KubeOptions, entry: Attempt) -> EngineFailure:
     """Return the failure that kubectl's end or silence shows."""
     late, last = entry.seconds is not None, ""
     if entry.absent:

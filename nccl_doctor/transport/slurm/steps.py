@@ -21,11 +21,11 @@ import threading
 from collections.abc import Sequence
 
 from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engines.slurm import SlurmOptions
 from nccl_doctor.snapshot.access import EngineFacts, EngineFailure
 from nccl_doctor.text.hostlist import expand
 from nccl_doctor.transport.base import AccessError, Channel, Greeting
 from nccl_doctor.transport.process import ProcessChannel
-from nccl_doctor.transport.slurm import SlurmOptions
 
 KIND = "step-not-started"
 _ASKING_S = 5.0

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.engine import Kind
+from nccl_doctor.model.engines.base import Kind
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.snapshot.access import SshAuthFailed, SshUnreachable
 from nccl_doctor.transport.base import AccessError, Channel
 from nccl_doctor.transport.process import LocalTransport
-from nccl_doctor.transport.ssh import SshOptions, failures, known_hosts
+from nccl_doctor.transport.ssh import failures, known_hosts
 from nccl_doctor.transport.ssh.config import Answers, BeyondError
 from nccl_doctor.transport.ssh.identities import Agents
 from nccl_doctor.transport.ssh.openssh import OpensshTransport

@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.snapshot.access import Reason
 from nccl_doctor.transport.base import LOGIN_TIMES, AccessError, Greeting, close_all, pause
 from nccl_doctor.transport.process import ProcessChannel, english
-from nccl_doctor.transport.ssh import SshOptions, failures, identities
+from nccl_doctor.transport.ssh import failures, identities
 from nccl_doctor.transport.ssh.failures import Login, Target
 from nccl_doctor.transport.ssh.settings import QUEUE, HostSettings, Places, arguments, split_jump
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nccl_doctor.errors import ControllerError
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.transport.base import AccessError
-from nccl_doctor.transport.ssh import SshOptions, failures
 from nccl_doctor.transport.ssh import config as ssh_config
+from nccl_doctor.transport.ssh import failures
 from nccl_doctor.transport.ssh.config import BeyondError, Values, expand
 from nccl_doctor.transport.ssh.failures import Target
 

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
+from nccl_doctor.model.base import Document
 from nccl_doctor.model.register import all_checks
 from nccl_doctor.report.render import RenderOptions, render
 
@@ -62,7 +63,7 @@ def read(text: str) -> list[Element]:
     return reader.elements
 
 
-def html(document: object, command: str = "check", options: RenderOptions = OPTIONS) -> str:
+def html(document: Document, command: str = "check", options: RenderOptions = OPTIONS) -> str:
     """A document as one file."""
     return render(command, "html", document, options)
 

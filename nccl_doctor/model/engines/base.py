@@ -1,0 +1,70 @@
+"""Description of a way to reach hosts, and of the command-line options that choose its hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:  # a command line asks the engines for their options: it waits for no model
+    from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
+
+Kind = str  # a name that ``--transport`` takes, of :func:`nccl_doctor.model.engine.kinds`
+Words = tuple[tuple[str, str | None], ...]
+"""Options of a command line with their values; None for an option without one."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """An option of the command line that chooses an engine's hosts."""
+
+    name: str  # of its value
+    words: tuple[str, ...]  # as it is written; the first stands in messages
+    help: str  # ``{chooser}`` is the option that chooses among the hosts
+    metavar: str | None = None
+    default: str | None = None  # shown by the help
+    bare: bool = False  # its value may be left out
+    fix_port: bool = True  # ``fix-port`` has it, too
+
+
+class Engine:
+    """Description of a way to reach hosts: its names, options and words; :mod:`nccl_doctor.transport` connects."""
+
+    name: ClassVar[str]  # in :attr:`Node.access`, and as the scope of a check
+    options: ClassVar[type[NodeOptions]]  # its knowledge of a node
+    way: ClassVar[str]  # how a command comes to a node, to be put behind "a command" in a sentence
+    absent: ClassVar[str]  # says that no host is reached so
+    wraps: ClassVar[bool] = False  # it leads on from a host that another engine reaches
+    shares_machine: ClassVar[bool] = True  # several of its hosts may be one machine
+    launches: ClassVar[bool] = False  # ``nccl-doctor launch`` writes lines that start a job on its hosts
+    finds_hosts: ClassVar[bool] = False  # it lists its hosts itself, where others are named by the user
+    flags: ClassVar[tuple[Flag, ...]] = ()  # the options that choose its hosts
+    implied: ClassVar[bool] = False  # the environment may mean its hosts, too
+    kinds: ClassVar[tuple[Kind, ...]] = ()  # the names by which ``--transport`` asks for it; empty where it is its own
+
+    def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named
+        """Return its options of a host that the user names."""
+        return self.options()
+
+    def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - as others need it
+        """Return the facts that a host of it can't have."""
+        return frozenset()
+
+    def gpus(self, node: Node) -> int:  # noqa: ARG002 - as others need it
+        """Return the GPUs that it gave the job on a node; 0 where it gives none out."""
+        return 0
+
+    def place(self, node: Node) -> str:  # noqa: ARG002 - as others need it
+        """Return the words for where on a host its commands run: "the docker container train".
+
+        Empty for the host itself.
+        """
+        return ""
+
+    def cluster_words(self, cluster: Cluster) -> Words:  # noqa: ARG002 - as others need it
+        """Return the options that choose these hosts again; empty where they are none of its own."""
+        return ()
+
+    def node_words(self, node: Node) -> Iterable[tuple[str, str, object]]:  # noqa: ARG002 - as others need it
+        """Return the options that say the same of a node, with their names in :attr:`Cluster.origins` and values."""
+        return ()

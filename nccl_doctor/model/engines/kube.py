@@ -1,0 +1,66 @@
+"""Hosts that are pods: kubectl exec, with kubectl's configuration and rights, which are the user's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from nccl_doctor.model.engines.base import Engine, Flag, Words
+
+if TYPE_CHECKING:
+    from nccl_doctor.model.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class NotReady:
+    """Reason why a pod can't be entered, from the pod list; ``detail`` continues the sentence after its name."""
+
+    detail: str
+    remedy: str
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KubeOptions:
+    """A pod and the container in which the job runs; the names are as the API server takes them (RFC 1123)."""
+
+    engine: ClassVar[str] = "kube"
+
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    machine: str | None = None
+    not_ready: NotReady | None = None
+
+
+class KubeEngine(Engine):
+    """Commands in pods."""
+
+    name = KubeOptions.engine
+    options = KubeOptions
+    way = "in the pod"
+    absent = "no host is a pod"
+    finds_hosts = True
+    flags = (
+        Flag(
+            "kube",
+            ("--kube",),
+            "Use the pods of job/NAME, pytorchjob/NAME, …, or those that match -l.",
+            metavar="[KIND/NAME]",
+            bare=True,
+        ),
+        Flag("namespace", ("-n", "--namespace"), "Namespace of the pods of --kube.", metavar="NS"),
+        Flag("selector", ("-l", "--selector"), "Label selector of the pods of --kube.", metavar="LABELS"),
+    )
+
+    def cluster_words(self, cluster: Cluster) -> Words:
+        """Return the words that chose the pods."""
+        asked = cluster.access.get(self.name, {}).get("asked", ())
+        words = tuple(map(str, asked)) if isinstance(asked, (list, tuple)) else ()
+        job = words[1:2] if len(words) % 2 == 0 else ()
+        pairs = zip(words[1 + len(job) :: 2], words[2 + len(job) :: 2], strict=True)
+        chosen = tuple(("-n" if option == "-n" else "-l", value) for option, value in pairs)
+        return (("--kube", job[0] if job else None), *chosen) if words else ()
+
+
+ENGINE = KubeEngine()

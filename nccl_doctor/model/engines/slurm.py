@@ -1,0 +1,82 @@
+"""Hosts that are nodes of a Slurm job: a step on each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from nccl_doctor.model.engines.base import Engine, Flag, Words
+
+if TYPE_CHECKING:
+    from nccl_doctor.model.cluster import Cluster, Node
+
+
+@dataclass(frozen=True)
+class SlurmOptions:
+    """The job that a node belongs to, and how a step enters it."""
+
+    engine: ClassVar[str] = "slurm"
+
+    job: str = ""
+    inside: bool = False  # nccl-doctor runs in that very job
+    container_image: str = ""  # srun's --container-image and --container-name (pyxis), empty for none
+    container_name: str = ""
+    gpus: int = 0  # that Slurm gave the job on this node
+
+    @property
+    def container(self) -> tuple[str, ...]:
+        """The options that lead into the container."""
+        said = (("--container-image", self.container_image), ("--container-name", self.container_name))
+        return tuple(f"{option}={value}" for option, value in said if value)
+
+
+class SlurmEngine(Engine):
+    """Commands as steps of a job."""
+
+    name = SlurmOptions.engine
+    options = SlurmOptions
+    way = "in a step of the job"
+    absent = "no host is a node of a Slurm job"
+    launches = True
+    finds_hosts = True
+    implied = True
+    flags = (
+        Flag(
+            "slurm_job",
+            ("--slurm-job",),
+            "Use the nodes of this Slurm job, through steps in it, without SSH; {chooser} selects among them.",
+            metavar="ID",
+            default="the current allocation",
+        ),
+        Flag(
+            "container_image",
+            ("--container-image",),
+            "Run in this container image, as with srun (pyxis).",
+            metavar="IMAGE",
+            fix_port=False,
+        ),
+        Flag(
+            "container_name",
+            ("--container-name",),
+            "Run in this container of the job (pyxis).",
+            metavar="NAME",
+            fix_port=False,
+        ),
+    )
+
+    def lacks(self, node: Node) -> frozenset[str]:
+        """Inside the job its own environment counts, and no login shell's."""
+        return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
+
+    def gpus(self, node: Node) -> int:
+        """Return as scontrol tells them."""
+        return node.options(SlurmOptions).gpus
+
+    def cluster_words(self, cluster: Cluster) -> Words:
+        """Return the job, with its container."""
+        options = cluster.nodes[0].access.get(self.name, {})
+        keys = {"job": "--slurm-job", "container_image": "--container-image", "container_name": "--container-name"}
+        return tuple((option, str(options[key])) for key, option in keys.items() if key in options)
+
+
+ENGINE = SlurmEngine()

@@ -1,0 +1,45 @@
+"""Hosts reached over SSH, and this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from nccl_doctor.model.engines.base import Engine
+
+if TYPE_CHECKING:
+    from nccl_doctor.model.cluster import Node
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """How to log in: ``ssh:`` in the hosts file; ``options`` are further ones, each as ``-o`` of ssh takes it."""
+
+    engine: ClassVar[str] = "ssh"
+
+    user: str | None = None
+    port: int | None = None
+    identity_file: str | None = None
+    options: tuple[str, ...] = ()
+
+
+class SshEngine(Engine):
+    """Commands over SSH."""
+
+    name = SshOptions.engine
+    options = SshOptions
+    way = "over SSH"
+    absent = "no host is reached over SSH"
+    shares_machine = False
+    launches = True
+    kinds = ("auto", "paramiko", "openssh", "local")
+
+    def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
+        """Yield the user to log in as, and the port."""
+        options = node.access.get(self.name, {})
+        for key in ("user", "port"):
+            yield f"--{key}", f"ssh.{key}", None if options.get(key) is None else str(options[key])
+
+
+ENGINE = SshEngine()

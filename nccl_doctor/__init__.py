@@ -16,7 +16,7 @@
 7. judge/diagnose.py ``judge`` runs the checks of model/register.py (checks/CATEGORY/NAME.py) over the ``Snapshot``
    (``run_check``); each gets a ``View`` (checks/view.py), with what nccl/ and firewall/ make of the facts;
    ``attach_consequences`` puts what merely follows under its cause. Where an all-reduce hung and nobody is to blame,
-   collect/smoke/trials.py tries smaller groups of hosts, and it is judged again.
+   collect/smoke/isolation.py tries smaller groups of hosts, and it is judged again.
 8. judge/summary.py makes the ``Report`` (model/report.py) of that, with the screen's rows.
 9. cli/output.py has report/render.py print it in the form that was asked for, and leaves with its exit code.
 

@@ -18,7 +18,7 @@ from nccl_doctor.report.human import diagnosis
 from nccl_doctor.report.text import Screen, painter
 from tests.checks.live import LIVE, folder
 from tests.checks.snapshots import load
-from tests.logs.told_cases import CASES
+from tests.logs.labelled_cases import CASES
 
 PLACEHOLDERS = ("{", "}", "None", "()", "''")
 

@@ -9,7 +9,7 @@ from nccl_doctor.model.finding import Finding, Fix
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, Fault, Kind, faults
 from nccl_doctor.nccl.interfaces import FAMILIES
-from nccl_doctor.nccl.reach import Reachable
+from nccl_doctor.nccl.reachability import Reachable
 from nccl_doctor.nccl.suggest import fix, move
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 from nccl_doctor.text.shell import line

@@ -12,7 +12,7 @@ from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.gloo import gloo_devices, lost_to
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.reach import Reachable, reach
+from nccl_doctor.nccl.reachability import Reachable, reach
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
 from nccl_doctor.snapshot.mesh import Mesh

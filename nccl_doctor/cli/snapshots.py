@@ -14,7 +14,7 @@ from nccl_doctor.cli.options import KeepOptions
 from nccl_doctor.cli.output import write_file
 from nccl_doctor.errors import DoctorError, SnapshotError
 from nccl_doctor.inventory.build import this_machine
-from nccl_doctor.inventory.parsed import read_bytes
+from nccl_doctor.inventory.sources import read_bytes
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.snapshot.hosts import Snapshot

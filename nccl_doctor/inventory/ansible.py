@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation, read_text
+from nccl_doctor.inventory.sources import Entry, ParsedInventory, Settings, Sourced, SourceLocation, read_text
 from nccl_doctor.inventory.yaml_tree import Mapping, Scalar, Tree, as_mapping, as_text, parse
 from nccl_doctor.text.hostlist import MAX_HOSTS, quoted
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from nccl_doctor.errors import DoctorError, UsageError
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
+from nccl_doctor.inventory.sources import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.values import host
 from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT, Cluster, Node, access
 from nccl_doctor.model.engines.containers import InsideOptions

@@ -16,7 +16,7 @@ from ruamel.yaml.events import CollectionEndEvent, CollectionStartEvent, Event, 
 from nccl_doctor.errors import DoctorError, HostsFileError
 from nccl_doctor.inventory import ansible, hostfiles
 from nccl_doctor.inventory.ansible import Inventory
-from nccl_doctor.inventory.parsed import ParsedInventory, SourceLocation, decode
+from nccl_doctor.inventory.sources import ParsedInventory, SourceLocation, decode
 from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar, Tree, parse
 from nccl_doctor.text.machine import write_atomically
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
+from nccl_doctor.inventory.sources import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.inventory.values import host, user
 from nccl_doctor.inventory.yaml_tree import Mapping, Tree, as_list, as_mapping, as_text
 from nccl_doctor.model.engines.containers import RUNTIMES, InsideOptions

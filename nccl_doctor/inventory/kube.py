@@ -12,7 +12,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import kube_api, kube_facts, values
 from nccl_doctor.inventory.kube_api import POD_LIST, Container, Pod, typed
 from nccl_doctor.inventory.kube_facts import facts, not_ready, training_container
-from nccl_doctor.inventory.parsed import Entry, ParsedInventory, Settings, Sourced, SourceLocation
+from nccl_doctor.inventory.sources import Entry, ParsedInventory, Settings, Sourced, SourceLocation
 from nccl_doctor.model.engines.kube import KubeOptions
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import quoted

@@ -10,7 +10,7 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import files, slurm, values
 from nccl_doctor.inventory.build import Overrides, ThisMachine, build, own_name, this_machine, training_python
 from nccl_doctor.inventory.hostfiles import expanded, named
-from nccl_doctor.inventory.parsed import (
+from nccl_doctor.inventory.sources import (
     STDIN,
     Entry,
     HostSource,

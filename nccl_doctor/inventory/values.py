@@ -6,7 +6,7 @@ import re
 import shlex
 
 from nccl_doctor.engines import ENGINES
-from nccl_doctor.inventory.parsed import SourceLocation
+from nccl_doctor.inventory.sources import SourceLocation
 from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.engines.containers import RUNTIMES, InsideOptions
 from nccl_doctor.model.ports import LAST_PORT, as_port

@@ -21,7 +21,7 @@ from ruamel.yaml.events import (
 )
 
 from nccl_doctor.errors import DoctorError
-from nccl_doctor.inventory.parsed import SourceLocation
+from nccl_doctor.inventory.sources import SourceLocation
 from nccl_doctor.text.hostlist import quoted
 
 

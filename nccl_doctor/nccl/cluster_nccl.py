@@ -17,7 +17,7 @@ from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
 from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read, parse_spec
 from nccl_doctor.nccl.rdma import ip_of, is_usable, list_rdma
 from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side
-from nccl_doctor.nccl.reach import Cause, Peers, Reachability, Reachable, is_private, reachability
+from nccl_doctor.nccl.reachability import Cause, Peers, Reachability, Reachable, is_private, reachability
 from nccl_doctor.nccl.suggest import Suggestion, suggest
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot.hosts import Snapshot

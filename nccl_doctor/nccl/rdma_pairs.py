@@ -20,7 +20,7 @@ from functools import cached_property
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.rdma import Entry, Nic, RdmaList, address_of, ip_of, is_usable, list_rdma, roce_version
-from nccl_doctor.nccl.reach import Reachable
+from nccl_doctor.nccl.reachability import Reachable
 from nccl_doctor.nccl.variables import RAILS, integer
 from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, groups
 from nccl_doctor.snapshot.system import RdmaGid

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Fix, export, on
 from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl
-from nccl_doctor.nccl.reach import Peers, Reachable, is_private, reach
+from nccl_doctor.nccl.reachability import Peers, Reachable, is_private, reach
 from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, addresses_by_name

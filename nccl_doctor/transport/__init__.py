@@ -62,7 +62,7 @@ def _kube(_kind: Kind, _ssh_config: Path | None) -> Transport:
 
 
 def _slurm(_kind: Kind, _ssh_config: Path | None) -> Transport:
-    from nccl_doctor.transport.slurm.steps import SlurmTransport
+    from nccl_doctor.transport.slurm.transport import SlurmTransport
 
     return SlurmTransport()
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from nccl_doctor.cli.main import GARBAGE
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.collect import answers
+from nccl_doctor.collect import probe_answers
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.options import RunOptions
@@ -92,15 +92,15 @@ def record() -> Recorded:
         return answer
 
     open_.ask = kept
-    with contextlib.suppress(answers.NoAnswerError):  # a fact that this machine is too busy for
+    with contextlib.suppress(probe_answers.NoAnswerError):  # a fact that this machine is too busy for
         timed("facts", lambda: asking(open_, 1.0))
     open_.ask = ask
     listener = [{"address": "127.0.0.1", "port": 0, "step": 0, "tries": 1}]
     until = time.monotonic() + DEADLINE_S
     nonce = {"nonce": "n", "sockets": listener}
-    ports = timed("listen", lambda: open_.ask(answers.LISTENING, "listen", until, **nonce)).ports
+    ports = timed("listen", lambda: open_.ask(probe_answers.LISTENING, "listen", until, **nonce)).ports
     targets = {"targets": [["127.0.0.1", list(ports), "n"]], "timeout_s": 5.0}
-    timed("dial", lambda: open_.ask(answers.DIALLED, "dial", until, **targets))
+    timed("dial", lambda: open_.ask(probe_answers.DIALLED, "dial", until, **targets))
     open_.close()
     return Recorded(open_.hello.model_dump(mode="json"), told[0], delays)
 

@@ -15,7 +15,7 @@ import pytest
 from nccl_doctor.cli import snapshots
 from nccl_doctor.cli.options import SelectOptions
 from nccl_doctor.errors import HostsFileError, UsageError
-from nccl_doctor.inventory import parsed
+from nccl_doctor.inventory import sources
 from tests.checks.snapshots import patched
 from tests.cli.program import assert_one_sentence, run
 from tests.lab.warm import tool
@@ -173,7 +173,7 @@ def test_from_needs_a_snapshot(tmp_path: Path, text: str, wrong: str) -> None:
 def test_from_waits_for_no_pipe_and_reads_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "fifo")
     monkeypatch.setattr(snapshots, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(parsed, "_PIPE_SECONDS", 0.05)
+    monkeypatch.setattr(sources, "_PIPE_SECONDS", 0.05)
     with pytest.raises(HostsFileError, match=r"nothing came through the pipe in 0\.1 s"):
         snapshots.read_snapshot(tmp_path / "fifo")
     assert_one_sentence(
@@ -299,7 +299,7 @@ def test_a_full_disk_takes_no_other_text_either_and_gets_no_traceback(tmp_path: 
 
 def test_a_snapshot_through_stdin_is_read_whole(tmp_path: Path) -> None:
     """It is longer than a hosts file may be."""
-    text = Path(saved(tmp_path, {})).read_text() + " " * parsed.MAX_BYTES
+    text = Path(saved(tmp_path, {})).read_text() + " " * sources.MAX_BYTES
     command = [tool(), "check", "--from", "/dev/stdin", "-q"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=LONG_S, check=False)
     assert (done.returncode, done.stderr) == (0, "")

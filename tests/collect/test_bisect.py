@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.smoke.trials import Group, NoTimeError, bisect
+from nccl_doctor.collect.smoke.isolation import Group, NoTimeError, bisect
 
 NAMES = tuple(f"node{number}" for number in range(1, 65))
 sizes = st.integers(min_value=3, max_value=len(NAMES))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.ports import steps
+from nccl_doctor.collect.ports import fix_port
 from nccl_doctor.collect.ports.fleet import ThisMachine
 from nccl_doctor.errors import DoctorError, NotReachedError
 from nccl_doctor.model.ports import HolderJob, PortReport
@@ -21,18 +21,18 @@ def test_the_next_port_is_free_on_all_of_five_hosts_of_which_three_hold_candidat
     machines = [
         FakeMachine(f"node{n}", free=free_but(*taken)) for n, taken in enumerate([[29501], [29502], [29504], [], []])
     ]
-    assert steps.next_port(machines, 29500) == 29503
+    assert fix_port.next_port(machines, 29500) == 29503
 
 
 def test_well_known_ports_are_passed_over_and_the_end_goes_on_at_1024() -> None:
-    assert steps.next_port([FakeMachine(free=free_but())], 29399) == 29401
-    assert steps.next_port([FakeMachine(free=free_but())], 65535) == 1024
-    assert steps.next_port([FakeMachine(free=free_but())], 22) == 1024
+    assert fix_port.next_port([FakeMachine(free=free_but())], 29399) == 29401
+    assert fix_port.next_port([FakeMachine(free=free_but())], 65535) == 1024
+    assert fix_port.next_port([FakeMachine(free=free_but())], 22) == 1024
 
 
 def test_no_port_is_none_and_none_is_asked_twice() -> None:
     machine = FakeMachine(free=lambda _: {"free": []})
-    assert steps.next_port([machine], 29500) is None
+    assert fix_port.next_port([machine], 29500) is None
     ports = [port for call in machine.asked for port in call["ports"]]
     assert len(ports) == len(set(ports)) > 64000
     assert 29500 not in ports
@@ -43,13 +43,13 @@ def test_a_host_that_does_not_answer_ends_the_search() -> None:
         raise NotReachedError("node2: no answer in time")
 
     with pytest.raises(NotReachedError, match="node2"):
-        steps.next_port([FakeMachine(free=free_but()), FakeMachine("node2", free=lost)], 29500)
+        fix_port.next_port([FakeMachine(free=free_but()), FakeMachine("node2", free=lost)], 29500)
 
 
 def test_a_port_of_this_machine_is_fit() -> None:
-    port = steps.next_port([ThisMachine()], 29500)
+    port = fix_port.next_port([ThisMachine()], 29500)
     assert port is not None
-    assert steps.look(ThisMachine(), port, None, 0).free
+    assert fix_port.look(ThisMachine(), port, None, 0).free
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_firewall_that_lets_few_ports_in_is_searched_by_its_rules_and_by_halve
     let_in: range, named: list[int], port: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        steps, "reached", lambda _target, others, _address, ports: {one.name: set(ports) & {*let_in} for one in others}
+        fix_port, "reached", lambda _target, others, _address, ports: {one.name: set(ports) & {*let_in} for one in others}
     )
 
     def free(asked: dict[str, Any]) -> Any:
@@ -75,9 +75,9 @@ def test_a_firewall_that_lets_few_ports_in_is_searched_by_its_rules_and_by_halve
     machines = [FakeMachine(name, free=free, named=lambda _: {"ports": named}) for name in ("node1", "node2")]
     if port is None:
         with pytest.raises(DoctorError, match=r"node2 can't reach node1 \(10.0.0.1\) on any of the ports that were"):
-            steps.next_port(machines, 29500, "10.0.0.1")
+            fix_port.next_port(machines, 29500, "10.0.0.1")
     else:
-        assert steps.next_port(machines, 29500, "10.0.0.1") == port
+        assert fix_port.next_port(machines, 29500, "10.0.0.1") == port
 
 
 class Processes:
@@ -102,9 +102,9 @@ class Processes:
 JOB = HolderJob.model_validate(holder_job((10, 1), (11, 2)))
 
 
-def end(processes: Processes, grace_s: float = 0.0) -> steps.Ended:
+def end(processes: Processes, grace_s: float = 0.0) -> fix_port.Ended:
     machine = FakeMachine(signal=processes.signal)
-    return steps.end(machine, [JOB], grace_s, force=False, tell=lambda _: None)
+    return fix_port.end(machine, [JOB], grace_s, force=False, tell=lambda _: None)
 
 
 def test_a_job_that_obeys_is_not_killed() -> None:
@@ -129,8 +129,8 @@ def test_a_job_that_gets_no_signal_is_not_waited_for(monkeypatch: pytest.MonkeyP
         asked.append(arguments["signal"])
         return {"alive": [(10, 1), (11, 2)], "sent": [], "denied": [(11, why)]}
 
-    monkeypatch.setattr(steps, "sleep", lambda _: pytest.fail("it waits"))
-    ended = steps.end(FakeMachine(signal=refuse), [JOB], 600, force=False, tell=lambda _: None)
+    monkeypatch.setattr(fix_port, "sleep", lambda _: pytest.fail("it waits"))
+    ended = fix_port.end(FakeMachine(signal=refuse), [JOB], 600, force=False, tell=lambda _: None)
     assert (ended, asked) == (((), (10, 11), (why,)), ["TERM"])
 
 
@@ -142,12 +142,12 @@ def test_a_pid_that_is_used_again_is_another_process() -> None:
 
 def test_waiting_lasts_as_long_as_a_time_wait_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(steps, "sleep", slept.append)
+    monkeypatch.setattr(fix_port, "sleep", slept.append)
     waits = {"free": False, "error": "EADDRINUSE", "cause": "time-wait", "time_wait_s": 0.2}
     answers = iter([trial(**waits), trial(**waits), trial(free=True)])
     report = PortReport(host="node1", here=False, port=29500, free=False, cause="time-wait", time_wait_s=30.0)
     told: list[str] = []
-    assert steps.wait_until_free(FakeMachine(port=lambda _: next(answers)), report, told.append).free
+    assert fix_port.wait_until_free(FakeMachine(port=lambda _: next(answers)), report, told.append).free
     assert slept == [1.0, 0.25, 0.25]
     assert told[0] == "port 29500: TIME_WAIT, free in 30 s"
 
@@ -155,5 +155,5 @@ def test_waiting_lasts_as_long_as_a_time_wait_and_no_longer(monkeypatch: pytest.
 def test_no_process_is_waited_for() -> None:
     held = trial(free=False, error="EADDRINUSE", cause="listener")
     report = PortReport(host="node1", here=False, port=29500, free=False, cause="listener")
-    answer = steps.wait_until_free(FakeMachine(port=lambda _: held), report, lambda _: None, settle_s=0.0)
+    answer = fix_port.wait_until_free(FakeMachine(port=lambda _: held), report, lambda _: None, settle_s=0.0)
     assert (answer.free, answer.cause) == (False, "listener")

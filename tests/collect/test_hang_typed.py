@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.collect.hang.answers import LOOK, RANKS, host_look, job_ranks, recorded
+from nccl_doctor.collect.hang.probe_answers import LOOK, RANKS, host_look, job_ranks, recorded
 from nccl_doctor.logs import flight
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.snapshot.hang import JobRanks, RankState, Recorded

@@ -11,12 +11,12 @@ import pytest
 
 from nccl_doctor.cli.output import exit_code
 from nccl_doctor.cli.progress import Silent
-from nccl_doctor.collect.answers import MalformedError, ProbeError, SmokeEnd
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts import host_facts
 from nccl_doctor.collect.hang.hang import HangOptions, take
 from nccl_doctor.collect.mesh import dials
 from nccl_doctor.collect.options import RunOptions
+from nccl_doctor.collect.probe_answers import MalformedError, ProbeError, SmokeEnd
 from nccl_doctor.collect.run import open_run
 from nccl_doctor.collect.smoke import allreduce
 from nccl_doctor.collect.smoke.allreduce import AllReduceRun

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.ports import steps
+from nccl_doctor.collect.ports import fix_port
 from nccl_doctor.collect.ports.fleet import SessionMachine
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.ports import HolderJob, PortReport
@@ -40,13 +40,13 @@ def machine(answer: Any) -> SessionMachine:
 
 
 def shown(answer: Any) -> str:
-    report = steps.look(machine(answer), 29500, None, 0)
+    report = fix_port.look(machine(answer), 29500, None, 0)
     return screen(report) + render("fix-port", "json", report)
 
 
 def test_what_the_probe_says_goes_through_as_it_is(told: dict[str, Any]) -> None:
     here = FakeMachine("here", port=lambda _: told)
-    assert steps.look(machine(told), 29500, None, 0) == steps.look(here, 29500, None, 0)
+    assert fix_port.look(machine(told), 29500, None, 0) == fix_port.look(here, 29500, None, 0)
     assert told["jobs"][0]["root"]
 
 
@@ -102,11 +102,11 @@ def test_a_lie_is_told_with_the_host_and_where_it_is(told: dict[str, Any], path:
 def test_no_signal_goes_to_what_is_no_process(alive: Any) -> None:
     job = HolderJob.model_validate(holder_job((10, 1)))
     with pytest.raises(NotReachedError, match="here: "):
-        steps.end(machine({"alive": alive, "denied": []}), [job], 0.0, force=False, tell=lambda _: None)
+        fix_port.end(machine({"alive": alive, "denied": []}), [job], 0.0, force=False, tell=lambda _: None)
 
 
 def test_a_host_that_tells_of_ever_more_processes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "sleep", lambda _: None)
+    monkeypatch.setattr(fix_port, "sleep", lambda _: None)
     numbers = iter(range(1, 2**22, 4000))
 
     def more(request: dict[str, Any]) -> list[bytes | dict[str, Any]]:
@@ -115,27 +115,27 @@ def test_a_host_that_tells_of_ever_more_processes_is_left_alone(monkeypatch: pyt
 
     job = HolderJob.model_validate(holder_job((10, 1)))
     with pytest.raises(NotReachedError, match="here: it tells of more than"):
-        steps.end(SessionMachine(opened(Liar(more))), [job], 600.0, force=False, tell=lambda _: None)
+        fix_port.end(SessionMachine(opened(Liar(more))), [job], 600.0, force=False, tell=lambda _: None)
 
 
 def test_a_time_wait_is_waited_for_no_longer_than_the_kernel_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "MOST_WAIT_S", 0.2)
-    monkeypatch.setattr(steps, "sleep", lambda _: time.sleep(0.05))
+    monkeypatch.setattr(fix_port, "MOST_WAIT_S", 0.2)
+    monkeypatch.setattr(fix_port, "sleep", lambda _: time.sleep(0.05))
     waits = trial(free=False, error="EADDRINUSE", cause="time-wait", time_wait_s=1e9)
     report = PortReport(host="node1", here=False, port=29500, free=False, cause="time-wait", time_wait_s=1e9)
-    assert not steps.wait_until_free(FakeMachine(port=lambda _: waits), report, lambda _: None).free
+    assert not fix_port.wait_until_free(FakeMachine(port=lambda _: waits), report, lambda _: None).free
 
 
 def test_free_is_only_what_was_asked_for() -> None:
-    assert steps.next_port([machine({"free": [22, 29503]})], 29500) == 29503
+    assert fix_port.next_port([machine({"free": [22, 29503]})], 29500) == 29503
     with pytest.raises(NotReachedError, match="here"):
-        steps.next_port([machine({"free": [[]]})], 29500)
+        fix_port.next_port([machine({"free": [[]]})], 29500)
 
 
 def test_silence_and_damage_are_one_sentence() -> None:
     for said in ([b"NONCE {]"], [{"id": 7, "ok": None}], [{"id": 1}], [{"id": 1, "event": {}}], []):
         with pytest.raises(NotReachedError, match="here: "):
-            steps.look(SessionMachine(lying(*said)), 29500, None, 0)
+            fix_port.look(SessionMachine(lying(*said)), 29500, None, 0)
 
 
 class Late(Liar):
@@ -163,4 +163,4 @@ def test_hosts_that_answer_late_are_given_more_time_to_listen_and_to_dial() -> N
     target, *others = (
         SessionMachine(ProbeSession.open(Late(answer), node(name=name), time.monotonic() + 5, 30)) for name in "abc"
     )
-    assert steps.reached(target, others, "10.0.0.1", [29501]) == {"b": set(), "c": set()}
+    assert fix_port.reached(target, others, "10.0.0.1", [29501]) == {"b": set(), "c": set()}

@@ -4,10 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from nccl_doctor.collect.answers import DIALLED, Dialled, Hello, ProbeError
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh.dials import retry
 from nccl_doctor.collect.mesh.plan import Target
+from nccl_doctor.collect.probe_answers import DIALLED, Dialled, Hello, ProbeError
 from nccl_doctor.model.report import MachineLoad
 from tests.collect.nodes import node
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from nccl_doctor.collect.answers import DIALLED, Dialled
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import failed_dials
+from nccl_doctor.collect.probe_answers import DIALLED, Dialled
 from nccl_doctor.snapshot.access import SshUnreachable, UnreachableFacts
 from tests.collect.nodes import node
 

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nccl_doctor.collect.hang.answers import recorded
+from nccl_doctor.collect.hang.probe_answers import recorded
 from nccl_doctor.collect.hang.reader import Reader, UnreadableError
 from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report

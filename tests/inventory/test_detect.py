@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.inventory import files
 from nccl_doctor.inventory.build import build
-from nccl_doctor.inventory.parsed import MAX_BYTES, decode
+from nccl_doctor.inventory.sources import MAX_BYTES, decode
 from tests.inventory.conftest import ELSEWHERE, Understand
 
 

@@ -18,7 +18,7 @@ from nccl_doctor.inventory.build import ThisMachine, build
 from nccl_doctor.inventory.kube import KubeRequest
 from nccl_doctor.inventory.kube_api import POD_LIST, typed
 from nccl_doctor.inventory.kube_facts import quantity
-from nccl_doctor.inventory.parsed import SourceLocation
+from nccl_doctor.inventory.sources import SourceLocation
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.errors import HostsFileError
-from nccl_doctor.inventory import parsed
-from nccl_doctor.inventory.parsed import MAX_BYTES, decode, read_text
+from nccl_doctor.inventory import sources
+from nccl_doctor.inventory.sources import MAX_BYTES, decode, read_text
 from tests.patience import LONG_S, joined
 
 
@@ -77,7 +77,7 @@ def test_standard_input_is_a_hosts_file_also_where_it_is_a_socket() -> None:
 
 
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parsed, "_PIPE_SECONDS", 0.05)
+    monkeypatch.setattr(sources, "_PIPE_SECONDS", 0.05)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     assert refusal(fifo) == "F: nothing came through the pipe in 0.05 s"

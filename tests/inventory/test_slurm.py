@@ -19,7 +19,7 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.model.engines.slurm import SlurmOptions
 from nccl_doctor.transport import make_transport
-from nccl_doctor.transport.slurm.steps import SlurmTransport
+from nccl_doctor.transport.slurm.transport import SlurmTransport
 from tests.each import each
 from tests.inventory.conftest import ELSEWHERE
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nccl_doctor.errors import HostsFileError
-from nccl_doctor.inventory.parsed import SourceLocation
+from nccl_doctor.inventory.sources import SourceLocation
 from nccl_doctor.inventory.yaml_tree import Listing, Mapping, Scalar, parse
 from tests.inventory.conftest import Refusal
 

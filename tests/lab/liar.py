@@ -45,7 +45,7 @@ from nccl_doctor.transport.base import Transport
 from nccl_doctor.transport.containers.transport import InsideTransport
 from nccl_doctor.transport.kube.pods import KubeTransport
 from nccl_doctor.transport.process import LocalTransport
-from nccl_doctor.transport.slurm.steps import SlurmTransport
+from nccl_doctor.transport.slurm.transport import SlurmTransport
 from nccl_doctor.transport.ssh.choice import ChoosingTransport
 from tests.hang.made_up import Job
 from tests.lab import warm

@@ -16,7 +16,7 @@ from nccl_doctor.logs.prefix import peel
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.finding import Diagnosis
 from tests.each import each
-from tests.logs.told_cases import CASES
+from tests.logs.labelled_cases import CASES
 
 HERE = Path(__file__).parent
 LOGS = sorted([*(HERE / "threads").glob("*.log"), *(HERE / "cases").glob("*.log")])

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from nccl_doctor.model.base import unknown
-from nccl_doctor.nccl.reach import EVERYBODY_UP_TO, Peers
+from nccl_doctor.nccl.reachability import EVERYBODY_UP_TO, Peers
 from nccl_doctor.snapshot.mesh import Mesh
 
 MANY = 1000

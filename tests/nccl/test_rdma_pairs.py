@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.nccl.rdma import ip_of, is_usable, roce_version
 from nccl_doctor.nccl.rdma_pairs import Cause, ClusterRdma, Side, can_talk, joined
-from nccl_doctor.nccl.reach import Reachable
+from nccl_doctor.nccl.reachability import Reachable
 from nccl_doctor.nccl.variables import RAILS
 from nccl_doctor.snapshot.system import RdmaDevice
 from tests.nccl.rdma_hosts import NEW, infiniband, roce, side, usual

@@ -82,7 +82,7 @@ QUOTING = {
 
 PROSE = {
     "checks/interfaces/interface_down.py": "evidence, with what the kernel answered",
-    "collect/answers.py": "a sentence that begins with our name",
+    "collect/probe_answers.py": "a sentence that begins with our name",
     "launch/launched.py": "named in a sentence, with the user's own file",
     "probe/facts/firewall.py": "a sentence that begins with sudo",
     "probe/guard.py": "a sentence that begins with our name",

@@ -20,7 +20,7 @@ from nccl_doctor.transport.base import AccessError, FloodError, LineBuffer, Tran
 from nccl_doctor.transport.containers.transport import InsideTransport
 from nccl_doctor.transport.kube.pods import KubeTransport
 from nccl_doctor.transport.process import LocalTransport
-from nccl_doctor.transport.slurm.steps import SlurmTransport
+from nccl_doctor.transport.slurm.transport import SlurmTransport
 from nccl_doctor.transport.ssh import session
 from tests.patience import LONG_S
 from tests.transport.conftest import Make, failure

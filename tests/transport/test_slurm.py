@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.model.engines.slurm import SlurmOptions
-from nccl_doctor.transport.slurm import steps
-from nccl_doctor.transport.slurm.steps import KEEPER, classify
+from nccl_doctor.transport.slurm import transport
+from nccl_doctor.transport.slurm.transport import KEEPER, classify
 from tests.each import each
 
 OPTIONS = SlurmOptions(job="7")
@@ -40,7 +40,7 @@ SAID = [
 
 @pytest.fixture(autouse=True)
 def _no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "_asked", lambda *_argv: [])
+    monkeypatch.setattr(transport, "_asked", lambda *_argv: [])
 
 
 @each(SAID, lambda case: case[1][0])
@@ -71,16 +71,16 @@ NODES = [
 def test_what_the_controller_holds_of_the_node_is_evidence(case: tuple[str, tuple[str, ...]]) -> None:
     told, words = case
     with pytest.MonkeyPatch.context() as context:
-        context.setattr(steps, "_asked", lambda *_argv: [told])
+        context.setattr(transport, "_asked", lambda *_argv: [told])
         failure = classify("node2", OPTIONS, [], late=True, started=False)
     assert failure.evidence == tuple(f"Slurm has the node as {word}" for word in words)
 
 
 def test_the_steps_of_this_run_alone_count(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ["ncdoctor-a node[1-2]", "ncdoctor-b node3", "train node3"]
-    monkeypatch.setattr(steps, "_asked", lambda *_argv: listed)
-    assert steps.step_exists("7", "ncdoctor-a", "node2")
-    assert not steps.step_exists("7", "ncdoctor-a", "node3")
+    monkeypatch.setattr(transport, "_asked", lambda *_argv: listed)
+    assert transport.step_exists("7", "ncdoctor-a", "node2")
+    assert not transport.step_exists("7", "ncdoctor-a", "node3")
 
 
 STEP = "ncdoctor-0123456789abcdef"

@@ -38,7 +38,7 @@ from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, export, on
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.reach import Cause, Reachable, reachability
+from nccl_doctor.nccl.reachability import Cause, Reachable, reachability
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names
 from nccl_doctor.text.hostlist import fold, grouped, plural

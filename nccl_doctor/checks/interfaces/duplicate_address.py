@@ -15,7 +15,7 @@ from nccl_doctor.checks.nccl_choice import NEEDS
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.reach import is_private
+from nccl_doctor.nccl.reachability import is_private
 from nccl_doctor.snapshot.network import Names, addresses_by_name
 from nccl_doctor.text.hostlist import fold, grouped
 

@@ -28,7 +28,7 @@ from nccl_doctor.model.effect import DIALS, LOST, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.nccl.gloo import gloo_devices, lost_to
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.reach import Peers, Reachable, reach
+from nccl_doctor.nccl.reachability import Peers, Reachable, reach
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.text.hostlist import fold, quoted
 from nccl_doctor.text.inet import address_of

@@ -23,7 +23,7 @@ from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
 from nccl_doctor.nccl.cluster_nccl import faults
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.reach import Cause
+from nccl_doctor.nccl.reachability import Cause
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Way

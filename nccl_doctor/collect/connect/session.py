@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
-from nccl_doctor.collect import answers
+from nccl_doctor.collect import probe_answers
 from nccl_doctor.collect.connect import start as bundle
 from nccl_doctor.collect.connect.start import SILENT, Start, start_failure
 from nccl_doctor.model.cluster import Node
@@ -58,37 +58,37 @@ class Messages:
                 continue
             chatter, framed, text = line.partition(self._nonce)
             if framed:
-                message = answers.parsed(text)
+                message = probe_answers.parsed(text)
                 if "silent" in message:
-                    raise answers.HeartbeatLostError(self._silence_s)
+                    raise probe_answers.HeartbeatLostError(self._silence_s)
                 return message
             if chatter.strip():
                 self.chatter.append(chatter[:300].decode(errors="replace"))
 
-    def last_word(self, deadline: float, otherwise: str) -> answers.ConnectionLostError:
+    def last_word(self, deadline: float, otherwise: str) -> probe_answers.ConnectionLostError:
         """Return why a connection takes nothing any more: what the probe said as it ended, if it said so."""
         try:
             while True:
                 self.next(deadline)
-        except answers.HeartbeatLostError as told:
+        except probe_answers.HeartbeatLostError as told:
             return told
-        except answers.ProbeError:
-            return answers.ConnectionLostError(otherwise)
+        except probe_answers.ProbeError:
+            return probe_answers.ConnectionLostError(otherwise)
 
     def _line(self, deadline: float) -> bytes:
         try:
             line = self._channel.read_line(deadline)
             self._allowance.spend(line or b"")
         except TimeoutError:
-            raise answers.NoAnswerError("no answer in time") from None
+            raise probe_answers.NoAnswerError("no answer in time") from None
         except base.FloodError as error:
-            raise answers.MalformedError(str(error)) from error
+            raise probe_answers.MalformedError(str(error)) from error
         except (OSError, ValueError) as error:
-            lost = answers.ConnectionLostError(f"the connection broke: {error}")
+            lost = probe_answers.ConnectionLostError(f"the connection broke: {error}")
             lost.failure = error.failure if isinstance(error, base.LostError) else None
             raise lost from error
         if line is None:
-            raise answers.ConnectionLostError("the connection ended")
+            raise probe_answers.ConnectionLostError("the connection ended")
         return line
 
 
@@ -161,8 +161,8 @@ class ProbeSession:
 
     def __init__(self, node: Node, channel: base.Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
         self.node = node
-        self.hello: answers.Hello
-        self.lost: answers.ConnectionLostError | None = None
+        self.hello: probe_answers.Hello
+        self.lost: probe_answers.ConnectionLostError | None = None
         self._channel, self._silence_s, self._since = channel, silence_s, heartbeat.begin()
         self._messages = Messages(channel, nonce, silence_s)
         self._last_id = 0
@@ -188,10 +188,10 @@ class ProbeSession:
         try:
             header = {"nonce": nonce, "lifetime_s": lifetime_s, "silence_s": silence_s}
             session._greet(header, bound, latest)
-        except (OSError, EOFError, ValueError, answers.ProbeError) as error:
+        except (OSError, EOFError, ValueError, probe_answers.ProbeError) as error:
             broke = isinstance(error, (OSError, EOFError))
-            seen = answers.ConnectionLostError(f"the connection broke: {error}") if broke else error
-            why = session.gone(seen) if isinstance(seen, answers.ConnectionLostError) else seen
+            seen = probe_answers.ConnectionLostError(f"the connection broke: {error}") if broke else error
+            why = session.gone(seen) if isinstance(seen, probe_answers.ConnectionLostError) else seen
             failure = getattr(error, "failure", None) or session._start_failure(why)
             session.close()
             raise base.AccessError(failure) from error
@@ -217,7 +217,7 @@ class ProbeSession:
         kind: TypeAdapter[T],
         number: int,
         deadline: float,
-        on_event: Callable[[answers.RankEvent], None] | None = None,
+        on_event: Callable[[probe_answers.RankEvent], None] | None = None,
     ) -> T:
         """Return the answer to a request; NoAnswerError: it can be waited for again.
 
@@ -225,7 +225,7 @@ class ProbeSession:
         """
         try:
             return self._answer(kind, number, deadline, on_event)
-        except answers.ConnectionLostError as error:
+        except probe_answers.ConnectionLostError as error:
             raise self.gone(error) from error
 
     def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: object) -> T:
@@ -234,7 +234,7 @@ class ProbeSession:
         number = self._late.pop(request, None) or self.send(do, deadline, **arguments)
         try:
             return self.wait(kind, number, deadline)
-        except answers.NoAnswerError:
+        except probe_answers.NoAnswerError:
             self._late[request] = number
             raise
 
@@ -242,13 +242,13 @@ class ProbeSession:
         """Return whether provably an answer does not come because its packets are large."""
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
-    def gone(self, error: answers.ConnectionLostError) -> answers.ConnectionLostError:
+    def gone(self, error: probe_answers.ConnectionLostError) -> probe_answers.ConnectionLostError:
         """Take note that the host is not listened to any more; the error, our own fault where it heard nothing."""
         still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(
-            error, (answers.MalformedError, answers.OwnFaultError)
+            error, (probe_answers.MalformedError, probe_answers.OwnFaultError)
         )
-        self.lost = answers.ControllerPausedError(still) if ours else error
+        self.lost = probe_answers.ControllerPausedError(still) if ours else error
         return self.lost
 
     def close(self) -> None:
@@ -257,54 +257,60 @@ class ProbeSession:
         self._channel.close()
 
     def _answer(
-        self, kind: TypeAdapter[T], number: int, deadline: float, on_event: Callable[[answers.RankEvent], None] | None
+        self,
+        kind: TypeAdapter[T],
+        number: int,
+        deadline: float,
+        on_event: Callable[[probe_answers.RankEvent], None] | None,
     ) -> T:
         if self.lost is not None:
             raise self.lost
         while True:
             message = self._early.pop(number, None) or self._messages.next(deadline)
             if "event" in message:
-                event = answers.typed(answers.RANK_EVENT, "event", message["event"])
+                event = probe_answers.typed(probe_answers.RANK_EVENT, "event", message["event"])
                 if on_event is None or message.get("id") != number:
-                    raise answers.MalformedError("an event of nothing that runs")
+                    raise probe_answers.MalformedError("an event of nothing that runs")
                 on_event(event)
                 continue
             its = message.get("id")
             if type(its) is not int or its not in self._awaited or its in self._early:
-                raise answers.MalformedError("the answer to a request that nobody made")
+                raise probe_answers.MalformedError("the answer to a request that nobody made")
             if its != number:
                 self._early[its] = message
                 continue
             self._since = max(self._since, self._awaited.pop(number))  # it outlived what stood still before
             if "error" in message:
-                words = answers.typed(answers.WORDS, "error", message["error"])
-                raise answers.ProbeError(words, answers.typed(answers.TRACEBACK, "traceback", message.get("traceback")))
+                words = probe_answers.typed(probe_answers.WORDS, "error", message["error"])
+                raise probe_answers.ProbeError(
+                    words, probe_answers.typed(probe_answers.TRACEBACK, "traceback", message.get("traceback"))
+                )
             if "ok" not in message:
-                raise answers.MalformedError("neither an answer nor an error")
-            return answers.typed(kind, "answer", message["ok"])
+                raise probe_answers.MalformedError("neither an answer nor an error")
+            return probe_answers.typed(kind, "answer", message["ok"])
 
     def _greet(self, header: dict[str, Any], bound: float, latest: float) -> None:
         if self._messages.next(min(time.monotonic() + base.LOGIN_TIMES * bound, latest), bound):
-            raise answers.MalformedError("a word before the probe was sent")
+            raise probe_answers.MalformedError("a word before the probe was sent")
         self._ready = True
         deadline = min(time.monotonic() + bound, latest)
         try:
             self._channel.send(bundle.bundle(), deadline)  # by itself: it is the same for all hosts
             self._channel.send(json.dumps(header).encode() + b"\n", deadline)
         except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds
-            raise answers.NoAnswerError("no answer in time") from None
+            raise probe_answers.NoAnswerError("no answer in time") from None
         heartbeat.add(self._channel)
         message = self._messages.next(deadline)
         if "refused" in message:
-            raise answers.ProbeError(answers.typed(answers.WORDS, "refusal", message["refused"]))
-        self.hello = answers.typed(answers.HELLO, "greeting", message.get("hello"))
+            raise probe_answers.ProbeError(probe_answers.typed(probe_answers.WORDS, "refusal", message["refused"]))
+        self.hello = probe_answers.typed(probe_answers.HELLO, "greeting", message.get("hello"))
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
         """Return why the probe did not come up."""
-        ours = isinstance(error, answers.ControllerPausedError)  # it says why the loader heard nothing
+        ours = isinstance(error, probe_answers.ControllerPausedError)  # it says why the loader heard nothing
         stderr = [] if ours else [line for line in self._channel.stderr_tail().splitlines() if line.strip()]
-        silent = isinstance(error, answers.ConnectionLostError) and any(SILENT in line for line in stderr)
-        late = isinstance(error, answers.NoAnswerError) or ours or silent
+        silent = isinstance(error, probe_answers.ConnectionLostError) and any(SILENT in line for line in stderr)
+        late = isinstance(error, probe_answers.NoAnswerError) or ours or silent
         return start_failure(
             Start(
                 python=self.node.python,
@@ -313,7 +319,7 @@ class ProbeSession:
                 came=self._messages.came,
                 ready=self._ready,
                 late=late,
-                lied=isinstance(error, answers.MalformedError),
+                lied=isinstance(error, probe_answers.MalformedError),
                 status=None if late else self._channel.exit_status(time.monotonic() + 1),
                 stderr=stderr[-5:],
                 chatter=self._messages.chatter,

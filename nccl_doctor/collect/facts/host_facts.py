@@ -18,10 +18,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import MalformedError, NoAnswerError, ProbeError, problems, typed_items
-from nccl_doctor.collect.connect.reach import Window, ask_all, failure_of, fan_out
+from nccl_doctor.collect import probe_answers
+from nccl_doctor.collect.connect.parallel import Window, ask_all, failure_of, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.probe_answers import MalformedError, NoAnswerError, ProbeError, problems, typed_items
 from nccl_doctor.launch.line import read_line
 from nccl_doctor.model.base import MALFORMED, IpAddress, Unknown, ip_address, unknown
 from nccl_doctor.model.cluster import Cluster, Node
@@ -158,7 +158,7 @@ class Asking:
         deadline = time.monotonic() + max(0.1, min(share * timeout_s, self._until - time.monotonic())) + GRACE_S
         cluster, node = self._cluster, session.node
         answer = session.ask(
-            answers.FACTS,
+            probe_answers.FACTS,
             "facts",
             deadline,
             names=self._names.known_to(node),
@@ -205,7 +205,7 @@ def firewalls_again(
 
     def ask(session: ProbeSession) -> HostFacts:
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
-        told = session.ask(answers.RULES, "firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
+        told = session.ask(probe_answers.RULES, "firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
         return facts[session.node.name].model_copy(update={"firewall_after": told.firewall})
 
     found = zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
@@ -217,7 +217,7 @@ def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
     sent = time.time()
     try:
         # sent anew: a late answer to an earlier question tells a time that has passed
-        there = session.wait(answers.CLOCK, session.send("clock", deadline), deadline)
+        there = session.wait(probe_answers.CLOCK, session.send("clock", deadline), deadline)
     except ProbeError as error:
         return unknown(str(error))
     received = time.time()

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import TypeAdapter
 
 from nccl_doctor import __version__
-from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import MalformedError
-from nccl_doctor.collect.connect.reach import MOST, Reach, Window, apart, ask_all, failure_of, fan_out
+from nccl_doctor.collect import probe_answers
+from nccl_doctor.collect.connect.parallel import MOST, Reach, Window, apart, ask_all, failure_of, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.hang.answers import LOOK, RANKS, host_look, job_ranks
 from nccl_doctor.collect.hang.jobs import Choice, choose, with_counted
+from nccl_doctor.collect.hang.probe_answers import LOOK, RANKS, host_look, job_ranks
 from nccl_doctor.collect.hang.reader import Reader, UnreadableError
+from nccl_doctor.collect.probe_answers import MalformedError
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.base import Fact, Phased, Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
@@ -154,7 +154,7 @@ class _Watch:
             unnumbered = not isinstance(found.unnumbered, Unknown) and found.unnumbered
             if (found.ranks or unnumbered) and not found.py_spy and self._options.stacks != "none":
                 bundle = pack(session.hello.machine)
-                _ask(session, answers.NOTHING, "py_spy", SHIP_S, bundle=bundle)
+                _ask(session, probe_answers.NOTHING, "py_spy", SHIP_S, bundle=bundle)
             return found
 
         told = with_counted(self._everywhere(find))
@@ -219,7 +219,7 @@ class _Watch:
         for session in asked:
             try:
                 told = ask(session)
-            except answers.ProbeError as error:
+            except probe_answers.ProbeError as error:
                 told = unknown(f"NCCL's RAS: {' '.join(str(error).split())}")
             self._ras[session.node.name] = (told,)
             if isinstance(told, Ras):
@@ -258,8 +258,8 @@ class _Watch:
             )
 
         try:
-            return answers.attempt(whole)
-        except answers.OwnFaultError as error:
+            return probe_answers.attempt(whole)
+        except probe_answers.OwnFaultError as error:
             return HangHost(node=node, failure=failure_of(error, "hang", "what the probe told is not understood"))
 
     def _with_ranks(self) -> list[ProbeSession]:
@@ -283,7 +283,7 @@ class _Watch:
         return found
 
     def _fail(self, name: str, error: Exception) -> None:
-        if isinstance(error, answers.ControllerPausedError):
+        if isinstance(error, probe_answers.ControllerPausedError):
             raise NotReachedError(f"{error}; run it again")
         self._failures.setdefault(name, failure_of(error, "hang", "the probe did not tell of the job"))
 

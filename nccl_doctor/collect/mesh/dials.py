@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import Dialled, DialRow, Heard, Listening, MalformedError, ProbeError
-from nccl_doctor.collect.connect.reach import Window, ask_all, fan_out
+from nccl_doctor.collect import probe_answers
+from nccl_doctor.collect.connect.parallel import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
+from nccl_doctor.collect.probe_answers import Dialled, DialRow, Heard, Listening, MalformedError, ProbeError
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Sample
@@ -200,7 +200,7 @@ def listening(
     opened = ask_all(lambda session: open_listeners(session, nonce, sockets(session)), sessions, window=window)
     yield {session.node.name: told for session, told in zip(sessions, opened, strict=True)}
     ended = ask_all(
-        lambda session: session.ask(answers.HEARD, "unlisten", time.monotonic() + LISTEN_ANSWER_S), sessions
+        lambda session: session.ask(probe_answers.HEARD, "unlisten", time.monotonic() + LISTEN_ANSWER_S), sessions
     )
     if heard is not None:
         told = zip(sessions, ended, strict=True)
@@ -210,7 +210,9 @@ def listening(
 def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, Any]]) -> Listening:
     """Have a host listen; the ports that it opened, of those asked for."""
     mine = plan.own_nonce(nonce, session.node.name)
-    told = session.ask(answers.LISTENING, "listen", time.monotonic() + LISTEN_ANSWER_S, nonce=mine, sockets=sockets)
+    told = session.ask(
+        probe_answers.LISTENING, "listen", time.monotonic() + LISTEN_ANSWER_S, nonce=mine, sockets=sockets
+    )
     if len(told.ports) != len(sockets) or any(
         port is not None and not plan.could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
     ):
@@ -263,7 +265,7 @@ def dial_targets(
     # A resolver has its time, and dials beyond the number made at once wait for their turn, at worst a time-out each.
     rounds = 2 + sum(len(target.ports) for target in targets) // AT_ONCE
     deadline = min(time.monotonic() + rounds * timeout_s + LISTEN_ANSWER_S, latest)
-    told = session.ask(answers.DIALLED, "dial", deadline, targets=wanted, timeout_s=timeout_s)
+    told = session.ask(probe_answers.DIALLED, "dial", deadline, targets=wanted, timeout_s=timeout_s)
     asked = {(place, port) for place, target in enumerate(targets) for port in target.ports}
     failed = {(row.target, row.port) for row in told.failed}
     reached = {row.target for row in told.trips}

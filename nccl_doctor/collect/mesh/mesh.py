@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import Dialled, Heard, Listening, MalformedError
-from nccl_doctor.collect.connect.reach import Window, ask_all
+from nccl_doctor.collect import probe_answers
+from nccl_doctor.collect.connect.parallel import Window, ask_all
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
 from nccl_doctor.collect.mesh.dials import (
@@ -30,6 +29,7 @@ from nccl_doctor.collect.mesh.dials import (
     listening,
     together,
 )
+from nccl_doctor.collect.probe_answers import Dialled, Heard, Listening, MalformedError
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import DialOutcome, FailedDial
@@ -63,7 +63,7 @@ def find_stalls(
         if not wanted:
             return ()
         deadline = time.monotonic() + DEADLINE_S + MTU_ANSWER_S
-        told = session.ask(answers.PATH_MTU, "path_mtu", deadline, targets=wanted, deadline_s=DEADLINE_S)
+        told = session.ask(probe_answers.PATH_MTU, "path_mtu", deadline, targets=wanted, deadline_s=DEADLINE_S)
         if len(told) != len(wanted):
             raise session.gone(MalformedError("large packets to others than it was asked for"))
         return tuple(
@@ -234,7 +234,7 @@ def dial_rdma(
                     found.append(_rdma_dial(way, row.outcome, error=row.error, seconds=row.seconds))
         if far:
             packets = [{"to": way.to, "source": way.own, "iif": None} for way in far]
-            told = session.ask(answers.WAYS, "ways", time.monotonic() + LISTEN_ANSWER_S, packets=packets)
+            told = session.ask(probe_answers.WAYS, "ways", time.monotonic() + LISTEN_ANSWER_S, packets=packets)
             routes = zip(far, told, strict=False)
             found += [_rdma_dial(way, "routed") for way, route in routes if route.dev == way.interface]
         return found

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Generic, Protocol
 
 from pydantic import ConfigDict, Field, TypeAdapter
 
-from nccl_doctor.collect import answers
-from nccl_doctor.collect.connect.reach import apart
+from nccl_doctor.collect import probe_answers
+from nccl_doctor.collect.connect.parallel import apart
 from nccl_doctor.errors import NotReachedError, UsageError
 from nccl_doctor.model.base import Count, Observed, Pid, Port, Seconds, T
 from nccl_doctor.model.ports import MAX_PROCESSES, Cause, Elsewhere, HolderJob, TcpSocket
@@ -21,7 +21,7 @@ from nccl_doctor.text.machine import require_linux
 
 if TYPE_CHECKING:
     from nccl_doctor.collect.connect.session import ProbeSession
-    from nccl_doctor.inventory.parsed import HostSource
+    from nccl_doctor.inventory.sources import HostSource
     from nccl_doctor.model.cluster import Node
     from nccl_doctor.model.engines.base import Kind
     from nccl_doctor.transport.base import Transport
@@ -136,7 +136,7 @@ class SessionMachine:
 
         try:
             return apart(answer)(self.session)
-        except answers.ProbeError as error:
+        except probe_answers.ProbeError as error:
             raise NotReachedError(f"{self.name}: {error}") from error
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Fleet:
         from nccl_doctor.inventory.build import Overrides
         from nccl_doctor.inventory.hostfiles import named
         from nccl_doctor.inventory.load import load
-        from nccl_doctor.inventory.parsed import Settings, SourceLocation
+        from nccl_doctor.inventory.sources import Settings, SourceLocation
         from nccl_doctor.transport import make_transport
 
         alone = hosts is None and job is None
@@ -215,7 +215,7 @@ class Fleet:
 
     def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
         """Return a session on each of the nodes, in their order; :meth:`close` ends those that answered."""
-        from nccl_doctor.collect.connect.reach import Reach
+        from nccl_doctor.collect.connect.parallel import Reach
 
         assert self._transport is not None, "hosts are named"
         until = time.monotonic() + LIFETIME_S + self._grace_s

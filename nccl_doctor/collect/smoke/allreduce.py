@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from nccl_doctor.collect import answers
-from nccl_doctor.collect.connect.reach import AllAtOnce, apart, fan_out
+from nccl_doctor.collect import probe_answers
+from nccl_doctor.collect.connect.parallel import AllAtOnce, apart, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits, environment, plan
 from nccl_doctor.model.base import Phased, Skipped, skipped
@@ -94,22 +94,24 @@ def run(
     def follow(session: ProbeSession) -> None:
         name = session.node.name
 
-        def on_event(event: answers.RankEvent) -> None:
+        def on_event(event: probe_answers.RankEvent) -> None:
             all_reduce.event(name, event)
             progress.stage(name, all_reduce.stage(name), event.size.bytes if event.size else None)
 
         @apart
-        def wait(session: ProbeSession) -> answers.SmokeEnd:
-            return session.wait(answers.SMOKE_END, numbers[name], time.monotonic() + POLL_S, on_event)
+        def wait(session: ProbeSession) -> probe_answers.SmokeEnd:
+            return session.wait(probe_answers.SMOKE_END, numbers[name], time.monotonic() + POLL_S, on_event)
 
         while True:
             try:
                 return all_reduce.end(name, wait(session))
-            except answers.NoAnswerError:
+            except probe_answers.NoAnswerError:
                 if all_reduce.given_up:
-                    return all_reduce.end(name, answers.SmokeEnd(broken="it gave no answer when it was told to stop"))
-            except answers.ProbeError as error:
-                return all_reduce.end(name, answers.SmokeEnd(broken=str(error)[:500]))
+                    return all_reduce.end(
+                        name, probe_answers.SmokeEnd(broken="it gave no answer when it was told to stop")
+                    )
+            except probe_answers.ProbeError as error:
+                return all_reduce.end(name, probe_answers.SmokeEnd(broken=str(error)[:500]))
 
     threading.Thread(target=all_reduce.watch, args=(stop,), daemon=True).start()
     fan_out(follow, sessions, lambda session: progress.done(session.node.name), AllAtOnce(len(sessions)))
@@ -135,7 +137,7 @@ class Rank:
     own_s: float | None = None
     times: dict[str, float] = field(default_factory=dict)
 
-    def take(self, event: answers.RankEvent) -> None:
+    def take(self, event: probe_answers.RankEvent) -> None:
         """Note a report."""
         if event.stage is not None:
             self.stage = event.stage
@@ -155,7 +157,7 @@ class AllReduceRun:
         self.ranks: list[Rank] = []
         self.sizes: list[SizeReport] = []
         self.wrong_groups: set[tuple[int, ...]] = set()
-        self.ends: dict[str, answers.SmokeEnd] = {}
+        self.ends: dict[str, probe_answers.SmokeEnd] = {}
         self.timed_out = False
         self._offsets: dict[str, int] = {}
         for host, count in plan.counts.items():
@@ -169,22 +171,22 @@ class AllReduceRun:
         self._stopped_at: float | None = None
         self._changed = threading.Condition()
 
-    def event(self, host: str, event: answers.RankEvent) -> None:
+    def event(self, host: str, event: probe_answers.RankEvent) -> None:
         """Take a report of a rank on this host; MalformedError where it has no such rank, or reports without end."""
         with self._changed:
             self._events[host] = self._events.get(host, 0) + 1
             if event.local_rank >= self._counts[host] or self._events[host] > MOST_EVENTS * self._counts[host]:
-                raise answers.MalformedError("reports of ranks that are not there")
+                raise probe_answers.MalformedError("reports of ranks that are not there")
             number = self._offsets[host] + event.local_rank
             if event.working is not None:
                 self._wait_for_start()
                 return
             if event.size is not None or event.wrong_group is not None:
                 if event.size is not None and number != 0:
-                    raise answers.MalformedError("timings that rank 0 reports")
+                    raise probe_answers.MalformedError("timings that rank 0 reports")
                 group = event.wrong_group or (number,)
                 if number not in group or max(group) >= len(self.ranks):
-                    raise answers.MalformedError("a wrong sum of ranks that are not its own")
+                    raise probe_answers.MalformedError("a wrong sum of ranks that are not its own")
                 self.sizes += [] if event.size is None else [event.size]
                 self.wrong_groups |= set() if event.wrong_group is None else {group}
                 return
@@ -201,7 +203,7 @@ class AllReduceRun:
         first = self._offsets[host]
         return min((rank.stage for rank in self.ranks[first : first + self._counts[host]]), key=STAGES.index)
 
-    def end(self, host: str, answer: answers.SmokeEnd) -> None:
+    def end(self, host: str, answer: probe_answers.SmokeEnd) -> None:
         """Take a host's last answer."""
         with self._changed:
             self.ends[host] = answer
@@ -271,9 +273,9 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
     for name, own in grouped((rank.host, (number, rank)) for number, rank in enumerate(all_reduce.ranks)).items():
         lines = all_reduce.ends[name].output if name in all_reduce.ends else ()
         try:
-            mine, told = answers.attempt(partial(_of_host, own, lines, nccl=plan.backend == "nccl"))
-        except answers.OwnFaultError as error:
-            all_reduce.ends[name] = answers.SmokeEnd(broken=str(error))
+            mine, told = probe_answers.attempt(partial(_of_host, own, lines, nccl=plan.backend == "nccl"))
+        except probe_answers.OwnFaultError as error:
+            all_reduce.ends[name] = probe_answers.SmokeEnd(broken=str(error))
             mine, told = [_rank(number, rank, None) for number, rank in own], None
         ranks += mine
         facts.update({} if told is None else {name: told})
@@ -360,7 +362,7 @@ def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}
     for name in plan.counts:
-        end = all_reduce.ends.get(name, answers.SmokeEnd(broken="it gave no answer"))
+        end = all_reduce.ends.get(name, probe_answers.SmokeEnd(broken="it gave no answer"))
         if end.broken is not None:
             found[name] = end.broken
         elif end.signal is not None:

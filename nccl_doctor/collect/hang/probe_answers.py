@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from nccl_doctor.collect.answers import typed, typed_items
 from nccl_doctor.collect.hang.reader import MOST_CALLS
+from nccl_doctor.collect.probe_answers import typed, typed_items
 from nccl_doctor.logs import flight
 from nccl_doctor.model.base import Count, Fact, Phased, Seconds, T, Unknown, unknown
 from nccl_doctor.snapshot import hang

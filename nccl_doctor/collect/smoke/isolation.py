@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Literal
 
-from nccl_doctor.collect import answers
-from nccl_doctor.collect.answers import ProbeError
-from nccl_doctor.collect.connect.reach import AllAtOnce, apart, ask_all, fan_out
+from nccl_doctor.collect import probe_answers
+from nccl_doctor.collect.connect.parallel import AllAtOnce, apart, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.probe_answers import ProbeError
 from nccl_doctor.collect.smoke.plan import Backend, Plan, SmokeLimits, environment, order_of, plan
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import IsolationReport, TrialReport
@@ -138,7 +138,7 @@ class _Groups:
             if seconds < 1:
                 return False
             env = environment(session.node)
-            session.ask(answers.NOTHING, "prepare_trials", deadline + ANSWER_S, env=env, deadline_s=seconds)
+            session.ask(probe_answers.NOTHING, "prepare_trials", deadline + ANSWER_S, env=env, deadline_s=seconds)
             return True
 
         sessions = self._sessions.values()
@@ -159,14 +159,14 @@ class _Groups:
     def close(self) -> None:
         """End the processes that wait for another group."""
         deadline = min(time.monotonic(), self._until) + ANSWER_S
-        ask_all(lambda session: session.ask(answers.NOTHING, "end_launcher", deadline), self._sessions.values())
+        ask_all(lambda session: session.ask(probe_answers.NOTHING, "end_launcher", deadline), self._sessions.values())
 
     def _group(self, group: Group, seconds: float) -> bool:
         sessions = [self._sessions[name] for name in group]
         address, port = self._plan.cluster.master_addr, self._plan.cluster.master_port
         if group[0] != self._plan.cluster.nodes[0].name:  # the ranks meet where the job's would if its master is there
             address = sessions[0].node.address
-            port = sessions[0].ask(answers.FREE_PORT, "free_port", min(time.monotonic() + ANSWER_S, self._until))
+            port = sessions[0].ask(probe_answers.FREE_PORT, "free_port", min(time.monotonic() + ANSWER_S, self._until))
         counts = [self._plan.counts[name] for name in group]
 
         def works(session: ProbeSession) -> bool:
@@ -179,6 +179,6 @@ class _Groups:
                 "deadline_s": seconds,
             }
             deadline = min(time.monotonic() + seconds + ANSWER_S, self._until)
-            return session.ask(answers.TRIAL_END, "trial", deadline, order=order).ok
+            return session.ask(probe_answers.TRIAL_END, "trial", deadline, order=order).ok
 
         return all(result is True for result in fan_out(apart(works), sessions, window=AllAtOnce(len(group))))

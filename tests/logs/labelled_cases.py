@@ -23,7 +23,7 @@ class Told(NamedTuple):
 
 def _cases() -> list[Told]:
     found = []
-    for path in sorted((Path(__file__).parent / "told").glob("*.txt")):
+    for path in sorted((Path(__file__).parent / "labelled").glob("*.txt")):
         for block in re.split(r"^=== ", path.read_bytes().decode(), flags=re.MULTILINE)[1:]:
             head, _, text = block.partition("\n")
             title, accepted, entities, quoted = [*(part.strip() for part in head.split("|")), "", ""][:4]

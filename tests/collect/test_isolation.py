@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.answers import NoAnswerError, ProbeError, TrialEnd
-from nccl_doctor.collect.smoke import trials
+from nccl_doctor.collect.probe_answers import NoAnswerError, ProbeError, TrialEnd
+from nccl_doctor.collect.smoke import isolation
 from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.report import IsolationReport
@@ -50,7 +50,7 @@ class Host:
 @pytest.mark.parametrize("left_s", [0, 2, 7, 13, 18, 25, 31, 47, 300])
 def test_nobody_is_waited_for_beyond_the_end(monkeypatch: pytest.MonkeyPatch, silent: set[str], left_s: float) -> None:
     clock = Clock()
-    monkeypatch.setattr(trials, "time", clock)
+    monkeypatch.setattr(isolation, "time", clock)
     snapshot = patched({})
     hosts = [Host(node, clock) for node in snapshot.cluster.nodes]
     hosts[1].silent = frozenset(silent)
@@ -58,7 +58,7 @@ def test_nobody_is_waited_for_beyond_the_end(monkeypatch: pytest.MonkeyPatch, si
     until = clock.now + left_s
     found: IsolationReport | str
     try:
-        found = trials.run(hosts, facts, snapshot.cluster, SmokeLimits(backend="gloo"), until)  # type: ignore[arg-type]
+        found = isolation.run(hosts, facts, snapshot.cluster, SmokeLimits(backend="gloo"), until)  # type: ignore[arg-type]
     except ProbeError as error:
         found = str(error)
     assert clock.now <= until

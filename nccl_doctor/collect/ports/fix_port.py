@@ -19,12 +19,12 @@ from itertools import chain, islice
 from time import sleep
 from typing import Any, NamedTuple
 
-from nccl_doctor.collect.connect.reach import Window, ask_all, fan_out
+from nccl_doctor.collect.connect.parallel import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.ports.fleet import FREE, NAMED, PORT, SIGNAL, Fleet, Machine, SessionMachine, Trial
 from nccl_doctor.errors import DoctorError, NotReachedError, UsageError
 from nccl_doctor.inventory import values
-from nccl_doctor.inventory.parsed import SourceLocation, read_bytes
+from nccl_doctor.inventory.sources import SourceLocation, read_bytes
 from nccl_doctor.model.cluster import DEFAULT_MASTER_PORT
 from nccl_doctor.model.ports import LAST_PORT, HolderJob, Identity, PortReport, Suggestion
 from nccl_doctor.nccl.messages import PortError, find_port_error

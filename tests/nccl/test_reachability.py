@@ -8,7 +8,7 @@ import pytest
 
 from nccl_doctor.nccl.cluster_nccl import cluster_nccl
 from nccl_doctor.nccl.host_nccl import HostNccl
-from nccl_doctor.nccl.reach import Cause, Reachable, is_private, reach
+from nccl_doctor.nccl.reachability import Cause, Reachable, is_private, reach
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Route
 from tests.checks.snapshots import patched

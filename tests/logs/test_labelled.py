@@ -9,10 +9,10 @@ from nccl_doctor.logs.diagnose import LogSource, diagnose
 from nccl_doctor.logs.verdict import report
 from nccl_doctor.model.finding import Diagnosis
 from tests.each import each
+from tests.logs.labelled_cases import CASES, Told
 from tests.logs.test_recorders import CASES as RECORDED
-from tests.logs.told_cases import CASES, Told
 
-NOISE = Path(__file__).parent / "told" / "noise"
+NOISE = Path(__file__).parent / "labelled" / "noise"
 START, END = ((NOISE / name).read_bytes().decode() for name in ("start.log", "end.log"))
 PLAIN = [case for case in CASES if case.log[0] != "{" and not case.title.startswith("silence after P2P over SHM")]
 """A document stands alone, and what every run prints at its end ends a silence."""

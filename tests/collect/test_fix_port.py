@@ -65,7 +65,9 @@ def test_a_firewall_that_lets_few_ports_in_is_searched_by_its_rules_and_by_halve
     let_in: range, named: list[int], port: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        fix_port, "reached", lambda _target, others, _address, ports: {one.name: set(ports) & {*let_in} for one in others}
+        fix_port,
+        "reached",
+        lambda _target, others, _address, ports: {one.name: set(ports) & {*let_in} for one in others},
     )
 
     def free(asked: dict[str, Any]) -> Any:

@@ -75,7 +75,7 @@ def test_commands_and_lines_are_made_in_one_place_and_templates_are_constants() 
 QUOTING = {
     "collect/connect/start.py": "the program that starts the probe",
     "probe/facts/software.py": "the program that a login shell is asked to run",
-    "transport/containers/__init__.py": "the program that a container's shell runs",
+    "transport/containers/transport.py": "the program that a container's shell runs",
     "transport/ssh/openssh.py": "ssh's own ProxyCommand",
 }
 """Who quotes for a shell that nobody pastes into."""

@@ -1,4 +1,4 @@
-"""A pod of the job isn't there: it waits for a node, for its image or its container, or it has ended.
+"""A pod of the job is not available: it waits for a node, an image or a container, or it has finished.
 
 What it means: a job of fixed size waits for all of its ranks, so one missing pod holds up the others: they sit in
 their rendezvous until it times out, with their GPUs taken.

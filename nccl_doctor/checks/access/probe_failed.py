@@ -1,4 +1,4 @@
-"""The host was reached, but what nccl-doctor runs there came to no answer.
+"""The host was reached, but the probe that nccl-doctor runs there returned no answer.
 
 What it means: nothing is known of the host. The cause is mostly a login that can't run commands (a shell like
 nologin, a forced command, a profile that ends the shell or waits for input), a host out of memory or processes, or a

@@ -1,4 +1,4 @@
-"""The interpreter that training uses does not start on the host.
+"""The Python interpreter that training uses does not start on the host.
 
 What it means: SSH works, but the host has no such Python, one that is too old (3.8 is the least), that the user may
 not run, that is made for another processor, or that lacks a part of itself. The job would fail there with "No such

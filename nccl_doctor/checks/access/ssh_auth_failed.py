@@ -1,4 +1,4 @@
-"""The host's sshd let the user in with none of the keys.
+"""The SSH server accepted none of the user's keys.
 
 What it means: the host is up and is the one it should be, but it knows none of the keys that this machine offered.
 nccl-doctor never asks for a password or a passphrase, since a run over many hosts can't, and a launcher's can't either.

@@ -1,4 +1,4 @@
-"""The host showed another key than the one that this machine knows it by, or one that is revoked.
+"""The host presented another key than the known one, or a revoked key.
 
 What it means: either the host was installed anew, or its address now belongs to another machine, or somebody stands
 in between. SSH can't tell which; so nccl-doctor does not log in.

@@ -1,4 +1,4 @@
-"""No known_hosts file of this machine holds the host's key.
+"""The host's key is in no known_hosts file of this machine.
 
 What it means: SSH can't tell whether the machine that answered is the one that was meant. nccl-doctor verifies every
 host key and accepts none by itself, whatever StrictHostKeyChecking says; mpirun, pdsh and the like hang or fail on

@@ -1,4 +1,4 @@
-"""No SSH session with the host came about.
+"""An SSH session to the host could not be opened.
 
 What it means: nccl-doctor could not talk to an sshd on the host, so nothing is known of it. A launcher that starts
 ranks over SSH will fail the same way; and where the host is down, so is its part of the job.

@@ -1,4 +1,4 @@
-"""The all-reduce did not end within its deadline: some ranks did not arrive.
+"""The all-reduce did not finish within its deadline: some ranks did not arrive.
 
 What it means: the job would hang in the same place, for NCCL's or gloo's time-out of 10 to 30 minutes.
 

@@ -1,4 +1,4 @@
-"""The all-reduce ended, and its sum is wrong.
+"""The all-reduce finished, but its sum is wrong.
 
 What it means: training would run and compute nonsense. Memory or links that corrupt data, a broken driver, peer-to-peer
 transfers under an IOMMU or PCI ACS that redirects them.

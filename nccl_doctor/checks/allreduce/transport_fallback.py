@@ -1,4 +1,4 @@
-"""NCCL uses a slower way than the hosts have: sockets although there is RDMA, shared memory although there is NVLink.
+"""NCCL uses a slower transport than the hosts have: sockets instead of RDMA, or shared memory instead of NVLink.
 
 What it means: the job runs, at a fraction of the speed. NCCL falls back without an error when libibverbs is missing in
 the training's environment, when no device or port fits `NCCL_IB_HCA`, when `NCCL_IB_DISABLE`, `NCCL_NET` or

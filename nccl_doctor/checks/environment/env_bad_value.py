@@ -1,4 +1,4 @@
-"""NCCL reads the value of one of its variables otherwise than it was meant.
+"""NCCL interprets the value of a variable differently than intended.
 
 What it means: numbers are read as C's strtoll does, as far as it gets, and nothing is ever reported:
 NCCL_IB_DISABLE=true is 0, so InfiniBand stays on. Words that NCCL does not know are passed over. In a config file

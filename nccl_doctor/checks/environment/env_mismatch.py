@@ -1,4 +1,4 @@
-"""An NCCL variable has different values on different hosts, or is set on some only.
+"""An NCCL variable has different values on different hosts, or is set only on some.
 
 What it means: all ranks must agree on the algorithm, the protocol, the number of channels, the network. Where one host
 decides otherwise, NCCL hangs in its first collective, fails with "invalid usage" or mixes messages up. A forgotten

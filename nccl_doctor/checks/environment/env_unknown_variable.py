@@ -1,4 +1,4 @@
-"""A variable is called NCCL_…, and nothing knows it: neither this NCCL nor a plugin, PyTorch or a build.
+"""A variable named NCCL_… is unknown to this NCCL, to its plugins, to PyTorch and to builds of NCCL.
 
 What it means: NCCL never complains about a name that it does not know. A misspelt setting is as good as none, and the
 job runs with the default: NCCL_SOCKET_IFNAMES or NCCL_IB_DISABLED change nothing.

@@ -1,4 +1,4 @@
-"""Variables that place a rank in its job are set beforehand, and contradict the plan.
+"""Variables that define a rank's place are already set, and contradict the planned job.
 
 What it means: RANK, LOCAL_RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT, torchrun's PET_ variables or Slurm's
 say otherwise than the hosts file: left from an earlier job, exported in a start file, or copied from a guide. torchrun

@@ -1,4 +1,4 @@
-"""The line behind ``--`` can't work as it is written, on these hosts.
+"""The launch line after ``--`` can't work as written on these hosts.
 
 What it means: torchrun or the script ends at once, each host starts a job of its own, or ranks wait for a master that
 nobody is. A line out of a guide holds for its author's machines: number of nodes and ranks, the master's address, a

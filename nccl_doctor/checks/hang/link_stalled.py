@@ -1,4 +1,4 @@
-"""Data between two ranks is sent again and again, and nobody acknowledges it.
+"""Data between two ranks is retransmitted again and again, and never acknowledged.
 
 What it means: the ranks agree on what to do, and the network between two of their hosts does not carry it: a rule that
 was added while the job ran, a cable, a switch, a network card, a peer that lost its address.

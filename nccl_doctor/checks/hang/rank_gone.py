@@ -1,4 +1,4 @@
-"""A rank's process has ended or is stopped, and the others wait for it.
+"""A rank's process has exited or is stopped, and the other ranks wait for it.
 
 What it means: every collective needs all ranks. Where one is killed and its launcher does not notice, or is stopped by
 a signal, a debugger or a frozen container, the others wait until their time-out, with NCCL at 100 % of their GPUs.

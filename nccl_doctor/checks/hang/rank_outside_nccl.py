@@ -1,4 +1,4 @@
-"""Some ranks stand outside of any collective, and the others wait for them in one.
+"""Some ranks are outside any collective, and the other ranks wait for them in one.
 
 What it means: nothing is wrong with the network. These ranks wait for a data loader, a file system, a lock, an answer,
 or simply sleep, and never come to the collective in which the others are.

@@ -1,4 +1,4 @@
-"""The address that an engine tells its peers is not one at which they find its host.
+"""An engine advertises an address where its peers can't reach the host.
 
 What it means: Ray, vLLM, SGLang and the like tell each other an address of every host, most often the one that the
 default route leaves by. Where that is another net's, another host's or one address for several hosts, workers are

@@ -1,4 +1,4 @@
-"""Two machines have the same IP address on the net by which NCCL reaches them.
+"""Two machines have the same IP address on the subnet that NCCL uses.
 
 What it means: packets for one end at the other, at the whim of ARP caches: connections are refused, reset or answered
 by a stranger, and it changes from minute to minute. A cloned machine or a copied static configuration does this.

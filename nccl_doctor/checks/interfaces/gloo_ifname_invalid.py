@@ -1,4 +1,4 @@
-"""GLOO_SOCKET_IFNAME names an interface that the host does not have, or one whose address no other host reaches.
+"""GLOO_SOCKET_IFNAME names an interface that does not exist on the host, or that no other host can reach.
 
 What it means: gloo knows neither prefixes nor "^" nor "=": a value copied from NCCL_SOCKET_IFNAME ends the job with
 "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and in many jobs for a barrier beside NCCL.

@@ -1,4 +1,4 @@
-"""A name has an address that it should not have: two hosts see different ones, or a host's own name gives a stranger's.
+"""A name resolves to a wrong address: hosts disagree, or a host's own name resolves to another host.
 
 What it means: ranks that look up the master by name end at different machines, or at addresses that they can't reach:
 some hosts join, the others wait until their time-out. A host whose own name gives an address that none of its

@@ -1,4 +1,4 @@
-"""NCCL_SOCKET_IFNAME lets several interfaces through, and the other hosts can't reach some of them.
+"""NCCL_SOCKET_IFNAME matches several interfaces, and the other hosts can't reach some of them.
 
 What it means: a name without "=" is a prefix: "eth" means eth0, eth1 and eth10, "bond0" means bond0.2093 as well. NCCL
 listens on the first of them in the kernel's order, whatever the order in the variable, and moves data over all. One

@@ -1,4 +1,4 @@
-"""The host's own libnccl chose another interface than this tool's model of it, or failed where the model finds one.
+"""The host's libnccl chose another interface than nccl-doctor predicts, or failed where it predicts success.
 
 What it means: for the job, nothing by itself: the interface that libnccl answered is what NCCL will use, and all other
 diagnoses build on it. But either the model is wrong about this version of NCCL, or something changes NCCL's choice that

@@ -1,4 +1,4 @@
-"""NCCL_SOCKET_IFNAME lets none of the host's interfaces through.
+"""NCCL_SOCKET_IFNAME matches no interface of the host.
 
 What it means: NCCL does not fall back to another interface. It ends at once with "Bootstrap : no socket interface
 found" and ncclInvalidUsage (ncclInternalError before 2.24.3). A prefix matches the beginning of a name ("eth" means

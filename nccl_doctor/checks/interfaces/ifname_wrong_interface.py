@@ -1,4 +1,4 @@
-"""NCCL_SOCKET_IFNAME leads NCCL to an interface by which the other hosts can't reach it.
+"""NCCL_SOCKET_IFNAME selects an interface where the other hosts can't reach NCCL.
 
 What it means: NCCL listens on the first interface that the variable lets through, in the kernel's order, and tells the
 others its address. Where that is lo, a bridge of a container engine, or a net that the others are not on, they try in

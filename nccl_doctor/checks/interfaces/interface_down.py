@@ -1,4 +1,4 @@
-"""The interface that NCCL is told to use is down or has no carrier.
+"""The interface that NCCL is configured to use is down or has no carrier.
 
 What it means: from 2.28.3 on NCCL passes over interfaces that are not running, and ends with "Bootstrap : no socket
 interface found" where none is left. Before, it uses them as long as they have an address, and the other hosts wait in

@@ -1,4 +1,4 @@
-"""The master address is no address of the first host.
+"""The master address is not an address of the first host.
 
 What it means: rank 0 runs on the first host of the list and opens the TCPStore there; the other ranks connect to the
 master address, which is another machine or nobody. They wait until "The client socket has timed out", or are refused.

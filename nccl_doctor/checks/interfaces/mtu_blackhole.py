@@ -1,4 +1,4 @@
-"""Large packets vanish between two hosts, although small ones pass.
+"""Large packets between two hosts are lost, although small packets arrive.
 
 What it means: connections open, and then hang at the first full packet: the job stalls while NCCL exchanges its first
 data, or at the first collective. Some link on the way (a switch, a tunnel, a VPN) passes less than the hosts' MTU, and

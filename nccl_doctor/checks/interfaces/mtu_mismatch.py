@@ -1,4 +1,4 @@
-"""Interfaces of one subnet, by which NCCL's hosts reach each other, have different MTUs.
+"""Interfaces on one subnet, over which NCCL connects the hosts, have different MTUs.
 
 What it means: TCP agrees on the smaller of the two ends, and NCCL's RDMA on the smaller of two devices' packet sizes,
 so most jobs run, slower than they could. A switch or bridge that passes less than the larger MTU, and UDP do not: then

@@ -1,4 +1,4 @@
-"""More peers share a host's network than its kernel keeps addresses for.
+"""A host's subnet has more peers than its kernel keeps neighbour entries for.
 
 What it means: to send to a host on its own net, the kernel needs that host's hardware address in its neighbour table
 (ARP, NDP). The table holds `net.ipv4.neigh.default.gc_thresh3` entries, 1024 by default, for all interfaces and

@@ -1,4 +1,4 @@
-"""Strict reverse-path filtering on a host drops what its peers send.
+"""Strict reverse-path filtering on a host drops packets from its peers.
 
 What it means: with rp_filter=1 the kernel drops a packet that comes in by another interface than the one by which it
 would answer. Where hosts have two networks and one of them sends by the other network (a static route, a policy

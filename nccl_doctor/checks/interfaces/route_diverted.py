@@ -1,4 +1,4 @@
-"""A host sends packets for its peers another way than into the network that it shares with them.
+"""A host sends packets for its peers elsewhere than into their common subnet.
 
 What it means: a VPN client, a container engine or an old script has added a policy rule (`ip rule`) or a narrower
 route. Packets for another host leave by a tunnel or a gateway that does not know it, so connections time out; where

@@ -1,4 +1,4 @@
-"""A host has no route to the address by which NCCL or the ranks' meeting reaches another one.
+"""A host has no route to an address that NCCL or the rendezvous uses on another host.
 
 What it means: every connection to that host fails at once with "Network is unreachable", or through a gateway that
 does not know it. In a cluster of several subnets, a host whose default route or static route is missing is cut off from

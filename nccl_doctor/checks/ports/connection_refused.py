@@ -1,4 +1,4 @@
-"""A rank was refused by another one.
+"""A rank's connection to another rank was refused.
 
 What it means: Nothing listened at the address and port where the connection went: the process there had ended or not
 yet begun, or the address belongs to no host of this job (a stale init file, a loopback address, a wrong master

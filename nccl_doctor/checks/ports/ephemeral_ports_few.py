@@ -1,4 +1,4 @@
-"""A host may give out fewer ephemeral ports than this job can need.
+"""A host has fewer ephemeral ports than this job can need.
 
 What it means: NCCL has no port setting: every listener and every connection of every rank takes a port from
 `net.ipv4.ip_local_port_range`. When they are used up, NCCL ends with "Call to bind failed: Address already in use",

@@ -1,4 +1,4 @@
-"""A firewall rule on a host keeps the others from the ports that NCCL and gloo pick for themselves.
+"""A firewall rule on a host blocks the ephemeral ports that NCCL and gloo choose.
 
 What it means: opening the master port is not enough. NCCL and gloo have no port setting: each rank listens on a port
 of the kernel's choice, out of `net.ipv4.ip_local_port_range`, and all hosts connect to each other there, in both

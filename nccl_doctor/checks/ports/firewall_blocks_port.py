@@ -1,4 +1,4 @@
-"""A firewall rule on a host keeps the others from the master port.
+"""A firewall rule on a host blocks connections to the master port.
 
 What it means: every rank connects to the master port first (torch's TCPStore). With a rule that drops the packets, the
 ranks wait until they time out; with one that rejects them, they fail with "No route to host" or "Connection refused";

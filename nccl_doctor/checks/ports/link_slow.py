@@ -1,4 +1,4 @@
-"""A host, a pair or a rail is far slower than the others or loses packets, or a GPU or NIC has lost PCIe lanes.
+"""A host, pair or rail is far slower than the others or loses packets, or a GPU or NIC has lost PCIe lanes.
 
 What it means: every rank of a ring waits for its slowest link, so one bad cable slows the whole job: a cable or
 transceiver with lost lanes, a port that fell back to a lower rate, half duplex, a NIC in a narrow PCIe slot, traffic

@@ -1,4 +1,4 @@
-"""A host or its firewall turns connections away as unreachable.
+"""A host or its firewall rejects connections as unreachable.
 
 What it means: The kernel got "host unreachable" for the address. Between hosts that can ping each other that is a
 firewall's REJECT (firewalld's default), else an interface on another net or an address that nobody has.

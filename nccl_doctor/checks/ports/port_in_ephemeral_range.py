@@ -1,4 +1,4 @@
-"""The master port lies in the range from which the kernel gives ports to outgoing connections.
+"""The master port lies in the ephemeral range, which the kernel uses for outgoing connections.
 
 What it means: any program's outgoing connection on the master, NCCL's and gloo's own listeners among them, may hold
 that port at the moment when the job starts, and torch then ends with "Address already in use" although nobody listens

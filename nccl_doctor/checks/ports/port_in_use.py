@@ -1,4 +1,4 @@
-"""The master port on the master is taken.
+"""The master port on the master is busy.
 
 What it means: rank 0 can't open torch's TCPStore and ends with "Address already in use" (EADDRINUSE); the other ranks
 wait for it until they time out.

@@ -1,4 +1,4 @@
-"""The master port is one that only root may open.
+"""Only root may open the master port.
 
 What it means: rank 0 can't bind a port below `net.ipv4.ip_unprivileged_port_start` (1024 unless changed) and ends
 with "Permission denied" (errno 13, EACCES).

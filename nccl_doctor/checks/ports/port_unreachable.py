@@ -1,4 +1,4 @@
-"""A host can't open a TCP connection to another one, and no firewall rule that could be read explains it.
+"""A host can't open a TCP connection to another host, and no readable firewall rule explains it.
 
 What it means: NCCL and gloo connect every host to others, in both directions, on ports that the kernel picks from
 `ip_local_port_range`, and all ranks connect to the master port. Where such a connection fails, the job hangs at its

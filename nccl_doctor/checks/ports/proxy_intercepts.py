@@ -1,4 +1,4 @@
-"""Something else takes the connections between the hosts: a service mesh's sidecar in the pods, or a transparent proxy.
+"""A sidecar of a service mesh or a transparent proxy intercepts connections between the hosts.
 
 What it means: the sidecar's rules lead every connection into its own process, which takes it, looks for the target
 afterwards, and may wait for the dialler's first words, want TLS, cut what stands still, or change the sender's

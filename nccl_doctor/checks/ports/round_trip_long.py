@@ -1,4 +1,4 @@
-"""Packets to and from a host take far longer than between the others, or have to be sent again.
+"""Packets to and from a host take far longer than between other hosts, or are retransmitted.
 
 What it means: the job runs; small messages, of which there are many, wait for that host. A way over another site or a
 VPN, a loaded switch, a duplex mismatch or a lossy port look so.

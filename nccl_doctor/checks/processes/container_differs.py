@@ -1,4 +1,4 @@
-"""The container that the job runs in is not the host: its network, shared memory, limits or devices do not suffice.
+"""The job's container lacks something that the host has: its network, shared memory, limits or devices.
 
 What it means: the host is fine, and the job fails or is slow all the same. In a bridge network, which docker and podman
 give where nobody says another, NCCL announces an address such as 172.17.0.2: the other hosts can't reach it, or find

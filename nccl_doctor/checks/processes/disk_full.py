@@ -1,4 +1,4 @@
-"""A disk, or a user's share of it, is full.
+"""A disk or a user's quota is full.
 
 What it means: A checkpoint, a cache or a log could not be written. The rank that wrote it ends; the others wait for it.
 Where /tmp is full, torch.compile, Ray, dumps of a job that hangs, and programs that meet in a socket there fail too.

@@ -1,4 +1,4 @@
-"""A GPU that the job needs is taken by another process.
+"""Another process uses a GPU that the job needs.
 
 What it means: the job's rank on that GPU runs out of memory, or is slowed down by the other one; with the compute mode
 EXCLUSIVE_PROCESS it can't start at all ("CUDA-capable device(s) is/are busy or unavailable").

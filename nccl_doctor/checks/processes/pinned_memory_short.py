@@ -1,4 +1,4 @@
-"""The kernel can't pin the memory that RDMA registers, though no limit forbids it.
+"""The kernel can't pin the memory that RDMA registers, although no limit forbids it.
 
 What it means: NCCL ends with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", as with memlock-low,
 while `ulimit -l` says unlimited. Where GPU and processor share their memory (GB10, DGX Spark) it takes no more than a

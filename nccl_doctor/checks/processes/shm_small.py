@@ -1,4 +1,4 @@
-"""Shared memory (/dev/shm) has too little room for the ranks on the host, is not there, or may not be written to.
+"""Shared memory (/dev/shm) is too small for the ranks on the host, missing, or not writable.
 
 What it means: NCCL ends with "Error while creating shared memory segment /dev/shm/nccl-…: No space left on device",
 or a data loader's worker with "Bus error" and "unable to allocate shared memory". Docker gives a container 64 MiB.

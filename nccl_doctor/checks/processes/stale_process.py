@@ -1,4 +1,4 @@
-"""A training process was left behind: its launcher is gone, and nobody watches over it.
+"""A training process was left behind: its launcher has exited, and nothing supervises it.
 
 What it means: it goes on holding memory of GPUs, ports and shared memory until somebody ends it. It does no harm to a
 job that needs none of these, so it is a warning; it is an error where it holds the master port or a GPU that the job

@@ -1,4 +1,4 @@
-"""What the Slurm step may use on a node is less than the job's ranks need.
+"""The Slurm step has fewer resources on a node than the job's ranks need.
 
 What it means: Slurm gives a step what the job asked for, and no more. With one CPU (`--ntasks-per-node=1` without
 `--cpus-per-task`) all ranks of a node, their data loaders and NCCL's threads share it, and the GPUs wait. Beyond the

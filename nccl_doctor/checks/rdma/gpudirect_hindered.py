@@ -1,4 +1,4 @@
-"""Something keeps data from going directly between GPUs, or between GPUs and RDMA devices.
+"""Data can't go directly between GPUs, or between GPUs and RDMA devices.
 
 What it means: every byte takes a detour through the host's memory or the processor's root complex, and bandwidth
 falls to a fraction (180 to 10 GB/s was seen). Between GPUs that have PCIe alone, NCCL's first all-reduce may hang, with

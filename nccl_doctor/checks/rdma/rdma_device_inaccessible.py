@@ -1,4 +1,4 @@
-"""An RDMA device that is up can't be opened by the job, or its fabric has no subnet manager.
+"""The job can't open an RDMA device that is up, or its fabric has no subnet manager.
 
 What it means: /sys shows the device, and its node /dev/infiniband/uverbsN is missing or refuses this user. NCCL says
 "NET/IB : Unable to open device" or nothing, and does not list it: with none left it takes TCP sockets, with fewer than

@@ -1,4 +1,4 @@
-"""NCCL_IB_HCA leaves none of a host's RDMA devices.
+"""NCCL_IB_HCA matches no RDMA device of a host.
 
 What it means: NCCL says "NET/IB : No device found." and goes on over TCP sockets, at a tenth of the speed; with
 NCCL_NET=IB it ends with "Failed to initialize any NET plugin" ("network IB not found" before 2.27), which is an error.

@@ -1,4 +1,4 @@
-"""Hosts differ in the RDMA devices that NCCL takes, in their ports' state, or in GPUDirect.
+"""Hosts differ in the RDMA devices that NCCL uses, in their port states, or in GPUDirect.
 
 What it means: NCCL connects devices of the same place in each host's list. Where one host has fewer, or one that is
 down, some channels share a device, and NCCL says "Detected mixed local Net device counts across ranks"; all hosts go

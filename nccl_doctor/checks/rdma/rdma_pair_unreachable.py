@@ -1,4 +1,4 @@
-"""Two RDMA devices that NCCL connects share no network, or can't talk for another reason.
+"""Two RDMA devices that NCCL connects share no network, or can't communicate for another reason.
 
 What it means: NCCL joins the first RDMA device of each host's list with the first of the next host's, the second with
 the second, and so on. Nothing in it looks whether they reach each other: the job ends in "Call to ibv_modify_qp failed"

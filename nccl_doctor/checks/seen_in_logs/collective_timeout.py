@@ -1,4 +1,4 @@
-"""A collective did not end in time.
+"""A collective did not finish in time.
 
 What it means: Some rank did not take part in a collective, or its data did not get through. What is seen is the
 waiting ranks; the one to look for is that which is missing from the list, behind in SeqNum, or silent.

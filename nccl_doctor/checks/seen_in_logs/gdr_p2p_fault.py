@@ -1,4 +1,4 @@
-"""GPUs do not reach each other or the adapter directly.
+"""GPUs can't reach each other or the network adapter directly.
 
 What it means: P2P over NVLink or PCIe, CUDA IPC or GPUDirect RDMA failed: PCIe ACS or an IOMMU in between, no
 nvidia-peermem, containers without a common IPC namespace, too many peers.

@@ -1,4 +1,4 @@
-"""A process was ended from outside.
+"""A process was killed from outside.
 
 What it means: The kernel, the scheduler, a time limit, a closed terminal or a person sent a signal. Other ranks then
 see closed connections.

@@ -1,4 +1,4 @@
-"""A process was started without what torch.distributed reads.
+"""A process was started without the variables that torch.distributed reads.
 
 What it means: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT is missing, mostly because the script was
 started by python instead of torchrun, or because it expects --local_rank, which torchrun does not pass.

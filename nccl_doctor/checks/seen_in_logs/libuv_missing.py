@@ -1,4 +1,4 @@
-"""This torch was built without libuv, which its store asks for.
+"""This torch was built without libuv, but its store requires it.
 
 What it means: Since torch 2.4 the rendezvous store uses libuv unless it is told otherwise; builds for Windows and some
 of one's own have none.

@@ -1,4 +1,4 @@
-"""A rank ended, and the others lost their connections to it.
+"""A rank exited, and the other ranks lost their connections to it.
 
 What it means: What is seen here is the consequence. The cause is the first error of the rank that ended, on another
 host or in another file, or nothing at all where the kernel killed it.

@@ -1,4 +1,4 @@
-"""A process or thread could not be made: a limit on their number is reached.
+"""A process or thread could not be created, because a limit was reached.
 
 What it means: ulimit -u, a cgroup's pids.max or the kernel's threads-max is smaller than what ranks, data loaders and
 their threads need together.

@@ -1,4 +1,4 @@
-"""The training script itself failed: an exception of its own, or an exit code without a word.
+"""The training script itself failed: with an exception, or with an exit code and no output.
 
 What it means: NCCL and the network are not to blame; the other ranks then lose their connections or wait in vain.
 

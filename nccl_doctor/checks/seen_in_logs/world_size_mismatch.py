@@ -1,4 +1,4 @@
-"""Ranks and world size do not fit together.
+"""Ranks and world size do not match.
 
 What it means: Two processes have one rank, a rank is not below the world size, hosts were told different sizes, or
 two jobs met at one address.

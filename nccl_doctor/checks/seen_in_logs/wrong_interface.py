@@ -1,4 +1,4 @@
-"""NCCL uses an interface that the other hosts do not reach.
+"""NCCL uses an interface that the other hosts can't reach.
 
 What it means: NCCL took a loopback, container, bridge or link-local interface, or one on another net than the other
 hosts' interfaces, and told its peers that address.

@@ -1,4 +1,4 @@
-"""The hosts' clocks differ.
+"""The clocks of the hosts differ.
 
 What it means: log lines of different ranks can't be put in order. From 15 s on, `torchrun --rdzv_backend=c10d` takes
 a host for dead whose clock is behind: it compares the time that a host wrote into the store with its own, and drops

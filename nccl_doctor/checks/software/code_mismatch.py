@@ -1,4 +1,4 @@
-"""A file or folder that has to be the same on all hosts is not.
+"""A file or folder that must be the same on all hosts differs.
 
 What it means: ranks run different programs or read different data. Collectives then don't match (a hang, or "Detected
 mismatch between collectives on ranks"), or the job computes something that nobody wrote.

@@ -1,4 +1,4 @@
-"""The NVIDIA driver is older than the CUDA that torch was built for needs.
+"""The NVIDIA driver is too old for the CUDA version that torch was built for.
 
 What it means: `torch.cuda.is_available()` is False with "The NVIDIA driver on your system is too old", or CUDA ends
 with "driver version is insufficient for CUDA runtime version". Parts of two versions ("Driver/library version

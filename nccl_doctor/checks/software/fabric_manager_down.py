@@ -1,4 +1,4 @@
-"""The host has NVSwitches, and the service that makes them usable does not run.
+"""The host has NVSwitches, but the fabric manager that they need does not run.
 
 What it means: CUDA does not start at all: "CUDA error: system not yet initialized" (error 802), or
 `torch.cuda.is_available()` is False, though nvidia-smi shows all GPUs.

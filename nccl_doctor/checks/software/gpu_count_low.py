@@ -1,4 +1,4 @@
-"""A node is to start more ranks than it has GPUs, or has fewer GPUs than the other nodes.
+"""A node is configured to start more ranks than it has GPUs, or has fewer GPUs than the other nodes.
 
 What it means: the ranks beyond the last GPU end with "CUDA error: invalid device ordinal", and the others wait for
 them until the rendezvous or the first collective times out. Where the number of ranks is not set in the hosts file, a

@@ -1,4 +1,4 @@
-"""A host has a GPU on its PCI bus, and no driver that answers for it.
+"""A host has a GPU on its PCI bus, but no working driver for it.
 
 What it means: CUDA finds no device there ("Found no NVIDIA driver", "no CUDA-capable device"), so that the ranks end
 or, with gloo as their way out, train on the processor without a word.

@@ -1,4 +1,4 @@
-"""A GPU reported uncorrected memory errors, or its driver wrote errors (Xid) in the last day.
+"""A GPU reported uncorrected memory errors, or its driver logged errors (Xid) in the last day.
 
 What it means: the job may end with "CUDA error: uncorrectable ECC error encountered" or "unspecified launch failure",
 or hang in a collective, for a rank on a GPU that fell off the bus (Xid 79) never arrives.

@@ -1,4 +1,4 @@
-"""What you get when you log in by hand is not what a command over SSH gets.
+"""A login shell has another environment than a command over SSH.
 
 What it means: the check judged one interpreter or one set of variables, and a training that you start from your own
 terminal uses another; or a launcher over SSH (mpirun, DeepSpeed, pdsh) misses variables that are set in `.bashrc`

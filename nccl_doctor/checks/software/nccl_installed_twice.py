@@ -1,4 +1,4 @@
-"""Two packages or variables bring an NCCL into torch's environment, and one silently wins.
+"""Two packages or variables provide NCCL to torch, and one silently takes precedence.
 
 What it means: `nvidia-nccl-cu12` and `-cu13` install the same file, so that whichever came last owns it, whatever pip
 says is there: a hang that a newer NCCL mends comes back, or hosts differ although their lists of packages don't.

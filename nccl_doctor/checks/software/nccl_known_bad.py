@@ -1,4 +1,4 @@
-"""The job's NCCL has a known fault that hosts like these meet.
+"""The job's NCCL version has a known fault that affects these hosts.
 
 What it means: somebody with the same GPUs and the same NCCL had a hang, a crash or wrong results, and wrote it down. A
 note (info) says that its cause is not settled.

@@ -1,4 +1,4 @@
-"""The interpreter that training uses has no torch, or one that can't use the host's GPUs.
+"""The interpreter that training uses has no torch, or a torch that can't use the host's GPUs.
 
 What it means: `python -m torch.distributed.run` on this host ends at once with "No module named torch", while the
 other hosts wait for it until their rendezvous times out. A torch that is built without CUDA ends with "Torch not

@@ -1,7 +1,7 @@
 """Slow hosts, pairs and rails among measured rates: each against the others, in the fewest words that explain all.
 
 A rate is bad that is under half of the usual one, or loses packets where the others do not; and only where it was so
-again with nobody else sending, and no machine was the limit. Bad rates of nearly a whole row of the matrix are one
+again with no one else sending, and no machine was the limit. Bad rates of nearly a whole row of the matrix are one
 host's that sends badly, of a column one's that receives badly; what is left are pairs. The usual rate is the median of
 hosts' best: a host that is slow both ways spoils all its pairs, of three hosts four of six, but two of six bests.
 """

@@ -4,7 +4,7 @@ What it means: the host is up and is the one it should be, but it knows none of 
 nccl-doctor never asks for a password or a passphrase, since a run over many hosts can't, and a launcher's can't either.
 
 How we know: every key was offered in OpenSSH's order (the identity file that was named, the agent's keys, the default
-files in ~/.ssh), and each was refused. The evidence names them, those that were passed over (a file with a passphrase
+files in ~/.ssh), and each was refused. The evidence names them, those that were ignored (a file with a passphrase
 that no agent holds), and the methods that the server would take.
 
 A server that takes a key and then hangs up bars the account: expired, locked, /etc/nologin, or PAM's rules, such as

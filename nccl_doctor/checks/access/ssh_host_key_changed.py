@@ -1,13 +1,13 @@
 """The host presented another key than the known one, or a revoked key.
 
-What it means: either the host was installed anew, or its address now belongs to another machine, or somebody stands
+What it means: either the host was installed again, or its address now belongs to another machine, or somebody stands
 in between. SSH can't tell which; so nccl-doctor does not log in.
 
 How we know: the known_hosts line that the message names holds another key for this host, or marks the shown one
 @revoked. The evidence gives both fingerprints. As OpenSSH does, a key of another type counts as changed once any key
 is known; the types that are known are asked for first, so a host that merely has several keys does not look changed.
 
-Fix: needs judgement, so there is no command. Find out whether the host was installed anew, and compare the
+Fix: needs judgement, so there is no command. Find out whether the host was installed again, and compare the
 fingerprint with ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on its console. Only if they agree, take the
 line out of the file and add the new key as for ssh-host-key-unknown. A revoked key should not come back: give the
 host a new one.

@@ -10,7 +10,7 @@ its type and its SHA256 fingerprint.
 
 Fix: compare the fingerprint with that of the host itself, ``ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub`` on its
 console, and only then add the key. The command adds the very key whose fingerprint is shown; ssh-keyscan would fetch
-one anew, which nobody compared. Where the ``ssh`` program made the connection, it alone saw the key: it shows the same
+one again, which nobody compared. Where the ``ssh`` program made the connection, it alone saw the key: it shows the same
 fingerprint and asks.
 
 References: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". ssh_config(5): UserKnownHostsFile, HostKeyAlias.

@@ -6,7 +6,7 @@ master address and port that torchrun would give them.
 How we know: the rank was killed by a signal, reported an exception, or ended without a word; or the process that
 imports torch and forks the ranks of its host, or the connection to it, ended. What other ranks say ("Connection closed
 by peer") follows from it, and is told apart by what `nccl-doctor logs` knows of such words. A cause that the output
-names (a port that is taken, a full /dev/shm) is a diagnosis of its own, and this one stands under it.
+names (a port that is busy, a full /dev/shm) is a diagnosis of its own, and this one stands under it.
 
 Fix: the quoted error decides. What was killed by SIGKILL was mostly ended by the kernel for want of memory
 (`dmesg`), by a scheduler or by a person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or a full

@@ -1,6 +1,6 @@
 """The all-reduce did not finish within its deadline: some ranks did not arrive.
 
-What it means: the job would hang in the same place, for NCCL's or gloo's time-out of 10 to 30 minutes.
+What it means: the job would hang in the same place, for NCCL's or gloo's timeout of 10 to 30 minutes.
 
 How we know: on every host one process, with the hosts file's interpreter and variables, imported torch and forked the
 ranks, with the variables that torchrun would give them, master address and port among them; each rank reported its

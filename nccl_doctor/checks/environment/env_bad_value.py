@@ -1,7 +1,7 @@
 """NCCL interprets the value of a variable differently than intended.
 
 What it means: numbers are read as C's strtoll does, as far as it gets, and nothing is ever reported:
-NCCL_IB_DISABLE=true is 0, so InfiniBand stays on. Words that NCCL does not know are passed over. In a config file
+NCCL_IB_DISABLE=true is 0, so InfiniBand stays on. Words that NCCL does not know are ignored. In a config file
 quotes and blanks belong to the value.
 
 How we know: the type of each variable in NCCL's source, the words and ranges that have a meaning, and what strtoll

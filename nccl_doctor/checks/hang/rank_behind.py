@@ -3,7 +3,7 @@
 What it means: these ranks are the ones to look at, though NCCL's own report lists those ahead as outliers.
 
 How we know: NCCL's RAS service counts the collectives that each rank has launched, and torch's flight recorder lists
-them; at two looks the counts stood still and differed.
+them; in two samples the counts did not change and differed.
 
 Fix: See what these ranks do: their stack, where it could be read, is shown. Where it could not, run again as the job's
 own user, with py-spy on the hosts and ptrace allowed.

@@ -1,7 +1,7 @@
 """A rank's process has exited or is stopped, and the other ranks wait for it.
 
 What it means: every collective needs all ranks. Where one is killed and its launcher does not notice, or is stopped by
-a signal, a debugger or a frozen container, the others wait until their time-out, with NCCL at 100 % of their GPUs.
+a signal, a debugger or a frozen container, the others wait until their timeout, with NCCL at 100 % of their GPUs.
 
 How we know: each launcher's ranks are numbered in a row, so one that is not among the processes of its host is missing
 from there; a process's state is in /proc/PID/stat ("T" is stopped, "Z" has ended and was not asked for). The kernel's

@@ -2,7 +2,7 @@
 
 What it means: Ray, vLLM, SGLang and the like tell each other an address of every host, most often the one that the
 default route leaves by. Where that is another net's, another host's or one address for several hosts, workers are
-placed on no node at all, sockets can't be bound, and peers dial where nobody listens.
+placed on no node at all, sockets can't be bound, and peers dial where no process listens.
 
 How we know: on hosts, each engine's own steps, by its version, over what the host says: its variables, the kernel's
 way to 8.8.8.8 (nothing is sent), its own name. With --engine, or engine: in the hosts file, the others dial that

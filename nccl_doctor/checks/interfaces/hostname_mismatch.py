@@ -1,7 +1,7 @@
 """A name resolves to a wrong address: hosts disagree, or a host's own name resolves to another host.
 
 What it means: ranks that look up the master by name end at different machines, or at addresses that they can't reach:
-some hosts join, the others wait until their time-out. A host whose own name gives an address that none of its
+some hosts join, the others wait until their timeout. A host whose own name gives an address that none of its
 interfaces has (an old one, or another host's) makes gloo fall back to 127.0.0.1, where the others can't reach it: a
 gloo job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers); where gloo works all the
 same, because of two addresses it dials the lower one (hostname-loopback tells), that is said and is no fault. An own

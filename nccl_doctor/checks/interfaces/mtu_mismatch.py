@@ -6,7 +6,7 @@ large packets vanish (see mtu-blackhole).
 
 How we know: the MTUs of the interface that NCCL uses on each host and of those under its RoCE devices, compared among
 those on one subnet; and those of the two halves of one port, as a GB10 (DGX Spark) has: an update of its firmware
-was seen to leave one at 1500 while the other, or the peer's, had 9000, and large transfers failed with status 12.
+was observed to leave one at 1500 while the other, or the peer's, had 9000, and large transfers failed with status 12.
 
 Fix: set the same MTU on all hosts, and make sure that the switches pass it. On DGX OS in a file of /etc/netplan: what
 ip or nmcli set is gone after a reboot.

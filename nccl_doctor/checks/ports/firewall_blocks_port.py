@@ -2,7 +2,7 @@
 
 What it means: every rank connects to the master port first (torch's TCPStore). With a rule that drops the packets, the
 ranks wait until they time out; with one that rejects them, they fail with "No route to host" or "Connection refused";
-with one that redirects them (DNAT or REDIRECT of a container or a proxy), they talk to somebody else.
+with one that redirects them (DNAT or REDIRECT of a container or a proxy), they reach another process.
 
 How we know: every host dialled the master port while nccl-doctor itself listened there, and the dial failed. The rules
 that the kernel really has on both hosts (nftables, both kinds of iptables, ipset) were then evaluated for that very

@@ -6,7 +6,7 @@ shaping, an MTU that differs, a lossy port. It is an error where less than a ten
 
 How we know: `--rate` has the hosts send to each other by TCP, from and to the addresses that NCCL uses, in rounds in
 which each sends to one and receives from one. What is under half of the usual rate, or has 2 % of its segments sent
-again where others have not a tenth of that, is measured once more with nobody else sending. A host is named where its
+again where others have not a tenth of that, is measured once more with no one else sending. A host is named where its
 whole row or column of the matrix is bad, with the direction; a pair where only it is; a rail where that is slow on all
 hosts, beside the other rails or its links' own speed. Where the sending thread lacked a CPU, the reader was late or
 interrupts filled a CPU, the machine was the limit: then nobody is accused, and it is said.
@@ -14,10 +14,10 @@ interrupts filled a CPU, the machine was the limit: then nobody is accused, and 
 In every run: current_link_width of each GPU that the job sees, beside the most that both ends of its link can. Its
 speed alone accuses nobody, for a GPU lowers that when idle; and since it may give up lanes then, too, one whose speed
 is lowered is a note, unless another idle one has all of its lanes. GPUs that share the processor's memory (GB10,
-GH200) are passed over. The lanes of the NIC that NCCL's sockets use count where they give less than the port's speed;
+GH200) are ignored. The lanes of the NIC that NCCL's sockets use count where they give less than the port's speed;
 those of RDMA devices are rdma-link-slow's.
 
-Fix: a GPU or NIC without all its lanes is seated anew, without a riser, and its slot's lanes looked at in the
+Fix: a GPU or NIC without all its lanes is seated again, without a riser, and its slot's lanes looked at in the
 firmware's settings. Otherwise, on the named host, `ethtool -S` counts errors, `ethtool` shows the negotiated speed,
 `lspci -vv` the lanes (LnkSta), `tc qdisc show` what shapes it; then the cable, and the port of the switch.
 

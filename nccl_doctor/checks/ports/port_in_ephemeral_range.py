@@ -1,8 +1,8 @@
 """The master port lies in the ephemeral range, which the kernel uses for outgoing connections.
 
 What it means: any program's outgoing connection on the master, NCCL's and gloo's own listeners among them, may hold
-that port at the moment when the job starts, and torch then ends with "Address already in use" although nobody listens
-there. It comes and goes, which makes it hard to see.
+that port at the moment when the job starts, and torch then ends with "Address already in use" although no process
+listens there. It comes and goes, which makes it hard to see.
 
 How we know: `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports` of the first host. torchrun's default
 29500 lies below Linux' default range, 32768 to 60999, but within 1024 to 65535, which some guides recommend.

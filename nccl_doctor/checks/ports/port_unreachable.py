@@ -9,7 +9,7 @@ dialled them; each listener proves by a random word that it is ours. How a dial 
 
 - timed out: something drops the packets without a word: a firewall's DROP, a cloud's security group.
 - no route to host: a firewall's REJECT between hosts that can otherwise talk, or a host that does not answer ARP.
-- refused: the host answered that nobody listens: a REJECT with tcp-reset, or address translation.
+- refused: the host answered that no process listens: a REJECT with tcp-reset, or address translation.
 - network unreachable: the dialling host has no route there.
 - stranger: another process answered at that address: two hosts with one address, or a proxy.
 

@@ -1,12 +1,12 @@
 """A sidecar of a service mesh or a transparent proxy intercepts connections between the hosts.
 
 What it means: the sidecar's rules lead every connection into its own process, which takes it, looks for the target
-afterwards, and may wait for the dialler's first words, want TLS, cut what stands still, or change the sender's
+afterwards, and may wait for the dialler's first words, want TLS, cut what hangs, or change the sender's
 address. NCCL and gloo then hang, see "Connection reset", or get a host's data over one busy process.
 
-How we know: each host held a port on which nobody listens, and another one dialled it. A kernel refuses that; here the
-connection was taken. Where a listener's random word came only after the dialler had spoken first, that is told, too.
-Without a sidecar, a host's own rule that redirects them is told in its place (firewall-blocks-port).
+How we know: each host held a port on which no process listens, and another one dialled it. A kernel refuses that; here
+the connection was taken. Where a listener's random word came only after the dialler had spoken first, that is told,
+too. Without a sidecar, a host's own rule that redirects them is told in its place (firewall-blocks-port).
 
 Fix: leave the job's pods out of the mesh, in the labels of their template: `sidecar.istio.io/inject: "false"` (for
 Linkerd the annotation `linkerd.io/inject: disabled`), and start the job again. Or have the proxy leave NCCL's ports

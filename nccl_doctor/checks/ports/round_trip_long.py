@@ -5,7 +5,7 @@ VPN, a loaded switch, a duplex mismatch or a lossy port look so.
 
 How we know: the kernel's own measure of each connection of the port test (TCP_INFO), which costs nothing. A host is
 named where even its shortest round trip, to and from all others, is ten times theirs and 5 ms longer, or where
-packets of half of its dials had to be sent again while hardly any others' were. A host that was busy is passed over.
+packets of half of its dials had to be sent again while hardly any others' were. A host that was busy is ignored.
 
 Fix: `tracepath` to the others shows the way, `ethtool -S` the errors; `nccl-doctor check --rate` measures each pair.
 """

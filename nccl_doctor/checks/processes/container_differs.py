@@ -1,6 +1,6 @@
 """The job's container lacks something that the host has: its network, shared memory, limits or devices.
 
-What it means: the host is fine, and the job fails or is slow all the same. In a bridge network, which docker and podman
+What it means: the host is fine, and the job fails or is slow anyway. In a bridge network, which docker and podman
 give where nobody says another, NCCL announces an address such as 172.17.0.2: the other hosts can't reach it, or find
 their own container there. /dev/shm has 64 MiB, too little for NCCL's ranks and for data loaders. Limits of locked
 memory and of open files are the daemon's, not the host's. GPUs and RDMA devices are there only if they were handed in.

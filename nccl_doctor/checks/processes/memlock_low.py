@@ -9,7 +9,7 @@ alone registers some tens of MiB a channel. Who has CAP_IPC_LOCK is not bound by
 where it was given. A login by hand may show another limit than the job gets: this one is of a non-interactive session,
 which is how launchers start.
 
-Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in anew; `--ulimit memlock=-1` for Docker;
+Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in again; `--ulimit memlock=-1` for Docker;
 `LimitMEMLOCK=infinity` for systemd units such as Slurm's slurmd.
 """
 

@@ -6,12 +6,12 @@ loaders hold files besides.
 
 How we know: RLIMIT_NOFILE as a command over SSH has it. What is needed is estimated: 256 for Python, torch and its
 libraries, and 16 for each rank of the world, since NCCL opens several sockets to a peer (and more with
-NCCL_NSOCKS_PERTHREAD), and the first rank's process serves the store and the bootstrap of all. With the common limit
-of 1024 that is 48 ranks; jobs of 32 were seen to fail at it, with more communicators than one. The soft limit counts:
+NCCL_NSOCKS_PERTHREAD), and the first rank's process serves the store and the bootstrap of all. With the common limit of
+1024 that is 48 ranks; jobs of 32 were observed to fail at it, with more communicators than one. The soft limit counts:
 NCCL raises it to the hard one only in the thread that serves the bootstrap.
 
 Fix: raise it in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, as far as the hard limit goes; and for
-good in /etc/security/limits.d (`* - nofile 1048576`), then log in anew. systemd units and Slurm have settings of
+good in /etc/security/limits.d (`* - nofile 1048576`), then log in again. systemd units and Slurm have settings of
 their own (`LimitNOFILE=`).
 """
 

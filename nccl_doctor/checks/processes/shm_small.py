@@ -4,7 +4,7 @@ What it means: NCCL ends with "Error while creating shared memory segment /dev/s
 or a data loader's worker with "Bus error" and "unable to allocate shared memory". Docker gives a container 64 MiB.
 Where it can't be used at all, Python's multiprocessing.Lock() fails, and so does every data loader with workers.
 
-How we know: the size of /dev/shm, what is free in it, and whether the user that logs in may write there. NCCL's ranks
+How we know: the size of /dev/shm, what is free in it, and whether the SSH user may write there. NCCL's ranks
 on one host meet in segments of 9.6 MB a channel, and each keeps one of 33 MB for its network proxy; data loaders hand
 batches over there. So 64 MiB are wanted for each rank on the host, and 32 are the least where GPUs are used; and 128
 in all, for data loaders fill Docker's 64 beside one rank, too.

@@ -13,8 +13,8 @@ leaves less than the port's rate or than the same device has on other hosts; the
 port's rate beside that of the port at the same place in the other hosts' lists. On a GB10, the GIDs of both halves. Of
 ports that NCCL does not use nothing is said.
 
-Fix: seat the card anew, look at the slot's lanes in the firmware's settings, update the card's firmware; for a port its
-cable, the switch's port and its speed (`ethtool`, `mlxlink`). On a GB10: `fwupdmgr update`; addresses in a file of
+Fix: seat the card again, look at the slot's lanes in the firmware's settings, update the card's firmware; for a port
+its cable, the switch's port and its speed (`ethtool`, `mlxlink`). On a GB10: `fwupdmgr update`; addresses in a file of
 /etc/netplan, for what nmcli sets there is gone after a reboot.
 
 References: NVIDIA/dgx-spark-playbooks issues 25 and 102; tonyd2wild/DeepSeek-v4-Flash-Vision-Exp-DSpark-1M-NVFP4-KV-2x-

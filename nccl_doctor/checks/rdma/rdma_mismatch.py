@@ -7,7 +7,7 @@ there are GPUs, for the job ends as it starts. One host without GPUDirect drags 
 
 How we know: each host's list as NCCL of its version makes it of /sys/class/infiniband and NCCL_IB_HCA; loaded modules
 (nvidia_peermem), and whether the driver's kernel modules are the open ones, which hand out GPU memory as DMA-BUF. A
-port that is down on all hosts is no difference, nor is a device that NCCL_IB_HCA leaves out. The majority is taken for
+port that is down on all hosts is no difference, nor is a device that NCCL_IB_HCA leaves out. The majority counts as
 right.
 
 What does not matter, and is not reported: names, firmware versions, GUIDs and the GIDs themselves. Devices that meet

@@ -2,7 +2,7 @@
 
 What it means: NCCL joins the first RDMA device of each host's list with the first of the next host's, the second with
 the second, and so on. Nothing in it looks whether they reach each other: the job ends in "Call to ibv_modify_qp failed"
-with 110 (Connection timed out), 101 or 113, from NCCL 2.24 on after a minute of tries, or stands still.
+with 110 (Connection timed out), 101 or 113, from NCCL 2.24 on after a minute of tries, or hangs.
 
     node1 [0] mlx5_0  10.1.0.1  ----x----  node2 [0] mlx5_0  10.2.0.2
     node1 [1] mlx5_1  10.2.0.1  ----x----  node2 [1] mlx5_1  10.1.0.2

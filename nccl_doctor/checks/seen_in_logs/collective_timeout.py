@@ -8,12 +8,12 @@ WorkNCCL(SeqNum=6, OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for r
 ranks. If no collective had ended before (last completed work -1), the ranks never came together and the network is to
 blame. A log in which all ranks of one host have connected over shared memory and their script
 then says no more is told as a warning: it may be the end of an excerpt. One that ends without a fault and without an
-end, at whatever place, is worth knowing: only the processes show whether it stands still.
+end, at whatever place, is worth knowing: only the processes show whether it hangs.
 
 Fix: Compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 does (checkpoint,
-evaluation, download) need a longer time-out or a barrier of their own.
+evaluation, download) need a longer timeout or a barrier of their own.
 
-References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; default time-out 30 minutes to torch 2.1, 10 minutes
+References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; default timeout 30 minutes to torch 2.1, 10 minutes
 from 2.2.
 """
 

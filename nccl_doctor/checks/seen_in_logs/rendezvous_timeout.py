@@ -7,7 +7,7 @@ How we know: torch's "The client socket has timed out after 60s while trying to 
 out after 601 seconds waiting for clients. 3/4 clients joined", the store based barrier's counts,
 RendezvousTimeoutError and RendezvousConnectionError, JAX's coordination service.
 
-Fix: Start all hosts within the time-out, with the same --rdzv-endpoint or --master_addr and --master_port;
+Fix: Start all hosts within the timeout, with the same --rdzv-endpoint or --master_addr and --master_port;
 `nccl-doctor check` tests the port from every host, `nccl-doctor launch` prints the commands.
 
 References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distributed/elastic/rendezvous.

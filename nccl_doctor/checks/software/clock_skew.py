@@ -7,7 +7,7 @@ one whose last sign of life is three intervals of 5 s old
 Certificates and Kerberos tickets fail from some minutes on.
 
 How we know: each host was asked for its time over the open connection; half the exchange's length is the error, and
-only what exceeds it counts. The median of all hosts is taken for right.
+only what exceeds it counts. The median of all hosts counts as right.
 
 Fix: let the host keep time from the network: `timedatectl set-ntp true`, or chrony.
 """

@@ -8,7 +8,7 @@ answer for torch's library (`ldd libtorch_cuda.so`), where the files are several
 Where ldd is missing or too slow, nobody knows which file wins, and a copy of LD_LIBRARY_PATH beside one package can't
 be judged: some builds of torch look there first (RUNPATH), others in the package's folder (RPATH).
 
-Fix: leave the one that fits torch's CUDA (`torch.version.cuda`), and install it anew: uninstalling the other one takes
+Fix: leave the one that fits torch's CUDA (`torch.version.cuda`), and install it again: uninstalling the other one takes
 the common file away. Let LD_LIBRARY_PATH and LD_PRELOAD name no other.
 
 References: marin-community/marin issue 7344, "a silent NCCL path collision"; ld.so(8).

@@ -281,7 +281,7 @@ def pairs_of(dials: Iterable[FailedDial]) -> list[dict[str, str]]:
 
 
 def failed_by(view: View, address: str, sources: Collection[str]) -> list[dict[str, str]]:
-    """Return as :func:`failed_where`, of the hosts' dials to this address."""
+    """Return the failed dials of the hosts to this address, as :func:`failed_where` does."""
     return failed_where(view, lambda dial: dial.src in sources and dial.address == address)
 
 

@@ -82,7 +82,7 @@ def logs(
 
 @contextmanager
 def _bar(files: list[str], *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Yield a bar on stderr for long input on a terminal; yields its counter."""
+    """Show a progress bar on stderr for long input on a terminal, and yield its counter."""
     from nccl_doctor.logs.reading import size
 
     total = size(files)

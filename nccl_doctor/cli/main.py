@@ -194,7 +194,7 @@ class PanelCommand(TyperCommand):
                     formatter.write_dl(rows)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own
-        """Return as ever; some options, as ``--kube``, may stand without a value, for which typer has no word."""
+        """Parse arguments; some options, such as ``--kube``, may have no value, which typer can't express."""
         from nccl_doctor.model.engine import engines
 
         bare = {word for engine in engines() for flag in engine.flags if flag.bare for word in flag.words}

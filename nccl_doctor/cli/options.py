@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache, partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, get_type_hints
 
 import typer
 
@@ -23,14 +23,18 @@ from nccl_doctor.model.engine import engines, kinds
 from nccl_doctor.report.render import FORMS
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
     from nccl_doctor.inventory.build import Overrides
     from nccl_doctor.model.cluster import Cluster
     from nccl_doctor.model.register import Check
 
 Codes = set[str] | None
 """Codes of the checks that run; None for all, which spares a command that waits for hosts the import of all checks."""
+
+
+class _Options(Protocol):
+    """A dataclass of options."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
 def flattened(command: Callable[..., None]) -> Callable[..., None]:
@@ -60,7 +64,7 @@ def _pop(option: Field[Any], given: dict[str, Any]) -> object:
 
 
 @cache
-def _parameters(group: type[DataclassInstance]) -> tuple[inspect.Parameter, ...]:
+def _parameters(group: type[_Options]) -> tuple[inspect.Parameter, ...]:
     types = get_type_hints(group, include_extras=True)
     return tuple(
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=_default(option), annotation=kind)

@@ -182,7 +182,7 @@ class Wait:
     size: int | None = None  # of an all-reduce, the bytes of the message that was measured last
 
     def line(self, seconds: float) -> str:
-        """Return as ``all-reduce  3 of 4 hosts measuring, node2 still importing torch, 9 s``, after some seconds."""
+        """Return ``all-reduce  3 of 4 hosts measuring, node2 still importing torch, 9 s`` after some seconds."""
         parts = []
         if self.size is not None:
             parts.append(f"{self.size} B" if self.size < 1 << 20 else f"{self.size >> 20} MiB")

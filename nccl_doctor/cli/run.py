@@ -166,13 +166,13 @@ def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
 
 
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:
-    """Return contacts the hosts; phases that no selected check needs are left out."""
+    """Contact the hosts and return the snapshot; phases that no selected check needs are left out."""
     with _opened(request, selected, out) as run:
         return run.snapshot()
 
 
 def _look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapshot, Report]:
-    """Return as :func:`look`, judged; where nothing explains the all-reduce's failure, parts are tried."""
+    """Return the snapshot of :func:`look`, judged; an unexplained failure of the all-reduce is bisected first."""
     with _opened(request, selected, out) as run:
         snapshot = run.snapshot()
         report = judge(snapshot, out.command, among(selected), run.dials)

@@ -277,7 +277,7 @@ class PolicyBlame:
 
 
 def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-    """Return by failed dial, the policies that surely drop it, if any."""
+    """Return the policies that certainly drop each failed dial."""
     policies = kube.policies
     if isinstance(policies, Unknown):
         return {}

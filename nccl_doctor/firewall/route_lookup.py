@@ -173,7 +173,7 @@ class RouteFault:
 
 
 def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[FailedDial, RouteFault]:
-    """Return by dial, what its packets meet first; none where kernels pass them."""
+    """Return the first routing fault that each dial's packets meet; none where the kernels pass them."""
     hosts = {host.name: host for host in snapshot.reached}
     known: dict[tuple[str, str, str], RouteFault | None] = {}
     found: dict[FailedDial, RouteFault] = {}

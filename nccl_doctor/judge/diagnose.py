@@ -72,7 +72,7 @@ def _with_failed_dials_named(judged: list[CheckRun], snapshot: Snapshot) -> list
 def _with_spared_allreduce(
     judged: list[CheckRun], snapshot: Snapshot, diagnoses: Iterable[Diagnosis]
 ) -> list[CheckRun]:
-    """Return a spared all-reduce is unknown where no diagnosis tells the fault that spared it."""
+    """Report a skipped all-reduce as unknown if no diagnosis explains why it was skipped."""
     smoke = snapshot.smoke
     explained = any(diagnosis.severity is Severity.ERROR for diagnosis in diagnoses)
     if explained or not (isinstance(smoke, Skipped) and smoke.hindered):

@@ -155,7 +155,7 @@ def _mesh(snapshot: Snapshot) -> MeshReport | None:
 
 
 def _rates(snapshot: Snapshot) -> tuple[RateReport, ...] | None:
-    """Return by sender and receiver, in the order of ranks; the measure that counts of each."""
+    """Return the decisive measurement of each sender and receiver, in the order of ranks."""
     rates = snapshot.rates
     if not isinstance(rates, Rates):
         return None

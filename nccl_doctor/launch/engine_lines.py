@@ -146,7 +146,7 @@ def _variable(name: str, own: str | None) -> dict[str, str]:
 
 
 def own_addresses(job: LaunchPlan, checked: Mapping[str, str]) -> Addresses:
-    """Return by host, its own address: as listed, else as the last check saw it."""
+    """Return each host's own address: as listed, else from the last check."""
     found = {}
     for start in job.starts:
         listed = start.node.address if numeric(start.node.address) is not None else None

@@ -253,7 +253,7 @@ def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
 
 
 def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
-    """Return by host, the options of the line's launcher as it is installed there, where that is known."""
+    """Return the options of the line's launcher as installed on each host, if known."""
     seen = {host.name: host.facts.engines for host in snapshot.hosts if host.facts is not None}
     return {
         name: one.options
@@ -339,7 +339,7 @@ def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
 def own_lines(
     line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int]
 ) -> dict[str, Line]:
-    """Return by host, the line as it has to stand there.
+    """Return the line for each host.
 
     ``counts`` has the planned ranks of each, ``gpus`` its GPUs.
     """

@@ -98,7 +98,7 @@ def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], 
 
 
 def _begins_again(reading: Reading) -> bool:
-    """Return processes that had no word before a good end begin after it, or look for each other, or a table does."""
+    """Return whether another run follows a good end: new processes begin, or a rendezvous or a table does."""
     if not reading.well:
         return False
     old = {event.prefix.pid for event in reading.events if event.line <= reading.well and event.prefix.pid}

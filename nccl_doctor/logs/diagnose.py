@@ -195,7 +195,7 @@ class Investigation:
 
 
 def is_record_file(head: bytes) -> bool:
-    """Return a file that begins so may be a dump of the flight recorder, or an answer of RAS: no lines of a log."""
+    """Return whether a file that begins so may be a dump of the flight recorder or an answer of RAS."""
     return flight.looks_like_dump(head) or _RAS_JSON in head
 
 

@@ -86,7 +86,7 @@ class Dump:
 
 
 def looks_like_dump(head: bytes) -> bool:
-    """Return a file that begins so may be a dump: a pickle of protocol 2 and later, or JSON with its keys."""
+    """Return whether a file that begins so may be a dump: a pickle of protocol 2 and later, or JSON with its keys."""
     return head[:1] == b"\x80" or (
         head.lstrip()[:1] == b"{" and b'"' in head and (b"pg_" in head or b"entries" in head)
     )
@@ -232,7 +232,7 @@ class Disagreement:
         return tuple(rank for ranks in calls.values() if ranks is not largest for rank in ranks)
 
     def mismatch(self, rank: int) -> str:
-        """Return in what an odd rank's call differs from that of most, as torch's own analyser names it."""
+        """Return how an odd rank's call differs from most, in the words of torch's analyser."""
         own = self.did[rank].call
         most = next(record.call for other, record in self.did.items() if other not in self.minority)
         return next(word for word, one, other in zip(_PARTS, own, most, strict=True) if one != other)

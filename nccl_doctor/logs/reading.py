@@ -212,7 +212,7 @@ def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def compressed(head: bytes) -> bool:
-    """Return a file that begins so is compressed."""
+    """Return whether a file that begins so is compressed."""
     return head.startswith((_GZIP, _XZ, _ZSTD))
 
 

@@ -145,7 +145,7 @@ def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
 
 
 def _kept(whole: Reading) -> list[Event]:
-    """Return as many events of each diagnosis and grade as one reader keeps: the first ones, and some at the end."""
+    """Return the events of each diagnosis and grade that one reader keeps: the first ones, and some at the end."""
     end = whole.lines - whole.tail.count(b"\n")
     kept: list[Event] = []
     counts: Counter[tuple[str, Grade]] = Counter()

@@ -381,7 +381,7 @@ class LogSigns:
 
 @cache
 def signs() -> dict[str, LogSigns]:
-    """Return by the diagnosis' name, in the order in which they speak."""
+    """Return the signs of every diagnosis by name, in the order in which they apply."""
     found: dict[str, LogSigns] = {}
     for module in pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}."):
         shown = getattr(importlib.import_module(module.name), "SIGNS", None)

@@ -206,7 +206,7 @@ class RateReport(FrozenModel):
 
 
 def gbps_words(gbps: float) -> str:
-    """Return in Gb/s, or in Mb/s or kb/s where that is too small."""
+    """Return a rate in Gb/s, or in Mb/s or kb/s if it is small."""
     for unit, scale in (("Gb/s", 1.0), ("Mb/s", 1e3)):
         if gbps * scale >= 1:
             return f"{gbps * scale:.1f} {unit}" if gbps * scale < 100 else f"{gbps * scale:.0f} {unit}"

@@ -333,7 +333,7 @@ def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
 
 
 def rdma_answers(rdma: ClusterRdma) -> dict[str, tuple[RdmaAnswer, ...]]:
-    """Return by host its ports as NCCL numbers them."""
+    """Return the ports of each host as NCCL numbers them."""
     apart: dict[tuple[str, int], list[str]] = {}
     for pair in rdma.pairs:
         if pair.talk.answer is Reachable.NO:

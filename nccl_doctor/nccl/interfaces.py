@@ -77,7 +77,7 @@ class Remote:
     scope_id: int = 0
 
     def __str__(self) -> str:
-        """Return as NCCL prints addresses: ``10.0.0.5<29600>``."""
+        """Return the address as NCCL prints it: ``10.0.0.5<29600>``."""
         return f"{self.address}<{self.port}>"
 
 

@@ -57,7 +57,7 @@ def ip_of(gid: RdmaGid) -> Address:
 
 
 def _is_v4(number: ipaddress.IPv6Address) -> bool:
-    """Return ``getGidAddrFamily``: a mapped address, multicast ones too."""
+    """Return whether a GID is a mapped IPv4 address, multicast ones included (``getGidAddrFamily``)."""
     return int(number) >> 32 in (0xFFFF, 0xFF0E << 80 | 0xFFFF)
 
 

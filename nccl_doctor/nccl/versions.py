@@ -98,7 +98,7 @@ def oldest_with(torch: str) -> Version:
 
 
 def show(version: Version) -> str:
-    """Return as people write it: "2.27.7", or "2.28" without a patch level."""
+    """Return a version as people write it: "2.27.7", or "2.28" without a patch level."""
     return ".".join(str(part) for part in version if part != LAST_OF_SERIES)
 
 
@@ -133,6 +133,6 @@ DIAGNOSTICS_SINCE: Version = (2, 31, 0)
 
 
 def diagnosable(torch: str | None, prefix: str) -> dict[str, str]:
-    """Return as :func:`recorder`, with NCCL's log (since 2.2.12) and Python's stacks."""
+    """Return the variables of :func:`recorder`, and those for NCCL's log (since 2.2.12) and Python's stacks."""
     log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": f"{prefix}.nccl.%h.%p"}
     return {**recorder(torch, f"{prefix}.trace_rank_"), **log, "PYTHONFAULTHANDLER": "1"}

@@ -155,7 +155,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: fl
 def refusals(
     found: Sequence[JobProcesses], holders: Sequence[int], table: Table, grace_s: float
 ) -> list[Refusal | None]:
-    """Return as :func:`refusal`, of each job, the unprotected by two looks for signs of life."""
+    """Return the refusal of each job, as :func:`refusal` does, with two samples for unprotected ones."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
     quiet = [place for place, one in enumerate(refused) if one is None]
     for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):

@@ -41,7 +41,7 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 
 def attributes(rest: bytes) -> dict[int, bytes]:
-    """Return by type, the attributes that a message ends with; the first where a type comes twice."""
+    """Return the attributes at the end of a message by type; the first if a type occurs twice."""
     found: dict[int, bytes] = {}
     while len(rest) >= _ATTRIBUTE.size:
         length, kind = _ATTRIBUTE.unpack_from(rest)

@@ -107,7 +107,7 @@ class Look(NamedTuple):
 
 
 def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
-    """Return for each job, as its PIDs, what showed that it lives; None where nothing moved for the whole window."""
+    """Return a sign of life for each job (its PIDs); None if nothing changed in the whole window."""
     try:
         before = [_look(pids) for pids in jobs]
     except OSError as error:

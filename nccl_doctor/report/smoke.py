@@ -181,14 +181,14 @@ def _best_rate(result: AllReduceReport) -> float:
 
 
 def rate_words(gb_per_s: float) -> str:
-    """Return in GB/s, or in MB/s or kB/s where that is too small."""
+    """Return a rate in GB/s, or in MB/s or kB/s if it is small."""
     units = {"GB/s": gb_per_s, "MB/s": gb_per_s * 1e3, "kB/s": gb_per_s * 1e6}
     unit = next((unit for unit, value in units.items() if value >= 1), "kB/s")
     return f"{figure(units[unit], 3)} {unit}"
 
 
 def size_words(count: int) -> str:
-    """Return in the largest binary unit that leaves a whole number: 1 MiB, but 1000 B."""
+    """Return a size in the largest binary unit that gives a whole number: 1 MiB, but 1000 B."""
     units = ("B", "KiB", "MiB", "GiB")
     power = 0
     while power < len(units) - 1 and count and count % 1024 == 0:
@@ -197,7 +197,7 @@ def size_words(count: int) -> str:
 
 
 def time_words(seconds: float) -> str:
-    """Return in the unit that leaves few digits: 588 µs, 3.45 ms, 1.20 s."""
+    """Return a time in the unit that gives few digits: 588 µs, 3.45 ms, 1.20 s."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -225,13 +225,13 @@ def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
 
 
 def rank_counts(snapshot: Snapshot) -> dict[str, int]:
-    """Return by name of each reached node, how many ranks it will have."""
+    """Return the number of ranks of each reached node, by name."""
     alone = len(snapshot.cluster.nodes) == 1
     return {host.name: nproc(host.node, host.facts, alone=alone) for host in snapshot.hosts if host.facts is not None}
 
 
 def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
-    """Return by host that has GPUs, how many its ranks see."""
+    """Return the number of GPUs that the ranks of each host see, for hosts with GPUs."""
     seen = ((host, host.facts) for host in snapshot.hosts if host.facts is not None)
     shown = ((host, facts) for host, facts in seen if not isinstance(facts.gpus, Unknown) and facts.gpus)
     return {host.name: len(visible_gpus(host.node, facts)) for host, facts in shown}

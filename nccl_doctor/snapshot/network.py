@@ -271,7 +271,7 @@ def literal(name: str) -> ResolverAnswer | None:
 
 
 def addresses_by_name(names: Iterable[Names]) -> dict[str, set[str]]:
-    """Return by name, all addresses that any of these hosts makes of it."""
+    """Return all addresses to which any of these hosts resolves each name."""
     found: dict[str, set[str]] = {}
     common: Common = {}
     for one in names:
@@ -285,7 +285,7 @@ def addresses_by_name(names: Iterable[Names]) -> dict[str, set[str]]:
 
 
 def deviations(hosts: Mapping[str, Names]) -> dict[str, dict[str, Resolution]]:
-    """Return by name, what those hosts make of it that deviate from the common answer."""
+    """Return the answers for each name that deviate from the common one, by host."""
     found: dict[str, dict[str, Resolution]] = {}
     for host, names in hosts.items():
         for name, told in names.own.items():

@@ -85,7 +85,7 @@ def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
 
 @cache
 def marks(model: type[BaseModel]) -> dict[str, Holds]:
-    """Return by field of a model, what its type says that it holds."""
+    """Return what each field of a model holds, by its type."""
     found = {name: _mark(field.annotation, field.metadata) for name, field in model.model_fields.items()}
     return {name: mark for name, mark in found.items() if mark is not None}
 

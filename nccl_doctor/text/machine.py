@@ -167,7 +167,7 @@ T = TypeVar("T")
 
 
 def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
-    """Return as :func:`functools.cache`, made once for all threads; what is given by name makes no other one."""
+    """Cache results as :func:`functools.cache` does, once for all threads; keywords are not in the key."""
     kept: dict[Hashable, T] = {}
     locks: dict[Hashable, threading.Lock] = {}
 
@@ -191,7 +191,7 @@ def out_of_threads(error: BaseException | None) -> bool:
 
 
 def describe_thread_limit() -> str:
-    """Return for the user, in one sentence."""
+    """Return the error for the user, in one sentence."""
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     said = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit})"
     return (

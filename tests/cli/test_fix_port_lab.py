@@ -401,7 +401,7 @@ def test_without_a_terminal_it_never_asks(node: LabHost) -> None:
     pid = hold(node, "keep = listen()", port)
     done = node.run([DOCTOR, "fix-port", str(port), "--kill", "--force"], check=False, input="y\n")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--yes answers for scripts" in done.stderr
+    assert "use --yes in scripts" in done.stderr
     assert alive(node, {pid}) == {pid}
 
 

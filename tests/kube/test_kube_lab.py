@@ -129,7 +129,7 @@ def test_kubectl_killed_in_the_middle_leaves_nothing_in_the_pod(cluster: KubeClu
         (("cronjob/a",), {}, '"cronjob/a" is not a KIND/NAME'),
         (("job/A;b",), {}, '"A;b" is not a name in Kubernetes'),
         (("-n", "A b", "-l", "a=b"), {}, "-n: "),
-        ((), {}, "--kube wants KIND/NAME"),
+        ((), {}, "--kube needs KIND/NAME"),
         (("job/train", "hosts.yaml"), {}, "give one of them"),
         (("job/train", "--user", "ann"), {}, "--user and --port are for SSH"),
         (

@@ -127,7 +127,7 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
 
 
 def waiting(events: Iterable[Event]) -> dict[tuple[int, str], list[int]]:
-    """Return by (SeqNum, OpType), the ranks that wait there; smaller is behind."""
+    """Return the ranks that wait at each (SeqNum, OpType); smaller is behind."""
     found: dict[tuple[int, str], list[int]] = {}
     for event in events:
         one = work(event)

@@ -107,7 +107,7 @@ def start_failure(start: Start) -> PythonMissing | ProbeFailed:
 
 
 def _cut_off(start: Start) -> bool:
-    """Return the shell had come to our line, and what ran then was killed or lost with its session."""
+    """Return whether the shell had reached our line, and the program was then killed or lost with its session."""
     return start.came and not start.late and start.status in _KILLED
 
 

@@ -134,7 +134,7 @@ class Dialling:
         *,
         oneself: bool = False,
     ) -> Dials:
-        """Return every host dials its partners, and itself; of a sample's star the master dials one port of each."""
+        """Have every host dial its partners and itself; in a sample, the master dials one port of each host."""
         targets: dict[str, list[plan.Target]] = {}
         for name, others in partners.items():
             ports = self.ports
@@ -277,7 +277,7 @@ def dial_targets(
 
 
 def doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return by host, why others did not dial it: who by whom at which address."""
+    """Return the reasons, by host, why others did not dial it: which host, by whom, at which address."""
     by_host: dict[str, dict[str, list[str]]] = {}
     for source, addresses in doubtful.items():
         for name, address in addresses.items():

@@ -68,7 +68,7 @@ def find_other_nets(
 
 
 def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -> dict[str, list[tuple[str, str]]]:
-    """Return by host, whom it dials where: those of whom it reached no port at all."""
+    """Return the targets of each host of which it reached no port at all."""
     wanted: dict[str, list[tuple[str, str]]] = {}
     for src, dst in dict.fromkeys((dial.src, dial.dst) for dial in failed if dial.src != dial.dst):
         mine = [dial for dial in mesh.failures.get((src, dst), ()) if dial.outcome in LOST]

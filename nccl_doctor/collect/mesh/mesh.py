@@ -251,7 +251,7 @@ def _rdma_dial(way: Way, outcome: str, **more: object) -> RdmaDial:
 def _trips(
     names: list[str], targets: dict[str, list[plan.Target]], dialled: list[Dialled | Exception]
 ) -> dict[str, Trips]:
-    """Return by host, the round trips from it and to it."""
+    """Return the round trips of each host, in both directions."""
     found: dict[str, list[tuple[int, int]]] = {}
     for name, answer in zip(names, dialled, strict=True):
         for row in () if isinstance(answer, Exception) else answer.trips:
@@ -270,7 +270,7 @@ def _trips(
 
 
 def _listening(opened: Mapping[str, Listening | Exception]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
-    """Return by host, the ports it listens on, and why it does not listen on some."""
+    """Return the ports that each host listens on, and why it does not listen on some."""
     ports: dict[str, tuple[int, ...]] = {}
     silent: dict[str, str] = {}
     for name, answer in opened.items():

@@ -73,7 +73,7 @@ def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
 
 
 def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[str]]:
-    """Return for each host that takes part, whom it dials."""
+    """Return the targets of each host that takes part."""
     if sample is None:
         return {name: [other for other in names if other != name] for name in names}
     order, count = sample.order, len(sample.order)

@@ -294,7 +294,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
-    """Return by host, those of the target's free ports to which it connects, as in a mesh.
+    """Return the target's free ports to which each host connects, as in a mesh.
 
     NotReachedError for no answer.
     """

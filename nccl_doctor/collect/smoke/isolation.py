@@ -61,7 +61,7 @@ class _Search:
         return self._between(*halves)
 
     def _between(self, first_group: Group, second_group: Group) -> Group | None:
-        """Return as above, for two groups that fail together, where each works alone."""
+        """Search two groups that fail together where each works alone."""
         if len(first_group) == len(second_group) == 1:
             return first_group + second_group
         first, second = _halves(first_group), _halves(second_group)

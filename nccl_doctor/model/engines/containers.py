@@ -45,7 +45,7 @@ class ContainerEngine(Engine):
     wraps = True
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for each
-        """Return a command there has what the image says, and no login shell has a part in a job."""
+        """Return the login shell: a command in a container gets the image's environment."""
         return frozenset({"login_shell"})
 
     def place(self, node: Node) -> str:

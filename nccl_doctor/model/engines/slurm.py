@@ -65,11 +65,11 @@ class SlurmEngine(Engine):
     )
 
     def lacks(self, node: Node) -> frozenset[str]:
-        """Inside the job its own environment counts, and no login shell's."""
+        """Return the login shell inside the job, where the job's own environment counts."""
         return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
 
     def gpus(self, node: Node) -> int:
-        """Return as scontrol tells them."""
+        """Return the GPUs that scontrol shows."""
         return node.options(SlurmOptions).gpus
 
     def cluster_words(self, cluster: Cluster) -> Words:

@@ -240,7 +240,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
-    """Return by bus id, true for rows that wait for replacement, and where that failed."""
+    """Return, by bus id, whether memory rows wait for replacement, and whether a replacement failed."""
     found = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]

@@ -139,7 +139,7 @@ Counters = Dict[str, Dict[str, int]]
 
 
 def count_rdma(folder: str = FOLDER) -> Counters:
-    """Return by port, "mlx5_0:1", the counters of trouble that it has; nothing where the kernel has no RDMA."""
+    """Return the error counters of each port ("mlx5_0:1"); empty if the kernel has no RDMA."""
     ports = ((f"{name}:{at}", f"{folder}/{name}/ports/{at}") for name in entries(folder)
              for at in _numbers(f"{folder}/{name}/ports"))  # fmt: skip
     return {port: {name: int(text) for kind, names in COUNTED.items() for name in names
@@ -148,7 +148,7 @@ def count_rdma(folder: str = FOLDER) -> Counters:
 
 
 def grown(before: Counters, after: Counters) -> Counters:
-    """Return by how much counters grew, of ports that were there before, those alone that did."""
+    """Return the growth of the counters that grew, of ports that existed before."""
     return {port: {name: value - before[port].get(name, value) for name, value in values.items()
                    if value > before[port].get(name, value)}
             for port, values in after.items() if port in before}  # fmt: skip

@@ -73,7 +73,7 @@ def _namespace(pid: str) -> str | None:
 
 
 def table_of(pid: int) -> dict[int, dict[str, Any]]:
-    """Return by inode, the connections that its network namespace's table lists; none if gone."""
+    """Return the connections in the table of a process's network namespace, by inode; empty if it has exited."""
     try:
         found = netlink.read_table(f"/proc/{pid}/net")
     except OSError:

@@ -138,7 +138,7 @@ def find_ranks(table: Table) -> dict[str, Any]:
 
 
 def fairly(pids: Iterable[int], table: Table) -> list[int]:
-    """Return at most MOST of these processes by PID, as many of each user: thousands of one hide no other's."""
+    """Return at most MOST of these processes, shared out among users, so that no user can hide another's."""
     counts: Counter[int | None] = Counter()
     turns = []
     for pid in sorted(pids):

@@ -102,7 +102,7 @@ class MeshEnd:
         return {"accepted": accepted, "crowds": [[peer, count] for peer, count in self._crowds.items()]}
 
     def dial(self, targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
-        """Return as :func:`dial`; the listeners are looked after meanwhile."""
+        """Dial as :func:`dial` does, and serve the listeners meanwhile."""
         with self._turn:
             return dial(targets, timeout_s, (self._selector.fileno(), self._attend))
 

@@ -201,7 +201,7 @@ def _wanted_ns(tid: int) -> int:
 
 
 def _cpus(stat: str) -> list[tuple[int, int, int]]:
-    """Return by CPU of /proc/stat: ticks of interrupts, hard and soft; stolen by the hypervisor; and all."""
+    """Return, per CPU of /proc/stat, the ticks of interrupts (hard and soft), stolen by the hypervisor, and all."""
     found = []
     for line in stat.splitlines():
         name, *ticks = line.split() or [""]

@@ -64,14 +64,14 @@ def head(report: Document, options: RenderOptions) -> View:
 
 
 def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, tuple[str, str]]:
-    """Return by code, the names and pages of all that the report names."""
+    """Return the names and pages of the diagnoses in the report, by code."""
     found = tuple(diagnoses)
     names = {one.code: one.name for each in found for one in each.explains} | {one.code: one.name for one in found}
     return {code: (names[code], text) for code, text in sorted(options.pages.items()) if code in names}
 
 
 def gravest_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return in the order of the report within one severity."""
+    """Return the diagnoses by severity, else in the order of the report."""
     return sorted(diagnoses, key=lambda found: -found.severity.rank)
 
 

@@ -172,7 +172,7 @@ def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
 
 
 def _causes(report: Report) -> Callable[[str, str], str]:
-    """Return by a failed pair: the diagnosis that names it, else one of its hosts'."""
+    """Return the diagnosis of each failed pair: the one that names it, else one of its hosts."""
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
     network = {found.code for category in ("interfaces", "ports") for found in report.of_category(category)}

@@ -232,7 +232,7 @@ class InsideTransport:
         return _InsideChannel(channel, lambda deadline: self._why_ended(node, deadline))
 
     def connect_timeout(self, node: Node) -> float | None:
-        """Return as the transport outside has it."""
+        """Return the timeout of the transport to the host."""
         return self._outside.connect_timeout(node)
 
     def close(self) -> None:

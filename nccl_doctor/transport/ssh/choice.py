@@ -140,7 +140,7 @@ def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> st
 
 
 def _worth_openssh(error: AccessError) -> bool:
-    """Return the server takes Kerberos, or the two share no algorithm."""
+    """Return whether the server offers Kerberos, or both share no algorithm."""
     failure = error.failure
     if isinstance(failure, SshAuthFailed):
         return "gssapi-with-mic" in failure.facts.methods

@@ -121,7 +121,7 @@ class Answers:
         self._asking = threading.Lock()
 
     def of(self, arguments: list[str], name: str, deadline: float) -> Values:
-        """Return as :func:`ask`; TimeoutError also where another one's question took all the time."""
+        """Ask as :func:`ask` does; TimeoutError also if another thread's question took all the time."""
         words = [*(["-F", str(self._config)] if self._config else []), *arguments]
         if "-o" in arguments or not self._alike:
             return ask(words, name, deadline)

@@ -147,14 +147,14 @@ def reason_of(text: str) -> access.Reason | None:
 
 
 def bounded(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return a server's words have no bound of their own."""
+    """Return the server's words, cut to a bound."""
     return tuple(line[-_LONGEST:] for line in lines)
 
 
 def host_key_unknown(
     target: Target, key_type: str, fingerprint: str, known_hosts_file: Path, line: str | None = None
 ) -> AccessError:
-    """Return no file knows the host. ``line`` is the one to add, where the key itself was seen."""
+    """Return the failure of an unknown host key; ``line`` is the line to add, if the key was seen."""
     facts = access.UnknownKeyFacts(
         **dict(target.facts),
         key_type=key_type,
@@ -172,7 +172,7 @@ def host_key_unknown(
 def key_mismatch(
     target: Target, *, where: tuple[str, int], new: tuple[str, str], old: tuple[str, str] | None, revoked: bool
 ) -> AccessError:
-    """Return a file knows the host by another key, or revokes it: (file, line) and (type, fingerprint) pairs."""
+    """Return the failure of a changed or revoked key; pairs of (file, line) and (type, fingerprint)."""
     file, line = where
     facts = access.ChangedKeyFacts(
         **dict(target.facts),

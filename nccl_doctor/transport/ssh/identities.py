@@ -191,7 +191,7 @@ class Identities:
             self._named.append(held)
 
     def _allowed(self, identity: Identity) -> bool:
-        """Return PubkeyAcceptedAlgorithms and RequiredRSASize let the key be offered."""
+        """Return whether PubkeyAcceptedAlgorithms and RequiredRSASize allow the key."""
         kind = identity.key.get_name()
         accepted = self._settings.algorithms.get("pubkeys")
         names = {kind, "rsa-sha2-256", "rsa-sha2-512"} if kind == "ssh-rsa" else {kind}

@@ -60,7 +60,7 @@ class KnownKeys:
         return tuple(self._entries[place] for place in sorted((*self._places.get(name, ()), *by_pattern)))
 
     def has_authority(self, name: str) -> bool:
-        """Return a CA vouches for hosts of this name: whether for this one, only the ssh program can tell."""
+        """Return whether a CA vouches for hosts of this name; only the ssh program can tell whether for this one."""
         names = (name, _portless(name))
         return any(entry.marker == "@cert-authority" for each in names if each for entry in self.matching(each))
 
@@ -127,7 +127,7 @@ def _portless(name: str) -> str | None:
 
 
 def fingerprint(key: bytes) -> str:
-    """Return as ssh-keygen -l prints it: "SHA256:" and base64 without padding."""
+    """Return a key's fingerprint as ssh-keygen -l prints it: "SHA256:" and base64 without padding."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
@@ -156,7 +156,7 @@ def _matches(patterns: str, name: str) -> bool:
 
 
 def _glob(pattern: str, name: str) -> bool:
-    """Return only * and ? are special; brackets enclose a host with a port."""
+    """Return whether a pattern matches; only * and ? are special, brackets enclose a host with a port."""
     if "*" not in pattern and "?" not in pattern:
         return pattern == name
     return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))

@@ -51,7 +51,7 @@ class Stream(Protocol):
         """Seconds that recv and send may wait."""
 
     def fileno(self) -> int:
-        """Return for poll(2)."""
+        """Return the file descriptor, for poll(2)."""
 
     def close(self) -> None:
         """End it."""

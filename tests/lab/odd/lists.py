@@ -46,7 +46,7 @@ def plain(text: str) -> Text:
 
 
 PYTHON = ("--python", sys.executable)
-TWICE = "are one machine: the job has 2 nodes where there is one."
+TWICE = "are the same machine: the job has 2 nodes on one machine."
 INI = f"[gpus]\nnode1\nnode2 ansible_user=alice\n[gpus:vars]\nansible_python_interpreter={sys.executable}\n"
 YAML = f"all:\n  vars: {{ansible_python_interpreter: {sys.executable}}}\n  children:\n    gpus:\n      hosts: {{node1: , node2: {{ansible_user: alice}}}}\n"
 VARS = {
@@ -67,7 +67,7 @@ LISTS = (
     HostList("one machine as two nodes, said by GPUs of their own",
              hosts({"name": "node1", "cuda_visible_devices": "0"}, {"name": "b", "address": "ADDRESS", "cuda_visible_devices": "1"}, "node2"),
              ("gpu-count-low", "b node1", "have no GPU, but the job asks for GPUs")),
-    HostList("one name twice", hosts("node1", "node1", "node2"), ("2", 'the host "node1" stands twice')),
+    HostList("one name twice", hosts("node1", "node1", "node2"), ("2", 'host "node1" is listed twice')),
     HostList("the controller among them", hosts("ctl", "node1", "node2")),
     HostList("the controller in the middle", hosts("node1", "ctl", "node2")),
     HostList("the controller as localhost", hosts("localhost", "node1"),

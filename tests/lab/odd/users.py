@@ -219,7 +219,7 @@ ROWS = (
     ),
     Row(
         "a key with a passphrase and no agent",
-        ("ssh-auth-failed", "needs a passphrase and no agent holds it", "ssh-add"),
+        ("ssh-auth-failed", "needs a passphrase, and no agent holds it", "ssh-add"),
         keyed("-t ed25519 -N secret", "IdentityFile {key}", "IdentityAgent none"),
         DENIED,
     ),

@@ -6,8 +6,8 @@ How ``nccl-doctor check hosts.yaml`` works:
 2. cli/run.py ``check_cluster`` has inventory/load.py read the hosts file into a ``Cluster``.
 3. collect/run.py ``open_run`` goes through the phases of a ``Run``: connect and facts, mesh, names, rate, smoke.
 4. connect: transport/__init__.py connects to each host; collect/connect/session.py starts probe/main.py there and
-   sends requests. Facts follow at once, host by host: probe/facts/ collects them, and collect/facts/host_facts.py parses
-   each answer into ``HostFacts`` (snapshot/hosts.py).
+   sends requests. Facts follow at once, host by host: probe/facts/ collects them, and collect/facts/host_facts.py
+   parses each answer into ``HostFacts`` (snapshot/hosts.py).
 5. mesh: collect/mesh/mesh.py has every host listen and connect to the others (probe/mesh/mesh.py). Connections that a
    busy machine may have lost are tried again (collect/mesh/dials.py). Hosts that this machine can't reach are tested
    from their peers (collect/mesh/failed_dials.py). checks/view.py ``FailedDials`` finds the causes of other failures.

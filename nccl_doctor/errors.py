@@ -75,7 +75,7 @@ class NotReachedError(DoctorError):
 
 
 def describe(fault: BaseException) -> str:
-    """Return a fault of our own: its type, what it says, and our last line that it came through."""
+    """Return an internal error in words: its type, its message, and the last line of ours in its traceback."""
     place, trace = "", fault.__traceback__
     while trace is not None:
         path = Path(trace.tb_frame.f_code.co_filename)

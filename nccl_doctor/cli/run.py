@@ -107,7 +107,7 @@ def _of_the_job(line: LaunchLine, cluster: Cluster) -> dict[str, str]:
 
 
 def check_cluster(request: Request, out: Out) -> int:
-    """Look, judges, reports; return the exit code."""
+    """Collect, judge and report; return the exit code."""
     selected = request.chosen.codes()
     files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
     try_files(*files, folder=request.save_logs)

@@ -17,7 +17,7 @@ from nccl_doctor.snapshot.hosts import Snapshot
 
 
 class Progress(Protocol):
-    """Follows how far the run is."""
+    """Observer of a run's progress."""
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
         """Begin a phase that waits for these hosts, at most ``limit_s`` seconds."""
@@ -47,7 +47,7 @@ class RunOptions:
 
 
 class Clock:
-    """Seconds since the run began: ``timings`` by phase, ``spent`` by host and phase from when to when it was busy."""
+    """Timings of a run in seconds since its start: ``timings`` by phase, ``spent`` by host and phase."""
 
     def __init__(self, total_s: float) -> None:
         self._began = time.monotonic()

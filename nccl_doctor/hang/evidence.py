@@ -75,7 +75,7 @@ class HangEvidence:
 
 
 def _spinning(host: HangHost) -> GpuWork | None:
-    """Return the first GPU that spins, where one does at each look and none works."""
+    """Return the first GPU that spins, if one spins in each sample and none works."""
     last = None
     for look in host.looks:
         busy = [] if isinstance(look.gpus, Unknown) else [one for one in look.gpus if one.busy > 0]

@@ -30,7 +30,7 @@ class Waiting:
     starter: Starter
 
     def option(self, name: str, default: str = "") -> str:
-        """Return the value that it was started with, by torchrun's name of the option."""
+        """Return the value of a launcher's option, by torchrun's name of the option."""
         return self.starter.asked.get(name, default)
 
     @property
@@ -283,7 +283,7 @@ def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: 
 
 
 def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
-    """Find one number on two hosts, and another nowhere."""
+    """Find a rank that two processes have while another rank is missing."""
     found = grouped((rank.rank, (host.name, rank)) for host in snapshot.hosts if host.job for rank in host.job.ranks)
     double = {number: some for number, some in found.items() if len(some) > 1}
     if not double or len(missing) < len(double) or any(host.failure for host in snapshot.hosts):

@@ -18,7 +18,7 @@ from nccl_doctor.text.hostlist import grouped
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict."""
+    """Verdict on a job."""
 
     verdict: HangVerdict
     culprits: tuple[int, ...]  # the ranks that it is about, as far as they were found
@@ -45,7 +45,7 @@ def judge_hang(snapshot: HangSnapshot) -> Judgement:
 
 
 def _unmet(evidence: HangEvidence) -> Judgement | None:
-    """Return ranks that can't find each other: who seems missing was started otherwise."""
+    """Return ranks that can't find each other, because the missing ranks were started with other values."""
     if evidence.rendezvous_fault is None or evidence.moves:
         return None
     ranks = tuple(rank for rank in evidence.rendezvous_fault.ranks if rank in evidence.ranks)

@@ -1,4 +1,4 @@
-"""Single values, judged as a hosts file and options may have them."""
+"""Validation of single values of hosts files and options."""
 
 from __future__ import annotations
 

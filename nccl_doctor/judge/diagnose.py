@@ -41,7 +41,7 @@ log, which guesses. A port may be taken in between."""
 def judge(
     snapshot: Snapshot, command: str, selected: Selection = lambda _check: True, dials: FailedDials | None = None
 ) -> Report:
-    """Return the report of a snapshot; ``dials`` tell why its mesh failed, where that is known."""
+    """Return the report of a snapshot; ``dials``: the known causes of failed connections."""
     derived = Derived(snapshot, dials)
     judged = [
         run_check(check, derived) if selected(check) else CheckRun(check, Outcome.SKIP, NOT_SELECTED)

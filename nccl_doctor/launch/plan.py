@@ -236,7 +236,7 @@ def _numbered(name: str, value: str, place: PlannedNode) -> str | None:
 
 
 def names_of(cluster: Cluster, resolved: Collection[str]) -> frozenset[str]:
-    """Return every text that means the master: planned, the first node's, and resolved."""
+    """Return all names and addresses of the master: planned, of the first node, and resolved."""
     first = cluster.nodes[0]
     own = (first.name, first.address) if cluster.master_addr in (first.name, first.address) else ()
     return frozenset({cluster.master_addr, *own, *resolved})

@@ -154,7 +154,7 @@ def _items(tree: Mapping[Any, Any], key: str) -> list[tuple[str, Mapping[Any, An
 
 
 def _number(value: object) -> int | None:
-    """Return a number from 0 on, JSON's strings included."""
+    """Return a number that is not negative, also from a JSON string."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else None

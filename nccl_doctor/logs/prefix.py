@@ -239,7 +239,7 @@ def _nccl(text: str) -> re.Match[str] | None:
 
 
 def _peel_tags(record: str, found: dict[str, str]) -> int:
-    """Return peels launchers' and loggers' prefixes into ``found``; returns where they end."""
+    """Move launchers' and loggers' prefixes into ``found``, and return where they end."""
     position = 0
     for _ in range(_MOST_TAGS):
         while record.startswith(" ", position):

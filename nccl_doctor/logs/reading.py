@@ -48,7 +48,7 @@ def sources(names: Sequence[str]) -> Iterator[LogSource]:
 
 
 def files(name: str) -> list[Path]:
-    """Return the files behind a name; of a folder, what is not plainly no log."""
+    """Return the files of a path; of a folder, those that may be logs."""
     path = Path(name)
     if not path.exists():
         raise UsageError(f"{name}: no such file or folder")

@@ -245,7 +245,7 @@ class LogsRun:
 
 
 def passage(*, to_stderr: bool) -> Callable[[bytes], None]:
-    """Return where ``--tee`` writes: as it came into pipes and files, without control characters on a terminal."""
+    """Return the target of ``--tee``: unchanged for pipes and files, without control characters for a terminal."""
     stream = sys.stderr if to_stderr else sys.stdout
     held = b""
 

@@ -190,7 +190,7 @@ EnvValue = Annotated[str, Field(max_length=128 << 10)]  # of a variable: execve(
 
 
 class Holds(Enum):
-    """Contents of a field that tell of people and their secrets; a snapshot to be sent away is cleaned by them.
+    """Kinds of personal or secret contents of a field, by which snapshots are redacted.
 
     A text without it is free text: names of users and what looks like a secret are taken out.
     """

@@ -45,7 +45,7 @@ class Launch(Document):
     warnings: tuple[str, ...] = ()  # what speaks against starting now, each a sentence
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Launch:
-        """Itself hidden but for the lines, which are to be pasted."""
+        """Return a copy without secrets, except in the lines, which are to be pasted."""
         return self.model_copy(update={"notes": hide(self.notes), "warnings": hide(self.warnings)})
 
 
@@ -103,7 +103,7 @@ class Change(FrozenModel):
     hosts: tuple[str, ...] = ()  # who has this change; empty for the cluster as a whole
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Change:
-        """Itself hidden; values of what is called a secret go whole."""
+        """Return a copy without secrets; values of variables with secret names are dropped."""
         secret = names_secret(self.what)
         before, after = (LEFT_OUT if secret else hide(text) for text in (self.before, self.after))
         return self.model_copy(update={"what": hide(self.what), "before": before, "after": after})

@@ -60,7 +60,7 @@ class Fix(FrozenModel):
     variables: dict[str, dict[str, str]] = Field(default_factory=dict)
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Fix:
-        """Itself hidden; commands of which one holds a secret give way to prose."""
+        """Return a copy without secrets; commands with a secret are dropped."""
         shown = {"summary": hide(self.summary), "variables": hide(self.variables)}
         if any(hide(one.command) != one.command for one in self.commands):
             summary = f"{shown['summary'].rstrip(':')}. {_HELD}".lstrip(". ")

@@ -140,7 +140,7 @@ def _by_fabric(a: Side, here: Entry, b: Side, there: Entry) -> Talk:
 
 
 def _by_way(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None) -> Talk:
-    """Return the way of packets from a's port to b's, as it was seen, else as a's routes have it."""
+    """Return the route of packets from a's port to b's: observed, else from a's routes."""
     gid, target = here.gid.entry, there.gid.entry
     assert gid is not None, "_unlike has seen to it"
     assert target is not None, "likewise"

@@ -330,7 +330,7 @@ class HcaSpec:
     items: tuple[Item, ...]
 
     def find(self, name: str, port: int) -> Item | None:
-        """Return the first item that fits (``matchIfList``)."""
+        """Return the first item that matches (``matchIfList``)."""
         fits = (i for i in self.items if (name == i.name if self.exact else name.startswith(i.name)))
         return next((item for item in fits if item.port in (None, port)), None)
 

@@ -126,6 +126,6 @@ def work(deadline: float) -> list[dict[str, Any]]:
 
 
 def utilization(deadline: float) -> dict[str, int | None]:
-    """Percent of the last second in which each GPU worked, by UUID; None where it does not tell."""
+    """Return the utilisation of each GPU in the last second, in percent, by UUID; None if unknown."""
     rows = (row.partition(",") for row in query("gpu", ("uuid", "utilization.gpu"), deadline).splitlines())
     return {uuid.strip(): int(told) if told.strip().isdigit() else None for uuid, _, told in rows}

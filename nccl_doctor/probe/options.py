@@ -255,7 +255,7 @@ LAUNCHERS = {
         ),
     )
 }
-"""By name."""
+"""Return the hosts by name."""
 
 PROGRAMS = {
     "torchrun": ("torchrun", ()), "deepspeed": ("deepspeed", ()), "accelerate": ("accelerate", ("launch",)),

@@ -131,7 +131,7 @@ def read_proc(pid: int) -> Proc | None:
 
 
 def cpu_s(pid: int) -> float | None:
-    """Return seconds of CPU that all threads had; None where it is gone."""
+    """Return the CPU seconds of all threads; None if the process has exited."""
     proc = read_proc(pid)
     return None if proc is None else proc.cpu_s
 
@@ -170,7 +170,7 @@ class Table:
         return found
 
     def argv(self, pid: int) -> tuple[str, ...]:
-        """Return the arguments; empty for a kernel thread or a zombie, and where they are hidden."""
+        """Return the arguments of a process; empty for kernel threads, zombies and hidden processes."""
         if pid not in self._argv:
             words = self.text(pid, "cmdline").rstrip("\0").split("\0")
             self._argv[pid] = tuple(words) if words != [""] else ()

@@ -46,7 +46,7 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
 
 
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
-    """Return how many there are, and the seconds that those with the most ran or queued for a CPU (sched-stats.rst)."""
+    """Return the number of threads, and the most seconds that one ran or queued for a CPU (sched-stats.rst)."""
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
     except OSError:

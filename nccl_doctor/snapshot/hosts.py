@@ -154,7 +154,7 @@ class Host(Observed):
         return self.node.name
 
     def beside(self, names: network.Common) -> Host:
-        """Return the same host with its names in terms of these common answers."""
+        """Return the host with its name answers relative to the common ones."""
         if self.facts is None or not isinstance(self.facts.resolution, network.Names):
             return self
         facts = self.facts.model_copy(update={"resolution": self.facts.resolution.beside(names)})

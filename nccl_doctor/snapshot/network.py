@@ -131,7 +131,7 @@ class Refusal(Observed):
 
 
 class Way(Observed):
-    """The kernel's answer for a packet: by which way it leaves, or that it is let in (`ip route get`)."""
+    """The kernel's routing decision for a packet (`ip route get`)."""
 
     to: IpAddress  # where it goes; ``source`` None where the kernel was to choose
     source: IpAddress | None = None

@@ -126,7 +126,7 @@ def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, A
 
 
 def _part(value: object, tree: object, done: Redacted, mark: Holds | None) -> object:
-    """Return a field's JSON, of this value."""
+    """Return the redacted JSON of a field's value."""
     if isinstance(value, BaseModel) and isinstance(tree, dict):
         return clean(value, tree, replace(done, users={}) if mark is Holds.RULES else done)
     if mark in _CLEANED and tree is not None:

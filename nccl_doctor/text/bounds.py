@@ -1,4 +1,4 @@
-"""Bounds of the time and memory that a text of anybody's takes.
+"""Bounds on time and memory for untrusted text.
 
 Regular expressions are RE2's, whose time grows with the text alone; JSON is looked through before it is parsed, for
 what parsers build takes up to 150 times its bytes.

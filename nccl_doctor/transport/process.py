@@ -1,4 +1,4 @@
-"""Programs of this machine: channels in process groups of their own, and the transport of this very host."""
+"""Local processes: channels in their own process groups, and the transport of this machine."""
 
 from __future__ import annotations
 

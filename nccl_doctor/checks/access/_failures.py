@@ -24,7 +24,7 @@ def findings(
     addition: Callable[[Failure], str] = lambda _failure: "",
     kind: str | None = None,
 ) -> Iterator[Finding]:
-    """Yield one finding for all that failed and are mended alike.
+    """Yield one finding for all failures with the same remedy.
 
     Behind the host's name stands ``joint`` where the detail does not go on the sentence, ``addition`` behind the
     detail. The remedy's summary names no host; ``kind`` tells apart failures of one type.

@@ -19,5 +19,5 @@ from nccl_doctor.model.finding import Severity
 
 @check("NCD108", severity=Severity.ERROR, explains=FOLLOWS, scope="kube")
 def pod_unreachable(view: View) -> Findings:
-    """Yield one finding for the pods that failed alike."""
+    """Yield one finding for pods with the same failure."""
     return of_engine(view, "pod-unreachable")

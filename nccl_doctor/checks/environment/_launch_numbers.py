@@ -111,7 +111,7 @@ def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
 
 
 def started(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in what starts the launcher, or the ranks, on the hosts: srun, mpirun."""
+    """Yield faults of srun or mpirun, which start the launcher or the ranks."""
     line = judged.line
     if line.launcher == "mpirun":
         yield from _slots(judged, line.options)

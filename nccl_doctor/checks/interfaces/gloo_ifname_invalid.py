@@ -54,7 +54,7 @@ GIVEN = Effect(
 
 @check("NCD210", severity=Severity.ERROR, needs=("interfaces", "env"), explains=(GLOO, GIVEN))
 def gloo_ifname_invalid(view: View) -> Findings:
-    """Yield one finding for each value that names no interfaces there, or whose address leads nobody there."""
+    """Yield one finding for each value that matches no interface, or whose address no peer can reach."""
     yield from _unreachable(view)
     failed: dict[str, dict[str, str]] = {}
     names: dict[str, str] = {}

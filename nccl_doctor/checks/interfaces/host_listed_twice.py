@@ -22,7 +22,7 @@ from nccl_doctor.model.finding import Finding, Severity
 
 @check("NCD221", severity=Severity.WARNING, needs=(*NEEDS, "identity"), needs_nccl=True)
 def host_listed_twice(view: View) -> Findings:
-    """Yield one finding per machine that is listed more than once, unmeant."""
+    """Yield one finding per machine that is listed more than once by mistake."""
     machines: dict[str, list[Node]] = {}
     for host in view.hosts:
         machine = view.by_host[host.name].machine

@@ -59,7 +59,7 @@ def memlock_low(view: View) -> Findings:
 
 
 def too_low(facts: HostFacts, side: Side | None) -> int | None:
-    """Return the limit in bytes, where it is too low for RDMA ports that are up, and not left out."""
+    """Return the memlock limit in bytes if it is too low for RDMA ports in use."""
     limit, exempt = known(facts.limits).memlock_soft, known(facts.limits).ipc_lock
     if exempt is None:  # an older snapshot: root has it outside containers
         identity = facts.identity

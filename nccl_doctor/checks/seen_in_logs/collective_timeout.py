@@ -175,7 +175,7 @@ def _complained(reading: Reading, facts: Facts) -> list[Event]:
 
 
 def _busy(reading: Reading) -> list[Event]:
-    """Return GPUs at work below the end of a log of NCCL's."""
+    """Return the GPUs that nvidia-smi shows at work after the end of an NCCL log."""
     rows, places = _events_of(reading, rule.BUSY), _events_of(reading, *_PLACES)
     after = reading.after(places[-1].line) if rows and places and places[-1].line < rows[-1].line else None
     if after is None or not all(map(_TABLE_OF_GPUS.match, after)):

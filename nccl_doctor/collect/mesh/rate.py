@@ -99,7 +99,7 @@ def run_rates(
     left_s: Callable[[], float],
     begin: Callable[[int, float], None],
 ) -> Rates | Unknown:
-    """Measure as long as there is time; ``begin`` hears beforehand of so many rounds, which take so many seconds."""
+    """Measure while there is time; ``begin`` is called first with the number of rounds and their seconds."""
     names = [session.node.name for session in sessions]
     nodes = {node.name: node for node in cluster.nodes}
     ends = {name: ends_of(nodes[name], facts[name]) for name in names}

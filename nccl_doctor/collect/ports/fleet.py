@@ -73,7 +73,7 @@ class FreePorts(_Answer):
 
 
 class NamedPorts(_Answer):
-    """Ports that the rules of a firewall name."""
+    """Ports named in firewall rules."""
 
     ports: Annotated[tuple[Port, ...], Field(max_length=MOST_NAMED)]
 

@@ -43,7 +43,7 @@ POLL_S = 0.25
 
 
 class Progress(Protocol):
-    """Follows how far the all-reduce is; the run's does."""
+    """Observer of the all-reduce's progress, part of the run's."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
         """Note the stage of a host's slowest rank, and the bytes of the message measured last."""

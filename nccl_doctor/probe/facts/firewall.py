@@ -97,7 +97,7 @@ class Root:
         return process.returncode, text, words
 
     def output(self, *command: str) -> str:
-        """Stdout of a program; its failure is :class:`Unavailable` with its own words."""
+        """Return the stdout of a program; raises :class:`Unavailable` with its stderr."""
         status, printed, complaint = self.attempt(list(command))
         if status:
             words = " ".join((complaint or printed).split()) or "exit status %d" % status

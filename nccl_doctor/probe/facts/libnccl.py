@@ -79,7 +79,7 @@ def understand(output: bytes) -> dict[str, Any]:
 
 
 def main(library: str) -> None:
-    """Ask, print the answer on stdout after NCCL's own lines, and ends."""
+    """Ask, print the answer on stdout after NCCL's own lines, and exit."""
     data = spelt(call(library))
     ctypes.CDLL(None).fflush(None)  # NCCL prints through C's stdout, which os._exit would not flush
     while data:

@@ -83,7 +83,7 @@ def parse_state(text: str | None) -> str | None:
 
 
 def parse_rate(text: str | None) -> float | None:
-    """Return gigabits a second of ``400 Gb/sec (4X NDR)``."""
+    """Return the Gb/s in ``400 Gb/sec (4X NDR)``."""
     match = RATE.match(text or "")
     return float(match.group(1)) if match else None
 

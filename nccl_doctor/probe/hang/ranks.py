@@ -282,7 +282,7 @@ def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _starts(pid: int, table: Table) -> bool:
-    """Return True for such a launcher of ours, below which no rank runs, nor what it was put into."""
+    """Return whether a launcher is ours and no rank runs below it."""
     if table.procs[pid].state == "Z" or os.getuid() not in (0, table.uid(pid)):
         return False
     if jobs.program(table.argv(pid)) not in jobs.TORCH_LAUNCHERS:

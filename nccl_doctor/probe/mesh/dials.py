@@ -296,7 +296,7 @@ def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
 
 
 def _may_open(count: int) -> bool:
-    """Return whether this process may open so many files more just now."""
+    """Return whether this process may open that many more files now."""
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):

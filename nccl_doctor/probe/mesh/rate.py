@@ -103,7 +103,7 @@ class Stream:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Send to ``address``, ``port`` for ``window_s``: snapshot.Rate's figures, or why there are none.
+    """Send to ``address``, ``port`` for ``window_s`` seconds; return the fields of snapshot.Rate, or the error.
 
     Where one stream's CPU is the limit, more are tried, and the better result counts.
     """

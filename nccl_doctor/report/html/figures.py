@@ -178,7 +178,7 @@ def _order(report: Report) -> list[str]:
 
 
 def _hop(start: tuple[float, float], end: tuple[float, float], gap: float, *, failed: bool) -> View:
-    """Return an arrow from near the one to near the other."""
+    """Return an arrow between two points, with a gap at both ends."""
     (x1, y1), (x2, y2) = start, end
     length = max(hypot(x2 - x1, y2 - y1), 1.0)
     across, down = (x2 - x1) / length * gap, (y2 - y1) / length * gap

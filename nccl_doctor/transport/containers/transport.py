@@ -90,7 +90,7 @@ def _entering() -> str:
 
 
 class Entry(NamedTuple):
-    """A way in that came to nothing: the lines after the login, the program's status, and what else runs there."""
+    """A failed attempt to enter a container: the output, the program's status, and the running containers."""
 
     options: InsideOptions
     output: Sequence[str]

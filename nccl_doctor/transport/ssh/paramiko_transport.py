@@ -162,7 +162,7 @@ class ParamikoChannel:
                     self._drain()
 
     def pulse(self) -> None:
-        """Send an empty line, where neither the host's window nor a TCP buffer on the way is full."""
+        """Send an empty line, unless the host's window or a TCP buffer is full."""
         gone = OSError, EOFError, paramiko.SSHException  # who waits for an answer sees the end
         with if_free(self._sending) as free, contextlib.suppress(*gone):
             if free and self._channel.send_ready() and self._session.takes_more():

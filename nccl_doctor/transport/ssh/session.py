@@ -193,7 +193,7 @@ class ProxyCommandStream:
         self.fileno = self._ours.fileno
 
     def failed(self) -> str | None:
-        """Hang up, and tells what the command wrote to stderr, or its status; None where it ended well and silent."""
+        """Hang up, and return the command's stderr or status; None if it succeeded silently."""
         try:
             status = self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:

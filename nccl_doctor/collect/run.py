@@ -257,7 +257,7 @@ class Run:
             self._clock.busy(rank.host, "smoke", since, since + max(rank.times.values(), default=0.0))
 
     def bisect(self) -> None:
-        """Repeat a failed all-reduce over groups of hosts, to find who breaks it; nothing where that can't help."""
+        """Repeat a failed all-reduce over groups of hosts to find the faulty one, if that can help."""
         smoke = self._smoke
         if not isinstance(smoke, Smoke) or smoke.outcome not in ("failed", "timeout") or len(self._sessions) < 3:
             return

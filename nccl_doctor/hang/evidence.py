@@ -86,7 +86,7 @@ def _spinning(host: HangHost) -> GpuWork | None:
 
 
 def gather_evidence(snapshot: HangSnapshot) -> HangEvidence:
-    """Return gathers all that a snapshot of a job shows of each rank."""
+    """Gather what a snapshot of a job shows of each rank."""
     ranks = observed_rank.observed_ranks(snapshot)
     gone, unseen = lost(snapshot, ranks) if ranks else ((), ())
     return HangEvidence(

@@ -136,7 +136,7 @@ def variable_value(text: str, place: SourceLocation) -> str:
 
 
 def engine(text: str, place: SourceLocation) -> str:
-    """Return the name of an engine that the hosts are for."""
+    """Return the name of the engine that will run on the hosts."""
     if text not in ENGINES:
         raise place.error(f"{quoted(text)} is not an engine that is known; allowed are {', '.join(ENGINES)}")
     return text

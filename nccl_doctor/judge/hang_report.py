@@ -109,7 +109,7 @@ def _rank(rank: ObservedRank, *, behind: bool) -> HangRank:
 
 
 def _access(snapshot: HangSnapshot) -> tuple[Diagnosis, ...]:
-    """Return hosts that were not reached, as every command tells them."""
+    """Return the findings for hosts that were not reached."""
     hosts = tuple(Host(node=host.node, failure=host.failure) for host in snapshot.hosts if host.failure is not None)
     if not hosts:
         return ()

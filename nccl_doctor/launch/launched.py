@@ -126,7 +126,7 @@ def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
 
 
 def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
-    """Return sentences that speak against a start on that check's strength."""
+    """Return warnings about the last check: failed, incomplete, old, or of other hosts."""
     again = f"nccl-doctor check {hosts}"
     if last is None:
         return (f"{hosts} has not been checked yet; run: {again}",)

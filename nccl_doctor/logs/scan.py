@@ -126,7 +126,7 @@ class Scanner:
         yield from self._halves(data, first, last)
 
     def _halves(self, data: bytes, first: int, last: int) -> Iterator[Line]:
-        """Yield halves what may hold a candidate until it is a line."""
+        """Halve what may hold a candidate until it is a line; yield those lines."""
         if last - first <= _STEP and not self._wanted(data, first, last):
             self._line += data.count(b"\n", first, last)
             return

@@ -284,7 +284,7 @@ def skipped(reason: str) -> Skipped:
 
 
 def known(fact: Unknown | Skipped | T) -> T:
-    """Return a fact that a check needs and has; TypeError where it does not name it."""
+    """Return a fact that a check declares in ``needs``; TypeError if it does not."""
     if isinstance(fact, (Unknown, Skipped)):
         raise TypeError(f"not among the needs: {fact.reason}")
     return fact

@@ -43,7 +43,7 @@ def watcher(job: JobProcesses, table: Table) -> str | None:
 
 
 def attended(pids: Sequence[int], table: Table) -> str | None:
-    """Return why somebody may sit at one of these processes, or a service keep it."""
+    """Return why someone may be working in one of these processes, or a service may own it."""
     for pid in pids:
         service = procs.service_of(pid, table)
         if service is not None:
@@ -62,7 +62,7 @@ def attended(pids: Sequence[int], table: Table) -> str | None:
 
 
 def _names(pid: int, table: Table) -> list[str]:
-    """Return its names: its own, its command line's program, and the program that the kernel says it runs."""
+    """Return the names of a process: its own, its command line's program, and its executable."""
     names = (table.procs[pid].name.partition(":")[0], jobs.program(table.argv(pid)), table.executable(pid))
     return [name.lstrip("-") for name in names]  # a login shell is "-bash"
 

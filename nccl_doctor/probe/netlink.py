@@ -36,7 +36,7 @@ def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """Return packs an attribute of a request, its value a multiple of four bytes."""
+    """Pack an attribute of a request, padded to a multiple of four bytes."""
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value
 
 

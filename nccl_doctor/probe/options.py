@@ -37,7 +37,7 @@ class Launcher(NamedTuple):
     pairs: FrozenSet[str] = frozenset()
 
     def written(self, notion: str) -> str:
-        """Return the option that says a notion, as it is written."""
+        """Return the option for a setting, as it is written."""
         same = [name for name, meaning in self.same.items() if meaning == notion]
         own = notion if notion in self.options else max(same, key=len, default=notion)  # short ones have one "-"
         return "--" + (own.replace("_", "-") if self.engine else own)

@@ -62,7 +62,7 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
 
 
 def io_bytes(pid: int) -> int | None:
-    """Return bytes that it read and wrote by whatever way; proc_pid_io(5)."""
+    """Return the bytes that a process read and wrote; proc_pid_io(5)."""
     text = tools.read(f"/proc/{pid}/io")
     if text is None:
         return None

@@ -91,7 +91,7 @@ def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
 
 
 def _sockets(sockets: Iterable[TcpSocket]) -> Iterator[str]:
-    """Yield each once, however many processes have it."""
+    """Yield each socket once, however many processes have it."""
     shown: dict[str, None] = {}
     for sock in sockets:
         to = sock.remote_address and sock.remote_port and f" to {endpoint(sock.remote_address, sock.remote_port)}"

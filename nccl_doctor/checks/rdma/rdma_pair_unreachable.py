@@ -87,7 +87,7 @@ def _evidence(rdma: ClusterRdma, pairs: tuple[Pair, ...]) -> Iterator[str]:
 
 
 def _fallen(rdma: ClusterRdma, host: str) -> list[str]:
-    """Return devices that are down, of a host whose list is the shorter for it: others have them up."""
+    """Return devices that are down on a host while they are up on others."""
     others = [side.rdma.entries for name, side in rdma.sides.items() if name != host]
     up = {entry.device.name for entries in others for entry in entries}
     shorter = len(rdma.sides[host].rdma.entries) < max(map(len, others), default=0)

@@ -192,7 +192,7 @@ def _interrupted(reading: Reading) -> list[Event]:
 
 
 def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
-    """Return the head of a benchmark's table that is followed by no row."""
+    """Return the header of a benchmark's table without rows."""
     heads = [] if facts.rows else _events_of(reading, rule.TABLE)[-1:]
     return _blamed(heads, heads[0].name) if heads else []
 
@@ -208,7 +208,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return the last line of a log whose ranks connected, and no more.
+    """Return the last line of a log that ends after the ranks connected.
 
     A log of NCCL's lines alone (NCCL_DEBUG_FILE) ends so in a healthy run.
     """

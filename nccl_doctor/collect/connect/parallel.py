@@ -58,7 +58,7 @@ class Window:
         return len(self._active(now)) < int(self.limit) and len(self._began) < IN_ALL
 
     def wait(self, now: float) -> float | None:
-        """Return how long until one more may begin though none ends; None: not before."""
+        """Return the seconds until one more may begin although none has ended; None: not before."""
         if len(self._began) >= IN_ALL:
             return None
         return max(0.01, min(self._active(now), default=now) + self._silence() - now)

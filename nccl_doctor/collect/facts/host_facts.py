@@ -73,7 +73,7 @@ class CommonNames:
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
-        """Return packs the names for a host (probe/facts/network.py unpacks them); the same at every call."""
+        """Pack the names for a host (probe/facts/network.py unpacks them); the same in every call."""
         with self._lock:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 

@@ -169,7 +169,7 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Return hosts that tell of ranks which others, who agree with each other, tell of as their own.
+    """Return hosts that claim ranks which several other hosts consistently claim.
 
     The worst first.
     """

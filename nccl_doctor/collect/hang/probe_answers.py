@@ -91,7 +91,7 @@ ReadDump = Callable[[str, bytes], flight.Dump | None]  # Reads a dump that a ran
 
 
 def host_look(answer: LookAnswer, job: hang.JobRanks, read_dump: ReadDump) -> hang.HostLook:
-    """Return types a host's look."""
+    """Parse a host's sample."""
     flows = _typed(_FLOWS, answer.flows)
     numbers = {rank.pid: rank.rank for rank in job.ranks}
     ranks = [

@@ -118,7 +118,7 @@ class Dialling:
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
-        """Return the hosts by name."""
+        """Nodes by name."""
         return {node.name: node for node in self.cluster.nodes}
 
     @cached_property

@@ -141,7 +141,7 @@ _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
 def address_of(node: Node, facts: HostFacts) -> str:
-    """Return where NCCL will listen on a host: its interface's address, else what the host itself makes of its name."""
+    """Return the address on which NCCL will listen: of its interface, else of the host's own name."""
     chosen = nccl_interface(Host(node=node, facts=facts))
     if chosen is not None:
         return chosen.address

@@ -62,7 +62,7 @@ def import_collectors() -> None:
 
 
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
-    """Return each collector with what its parameters name; those that start a program stand first."""
+    """Return the collectors with their arguments; those that start a program come first."""
     from nccl_doctor.probe.facts.network import unpacked
 
     port, trial = request.get("trial_port"), None

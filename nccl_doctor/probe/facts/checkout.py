@@ -265,7 +265,7 @@ def blocks(place: int, deadline: float) -> Iterator[bytes]:
 
 
 def _content(folder: int, path: str, most: int) -> bytes | None:
-    """Return what a regular file below a folder holds; None where there is none."""
+    """Return the contents of a regular file below a folder; None if there is none."""
     try:
         place = beneath(folder, path)
     except (FileNotFoundError, NotADirectoryError):

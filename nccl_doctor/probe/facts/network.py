@@ -121,7 +121,7 @@ def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
 
 
 def speed(asking: socket.socket, name: str) -> int | None:
-    """Return megabits a second of an interface (struct ethtool_cmd); None where its driver does not tell."""
+    """Return the speed of an interface in Mb/s (struct ethtool_cmd); None if its driver reports none."""
     try:
         answer = ask_driver(asking, name, ETHTOOL_GSET, SETTINGS_SIZE)
     except OSError:

@@ -89,7 +89,7 @@ def parse_rate(text: str | None) -> float | None:
 
 
 def parse_speed(text: str | None) -> float | None:
-    """Return gigatransfers a second of ``32.0 GT/s PCIe``; None for ``Unknown``."""
+    """Return the GT/s in ``32.0 GT/s PCIe``; None for ``Unknown``."""
     match = SPEED.match(text or "")
     return float(match.group(1)) if match else None
 

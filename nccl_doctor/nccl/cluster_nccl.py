@@ -157,7 +157,7 @@ def _no_interface(nccl: ClusterNccl, side: HostNccl) -> Fault | None:
     down = [(name, link.name) for name, link in links if link is not None and "running" not in link.flags]
     idle = [name for name, link in down if wanted is None or parse_spec(wanted).accepts(link)]
     seen = f"finds {idle[0]} not running" if idle else "finds no interface"
-    problem = f"{seen}, and ends with “{failure.words}”"
+    problem = f"{seen}, and fails with “{failure.words}”"
     names = ", ".join(dict.fromkeys(entry.interface for entry in side.interfaces.addresses)) or "none"
     evidence = {f"{failure.reason}; with an address: {names}": (side.host,)}
     kind = Kind.DOWN if idle else Kind.NO_MATCH

@@ -33,6 +33,7 @@ from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
+from nccl_doctor.text.hostlist import capital
 
 
 @check(
@@ -48,14 +49,14 @@ def stale_process(view: View) -> Findings:
             continue
         count = sum(len(job.pids) for job in left)
         words = [f"{count} training process{'es' * (count > 1)}"] if left else []
-        words += ["memory of a GPU that no process holds"] if gone else []
+        words += ["GPU memory that no process holds"] if gone else []
         were = "were" if count > 1 or len(words) > 1 else "was"
         mine = [job for job in left if job.kind != "zombie" and endable(job)]
         commands = tuple(one for job in mine for one in ending(view.snapshot.cluster, host.node, job))
         lost = [f"GPU {use.gpu}: {use.memory_mib} MiB under pid {use.pid}, which is gone" for use in gone]
         yield Finding(
             hosts=(host.name,),
-            message=f"{' and '.join(words).capitalize()} {were} left behind on {host.name}.",
+            message=f"{capital(' and '.join(words))} {were} left behind on {host.name}.",
             evidence=(*map(_evidence, left), *lost),
             facts={
                 "pids": sorted({pid for job in left for pid in job.pids} | {use.pid for use in gone}),

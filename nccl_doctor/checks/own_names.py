@@ -111,7 +111,7 @@ def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, 
 
 
 def _reaches(view: View, host: str, source: str, address: str) -> bool:
-    """Return whether it may; NCCL's own address is the others' matter."""
+    """Return whether gloo on ``source`` may reach the address; NCCL's own address is judged by other checks."""
     target, dialler = view.nccl.by_host.get(host), view.nccl.by_host.get(source)
     if target is None or dialler is None or (target.chosen is not None and target.chosen.address == address):
         return True

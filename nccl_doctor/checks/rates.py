@@ -90,11 +90,11 @@ class Rail:
         return max(min(SLOW * self.usual, self.usual - SPREADS * spread), CLEAR * self.usual)
 
     def is_bad(self, rate: PairRate) -> bool:
-        """Return whether it is slow or loses packets, beside the others."""
+        """Return whether the rate is slow or lossy compared with the others."""
         return self._is_slow(rate) or self._is_lossy(rate)
 
     def is_bad_again(self, rate: PairRate) -> bool:
-        """Return whether it was so twice, and for the same reason: a machine that stands still loses packets, too."""
+        """Return whether both measurements were bad for the same reason: a paused machine loses packets, too."""
         first = self.first[rate.src, rate.dst]
         return rate.alone and any(bad(rate) and bad(first) for bad in (self._is_slow, self._is_lossy))
 

@@ -201,7 +201,7 @@ def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def on_each(hosts: Iterable[str], *lines: Line | None) -> tuple[Command, ...]:
-    """Return the same lines as commands for each of the hosts."""
+    """Return the lines as commands for each of the hosts."""
     return tuple(command for host in hosts for command in on(host, *lines))
 
 

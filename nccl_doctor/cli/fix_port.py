@@ -72,7 +72,7 @@ class PortOptions:
     connect_timeout: options.ConnectTimeout = None
 
     def named(self) -> PortOptions:
-        """Return the same, with the hosts file that stands among the arguments as ``--hosts``."""
+        """Return the options with a hosts file among the arguments moved to ``--hosts``."""
         port, file = self.port, self.file
         # os.path's own: a text that can be no path is no file
         if file is None and port is not None and not port.lstrip("+-").isdecimal() and os.path.isfile(port):  # noqa: PTH113

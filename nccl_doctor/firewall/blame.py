@@ -331,7 +331,7 @@ def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespac
 
 
 def selects(selector: Selector, labels: Mapping[str, str]) -> bool:
-    """Return whether it chooses an object of these labels."""
+    """Return whether a selector matches these labels."""
     wanted = selector.labels.items() <= labels.items()
     return wanted and all(
         (

@@ -67,7 +67,7 @@ class Ruleset:
         return tuple(sorted(found, key=lambda verdict: not verdict.blocks))
 
     def past(self, verdicts: Sequence[PacketVerdict]) -> Ruleset:
-        """Return these rules without the base chains that came to the verdicts."""
+        """Return the rules without the base chains that made the decision."""
         opened = {_base(verdict.rule, verdict.rule.base) for verdict in verdicts if verdict.rule is not None}
         shut = (base for base in self.bases if _base(base.policy_ref, base.policy_ref.chain) not in opened)
         return replace(self, bases=tuple(shut))

@@ -35,7 +35,7 @@ class Bits:
         return None if self.open.intersection(names) else False
 
     def exactly(self, names: Collection[str]) -> Tri:
-        """Return these bits are set and no others."""
+        """Return whether exactly these bits are set."""
         if self.on.difference(names) or set(names) - self.on - self.open:
             return False
         return None if self.open else True

@@ -78,7 +78,7 @@ def is_built_in(rule: RuleRef) -> bool:
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the same ports in the fewest spans: nft and iptables refuse overlaps."""
+    """Return the ports in the fewest spans: nft and iptables refuse overlaps."""
     found: list[Span] = []
     for low, high in sorted(spans):
         if found and low <= found[-1][1] + 1:

@@ -30,7 +30,7 @@ class Path:
     ends: Ends
 
     def syn_to(self, port: int) -> Packet:
-        """Return the same packet to a port."""
+        """Return the packet with another destination port."""
         return replace(self.syn, dport=(port, port))
 
 

@@ -253,7 +253,7 @@ _STRANGE = (AttributeError, LookupError, TypeError, ValueError)
 
 
 def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Journey], T | None]:
-    """Return the same function, but None where a rule's words are not known here."""
+    """Wrap a function to return None if the rule's words are unknown."""
 
     def attempt(packet: Packet, journey: Journey) -> T | None:
         try:

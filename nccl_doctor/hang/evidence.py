@@ -316,7 +316,7 @@ def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
 
 
 def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
-    """Return whether it names a process of this job; one that names none may be anybody's."""
+    """Return whether an answer names a process of this job; one without processes may be any job's."""
     pids = {one.job_rank.inner_pid for one in ranks.values()}
     named = {rank.pid for one in answer.communicators for rank in (*one.ranks, *one.missing)}
     named |= {rank.pid for one in answer.communicators for group in one.groups for rank in group.ranks}

@@ -190,7 +190,7 @@ class ObservedRank:
 
 
 def worked(first: RankState, last: RankState, interval_s: float) -> bool:
-    """Return whether it, or a process below, wanted a CPU or read and wrote much of that time."""
+    """Return whether the rank or a process below it used CPU or I/O for much of that time."""
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]
@@ -323,7 +323,7 @@ def rank_words(ranks: Iterable[ObservedRank], most: int = 6) -> str:
 
 
 def places(ranks: Iterable[ObservedRank]) -> Iterator[str]:
-    """Yield the same a line each, for evidence."""
+    """Yield lines of evidence, one for each."""
     for words, numbers in list(folded(ranks).items())[:MOST_LINES]:
         yield f"{ranks_of(numbers)} {words}"
 

@@ -132,7 +132,7 @@ def _all_there(some: Sequence[Waiting]) -> bool:
 
 
 def _works(first: Starter, last: Starter, interval_s: float) -> bool:
-    """Return whether it was at something between the looks, such as importing torch."""
+    """Return whether the launcher worked between the samples, for example by importing torch."""
     if first.state is None or last.state is None:
         return True
     return "D" in (first.state.state, last.state.state) or worked(first.state, last.state, interval_s)
@@ -327,7 +327,7 @@ def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
 
 
 def _reaches_store(rank: ObservedRank) -> bool | None:
-    """Return whether it had a connection to the store; None where nobody can tell."""
+    """Return whether a rank had a connection to the store; None if unknown."""
     port, flows = rank.job_rank.master_port, [look.flows for look in rank.looks]
     if any(isinstance(some, Unknown) for some in flows):
         return None

@@ -326,7 +326,7 @@ def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -
 
 
 def wanted(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> Variables:
-    """Return those variables of a mapping that say how to reach a host."""
+    """Return the variables of a mapping that configure the connection to a host."""
     chosen = ((name, *keys[name]) for name in keys if name in WANTED)
     return {name: Sourced(as_text(value, name), place.noted(note)) for name, place, value in chosen}
 

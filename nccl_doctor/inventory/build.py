@@ -298,7 +298,7 @@ def own_addresses() -> frozenset[str]:
 
 
 def canonical(named: str) -> str:
-    """Return the same spelling for the same host: addresses as in RFC 5952."""
+    """Return the canonical spelling of a host: addresses as in RFC 5952."""
     try:
         return str(ipaddress.ip_address(named.partition("%")[0]))
     except ValueError:

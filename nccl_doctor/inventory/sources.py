@@ -71,7 +71,7 @@ class Settings:
     env: Mapping[str, Sourced[str]] = field(default_factory=dict)
 
     def over(self, base: Settings) -> Settings:
-        """Return these over ``base``; ``env`` variable by variable."""
+        """Return these settings merged over ``base``; ``env`` is merged by variable."""
         merged: dict[str, Any] = {f.name: getattr(self, f.name) or getattr(base, f.name) for f in fields(self)}
         return Settings(**{**merged, "env": {**base.env, **self.env}})
 

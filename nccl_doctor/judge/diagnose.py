@@ -59,7 +59,7 @@ def judge(
 
 
 def _with_failed_dials_named(judged: list[CheckRun], snapshot: Snapshot) -> list[CheckRun]:
-    """Return the same with a finding about failed dials that nothing judged explains."""
+    """Return the findings, with one for failed dials that no check explains."""
     mesh = snapshot.mesh
     grave = any((one.severity or j.check.severity) is Severity.ERROR for j in judged for one in j.findings)
     if grave or not (isinstance(mesh, Mesh) and mesh.failed):
@@ -82,7 +82,7 @@ def _with_spared_allreduce(
 
 
 def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
-    """Return the same, not as a gap where a found fault hides what it needs on each host that it could not judge."""
+    """Return the checks without gaps that a found fault explains on each host that could not be judged."""
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)
@@ -100,7 +100,7 @@ def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
 
 
 def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[CheckRun]:
-    """Return the same with what the output of a failed all-reduce shows as its cause."""
+    """Return the findings, with the causes that the output of a failed all-reduce shows."""
     smoke = derived.snapshot.smoke
     if not isinstance(smoke, Smoke):
         return judged
@@ -175,7 +175,7 @@ def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, st
 
 
 def _pod(pod: PodFacts) -> str:
-    """Return where it runs, and what it was given of the node."""
+    """Return the pod's node, container, and the resources that it was given."""
     shm = "" if pod.shm_bytes is None else f" of {pod.shm_bytes / 1e9:.3g} GB at most"
     added = "all" if pod.privileged else ", ".join(pod.capabilities)
     parts = (

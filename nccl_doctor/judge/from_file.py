@@ -47,7 +47,7 @@ def judged_from_file(document: Judged, own: Container[str]) -> Judged:
 
 
 def _diagnosis(found: Diagnosis, own: Container[str]) -> Diagnosis:
-    """Return the same with its commands for other hosts; prose alone where there are none."""
+    """Return the fix with its commands for other hosts only; prose if there are none."""
     fix = found.fix
     if not fix.commands:
         return found

@@ -64,7 +64,7 @@ class Hosts:
 
     @classmethod
     def named(cls, file: str | None, cluster: Cluster) -> Hosts:
-        """Return those of a command line; a pipe gives way to the names."""
+        """Return the hosts arguments of a command line; a pipe is replaced by the names."""
         return cls(None if file is None else ClusterSource(cluster).file, cluster)
 
     def __str__(self) -> str:

@@ -63,7 +63,7 @@ class Table:
         return frozenset(self._filter.Match(data, potential=True) or ())
 
     def wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:
-        """Return the same of a part; a pattern of less than three letters is worth a look where ``^C`` stands."""
+        """Return the patterns that may match in a part; one of fewer than three letters counts where ``^C`` occurs."""
         found = self.rules(memoryview(data)[first:last])
         short = data.find(b"^", first, last) >= 0 and data.find(b"^C", first, last) >= 0  # one letter is found fast
         return found if short else found - self._short

@@ -98,7 +98,7 @@ def clip(text: str) -> str:
 
 
 def clip_end(text: str) -> str:
-    """Return the same for what tells most at its end, as a traceback does."""
+    """Return the text clipped at its beginning, since a traceback tells most at its end."""
     return clip(text if len(text) <= MAX_TEXT else f"…{text[1 - MAX_TEXT :]}")
 
 

@@ -59,7 +59,7 @@ def place_of(node: Node) -> str:
 
 
 def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tuple[Command, ...]:
-    """Return the same, with the side of its container's wall for each whose host has one."""
+    """Return the commands, marked as inside or outside the container for hosts that have one."""
     side = "in" if inside else "outside"
     places = {node.name: place for node in cluster.nodes if (place := place_of(node))}
     return tuple(

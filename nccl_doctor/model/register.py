@@ -130,7 +130,7 @@ def enter(entry: Check) -> None:
 
 
 def _modules() -> Iterator[pkgutil.ModuleInfo]:
-    """Return those of the checks, found by name: they import this one."""
+    """Return the modules of checks/, found by name because they import this module."""
     return pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}.")
 
 

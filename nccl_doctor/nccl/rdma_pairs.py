@@ -174,7 +174,7 @@ def _holds(net: Network, address: Address) -> bool:
 
 
 def _by_route(a: Side, gid: RdmaGid, net: Network, to: Address) -> Talk:
-    """Return the same to another network, from the very interface."""
+    """Return the route to another network from the same interface."""
     if roce_version(gid) == 1:
         return Talk(Reachable.NO, f"RoCE v1 leaves no network: {to} is not in {net}", Cause.NETWORK)
     if isinstance(a.nccl.routes, Unknown):
@@ -313,7 +313,7 @@ class ClusterRdma:
         )
 
     def with_variables(self, more: Mapping[str, Mapping[str, str]]) -> ClusterRdma:
-        """Return the same as NCCL would have it with these set, by host."""
+        """Return the pairs that NCCL would make with these settings, by host."""
         sides = {
             name: replace(
                 side,

@@ -165,7 +165,7 @@ def is_rank(pid: int, table: Table) -> bool:
 
 
 def tops(job: JobProcesses, table: Table) -> list[int]:
-    """Return those of its living processes whose parent is none of them."""
+    """Return the job's living processes whose parent is outside the job."""
     alive = [pid for pid in job.pids if pid in table.procs]
     return [pid for pid in alive if table.procs[pid].ppid not in alive]
 

@@ -234,7 +234,7 @@ def parse_socket(body: bytes) -> DiagSocket:
 
 
 def ends(sock: DiagSocket) -> tuple[tuple[str, int], tuple[str, int]]:
-    """Return its own end and its peer's."""
+    """Return the local and the remote endpoint of a socket."""
     return (plain(sock.local_address), sock.local_port), (plain(sock.remote_address), sock.remote_port)
 
 

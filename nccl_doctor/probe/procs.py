@@ -261,7 +261,7 @@ MOST_SPACES = 64  # Network namespaces that are looked into: any user may make a
 
 
 def unit_of(pid: int, table: Table) -> str | None:
-    """Return its Slurm job or container by control group or Slurm's variable: "docker container 3f2a40b1c9d2"."""
+    """Return the Slurm job or container by control group or Slurm's variable: "docker container 3f2a40b1c9d2"."""
     job = SLURM.search(table.text(pid, "cgroup"))
     if job:
         return f"Slurm job {job['job']}" + (f".{job['step']}" if job["step"] else "")

@@ -259,7 +259,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 
 def _without_rules(changes: Sequence[Change]) -> list[Change]:
-    """Return the same with a firewall as one change: its values are long and say little."""
+    """Return the changes with a firewall as one change, because its values are long."""
     facts = [(re.split(r"[.\[]", one.what, maxsplit=1)[0], one) for one in changes]
     hosts = dict.fromkeys(host for fact, one in facts if fact == "firewall" for host in one.hosts)
     rules = [Change(what="firewall", before="rules", after="other rules", hosts=tuple(hosts))] if hosts else []

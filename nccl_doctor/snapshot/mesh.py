@@ -142,7 +142,7 @@ class Mesh(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Mesh:
-        """Return the same mesh with nothing but dials between these hosts."""
+        """Return the mesh with only the dials between these hosts."""
         if self.hosts == len(names):
             return self
 

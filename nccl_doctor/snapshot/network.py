@@ -226,7 +226,7 @@ class Names(Observed):
         return self._common
 
     def beside(self, common: Common) -> Names:
-        """Return the same in terms of these common answers (:attr:`Snapshot.names`)."""
+        """Return the names relative to these common answers (:attr:`Snapshot.names`)."""
         return self._made(self.own, common)
 
     def get(self, name: str) -> Resolution | None:
@@ -244,7 +244,7 @@ class Names(Observed):
         return self._common.get(name) or (None if self.source is None else literal(name))
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
-        """Return the same in terms of another common answer, which differs in these names alone."""
+        """Return the names relative to another common answer, which differs only in these names."""
         before = {name: told for name in changed if (told := self.get(name)) is not None}
         own = {name: told for name, told in (before | self.own).items() if not self._follows(name, told, common)}
         return self._made(own, common)

@@ -112,7 +112,7 @@ class Rates(Observed):
         return self
 
     def among(self, names: Collection[str]) -> Rates:
-        """Return the same without the other hosts."""
+        """Return the rates of these hosts only."""
         kept = tuple(name for name in self.hosts if name in names)
         return self.model_copy(
             update={

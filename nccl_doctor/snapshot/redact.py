@@ -140,7 +140,7 @@ def _part(value: object, tree: object, done: Redacted, mark: Holds | None) -> ob
 
 
 def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """Return it with keys that are paths cleaned."""
+    """Return the mapping with user names removed from keys that are paths."""
     return {_without_users(key, done.users) if key.startswith(("/", "~")) else key: part for key, part in tree.items()}
 
 

@@ -18,7 +18,7 @@ def address_of(text: str) -> Address:
 
 
 def numeric(text: str) -> Address | None:
-    """Return the same of what may be no address, such as a host's name: then None."""
+    """Return the address in a text; None if the text is no address, for example a host name."""
     try:
         return address_of(text)
     except ValueError:

@@ -221,7 +221,7 @@ def _token(start: str) -> re.Pattern[str]:
 
 
 def _patterns(text: str) -> Iterator[re.Pattern[str]]:
-    """Yield those that the text may fit."""
+    """Yield the patterns that may match the text."""
     small = text.lower()
     yield from (_shape(one.pattern) for one in (_IN_URL, _PRIVATE_KEY) if any(word in small for word in one.words))
     if len(text) >= SHORTEST or CUT in text:
@@ -339,7 +339,7 @@ class _Walk:
 
 
 def _left_out(value: object) -> object:
-    """Return the same with nothing but its form and numbers."""
+    """Return the value with all texts removed, keeping structure and numbers."""
     if isinstance(value, dict):
         return {name: _left_out(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

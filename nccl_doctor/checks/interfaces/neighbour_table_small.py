@@ -94,7 +94,7 @@ def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
 
 
 def _beside(nets: frozenset[Network], texts: Iterable[str]) -> Iterator[str]:
-    """Yield those of the addresses that lie on one of the nets."""
+    """Yield the addresses that lie in one of the networks."""
     for text in texts:
         address = address_of(text)
         if address.version == 4 and any(address in net for net in nets):

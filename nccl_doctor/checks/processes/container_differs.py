@@ -227,7 +227,7 @@ def _gpus(sides: Sides) -> Iterator[Aspect]:
 
 
 def _rdma(sides: Sides) -> Iterator[Aspect]:
-    """Yield the same of RDMA devices, where a port is up."""
+    """Yield missing or inaccessible RDMA devices, if a port is up."""
     devices = sides.facts.rdma
     up = not isinstance(devices, Unknown) and any(port.state == "ACTIVE" for one in devices for port in one.ports)
     phrase = _lacking(sides, INFINIBAND, "RDMA device") if up else ""

@@ -108,7 +108,7 @@ def gpudirect_hindered(view: View) -> Findings:
 
 
 def _hindrances(facts: HostFacts) -> Iterator[str]:
-    """Yield those between GPUs and RDMA ports that are up."""
+    """Yield hindrances between GPUs and RDMA ports that are up."""
     pci = known(facts.pci)
     if not _has_port(facts) or not known(facts.gpus):
         return
@@ -118,7 +118,7 @@ def _hindrances(facts: HostFacts) -> Iterator[str]:
 
 
 def _between(host: Host, facts: HostFacts) -> tuple[tuple[str, ...], str, bool] | None:
-    """Return those between GPUs that have PCIe alone, which GPUs, and whether these are GeForce."""
+    """Return hindrances between GPUs connected only by PCIe, which GPUs, and whether they are GeForce."""
     pci, gpus = known(facts.pci), visible_gpus(host.node, facts)
     env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
     linked = pci.nvswitches or any(LINKED.search(gpu.name) for gpu in gpus)

@@ -70,7 +70,7 @@ def gpu_errors(view: View) -> Findings:
 
 
 def _standing(xids: Iterable[Xid]) -> Iterator[Xid]:
-    """Yield those that tell of the GPU, and that no later word of the driver's takes back."""
+    """Yield Xids that concern the GPU and were not revoked by a later message of the driver."""
     mended: dict[str, float] = {}
     every = list(xids)
     for one in every:

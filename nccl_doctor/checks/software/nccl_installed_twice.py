@@ -50,7 +50,7 @@ def _packages(torch: TorchInfo) -> list[NcclCopy]:
 
 
 def _torn(facts: HostFacts) -> TorchInfo | None:
-    """Return its torch, where two packages own NCCL or torch loads another one than the package's."""
+    """Return a host's torch if two packages provide NCCL, or torch loads another NCCL than the package's."""
     torch = known(facts.torch)
     if torch is None or torch.cuda is None:
         return None

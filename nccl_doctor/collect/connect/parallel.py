@@ -309,7 +309,7 @@ class Reach:
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
     def _quiet_share(self, usual: float, load: MachineLoad) -> float:
-        """Return a timeout derived from the pace of the others, longer on a busy machine."""
+        """Return the factor for a second try's timeout, by the pace of the others; larger on a busy machine."""
         most = max(1.0, load.queue / load.cpus) if load.busy else 1.0
         alone = min(most, PATIENCE) if load.busy else 0.0
         wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else alone

@@ -354,7 +354,7 @@ def _lines(channel: Channel, last: str, deadline: float) -> Iterator[str]:
 
 
 def _read_limits(lines: list[str]) -> ResourceLimits | None:
-    """Return those of proc_pid_limits(5) that matter."""
+    """Return the relevant limits of proc_pid_limits(5)."""
     told = {match[1]: match.groups()[1:] for line in lines if (match := _LIMIT.match(line))}
     if len(told) < 2:
         return None

@@ -175,7 +175,7 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
 
 
 def own_networks(source: HostFacts) -> Iterator[inet.Network]:
-    """Yield those that a host is in."""
+    """Yield the pairs that include a host."""
     for entry in source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ():
         address = entry.address.partition("%")[0]
         yield inet.network_of(address if entry.netmask is None else f"{address}/{inet.prefix_length(entry.netmask)}")

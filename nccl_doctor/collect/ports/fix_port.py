@@ -213,7 +213,7 @@ def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> S
 def _wait(
     alive: Callable[[], list[tuple[int, int]]], seconds: float, tell: Callable[[str, float], None]
 ) -> list[tuple[int, int]]:
-    """Return those that still live after so many seconds; returns at once when nobody does."""
+    """Wait until all processes have exited or the time is over, and return those still alive."""
     deadline = time.monotonic() + seconds
     while (living := alive()) and (left := deadline - time.monotonic()) > 0:
         tell(" ".join(str(pid) for pid, _ in living[:8]) + (" …" if len(living) > 8 else ""), left)

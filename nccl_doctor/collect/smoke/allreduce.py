@@ -352,7 +352,7 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
 
 
 def _died(rank: RankReport) -> bool:
-    """Return whether it was dead before its deadline came; one that loses its peers to that may abort."""
+    """Return whether a rank was dead before the deadline; ranks that lose peers afterwards may abort."""
     died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 

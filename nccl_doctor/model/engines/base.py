@@ -43,7 +43,7 @@ class Engine:
     kinds: ClassVar[tuple[Kind, ...]] = ()  # the names by which ``--transport`` asks for it; empty where it is its own
 
     def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named
-        """Return its options of a host that the user names."""
+        """Return the node options of a host that the user names."""
         return self.options()
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - as others need it

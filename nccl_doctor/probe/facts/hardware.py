@@ -98,7 +98,7 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
 
 
 def _node_problem(path: str) -> str | None:
-    """Return why it can't be used, by errno's name; only the control device is opened, for opening a GPU wakes it."""
+    """Return the errno with which a device can't be used; opens only the control device, since a GPU would wake."""
     if path.endswith("nvidiactl"):
         return problem(path)
     return None if os.access(path, os.R_OK | os.W_OK) else "EACCES"

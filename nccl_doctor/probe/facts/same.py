@@ -57,7 +57,7 @@ def _stranger(path: str) -> int | None:
 
 
 def _as_user(uid: int, path: str, deadline: float) -> dict[str, Any]:
-    """Return the same as :func:`_look`, by a child with that user's rights."""
+    """Look as :func:`_look` does, in a child with that user's rights."""
     try:
         known = pwd.getpwuid(uid)
         wanted = privileges.Credentials(uid, known.pw_gid, os.getgrouplist(known.pw_name, known.pw_gid))

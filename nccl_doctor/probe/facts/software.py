@@ -87,7 +87,7 @@ class Interpreter:
         return origin or None, path, prefix
 
     def failure(self) -> str | None:
-        """Return its last words where it can't run at all as training would start it; else None."""
+        """Return the last lines of an interpreter that can't start as training would start it; else None."""
         self._heard.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
         return self._failure
 

@@ -92,7 +92,7 @@ def _counted(rows: list[Ends], side: str) -> Counter[tuple[str, int]]:
 
 
 def _place(pid: int, table: Table) -> dict[str, int | None]:
-    """Return its number among the children of the Python process that started it, with those that have ended."""
+    """Return a rank's index among the children of its Python parent, exited ones included."""
     parent = table.procs[pid].ppid
     if parent not in table.procs or not jobs.is_python(table.executable(parent)):
         return {"local_rank": None, "local_world_size": None}
@@ -202,7 +202,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
-    """Return whether it runs Python and no such process above it is the same rank.
+    """Return whether a process runs Python and no Python process above it is the same rank.
 
     A launcher may have its variables.
     """

@@ -250,7 +250,7 @@ class Spy:
         return found
 
     def _start(self, pid: int, started: int, how: list[str]) -> tuple[int, int]:
-        """Return its PID and a pipe with its output."""
+        """Return the PID of the child and a pipe with its output."""
         if self.program is None:
             raise Unavailable(self._problem)
         reading, writing = os.pipe()
@@ -308,7 +308,7 @@ def _read(child: int, pipe: int, deadline: float) -> tuple[int | None, bytes]:
 
 
 def _ended(child: int) -> int | None:
-    """Return its exit status; None where it did not end in time."""
+    """Return the exit status of the child; None if it did not exit in time."""
     until = time.monotonic() + EACH_S
     while time.monotonic() < until:
         pid, status = os.waitpid(child, os.WNOHANG)

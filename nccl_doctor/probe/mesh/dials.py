@@ -97,7 +97,7 @@ class Dial:
         return "connected", None
 
     def late(self) -> Outcome | None:
-        """Return how it ended that nothing was heard in time.
+        """Return the outcome of a dial that got no answer in time.
 
         None where it is spoken to, and waited for as long again.
         """
@@ -219,7 +219,7 @@ class Round:
         return self._results
 
     def _begin(self, key: Key, dial: Dial) -> bool:
-        """Return whether it was begun, or a file was waited for in vain."""
+        """Start a dial; return False if it has to wait for a free file descriptor."""
         self._flying[key] = time.monotonic() + self._timeout_s, dial
         outcome = dial.start()
         if outcome != FULL:

@@ -210,7 +210,7 @@ def _plain(address: str) -> str:
 
 
 def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
-    """Return those whose time has come; they were entered in the order of their times."""
+    """Return the entries that are due; entries are ordered by time."""
     return [sock for sock, _ in itertools.takewhile(lambda item: item[1] <= now, times.items())]
 
 

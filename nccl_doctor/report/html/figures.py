@@ -241,7 +241,7 @@ def rails(report: Report) -> View | None:
 
 
 def _places(host: HostSummary) -> list[list[RdmaAnswer]]:
-    """Return its ports by the place of the device that channels take."""
+    """Return a host's RDMA ports by the index of the device that channels use."""
     return [its for _, its in sorted(grouped((port.place, port) for port in host.rdma).items())]
 
 

@@ -82,7 +82,7 @@ def _with_spared_allreduce(
 
 
 def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
-    """Return the checks without gaps that a found fault explains on each host that could not be judged."""
+    """Return the run without its gaps if found faults hide the facts that it needs on all of their hosts."""
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)

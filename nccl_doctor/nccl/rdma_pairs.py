@@ -174,7 +174,7 @@ def _holds(net: Network, address: Address) -> bool:
 
 
 def _by_route(a: Side, gid: RdmaGid, net: Network, to: Address) -> Talk:
-    """Return the route to another network from the same interface."""
+    """Return whether a port's own interface has a route to another network."""
     if roce_version(gid) == 1:
         return Talk(Reachable.NO, f"RoCE v1 leaves no network: {to} is not in {net}", Cause.NETWORK)
     if isinstance(a.nccl.routes, Unknown):
@@ -313,7 +313,7 @@ class ClusterRdma:
         )
 
     def with_variables(self, more: Mapping[str, Mapping[str, str]]) -> ClusterRdma:
-        """Return the pairs that NCCL would make with these settings, by host."""
+        """Return the cluster's RDMA lists with these variables set as well, by host."""
         sides = {
             name: replace(
                 side,

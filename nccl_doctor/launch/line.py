@@ -21,7 +21,7 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.probe.options import LAUNCHERS, Launcher, Option, find_launcher, read_words
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text import shell
-from nccl_doctor.text.hostlist import plural
+from nccl_doctor.text.hostlist import plural, quoted
 from nccl_doctor.text.inet import endpoint
 from nccl_doctor.text.shell import Line
 
@@ -200,11 +200,14 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
     """Return the line that these words are; ``known`` are the launcher's options where it is installed.
 
     Raises:
-        UsageError: there is no program in it, or a shell's script.
+        UsageError: there is no program in it, or a shell's script; or its quotes don't match.
     """
     every = list(words)
     if len(every) == 1 and any(map(str.isspace, every[0])):
-        every = shlex.split(every[0])  # quoted as a whole
+        try:
+            every = shlex.split(every[0])  # quoted as a whole
+        except ValueError as error:
+            raise UsageError(f"the launch line {quoted(every[0])} has an unmatched quote") from error
     if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
         every = every[1:]
     set_first = list(takewhile(ASSIGNMENT.fullmatch, every))

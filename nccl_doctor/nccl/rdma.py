@@ -92,17 +92,17 @@ def choose_gid(port: RdmaPort, variables: Variables, version: Version) -> GidCho
     table = {gid.index: gid for gid in port.gids}
     infiniband = port.link_layer == "InfiniBand"
     if infiniband and version >= FLID_INDEX:
-        flid = integer(variables, "NCCL_IB_ROUTABLE_FLID_GID_INDEX", 1)
+        flid = integer(variables, "NCCL_IB_ROUTABLE_FLID_GID_INDEX", 1, version)
         routable = flid in table and int(address_of(table[flid].gid)) >> 80 & 0xFFFF
         return _at(flid if routable else 0, table, port, "InfiniBand, routable" if routable else "InfiniBand")
-    wanted = integer(variables, "NCCL_IB_GID_INDEX", -1)
+    wanted = integer(variables, "NCCL_IB_GID_INDEX", -1, version)
     if version < GID_CHOSEN:
         named = variables.get("NCCL_IB_GID_INDEX", "") != "" and wanted != -1
         why = f"NCCL_IB_GID_INDEX={wanted}" if named else "NCCL before 2.21 takes index 0"
         return _at(wanted if named else 0, table, port, why, pinned=named)
     if wanted >= 0:
         return _at(wanted, table, port, f"NCCL_IB_GID_INDEX={wanted}", pinned=True)
-    return _at(_search(table, port.gid_count or 0, variables), table, port, "")
+    return _at(_search(table, port.gid_count or 0, variables, version), table, port, "")
 
 
 def _at(index: int, table: Mapping[int, RdmaGid], port: RdmaPort, why: str, *, pinned: bool = False) -> GidChoice:
@@ -119,10 +119,10 @@ def _at(index: int, table: Mapping[int, RdmaGid], port: RdmaPort, why: str, *, p
 EMPTY = "::"  # an entry that is empty reads as this address, which is of IPv6
 
 
-def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables) -> int:
+def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, version: Version) -> int:
     """Return ``ncclUpdateGidIndex`` over the whole table; it stays at 0 for want of a match."""
     v4 = variables.get("NCCL_IB_ADDR_FAMILY") != "AF_INET6"
-    version = integer(variables, "NCCL_IB_ROCE_VERSION_NUM", 2)
+    roce = integer(variables, "NCCL_IB_ROCE_VERSION_NUM", 2, version)
     span = _range(variables.get("NCCL_IB_ADDR_RANGE", ""), v4=v4)
     best = 0
     for index in range(1, count or max(table, default=0) + 1):
@@ -132,7 +132,7 @@ def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables) -> i
         current = table.get(best)
         other_family = (current is not None and _is_v4(address_of(current.gid))) != v4
         better = roce_version(current) != roce_version(gid) or not is_usable(current)
-        if other_family or (is_usable(gid) and better and roce_version(gid) == version):
+        if other_family or (is_usable(gid) and better and roce_version(gid) == roce):
             best = index
     return best
 
@@ -278,7 +278,7 @@ class RdmaList:
     def _in_order(self) -> list[RdmaDevice]:
         last = len(self.devices)
         ordered = sorted(self.devices, key=lambda device: last if device.verbs is None else device.verbs)
-        if self.version < PCI_ORDER or integer(self.variables, "NCCL_IB_DEVICE_PCI_ORDER", 1) != 1:
+        if self.version < PCI_ORDER or integer(self.variables, "NCCL_IB_DEVICE_PCI_ORDER", 1, self.version) != 1:
             return ordered
         return sorted(ordered, key=lambda device: (not device.pci, _pci_number(device)))
 
@@ -289,7 +289,7 @@ def list_rdma(devices: Sequence[RdmaDevice], variables: Variables, version: Vers
 
 
 def _off(variables: Variables) -> str | None:
-    if integer(variables, "NCCL_IB_DISABLE", 0) != 0:
+    if integer(variables, "NCCL_IB_DISABLE", 0, NEWEST) != 0:
         return f"NCCL_IB_DISABLE={variables['NCCL_IB_DISABLE']}"
     net = variables.get("NCCL_NET", "")
     return f"NCCL_NET={net}" if net and net.lower() != "ib" else None
@@ -306,9 +306,9 @@ LEVELS = ("LOC", "PORT", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
 def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tuple[Nic, ...]:
     """Return the ports with those of one card fused, as the version does it."""
     alone = tuple(Nic((entry,)) for entry in entries)
-    if version < FUSED_AT_INIT or integer(variables, "NCCL_IB_MERGE_NICS", 1) == 0:
+    if version < FUSED_AT_INIT or integer(variables, "NCCL_IB_MERGE_NICS", 1, version) == 0:
         return alone
-    vfs = integer(variables, "NCCL_IB_MERGE_VFS", 1) != 0
+    vfs = integer(variables, "NCCL_IB_MERGE_VFS", 1, version) != 0
     groups = (
         _by_card(entries, vfs=vfs) if version < FUSED_BY_TOPOLOGY else _by_path(entries, variables, version, vfs=vfs)
     )

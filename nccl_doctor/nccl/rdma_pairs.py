@@ -123,7 +123,7 @@ def _kind(entry: Entry) -> str:
 def _by_fabric(a: Side, here: Entry, b: Side, there: Entry) -> Talk:
     keys = []
     for side, entry in ((a, here), (b, there)):
-        index = integer(side.rdma.variables, "NCCL_IB_PKEY", 0)
+        index = integer(side.rdma.variables, "NCCL_IB_PKEY", 0, side.rdma.version)
         table = dict(entry.port.pkeys)
         if table and index not in table:
             why = f"{side.host} has no partition key at index {index} of {entry} (NCCL_IB_PKEY)"
@@ -197,7 +197,10 @@ def joined(a: Side, b: Side) -> Iterator[tuple[int, Entry, Entry]]:
 
 
 def _aware(side: Side) -> bool:
-    return side.rdma.version >= RAILS and integer(side.rdma.variables, "NCCL_IB_SUBNET_AWARE_ROUTING", 0) == 1
+    return (
+        side.rdma.version >= RAILS
+        and integer(side.rdma.variables, "NCCL_IB_SUBNET_AWARE_ROUTING", 0, side.rdma.version) == 1
+    )
 
 
 def _by_subnet(a: Side, own: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
@@ -207,7 +210,7 @@ def _by_subnet(a: Side, own: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
 
 
 def _sharing(side: Side, own: Nic, remote: Nic) -> Nic:
-    length = integer(side.rdma.variables, "NCCL_IB_SUBNET_PREFIX_LEN", 24)
+    length = integer(side.rdma.variables, "NCCL_IB_SUBNET_PREFIX_LEN", 24, side.rdma.version)
     told = {key for entry in remote.members[:LISTED] if (key := _subnet(entry, length)) is not None}
 
     def shares(nic: Nic) -> bool:

@@ -33,6 +33,9 @@ from nccl_doctor.nccl.interfaces import MAX_TOKENS
 from nccl_doctor.nccl.versions import CONF_FILE, Version, behaviour, show
 from nccl_doctor.snapshot.system import ConfigFile
 
+NEWEST: Version = (2, 30, 7)
+"""The version that is assumed where none is known."""
+
 SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = "/.nccl.conf"
 """What the path of the user's own file ends with; NCCL takes the home directory out of the password database."""
@@ -223,8 +226,8 @@ class BadValue:
     may_change: bool = False
 
 
-def check_value(name: str, value: str) -> BadValue | None:
-    """Return the fault of a variable's value, if any is known."""
+def check_value(name: str, value: str, version: Version = NEWEST) -> BadValue | None:
+    """Return the fault of a variable's value in this version of NCCL, if any is known."""
     if not value:
         return None
     if name == "NCCL_SOCKET_IFNAME":
@@ -236,7 +239,7 @@ def check_value(name: str, value: str) -> BadValue | None:
     if name in WORDS:
         return _judge_words(name, value, WORDS[name])
     known = register().get(name)
-    return _judge_number(name, value) if known is not None and known.type == "int" else None
+    return _judge_number(name, value, version) if known is not None and known.type == "int" else None
 
 
 def strtoll(value: str) -> tuple[int, str]:
@@ -250,7 +253,7 @@ def strtoll(value: str) -> tuple[int, str]:
     return (-number if sign == "-" else number), value[found.end() :]
 
 
-def _judge_number(name: str, value: str) -> BadValue | None:
+def _judge_number(name: str, value: str, version: Version) -> BadValue | None:
     number, rest = strtoll(value)
     low, high = RANGES.get(name, (_INT64.start, _INT64.stop - 1))
     allowed = f"a number from {low} to {high}" if name in RANGES else "a number"
@@ -259,7 +262,8 @@ def _judge_number(name: str, value: str) -> BadValue | None:
     if number not in _INT64:
         return BadValue("uses its default, because the number is too large", allowed)
     if rest.strip():
-        return BadValue(f"reads {number}", allowed)
+        reads = "uses its default" if version >= NO_NUMBER and rest == value else f"reads {number}"
+        return BadValue(reads, allowed)
     if number != -2 and not low <= number <= high:
         return BadValue(f"reads {number}, which is out of range", allowed, may_change=True)
     return None
@@ -296,7 +300,6 @@ def _judge_ifname(value: str) -> BadValue | None:
 
 
 RAILS: Version = (2, 30, 7)  # rail and plane in NCCL_IB_HCA, and routing by subnets
-NEWEST: Version = (2, 30, 7)
 """Of what was read; it answers where no version is known."""
 
 MOST_PORTS = 32  # ``MAX_IB_DEVS``: of the list, and of the items of NCCL_IB_HCA
@@ -304,11 +307,16 @@ INT64 = range(-(2**63), 2**63)
 Variables = Mapping[str, str]
 
 
-def integer(variables: Variables, name: str, default: int) -> int:
-    """Return a variable's number as ``ncclLoadParam`` reads it; the default where it is unset, empty or too large."""
+NO_NUMBER: Version = (2, 32, 0)
+"""From here on, a value that begins with no number ("true", "-") is the variable's default; before, it is 0."""
+
+
+def integer(variables: Variables, name: str, default: int, version: Version) -> int:
+    """Return a variable's number as NCCL reads it (``ncclLoadParam``); the default if unset, empty or too large."""
     value = variables.get(name, "")
-    number, _ = strtoll(value)
-    return number if value and number in INT64 else default
+    number, rest = strtoll(value)
+    ignored = version >= NO_NUMBER and rest == value
+    return number if value and number in INT64 and not ignored else default
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,12 @@ def test_a_document_holds_the_page_of_one_code(tmp_path: Path) -> None:
 def test_explain_alone_lists_its_topics_and_prints_each(tmp_path: Path) -> None:
     listed = run("explain", cwd=tmp_path)
     assert listed.returncode == 0
-    assert "slurm         The nodes of a Slurm job\n" in listed.stdout
+    assert "slurm         Slurm jobs\n" in listed.stdout
     assert run("explain", "slurm", cwd=tmp_path).stdout.startswith("slurm  ")
     topic = json.loads(run("explain", "slurm", "-o", "json", cwd=tmp_path).stdout)
-    assert (topic["command"], topic["name"], topic["title"]) == ("explain", "slurm", "The nodes of a Slurm job")
+    assert (topic["command"], topic["name"], topic["title"]) == ("explain", "slurm", "Slurm jobs")
     topics = json.loads(run("explain", "-o", "json", cwd=tmp_path).stdout)["topics"]
-    assert {"name": "slurm", "title": "The nodes of a Slurm job"} in topics
+    assert {"name": "slurm", "title": "Slurm jobs"} in topics
     assert_one_sentence(run("explain", "slurn", cwd=tmp_path), 'did you mean "slurm"?')
 
 

@@ -119,6 +119,11 @@ def test_ranks_are_cut_to_the_gpus_that_a_host_has() -> None:
     assert ("--nproc_per_node=4" in first, "--nproc_per_node=2" in second) == (True, True)
 
 
+def test_a_line_of_one_word_with_an_open_quote_is_refused() -> None:
+    with pytest.raises(UsageError, match="has an unmatched quote"):
+        read_line(["torchrun --nnodes 2 'train.py"])
+
+
 @given(st.lists(st.one_of(st.sampled_from([
     *("torchrun", "python", "-m", "torch.distributed.run", "accelerate", "launch", "srun", "--nnodes", "--nnodes=1:2", "env"),
     *("--rdzv_endpoint=[::1]:5", "--batch=7", "tcp://localhost:1", "--dist-url", "A=b", "--", "-", "--=", "x.py", "--m"),

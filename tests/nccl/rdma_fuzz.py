@@ -107,16 +107,16 @@ def _port(source: random.Random, number: int) -> dict[str, object]:
 def _setting(source: random.Random, names: list[str]) -> dict[str, str]:
     choices: dict[str, Callable[[], str]] = {
         "NCCL_IB_HCA": lambda: _hca(source, names),
-        "NCCL_IB_GID_INDEX": lambda: source.choice(("-1", "0", "1", "3", "x")),
-        "NCCL_IB_ROCE_VERSION_NUM": lambda: source.choice(("1", "2")),
+        "NCCL_IB_GID_INDEX": lambda: source.choice(("-1", "0", "1", "3", "x", "3x", "-", "true")),
+        "NCCL_IB_ROCE_VERSION_NUM": lambda: source.choice(("1", "2", "x")),
         "NCCL_IB_ADDR_FAMILY": lambda: source.choice(("AF_INET", "AF_INET6")),
         "NCCL_IB_ADDR_RANGE": lambda: source.choice(
             ("10.0.0.0/16", "10.0.1.0/24", "fd00::/8", "::/0", "10.0.0.0", "a/b")
         ),
-        "NCCL_IB_DEVICE_PCI_ORDER": lambda: source.choice(("0", "1")),
+        "NCCL_IB_DEVICE_PCI_ORDER": lambda: source.choice(("0", "1", "yes")),
         "NCCL_IB_ROUTABLE_FLID_GID_INDEX": lambda: source.choice(("0", "1", "2")),
         "NCCL_IB_PKEY_VALUE": lambda: source.choice(("0xffff", "0x8001")),  # changes neither list nor GID
-        "NCCL_IB_MERGE_NICS": lambda: source.choice(("0", "1")),
+        "NCCL_IB_MERGE_NICS": lambda: source.choice(("0", "1", "no")),
         "NCCL_IB_MERGE_VFS": lambda: source.choice(("0", "1")),
     }
     odds = dict.fromkeys(choices, 0.25) | {"NCCL_IB_HCA": 0.6}

@@ -6,10 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nccl_doctor.nccl.variables import check_value, is_known, nearest, register, strtoll
+from nccl_doctor.nccl.variables import check_value, integer, is_known, nearest, register, strtoll
+from nccl_doctor.nccl.versions import Version
 
 libc = ctypes.CDLL(None)
 libc.strtoll.restype = ctypes.c_longlong
+
+
+OLD: Version = (2, 31, 2)
+NEW: Version = (2, 32, 3)
 
 
 @given(st.text(alphabet="0123456789xXabcfF+- \t", max_size=8).filter(lambda text: "\0" not in text))
@@ -46,6 +51,15 @@ def test_what_nccl_reads_otherwise_than_meant(name: str, value: str, reads: str)
     assert bad is not None
     assert reads in bad.reads
     assert ("1 for yes, 0 for no" in bad.allowed) == (value == "true")
+
+
+@pytest.mark.parametrize("value", ["true", "x", "-"])
+def test_from_2_32_on_a_value_without_a_number_is_the_default(value: str) -> None:
+    """As libnccl 2.31.2 and 2.32.3 list RDMA devices with such values (scripts/rdma-fuzz)."""
+    assert [integer({"NCCL_IB_GID_INDEX": value}, "NCCL_IB_GID_INDEX", -1, of) for of in (OLD, NEW)] == [0, -1]
+    assert [integer({"NCCL_IB_GID_INDEX": "3x"}, "NCCL_IB_GID_INDEX", -1, of) for of in (OLD, NEW)] == [3, 3]
+    reads = [bad and bad.reads for bad in (check_value("NCCL_IB_DISABLE", value, of) for of in (OLD, NEW))]
+    assert reads == ["reads 0", "uses its default"]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.variables import BadValue, check_value
+from nccl_doctor.nccl.variables import NEWEST, BadValue, check_value
 from nccl_doctor.nccl.versions import newer
 from nccl_doctor.text.hostlist import fold, quoted
 
@@ -37,7 +37,7 @@ def env_bad_value(view: View) -> Findings:
     found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
     for host, own in view.by_host.items():
         for name, variable in own.variables.items():
-            bad = check_value(name, variable.value)
+            bad = check_value(name, variable.value, own.version or NEWEST)
             if name == "NCCL_COMM_ID":
                 failure, allowed = own.choice.bootstrap, "IP:PORT or [IPv6]:PORT on a subnet of every host"
                 bad = BadValue(f"does not start: {failure.reason}", allowed) if isinstance(failure, Failure) else None

@@ -196,18 +196,23 @@ def joined(words: Sequence[str]) -> str:
     return str(shell.script("{line}", line=[*map(shell.argument, words)]))
 
 
+def _split(words: Sequence[str]) -> list[str]:
+    """Return the words of a line, which may be quoted as a whole."""
+    if len(words) != 1 or not any(map(str.isspace, words[0])):
+        return list(words)
+    try:
+        return shlex.split(words[0])
+    except ValueError as error:
+        raise UsageError(f"the launch line {quoted(words[0])} has an unmatched quote") from error
+
+
 def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
     """Return the line that these words are; ``known`` are the launcher's options where it is installed.
 
     Raises:
         UsageError: there is no program in it, or a shell's script; or its quotes don't match.
     """
-    every = list(words)
-    if len(every) == 1 and any(map(str.isspace, every[0])):
-        try:
-            every = shlex.split(every[0])  # quoted as a whole
-        except ValueError as error:
-            raise UsageError(f"the launch line {quoted(every[0])} has an unmatched quote") from error
+    every = _split(words)
     if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
         every = every[1:]
     set_first = list(takewhile(ASSIGNMENT.fullmatch, every))

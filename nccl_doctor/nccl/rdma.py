@@ -6,8 +6,8 @@ Rules of NCCL 2.18 to 2.30.7: src/transport/net_ib.cc, from 2.29.2 net_ib/init.c
 through: one that is down is not there, and those behind it move up. NCCL_IB_HCA filters, and never orders.
 
 Compared with the real library, which lists made devices without a GPU (scripts/rdma-fuzz): 2.21.5 fuses the same, and
-2.26 to 2.31.2 list the same ports in the same order and choose the same GIDs. Before 2.26 an entry that is empty, where
-it comes to be compared, ends the connection with an error.
+2.26 to 2.32.3 list the same ports in the same order and choose the same GIDs; NCCL_IB_SORT_MERGE_NICS and
+NCCL_IB_RAIL_POLICY of 2.32 change neither. Before 2.26, comparing an empty entry ends the connection with an error.
 
 The kernel's order of devices is that in which they were registered, as the numbers of /dev/infiniband/uverbsN show it.
 """

@@ -12,9 +12,9 @@ to 2.30.7, and the strings of the nvidia-nccl wheels 2.31.2 and 2.32.3. "type" i
 
 Values that NCCL reads otherwise than they were meant.
 
-Numbers go through ``strtoll(value, NULL, 0)``, which reads as far as it can and never complains: "true" is 0, "1M" is
-1, "010" is 8; only an overflow gives the default (src/misc/param.cc ``ncclLoadParam``). Words that NCCL does not know
-are passed over. NCCL_IB_HCA has a grammar of its own (src/misc/utils.cc ``parseStringList``, ``matchIfList``).
+Numbers go through ``strtoll(value, NULL, 0)``, which reads as far as it can: "1M" is 1, "010" is 8, and "true" is 0
+before 2.32 and the default from there on (found with the real libraries, scripts/rdma-fuzz); an overflow gives the
+default, too (src/misc/param.cc ``ncclLoadParam``). NCCL ignores words that it does not know. NCCL_IB_HCA has a grammar of its own (src/misc/utils.cc ``parseStringList``, ``matchIfList``).
 """
 
 from __future__ import annotations

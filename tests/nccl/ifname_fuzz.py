@@ -86,7 +86,9 @@ def fetch(version: str, cache: Path) -> Path:
 def fuzz_parser(program: str, description: str | None) -> argparse.ArgumentParser:
     """The options that programs which ask real libnccls share."""
     parser = argparse.ArgumentParser(prog=program, description=description)
-    parser.add_argument("--versions", default="2.27.7,2.28.9", help="libnccl versions, with commas between")
+    parser.add_argument(
+        "--versions", default="2.18.3,2.28.9,2.30.7,2.32.3", help="libnccl versions, with commas between"
+    )
     parser.add_argument("--trials", type=int, default=500, help="questions to each version")
     parser.add_argument("--seed", type=int, default=1, help="the same hosts and settings again")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "nccl-doctor" / "libnccl")

@@ -115,7 +115,10 @@ def _setting(source: random.Random, names: list[str]) -> dict[str, str]:
         ),
         "NCCL_IB_DEVICE_PCI_ORDER": lambda: source.choice(("0", "1", "yes")),
         "NCCL_IB_ROUTABLE_FLID_GID_INDEX": lambda: source.choice(("0", "1", "2")),
-        "NCCL_IB_PKEY_VALUE": lambda: source.choice(("0xffff", "0x8001")),  # changes neither list nor GID
+        # these three change neither list nor GID
+        "NCCL_IB_PKEY_VALUE": lambda: source.choice(("0xffff", "0x8001")),
+        "NCCL_IB_SORT_MERGE_NICS": lambda: source.choice(("0", "1")),
+        "NCCL_IB_RAIL_POLICY": lambda: source.choice(("0", "1", "2")),
         "NCCL_IB_MERGE_NICS": lambda: source.choice(("0", "1", "no")),
         "NCCL_IB_MERGE_VFS": lambda: source.choice(("0", "1")),
     }

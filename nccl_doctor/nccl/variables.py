@@ -14,7 +14,8 @@ Values that NCCL reads otherwise than they were meant.
 
 Numbers go through ``strtoll(value, NULL, 0)``, which reads as far as it can: "1M" is 1, "010" is 8, and "true" is 0
 before 2.32 and the default from there on (found with the real libraries, scripts/rdma-fuzz); an overflow gives the
-default, too (src/misc/param.cc ``ncclLoadParam``). NCCL ignores words that it does not know. NCCL_IB_HCA has a grammar of its own (src/misc/utils.cc ``parseStringList``, ``matchIfList``).
+default, too (src/misc/param.cc ``ncclLoadParam``). NCCL ignores words that it does not know. NCCL_IB_HCA has a grammar
+of its own (src/misc/utils.cc ``parseStringList``, ``matchIfList``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One machine is listed twice in the hosts file, under two addresses.
+"""A machine is listed twice in the hosts file, under two addresses.
 
 What it means: the job has one node more than there are machines. On GPUs both nodes take the same ones, and NCCL ends
 with "Duplicate GPU detected"; without, the ranks of both share one machine's cores and its one network card, and the

@@ -1,4 +1,4 @@
-"""One rank was late, and a barrier names it.
+"""A rank was late, and a barrier names it.
 
 What it means: The others waited for this rank: it still loads, compiles, checkpoints or downloads, its host is slow, or
 it hangs before the barrier.

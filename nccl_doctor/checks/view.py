@@ -238,7 +238,7 @@ def common_labels(kube: KubeFacts) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A subject in which hosts differ: hosts by value, commonest first.
+    """A property that differs between hosts: hosts by value, the most common first.
 
     Of two values that are as common, the one that comes first is taken for right.
     """

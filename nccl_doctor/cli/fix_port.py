@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PortOptions:
-    """The port or process that is meant, its host, and what is to be done."""
+    """Options for the port or process, its host, and the action."""
 
     port: Annotated[
         str | None,
@@ -210,7 +210,7 @@ def _steps(wanted: PortOptions, source: str | None, out: Out, countdown: Countdo
 
 
 def _show_next(wanted: PortOptions, report: PortReport, out: Out) -> int:
-    """Return ``--next``: the number alone on stdout, so that a script can take it."""
+    """Print the port of ``--next`` alone on stdout, for scripts."""
     from nccl_doctor.report.fix_port import in_ephemeral_range
 
     if wanted.write and wanted.hosts is not None and report.port is not None:

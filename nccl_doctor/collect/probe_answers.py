@@ -75,7 +75,7 @@ class MalformedError(ConnectionLostError):
 
 
 class OwnFaultError(ConnectionLostError):
-    """nccl-doctor itself failed over what a host answered."""
+    """Internal error caused by a host's answer."""
 
     def __init__(self, fault: Exception) -> None:
         super().__init__(f"nccl-doctor itself failed over what it answered, please report this: {describe(fault)}")

@@ -171,7 +171,7 @@ def _dynamo(side: Side) -> Advertised | None:
 
 
 def _by_metadata(side: Side) -> Advertised | None:
-    """Return mooncake's engine with a metadata server: the first interface that runs, docker0 too."""
+    """Return the address of mooncake with a metadata server: the first running interface, docker0 included."""
     if side.variables.get("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE") == "P2PHANDSHAKE":
         return None
     running = {link.name for link in side.interfaces.links if {"up", "running"} <= {*link.flags} and link.name != "lo"}

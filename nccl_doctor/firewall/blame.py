@@ -313,7 +313,7 @@ def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial
 
 
 def open_policy(closed: PolicyBlame, job: Mapping[str, str], name: str, namespace: str) -> dict[str, Any]:
-    """Return the policy for a job's pods, known by its own labels, that are shut."""
+    """Return a NetworkPolicy that opens a job's blocked pods, selected by their own labels."""
     first = closed.policies[0].pods
     chosen = first.model_copy(update={"labels": {**first.labels, **job}})
     inwards = closed.way == "ingress"

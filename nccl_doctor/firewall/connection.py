@@ -207,7 +207,7 @@ def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Pack
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """Return all that stands in a connection's way up to the packet that is surely stopped."""
+    """Return everything that blocks a connection, up to the first packet that is certainly stopped."""
     back = replace(syn, saddr=syn.daddr, daddr=syn.saddr, sport=syn.dport, dport=syn.sport, reply=True)
     segments: tuple[tuple[Segment, Packet], ...] = (
         ("SYN", syn),
@@ -273,6 +273,6 @@ def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
 
 
 def growth(rule: RuleRef, after: Ruleset) -> int | None:
-    """Return packets that a rule has counted until it was read again, if it counts."""
+    """Return the packets that a rule counted until it was read again, if it has a counter."""
     later = after.count(rule)
     return None if rule.packets is None or later is None else later - rule.packets

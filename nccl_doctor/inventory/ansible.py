@@ -342,7 +342,7 @@ def stand_beside(place: SourceLocation) -> bool:
 
 
 def lay_over(inventory: Inventory) -> None:
-    """Put what the folders say over the groups' and the hosts' variables, but for whole encrypted files: secrets."""
+    """Merge the variables of group_vars and host_vars over those of groups and hosts, except encrypted files."""
     if not inventory.place.is_file:
         return
     of_groups, of_hosts = (Path(inventory.place.source).parent / folder for folder in _FOLDERS)

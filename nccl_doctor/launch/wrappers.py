@@ -246,7 +246,7 @@ def the_start(script: str) -> tuple[str, ...]:
 
 
 def _commands(script: str) -> list[list[str]]:
-    """Return the words of each simple command; those that no shell would read so are left out."""
+    """Return the words of each simple command, without those that a shell would parse differently."""
     found: list[list[str]] = []
     for line in re.sub(r"\\\n", " ", script).split("\n"):
         reader = shlex.shlex(line, posix=True, punctuation_chars=";&|()")

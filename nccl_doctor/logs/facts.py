@@ -59,7 +59,7 @@ class Process:
     transports: Counter[str] = field(default_factory=Counter)
 
     def merge(self, other: Process) -> None:
-        """Take over what was told of the same process elsewhere."""
+        """Merge facts about the same process from elsewhere."""
         if self.rank is None or (other.world_size or 0) > (self.world_size or 0):
             self.rank, self.world_size, self.ranks = other.rank, other.world_size, other.ranks
         elif other.world_size == self.world_size:

@@ -60,7 +60,7 @@ class LogRule:
 
     @property
     def expression(self) -> str:
-        """The pattern, which a line of the level ATTN (NCCL 2.32) fits like one of WARN."""
+        """Pattern in which level ATTN (NCCL 2.32) matches like WARN."""
         return self.pattern.replace("WARN ", "(?:WARN|ATTN) ")
 
     @cached_property

@@ -222,7 +222,7 @@ class LogsRun:
             yield LogSource(name, file_blocks(Path(name), follow_s=_LOOK_S))
 
     def _read_source(self, investigation: Investigation, source: LogSource) -> bool:
-        """Feed a source; whether it ended early, at a fatal line that is old enough."""
+        """Feed a source; return whether it ended early, at a fatal line that is old enough."""
         fatal_at: float | None = None
         blocks = iter(source.blocks)
         try:

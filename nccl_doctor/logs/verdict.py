@@ -37,7 +37,7 @@ def report(
     *,
     whole: bool = False,
 ) -> Report:
-    """Return the whole report of the diagnoses that are ``selected``; ``whole`` puts what NCCL chose on top."""
+    """Return the report of the ``selected`` diagnoses; ``whole`` adds NCCL's choices."""
     diagnoses = tuple(_diagnosis(Case(cause, verdict.log)) for cause in verdict.causes if selected(entry(cause.name)))
     unfinished = None if diagnoses else _unfinished(verdict)
     if unfinished is not None and selected(entry(unfinished.name)):

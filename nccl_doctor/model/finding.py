@@ -108,7 +108,7 @@ class Outcome(str, Enum):
 
 
 class Consequence(FrozenModel):
-    """A finding that merely follows from a diagnosis."""
+    """A finding that is a consequence of a diagnosis."""
 
     code: str
     name: str

@@ -41,7 +41,7 @@ class Spec:
     tokens: tuple[str, ...]
 
     def listed(self, name: str) -> bool:
-        """Return whether the list holds it, "^" aside (src/misc/utils.cc ``matchIfList``)."""
+        """Return whether the list contains a name, apart from "^" (src/misc/utils.cc ``matchIfList``)."""
         return not self.tokens or (name in self.tokens if self.exact else name.startswith(self.tokens))
 
     def accepts(self, name: str) -> bool:

@@ -195,7 +195,7 @@ class _TextReader:
 
 
 def parse_lines(lines: Iterable[str]) -> RasAnswer:
-    """Read lines of the text form, and pass over all others."""
+    """Read lines of the text form, and ignore all others."""
     reader = _TextReader()
     for line in lines:
         reader.take(line[:400].strip())

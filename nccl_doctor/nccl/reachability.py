@@ -212,7 +212,7 @@ class Peers:
 
     @cached_property
     def _cut_off(self) -> dict[str, list[str]]:
-        """By address, the hosts whose kernel knows no way to it."""
+        """Hosts without a route to an address, by address."""
         return grouped((address, name) for name, one in self._by_host.items() for address in one.unreachable)
 
     @cached_property

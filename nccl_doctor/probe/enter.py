@@ -52,7 +52,7 @@ def main(pid: str, program: "list[str]") -> int:
 
 
 def enter(place: str) -> None:
-    """Take the process's namespaces, root and bounding set; what is open of it is opened first."""
+    """Join the namespaces, root and bounding set of a process; its files in /proc are opened first."""
     with open(place + "status") as file:
         status = dict(line.split(":\t", 1) for line in file if ":\t" in line)
     with open("/proc/sys/kernel/cap_last_cap") as file:

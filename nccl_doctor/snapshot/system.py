@@ -181,7 +181,7 @@ class TrainingJob(Observed):
 
 
 class GpuProcess(Observed):
-    """A process that holds memory of a GPU, as nvidia-smi tells."""
+    """A process with GPU memory, from nvidia-smi."""
 
     pid: Pid
     gpu: Count | None  # the GPU's index

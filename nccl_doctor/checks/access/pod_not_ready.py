@@ -23,7 +23,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD107", severity=Severity.ERROR, explains=FOLLOWS, scope="kube")
 def pod_not_ready(view: View) -> Findings:
-    """Yield findings for pods that miss, and for those called not ready."""
+    """Yield findings for missing pods, and for pods reported as not ready."""
     yield from of_engine(view, "pod-not-ready")
     pods = view.kube.pods
     reached = [host.name for host in view.snapshot.reached if host.name in pods]

@@ -45,7 +45,7 @@ def _state(view: View, found: Hindered) -> tuple[str, str, bool]:
 
 
 def _unused(view: View, group: list[Hindered]) -> Finding:
-    """Return the finding for hosts that take another way since their interface is down."""
+    """Return the finding for hosts that use another route because their interface is down."""
     name, network, is_off = _state(view, group[0])
     hosts = tuple(one.host for one in group)
     ways = [(one.host, fault.way) for one in group for fault in one.route_faults]

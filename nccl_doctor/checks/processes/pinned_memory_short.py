@@ -35,7 +35,7 @@ REMEDY = Fix(
 
 @check("NCD608", severity=Severity.INFO, needs=("limits", "rdma"), explains=(PINNING,), row="limits")
 def pinned_memory_short(view: View) -> Findings:
-    """Yield one finding an amount, folded over hosts; a warning on GB10."""
+    """Yield one finding per amount, folded over hosts; a warning on GB10."""
     sides = view.nccl.rdma.sides
     short = ((one, host.name) for host, its in view.facts if (one := _unpinnable(its, sides.get(host.name))))
     for (total, free, shared), hosts in grouped(short).items():

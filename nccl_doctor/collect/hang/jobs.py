@@ -99,7 +99,7 @@ def _numbers(hosts: dict[str, list[JobRank]]) -> set[int]:
 
 
 def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[HangingJob, str, JobRank]]:
-    """Yield the ranks of jobs of the same user that lack others, with numbers that the chosen one lacks."""
+    """Yield ranks of incomplete jobs of the same user whose numbers the chosen job lacks."""
     there = _numbers(jobs[chosen])
     for job, hosts in jobs.items():
         numbers, alike = _numbers(hosts), (job.user, job.contained) == (chosen.user, chosen.contained)

@@ -155,7 +155,7 @@ class Reader:
 
 
 def serve() -> None:
-    """Answer documents on standard input until it ends: in a process of its own alone, which it binds."""
+    """Answer documents on standard input until it ends; only for a separate process, which it limits."""
     from resource import RLIMIT_AS, RLIMIT_CORE
 
     _bind(RLIMIT_AS, MEMORY)

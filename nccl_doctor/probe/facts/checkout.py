@@ -1,4 +1,4 @@
-"""A Git checkout by its own files: the commit, the index, and the tracked files that are not as the index has them.
+"""State of a Git checkout, read from its files: the commit, the index, and modified tracked files.
 
 git itself is never run: its configuration names programs (filters, monitors, hooks), and whoever may write a word of
 it would have them run by whoever looks. Formats: gitrepository-layout(5), gitformat-index(5), Git 2.47.

@@ -196,7 +196,7 @@ def _iptables(root: Root, hidden: bool) -> list[dict[str, Any]]:
 
 
 def _program(root: Root, family: str, backend: str) -> str | None:
-    """Return the iptables of a back end: by its own name, or the plain one where it is of that kind."""
+    """Return the iptables program of a back end: its own name, or plain iptables if it uses that back end."""
     plain = family + "tables"
     named = "%s-%s" % (plain, backend)
     if find(named + "-save"):

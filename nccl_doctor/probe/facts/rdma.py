@@ -169,7 +169,7 @@ def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: i
 
 
 def _line(path: str) -> str:
-    """Return a short file's text, in a third of :func:`read`'s time: a device has hundreds of GIDs."""
+    """Return a short file's text three times as fast as :func:`read`: a device has hundreds of GIDs."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -168,7 +168,7 @@ def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
 
 
 def unnumbered(table: Table) -> list[dict[str, Any]]:
-    """Return snapshot.StoreClient of each process that may be a rank, though no variable of it says so."""
+    """Return snapshot.StoreClient of each process that may be a rank without variables that say so."""
     known = {pid for pid in table.procs if _numbers(table.environ(pid))} | _ours(table)
     may = [
         pid

@@ -188,7 +188,7 @@ def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[
 
 
 def _servers(pid: int, prefix: str) -> Iterator[str]:
-    """Yield paths of unix sockets that the process itself listens on, and that begin so."""
+    """Yield paths with this prefix of unix sockets on which the process itself listens."""
     own = set(inodes_of(pid))
     for line in (read(f"/proc/{pid}/net/unix") or "").splitlines()[1:]:
         fields = line.split(None, 7)

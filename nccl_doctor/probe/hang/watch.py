@@ -160,7 +160,7 @@ def _safe(version: str) -> bool:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the three numbers of a version; none where it is not of that form."""
+    """Return the three numbers of a version; empty if it has another form."""
     parts = version.split(".")
     return tuple(map(int, parts)) if len(parts) == 3 and all(part.isdigit() for part in parts) else ()
 

@@ -33,7 +33,7 @@ def rate_matrices(report: Report) -> list[View]:
 
 
 def _rail(rate: RateReport, report: Report) -> str:
-    """Return the interface by which it was sent, where that is no host's only one."""
+    """Return the interface of a rate, unless every host has only one."""
     own = {one.interface for one in report.rates or () if one.src == rate.src}
     return rate.interface if len(own) > 1 else ""
 

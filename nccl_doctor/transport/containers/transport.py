@@ -99,7 +99,7 @@ class Entry(NamedTuple):
 
 
 def problem(entry: Entry) -> Problem:
-    """Name what kept the command out."""
+    """Return why the command did not run in the container."""
     enters, text = re.escape(program(entry.options)), "\n".join(entry.output)
     absent = rf"(?:^|[\s:]){enters}: (?:command )?not found|command not found: {enters}|unknown command:? \W*{enters}"
     if re.search(absent, text, re.IGNORECASE | re.MULTILINE):

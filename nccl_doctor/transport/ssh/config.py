@@ -74,7 +74,7 @@ class NoAccountError(Exception):
 
 
 def exists(config: Path | None) -> bool:
-    """Return whether there is any configuration to ask about; without it, the program's defaults are ours."""
+    """Return whether there is an ssh configuration; without it, ssh's defaults apply."""
     return any(path.exists() for path in ([config] if config else [expand("~/.ssh/config"), SYSTEM_CONFIG]))
 
 

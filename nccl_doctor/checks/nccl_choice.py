@@ -63,7 +63,7 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
 
 
 def _idle_peers(view: View, group: list[Fault]) -> tuple[str, ...]:
-    """Return the hosts whose own interface is down, where no others miss these; else none."""
+    """Return the hosts whose own interface is down, if no other host fails to reach them; else none."""
     nccl = view.nccl
     standings = [nccl.bootstrap[fault.host] for fault in group if fault.host in nccl.bootstrap]
     lost = {one.source for each in standings for one in each.verdicts if one.answer is Reachable.NO}

@@ -331,7 +331,7 @@ def apply(made: Mapping[str, object]) -> Line | None:
 def ending(
     cluster: Cluster, node: Node, process: TrainingJob | Process, port: int | None = None
 ) -> tuple[Command, ...]:
-    """Return the line that ends a process, no later one, with its job."""
+    """Return the command that ends a process, identified by its start time, with its job."""
     named = [] if port is None else [port]
     what = line("{*port} --pid {pid}@{ticks} --kill --yes", port=named, pid=process.pid, ticks=process.ticks or 0)
     return fix_port(cluster, node, what)

@@ -106,7 +106,7 @@ def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
 
 
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
-    """Write hosts without and with a diagnosis from ``least`` on, a name a line; None: reached or not."""
+    """Write passed and failed hosts, one name per line: by diagnoses from ``least`` on; None: by reachability."""
     at_fault = {host.name for host in report.hosts if not host.reached}
     for diagnosis in report.diagnoses:
         if least is not None and diagnosis.severity.rank >= least.rank:

@@ -262,7 +262,7 @@ def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
 
 
 def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...], str | None]:
-    """Type a list item by item, since any local user can have an odd item stand in it.
+    """Validate a list item by item, since any local user can put an invalid item into it.
 
     Returns:
         The items that fit, and how many don't, with the reason of the first; None where all do.

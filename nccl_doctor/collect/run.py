@@ -288,7 +288,7 @@ class Run:
         self._transport.close()
 
     def snapshot(self) -> Snapshot:
-        """Return all that was seen up to now."""
+        """Return the snapshot so far."""
         hosts = tuple(
             Host(node=node, facts=self._facts.get(node.name), failure=self._failures.get(node.name))
             for node in self._cluster.nodes

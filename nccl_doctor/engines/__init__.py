@@ -1,4 +1,4 @@
-"""The addresses that vLLM, SGLang, Ray and the like tell their peers on a host. Pure."""
+"""Addresses that vLLM, SGLang, Ray and other engines advertise on a host. Pure functions."""
 
 ENGINES = ("vllm", "sglang", "ray", "deepspeed", "accelerate")
 """Programs that hosts may be for (``--engine``)."""

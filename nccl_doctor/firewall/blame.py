@@ -151,7 +151,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
 def _in_the_way(
     way: Path, port: int, dialler: Ruleset, listener: Ruleset
 ) -> tuple[list[Objection], tuple[Objection, ...]]:
-    """Return all that stops a connection, and what may still stop it once that is opened."""
+    """Return everything that blocks a connection, and what may still block it after that is opened."""
     stopping: list[Objection] = []
     while True:
         found = handshake(way.syn_to(port), way.ends, dialler, listener)

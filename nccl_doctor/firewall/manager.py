@@ -1,4 +1,4 @@
-"""Managers of rules, and a rule in the words of its manager: whoever wrote it would write over what another changes.
+"""Managers of firewall rules, and rules in the syntax of their manager, which would overwrite other changes.
 
 firewalld's direct rules: iptables rules that it keeps and loads, in the words in which somebody gave them to it.
 """

@@ -14,7 +14,7 @@ Json = Any
 
 
 class Absent:
-    """The packet has no such field: the rule does not match."""
+    """Raised if the packet has no such field, so that the rule does not match."""
 
 
 class Unsure:

@@ -76,7 +76,7 @@ class Waiting:
 
     @property
     def line(self) -> str:
-        """How it was started."""
+        """Settings with which it was started."""
         options = [f"--{name} {value}" for name, value in self.starter.asked.items()]
         return " ".join([f"{self.host}: {self.program} (pid {self.starter.pid})", *options])
 

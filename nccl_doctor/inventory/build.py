@@ -268,7 +268,7 @@ class ThisMachine:
     addresses: frozenset[str]
 
     def answers_to(self, named: str) -> str | None:
-        """Return why this is the machine meant, in a phrase, without any look-up."""
+        """Return why a name means this machine, as a phrase, without a DNS query."""
         text = canonical(named)
         if text == "localhost" or is_loopback(text):
             return "a loopback address is this machine"

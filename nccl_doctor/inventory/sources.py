@@ -114,7 +114,7 @@ class HostSource(Protocol):
         """Reason why ``--user`` and ``--port`` have no effect on these hosts; else empty."""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """Find them, ``where`` choosing among them, or raise UsageError."""
+        """Find the hosts, with ``where`` selecting among them, or raise UsageError."""
 
 
 MAX_BYTES = 1 << 20  # A line a host for 65,536 hosts fits in; more is some other file

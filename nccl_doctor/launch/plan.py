@@ -93,12 +93,12 @@ class LaunchPlan:
 
     @property
     def digest(self) -> str:
-        """Tells this job from others, alike for everyone who starts it."""
+        """Identifier of the job, the same for everyone who starts it."""
         return hashlib.sha256(repr((self.cluster.nodes, self.script)).encode()).hexdigest()[:8]
 
     @property
     def name(self) -> str:
-        """After its script, as file names may be: "train" for src/train.py."""
+        """Name of the job after its script, valid in file names: "train" for src/train.py."""
         script = next((word for word in self.script if not word.startswith("-")), "")
         return re.sub(r"[^A-Za-z0-9_-]", "_", script.rpartition("/")[2].partition(".")[0]) or "train"
 

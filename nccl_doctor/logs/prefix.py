@@ -293,7 +293,7 @@ def width(sample: bytes) -> int | None:
 
 
 def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
-    """Return the block with lines of ``cut_at`` characters joined to their continuations by ``glue``."""
+    """Return the block, with lines of ``cut_at`` characters joined to their continuations by ``glue``."""
     lines = [line.rstrip(b"\r") for line in block.split(b"\n")]
     cut = (len(line) == cut_at for line in (b"", *lines))
     return _glued([(line, after and not _BEGINS.match(line)) for line, after in zip(lines, cut, strict=False)], glue)

@@ -1,4 +1,4 @@
-"""Rules: a wording, the diagnosis that it speaks for, and how much it weighs.
+"""Rules: a pattern, its diagnosis, and its weight.
 
 Below them, wordings that code asks for by name, that several diagnoses share, or that look like faults and are none. A
 hang has no error line: where a run stood shows it. NCCL: src/init.cc and src/bootstrap.cc; its sockets:

@@ -54,7 +54,7 @@ def command_way(node: Node) -> str:
 
 
 def place_of(node: Node) -> str:
-    """Return the words for where on its machine a node's commands run; empty for the machine itself."""
+    """Return a phrase for the place where a node's commands run; empty for the machine itself."""
     return next((place for engine in engines_of(node) if (place := engine.place(node))), "")
 
 

@@ -74,7 +74,7 @@ class ClusterNccl:
 
     @cached_property
     def interfaces(self) -> dict[str, NcclInterface]:
-        """By host the interface that NCCL uses, where it uses one."""
+        """Interface that NCCL uses on each host, if any."""
         return {name: side.interface for name, side in self.by_host.items() if side.interface is not None}
 
     @property

@@ -68,7 +68,7 @@ def is_usable(gid: RdmaGid | None) -> bool:
 
 
 def roce_version(gid: RdmaGid | None) -> int:
-    """2 or 1; -1 where the kernel doesn't tell."""
+    """Return the RoCE version, 2 or 1; -1 if the kernel does not report it."""
     kind = gid.type if gid is not None else None
     return 2 if kind == "RoCE v2" else 1 if kind == "IB/RoCE v1" else -1
 

@@ -16,7 +16,7 @@ NOT_FOUND = 6  # nvidia-smi's exit status with those words (nvidia-smi(1), "RETU
 
 
 def list_gpus(deadline: float) -> list[dict[str, Any]]:
-    """Return snapshot.Gpu of each; none where nothing of NVIDIA's is there at all."""
+    """Return snapshot.Gpu of each GPU; empty without NVIDIA's driver and tools."""
     try:
         return parse_gpus(query("gpu", FIELDS, deadline))
     except ValueError as error:

@@ -209,7 +209,7 @@ class Table:
         return self._uids[pid]
 
     def status(self, pid: int, name: str) -> str | None:
-        """Return a value of its status file (proc_pid_status(5)); None where it is gone."""
+        """Return a value of a process's status file (proc_pid_status(5)); None if it has exited."""
         lines = self.text(pid, "status").splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith(name + ":")), None)
 
@@ -315,7 +315,7 @@ def surroundings(pid: int, table: Table) -> tuple[str | None, ...]:
 
 
 def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
-    """Return processes of other network namespaces in which the port is taken, one a namespace."""
+    """Return processes of other network namespaces in which the port is busy, one per namespace."""
     seen = {table.link(os.getpid(), "ns/net"), None}
     found: list[dict[str, object]] = []
     for pid in sorted(table.procs):

@@ -25,7 +25,7 @@ class AccessFacts(Words):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """True for a deadline, which a machine that had too much to do may miss, this one above all."""
+        """True for a deadline, which a busy machine may miss."""
         return bool(getattr(self, "late", False))
 
 

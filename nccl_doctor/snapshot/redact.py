@@ -1,4 +1,4 @@
-"""Takes out of a snapshot what should not travel with a bug report, and says what that was.
+"""Removal of private data from a snapshot for a bug report, with a record of what was removed.
 
 User names become "user1", "user2", …; values of variables stay only where their names are on an allow-list; of command
 lines the program, the script and the names of options stay, and values of torchrun's own options. What a check needs

@@ -1,4 +1,4 @@
-"""This machine: files written whole or not at all, what is made once for all threads, and what it lets us have."""
+"""Services of this machine: atomic writes, caches shared by threads, and resource limits."""
 
 from __future__ import annotations
 

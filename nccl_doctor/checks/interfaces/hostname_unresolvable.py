@@ -76,7 +76,7 @@ def hostname_unresolvable(view: View) -> Findings:
 
 
 def _is_lost(answer: tuple[str, Resolution | None]) -> bool:
-    """Return whether a host does surely not find the name."""
+    """Return whether a host certainly can't resolve the name."""
     return answer[1] is not None and not answer[1].addresses
 
 

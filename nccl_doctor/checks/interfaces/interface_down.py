@@ -26,7 +26,7 @@ MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
 
 @check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=(*MISSED, *MISLED, CONNECTIONS))
 def interface_down(view: View) -> Findings:
-    """Yield a finding where what the variable lets through, or what peers are reached by, is not running."""
+    """Yield a finding if an interface that the variable selects, or that leads to peers, is not running."""
     named: set[str] = set()
     for found in findings(view, Kind.DOWN):
         if isinstance(found, Finding):

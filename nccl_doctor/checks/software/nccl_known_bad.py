@@ -64,7 +64,7 @@ def nccl_known_bad(view: View) -> Findings:
 
 
 def _matching(host: Host, facts: HostFacts, size: int) -> Iterator[tuple[int, str, str]]:
-    """Yield the numbers of the rows that a host meets, with its version of NCCL and what of it the row is about."""
+    """Yield the numbers of the rows that apply to a host, with its NCCL version and the affected hardware."""
     version, torch = nccl_version(facts), known(facts.torch)
     gpus = visible_gpus(host.node, facts)
     if version is None or not gpus or torch is None or torch.cuda is None:

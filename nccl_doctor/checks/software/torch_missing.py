@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=(STARTING,))
 def torch_missing(view: View) -> Findings:
-    """Yield one finding an interpreter that lacks torch, folded over its hosts."""
+    """Yield one finding per interpreter that lacks torch, folded over its hosts."""
     present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)
     lacking = view.hosts_by(lambda facts: None if known(facts.torch) else known(facts.python).executable)
     for executable, hosts in lacking.items():

@@ -200,7 +200,7 @@ def _renamed(code: CodeType, name: str) -> CodeType:
 
 
 def login_mark(nonce: str) -> str:
-    """Return the word of the login shell when it has come to our line: its start-up files are through."""
+    """Return the line that the login shell prints after its start-up files."""
     return f"ncdoctor-{nonce[::-1][:16]}"
 
 

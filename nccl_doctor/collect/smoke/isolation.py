@@ -28,7 +28,7 @@ Attempt = Callable[[Sequence[Group]], Sequence[bool]]
 
 
 class NoTimeError(Exception):
-    """There is no time for another round."""
+    """Raised if there is no time for another round."""
 
 
 def bisect(hosts: Group, attempt: Attempt) -> IsolationReport:

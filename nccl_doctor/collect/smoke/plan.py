@@ -76,7 +76,7 @@ class Plan:
 
 
 def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: int) -> dict[str, Any]:
-    """Return the ranks of the host at this place, and the variables that torchrun would give to each."""
+    """Return the ranks of a host, and the variables that torchrun would set for each."""
     variables = {
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),

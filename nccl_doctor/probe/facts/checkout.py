@@ -250,7 +250,7 @@ def beneath(root: int, path: str) -> int:
 
 
 def blocks(place: int, deadline: float) -> Iterator[bytes]:
-    """Yield what a regular file holds, by an O_PATH descriptor of it."""
+    """Yield the contents of a regular file, through its O_PATH descriptor."""
     number = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC)
     try:
         while True:

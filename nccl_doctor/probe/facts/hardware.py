@@ -200,7 +200,7 @@ fact("gpus", slow=True)(gpus.list_gpus)
 
 @fact("gpu_health", slow=True)
 def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
-    """Return snapshot.GpuHealth of each GPU; none where nothing of NVIDIA's is there."""
+    """Return snapshot.GpuHealth of each GPU; empty without NVIDIA's driver and tools."""
     fields = list(HEALTH_FIELDS)
     while True:
         try:
@@ -221,7 +221,7 @@ def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
 
 
 def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the rows of the query; a line that is no row is passed over, as is a value not understood."""
+    """Return the rows of the query; invalid lines and values are ignored."""
     found = []
     for row in (dict(zip(fields, (part.strip() for part in line.split(",")))) for line in text.splitlines()):
         errors, fabric = row.get("ecc.errors.uncorrected.volatile.total", ""), row.get("fabric.state", "")

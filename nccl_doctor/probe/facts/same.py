@@ -79,7 +79,7 @@ def _as_user(uid: int, path: str, deadline: float) -> dict[str, Any]:
 
 
 def resolve(path: str) -> tuple[int, set[int]]:
-    """Open a path step by step, itself and its links resolved, without opening what it leads to for reading.
+    """Open a path step by step with O_PATH, resolving links, without opening its target for reading.
 
     Returns:
         An O_PATH descriptor, and the owners of every folder and link on the way and of the end: those who choose.

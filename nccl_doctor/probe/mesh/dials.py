@@ -282,7 +282,7 @@ def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | O
 
 
 def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
-    """Return the places; a failure counts where there were files to open before it and after it."""
+    """Return the addresses; a failure counts only if file descriptors were free before and after it."""
     while True:
         spare = _may_open(SPARE)
         try:

@@ -360,7 +360,7 @@ def try_all(targets: list[tuple[str, int]], deadline_s: float) -> list[dict[str,
 
 
 def _push(pushes: list[Push], deadline: float) -> None:
-    """Take all to their results."""
+    """Run all transfers until each has its result."""
     sent: list[Push] = []
     step = LEAST_STEP_S
     with selectors.PollSelector() as selector:

@@ -212,7 +212,7 @@ def _cpus(stat: str) -> list[tuple[int, int, int]]:
 
 
 def _shares(first: tuple[tuple[int, int, int], ...], last: tuple[tuple[int, int, int], ...]) -> tuple[float, float]:
-    """Return the part of its time that the busiest CPU spent on interrupts, and that the most robbed one lost."""
+    """Return the largest share of time of a CPU in interrupts, and the largest share stolen by a hypervisor."""
     interrupts, stolen = [0.0], [0.0]
     for before, after in zip(first, last):
         ticks = after[2] - before[2]

@@ -173,7 +173,7 @@ class Bench:
         return seconds
 
     def slowest(self, *numbers: float) -> list[float]:
-        """Return the largest of each number over all ranks, so that all decide alike."""
+        """Return the maximum of each number over all ranks, so that all ranks decide alike."""
         values = self.torch.tensor(numbers, dtype=self.torch.float64, device=self.device)
         self.dist.all_reduce(values, op=self.dist.ReduceOp.MAX)
         return [float(value) for value in values]

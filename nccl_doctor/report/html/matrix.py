@@ -190,7 +190,7 @@ def _causes(report: Report) -> Callable[[str, str], str]:
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """Return the test for dialled pairs; of a sample, by the ranks' distance."""
+    """Return the predicate for tested pairs; in a sample, by the distance of the ranks."""
     sample = mesh.sample
     if sample is None:
         return lambda src, dst: src is not dst

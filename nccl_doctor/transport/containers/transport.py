@@ -138,7 +138,7 @@ def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
 
 
 def _problem_of(failure: AnyAccessFailure) -> object:
-    """Name what the runtime's words say, as :func:`problem`; None for a failure before them."""
+    """Return the problem in the runtime's output, as :func:`problem`; None for an earlier failure."""
     return (failure.facts.model_extra or {}).get("problem") if isinstance(failure, EngineFailure) else None
 
 

@@ -34,7 +34,7 @@ PLAIN_TYPES = frozenset(  # Keys that are neither certificates nor in hardware
 
 @dataclass(frozen=True)
 class Identity:
-    """A key, and how to call it: where it is from, its type and fingerprint."""
+    """A key with its description: source, type and fingerprint."""
 
     key: paramiko.PKey
     source: str

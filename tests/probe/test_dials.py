@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from nccl_doctor.probe.mesh import mesh
 from nccl_doctor.probe.mesh.dials import FULL, Dial, Place, Round, dial_all
 from nccl_doctor.probe.mesh.mesh import MeshEnd, dial
 from tests.patience import LONG_S, joined
@@ -150,3 +151,25 @@ def test_an_end_that_never_dialled_closes() -> None:
         end = MeshEnd(NONCE.decode())
         end.listen([])
         end.close()
+
+
+def test_a_port_on_which_another_probe_listens_first_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both bind it with SO_REUSEADDR; whoever comes second to listen(2) takes the next."""
+    bound_to, others = mesh._bound_to, []
+
+    def bound_twice(family: int, place: object) -> socket.socket:
+        mine = bound_to(family, place)
+        if not others:
+            others.append(bound_to(socket.AF_INET, ("127.0.0.1", mine.getsockname()[1])))
+            others[0].listen()
+        return mine
+
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as free:
+        first = free.getsockname()[1]
+    monkeypatch.setattr(mesh, "_bound_to", bound_twice)
+    end = MeshEnd("nonce")
+    opened = end.listen([{"address": "127.0.0.1", "port": first, "step": 1, "tries": 20}])
+    end.close()
+    others[0].close()
+    assert opened["errors"] == {}
+    assert opened["ports"][0] > first

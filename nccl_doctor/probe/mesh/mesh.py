@@ -76,11 +76,9 @@ class MeshEnd:
         errors: dict[str, str] = {}
         for index, wanted in enumerate(sockets):
             try:
-                sock = _bound_near(wanted)
+                sock = _open_near(wanted)
                 self._listening.append(sock)
-                if not wanted.get("mute"):  # where nobody listens, the kernel refuses every connection
-                    sock.setblocking(False)
-                    sock.listen(BACKLOG)
+                if not wanted.get("mute"):  # where no process listens, the kernel refuses every connection
                     self._selector.register(sock, selectors.EVENT_READ, self._accept)
                 ports.append(int(sock.getsockname()[1]))
             except OSError as error:
@@ -223,15 +221,27 @@ def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = Non
     return {"connected": len(results) - len(failed), "failed": failed, "trips": told}
 
 
-def _bound_near(wanted: dict[str, Any]) -> socket.socket:
-    """Return a bound socket on the wanted port, or on the nearest free one that the request allows."""
+def _open_near(wanted: dict[str, Any]) -> socket.socket:
+    """Return a socket that listens on the wanted port, or on the nearest free one that the request allows.
+
+    With SO_REUSEADDR two sockets that do not listen yet may bind one port: the second listen(2) fails, as between the
+    probes of a machine that is listed twice. A "mute" one is bound only.
+    """
     port = wanted["port"]
     for left in range(wanted["tries"], 0, -1):
+        sock = None
         try:
-            return _bound(wanted["address"], port)
+            sock = _bound(wanted["address"], port)
+            if not wanted.get("mute"):
+                sock.setblocking(False)
+                sock.listen(BACKLOG)
         except OSError as error:
+            if sock is not None:
+                sock.close()
             if left == 1 or error.errno != errno.EADDRINUSE:
                 raise
+        else:
+            return sock
         port += wanted["step"]
     raise ValueError("no tries were allowed")
 

@@ -155,7 +155,8 @@ def test_an_end_that_never_dialled_closes() -> None:
 
 def test_a_port_on_which_another_probe_listens_first_is_left_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both bind it with SO_REUSEADDR; whoever comes second to listen(2) takes the next."""
-    bound_to, others = mesh._bound_to, []
+    bound_to = mesh._bound_to
+    others: list[socket.socket] = []
 
     def bound_twice(family: int, place: object) -> socket.socket:
         mine = bound_to(family, place)

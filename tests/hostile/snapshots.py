@@ -81,6 +81,7 @@ PROGRAMS = {
     r"|(VLLM_HOST_IP|SGLANG_HOST_IP|VLLM_NIXL_SIDE_CHANNEL_HOST|MOONCAKE_LOCAL_HOSTNAME)=[0-9a-f.:]+",
     "ray": r"start (--head --node-ip-address=[0-9a-f.:]+ --port=6379|--address=\S+:6379 --node-ip-address=[0-9a-f.:]+)",
     "eval": r"",
+    "df": r"-[hi] -- /[\w./+-]*",
     "ssh-agent": r"-s",
     "ssh-add": r"[^-].*",
     "ssh-copy-id": r"-p \d+ -i \S.* \S+@\S+",

@@ -14,17 +14,21 @@ room; write checkpoints elsewhere, keep fewer of them.
 References: errno(3), ENOSPC and EDQUOT; caffe2/serialize/inline_container.cc; statvfs(3).
 """
 
-from nccl_doctor.checks.view import Findings, View, check, on_each
+import re
+
+from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
 
 MIB = 1 << 20
 LEAST_BYTES = 64 * MIB
 LEAST_FILES = 100
+_PLAIN = re.compile(r"/[\w./+-]{0,200}", re.ASCII)
+"""Paths that are shown and pasted; of another one a host is called by its variable."""
 
 
 @check(
@@ -48,16 +52,17 @@ def disk_full(view: View) -> Findings:
         hosts, least = tuple(free), min(free.values())
         room = f"{least // MIB} MiB" if by_size else f"room for {least} files"
         at_most = "" if len(set(free.values())) == 1 else "as little as "
-        df = line("df -h {path}", path=path) if by_size else line("df -i {path}", path=path)
+        plain = _PLAIN.fullmatch(path) is not None
+        where = f"{path if plain else 'The folder in TMPDIR'} on {fold(hosts)}"
+        look = " The full file system:" if plain else ""
+        df = line("df -h -- {path}", path=path) if by_size else line("df -i -- {path}", path=path)
         yield Finding(
             hosts=hosts,
-            message=f"{path} on {fold(hosts)} has {at_most}{room} left: writes of torch, Ray or data loaders there "
-            "will fail.",
+            message=f"{where} has {at_most}{room} left: writes of torch, Ray or data loaders there will fail.",
             facts={"path": path, "free_bytes" if by_size else "free_files": least},
-            fix=Fix(
-                summary="Remove old files there, or set TMPDIR to a folder with room. The file system that is full:",
-                commands=on_each(hosts, df),
-                risk="safe",
+            fix=pasted(
+                f"Remove old files there, or set TMPDIR to a folder with room.{look}",
+                on_each(hosts, df) if plain else (),
             ),
         )
 

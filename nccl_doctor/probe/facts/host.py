@@ -116,7 +116,7 @@ def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
     for path in dict.fromkeys((os.environ.get("TMPDIR") or folders[0], *folders)):
         try:
             room = os.statvfs(path)
-        except OSError:
+        except FileNotFoundError:
             continue
         free_files = room.f_favail if room.f_files else None  # btrfs counts none
         found.append({"path": path, "free_bytes": room.f_frsize * room.f_bavail, "free_files": free_files})

@@ -1,7 +1,8 @@
 """Words that ``scripts/check`` refuses in names and docstrings: ``python scripts/check_words.py [PATH…]``.
 
 In names of functions, classes, parameters and attributes: participles and pronouns, which don't say what a thing is.
-In docstrings' first lines: openings that are not a verb in the imperative or a noun phrase. Local variables are free.
+In docstrings' first lines, those of fields and constants included: openings that are not a verb in the imperative or a
+noun phrase. Local variables are free.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ SCHEMA = json.loads((ROOT.parent / "tests" / "report" / "schema.json").read_text
 PUBLISHED = frozenset(SCHEMA["$defs"])
 """Classes whose docstrings are the descriptions of the JSON's schema, which is a promise."""
 OPENINGS = ("What", "Why", "Where", "Whether", "Whom", "Who", "Which", "Of", "One", "All that", "The words", "The same")
+OPENINGS_OF_FIELDS = (*OPENINGS, "How", "By", "So", "As", "From here", "Less than", "More than", "None", "Whose")
 
 
 def faults(path: Path, text: str) -> Iterator[str]:
@@ -31,6 +33,11 @@ def faults(path: Path, text: str) -> Iterator[str]:
             words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().split("_")
             for word in WORDS.intersection(words):
                 yield f"{path}:{line}: {name}: a name says what a thing is or does; not “{word}”"
+        if isinstance(node, ast.Module | ast.ClassDef):
+            for docstring in _docstrings_of_fields(node):
+                refused = [words for words in OPENINGS_OF_FIELDS if docstring.value.startswith(f"{words} ")]
+                if refused:
+                    yield f"{path}:{docstring.lineno}: a field's docstring names what it holds; not “{refused[0]} …”"
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             opening = " ".join((ast.get_docstring(node) or "").split(maxsplit=2)[:2])
             refused = [words for words in OPENINGS if f"{opening} ".startswith(f"{words} ")]
@@ -39,8 +46,17 @@ def faults(path: Path, text: str) -> Iterator[str]:
                 yield f"{path}:{line}: a docstring says what is returned or done; not “{refused[0]} …”"
 
 
+def _docstrings_of_fields(node: ast.Module | ast.ClassDef) -> Iterator[ast.Constant]:
+    """Yield the strings that stand behind assignments in a module or class."""
+    for assignment, after in zip(node.body, node.body[1:], strict=False):
+        if isinstance(assignment, ast.Assign | ast.AnnAssign) and isinstance(after, ast.Expr):
+            value = after.value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value
+
+
 def _is_for_users(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> bool:
-    """Tells whether a docstring is a page of ``explain``, a description in the JSON's schema, or a command's help."""
+    """Tell whether a docstring is a page of ``explain``, a description in the JSON's schema, or a command's help."""
     if isinstance(node, ast.Module):
         return "checks" in path.parts
     is_command = any(ast.unparse(decorator) == "flattened" for decorator in node.decorator_list)

@@ -15,13 +15,13 @@ from nccl_doctor.text.hostlist import fold, grouped, quoted
 from nccl_doctor.text.shell import line
 
 NEEDS = ("interfaces", "env", "config_files")
-"""Without these facts nobody can say what NCCL does on a host."""
+"""Facts without which NCCL's choice on a host is unknown."""
 
 EXPLAINS = ("port-unreachable", NCCL_CONNECTIONS)
-"""What follows where NCCL's addresses do not reach each other."""
+"""The effects of addresses that can't reach each other."""
 
 MISLED = ("route-missing", *EXPLAINS)
-"""What follows where NCCL's choice is at fault for that."""
+"""The effects where NCCL's choice is the reason for that."""
 
 OTHERWISE = (
     "No single interface name was found by which all hosts provably reach each other: look at the addresses and routes "

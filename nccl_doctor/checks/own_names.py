@@ -26,10 +26,10 @@ CHANCE = (
     "gloo still works, because the side with the lower address dials; it fails with a second such host, or in "
     "192.168.0.0/16"
 )
-"""Of a loopback address that nobody dials."""
+"""Consequence of a name that resolves to a loopback address, where gloo may still work."""
 
 ENOUGH = 128
-"""Hosts, spread over a larger cluster, with which it is tried whether gloo connects."""
+"""The number of hosts, spread over a larger cluster, with which gloo's connections are tried."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class OwnName:
 
 
 _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = WeakKeyDictionary()
-"""By what is derived of a snapshot, and by hosts: three checks ask the same."""
+"""Results by what is derived of a snapshot and by hosts; three checks ask for the same one."""
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:

@@ -42,17 +42,17 @@ class SlowLink:
 
     @property
     def gbps(self) -> float:
-        """The usual one of its rates."""
+        """The usual one of the rates of a host."""
         return median(rate.gbps for rate in self.rates)
 
     @property
     def share(self) -> float:
-        """Its rate as a part of the usual one."""
+        """The host's rate as a share of the usual one."""
         return self.gbps / self.usual if self.usual else 1.0
 
     @property
     def is_lossy(self) -> bool:
-        """True where it is no slower than others, and loses packets."""
+        """True for a host that is no slower than others, and loses packets."""
         return self.share >= SLOW
 
 
@@ -81,7 +81,7 @@ class Rail:
 
     @cached_property
     def usual_loss(self) -> float:
-        """The loss of most pairs."""
+        """The loss of a typical pair."""
         return median(rate.loss for rate in self.rates.values())
 
     @cached_property

@@ -57,20 +57,20 @@ class FailedDials:
 
     @cached_property
     def route_faults(self) -> dict[FailedDial, RouteFault]:
-        """By dial that no filter explains, what kernels do with its packets."""
+        """The kernel's answer for the packets of each failed dial that no filter explains."""
         mesh = self._snapshot.mesh
         return find_route_faults(self._snapshot, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) else {}
 
     @cached_property
     def policies(self) -> dict[FailedDial, tuple[PolicyBlame, ...]]:
-        """By dial that no packet filter explains, the NetworkPolicies that drop it."""
+        """The NetworkPolicies that drop each failed dial that no packet filter explains."""
         mesh = self._snapshot.mesh
         kube = self._snapshot.cluster.options(KubeFacts)
         return policy_blames(kube, self.firewall.unexplained(mesh)) if isinstance(mesh, Mesh) and kube.pods else {}
 
     @cached_property
     def unexplained(self) -> tuple[FailedDial, ...]:
-        """Those that no packet filter, no route and no NetworkPolicy explains."""
+        """Failed dials that no packet filter, route or NetworkPolicy explains."""
         mesh, explained = self._snapshot.mesh, self.route_faults.keys() | self.policies.keys()
         rest = self.firewall.unexplained(mesh) if isinstance(mesh, Mesh) else ()
         return tuple(dial for dial in rest if dial not in explained and dial.outcome != "intercepted")
@@ -81,7 +81,7 @@ class UnnamedDials(FailedDials):
 
     @cached_property
     def unexplained(self) -> tuple[FailedDial, ...]:
-        """Every one."""
+        """Every failed dial."""
         mesh = self._snapshot.mesh
         return mesh.failed if isinstance(mesh, Mesh) else ()
 
@@ -100,7 +100,7 @@ class Derived:
 
     @cached_property
     def kube(self) -> KubeFacts:
-        """The pods as the cluster's API tells of them; empty without any."""
+        """The pods in the cluster API's words; empty outside Kubernetes."""
         return self.snapshot.cluster.options(KubeFacts)
 
     @cached_property
@@ -133,7 +133,7 @@ class View:
 
     @property
     def kube(self) -> KubeFacts:
-        """The pods as the cluster's API tells of them; empty without any."""
+        """The pods in the cluster API's words; empty outside Kubernetes."""
         return self.derived.kube
 
     @property

@@ -227,7 +227,7 @@ _WORDS = (
     (re.compile(r"Input should be a valid integer.*"), "it has to be a whole number"),
     (re.compile(r"Input should be a valid number.*"), "it has to be a number"),
 )
-"""pydantic's sentences, by which typer refuses values, and ours."""
+"""pydantic's sentences, by which typer refuses values, and ours in their place."""
 
 
 def _in_words(message: str) -> str:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from nccl_doctor.model.register import Check
 
 Codes = set[str] | None
-"""Codes of the checks that run; None for all, which spares a command that waits for hosts the import of all checks."""
+"""Codes of the checks that run. None means all of them, and saves a command that only waits for hosts the import of all
+checks."""
 
 
 class _Options(Protocol):

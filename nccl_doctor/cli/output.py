@@ -34,7 +34,7 @@ Shown = TypeVar("Shown")
 
 
 SUFFIXES = {".html": "html", ".json": "json", ".xml": "junit", ".prom": "prometheus"}
-"""Endings of files by which people mean a form."""
+"""File extensions, and the form that each one means."""
 
 
 def form_of(command: str, form: str, file: Path | None) -> str:
@@ -58,7 +58,7 @@ class Out(NamedTuple):
 
     @property
     def colored(self) -> bool:
-        """True where stdout gets colour: asked for, or a terminal and not refused (no-color.org)."""
+        """True where output is coloured: by request, or on a terminal unless refused (no-color.org)."""
         if self.color != "auto":
             return self.color == "always"
         terminal = self.file is None and sys.stdout.isatty() and supports_ansi(os.environ)
@@ -66,7 +66,7 @@ class Out(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Cells of a line: the terminal's, 100 at most, and 80 elsewhere."""
+        """Width of a line in cells: the terminal's, 100 at most, and 80 elsewhere."""
         return min(shutil.get_terminal_size((80, 24)).columns, 100) if sys.stdout.isatty() else 80
 
     def hidden(self, document: Shown) -> Shown:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 AGAIN_S = 10.0  # how often a line tells a log that the phase goes on
 
 Decided = Callable[["Snapshot", "FailedDials | None"], "tuple[Phase, ...]"]
-"""The rows of the checklist that what was seen up to now decides."""
+"""The rows of the checklist that are decided by now."""
 
 
 class Silent:
@@ -202,7 +202,7 @@ class Wait:
 
     @property
     def _front(self) -> str:
-        """The stage of those that have come farthest."""
+        """The latest stage that any host has reached."""
         return max(self.stages.values(), key=STAGES.index)
 
     def _behind(self) -> list[str]:

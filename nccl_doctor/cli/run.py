@@ -41,12 +41,13 @@ from nccl_doctor.transport.base import Transport
 
 LEAST_TOTAL_S = 300.0  # what a run may take where nobody says
 BESIDE_SMOKE_S = 240.0
-"""What all else may need of that: connections, facts, dials, imports of torch (up to 120 s), groups that are tried."""
+"""Seconds for everything besides the all-reduce: connections, facts, dials, imports of torch (up to 120 s), groups that
+are tried."""
 
 
 PLACES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES",
           "GROUP_RANK")  # fmt: skip
-"""Variables of a rank's place, which the line's own judgement is about."""
+"""Variables with a rank's place in the job, which are judged with the launch line."""
 
 
 @dataclass(frozen=True)

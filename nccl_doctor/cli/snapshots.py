@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 << 20  # of a snapshot's file; that of 4,096 hosts has 22 MB
 MOST_VALUES, VALUE_BYTES = 6_000_000, 8
-"""Values of a snapshot, and how many bytes each has at least on average; of 4,096 hosts 900,000, each with 25."""
+"""Values of a snapshot, and the bytes that each takes at least on average; 4,096 hosts have 900,000 values of 25
+bytes."""
 MOST_CONTAINERS, CONTAINER_BYTES = 1_500_000, 24
-"""Lists and objects likewise; of 4,096 hosts 250,000, each with 65 where no blanks are between."""
+"""Lists and objects likewise; 4,096 hosts have 250,000 of 65 bytes without blanks."""
 FREE = 16_384  # so many of each are in any snapshot's rights, however small: they take a few megabytes
 DEEPEST = 32
 

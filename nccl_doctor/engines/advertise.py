@@ -234,7 +234,7 @@ STEPS: dict[str, tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...]] = {
     "mooncake": (((0,), (_by_metadata, *map(_variable, _STORES), _vllms_store, _else("localhost", "its default"))),),
     "ucx": (((0,), (_ucx,)),),
 }
-"""By program, its steps from a version on, oldest first."""
+"""Steps of each program from a version on, oldest first."""
 
 TITLES = {
     "vllm": "vLLM", "sglang": "SGLang", "ray": "Ray", "deepspeed": "DeepSpeed", "accelerate": "Accelerate",
@@ -242,7 +242,7 @@ TITLES = {
     "ucx": "UCX",
 }  # fmt: skip
 ALWAYS = ("vllm", "sglang", "ray", "gloo", "torchrun")
-"""Those of which every host is asked, installed or not."""
+"""Programs that every host is judged for, whether they are installed or not."""
 PACKAGES = {"mooncake": "mooncake_transfer_engine"}
 VARIABLES = {
     "vllm": ("VLLM_HOST_IP",),
@@ -251,7 +251,7 @@ VARIABLES = {
     "mooncake": (*_STORES[:2], "MC_TCP_BIND_ADDRESS"),
     "ucx": ("UCX_NET_DEVICES",),
 }
-"""Those that mean the program, where it is not known to be installed."""
+"""Variables that show that a program is meant, where it is not known to be installed."""
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ PORTS = {
         Ports(52365, 52365, "its agent's", "--dashboard-agent-listen-port"),
     ),
 }
-"""By engine: vLLM from 0.22 on (its NIXL's was 5557 before), SGLang 0.5, Ray 2."""
+"""Default ports by engine: vLLM from 0.22 on (NIXL's was 5557 before), SGLang 0.5, Ray 2."""
 
 
 def side_of(cluster: Cluster, host: Host) -> Side | Unknown:

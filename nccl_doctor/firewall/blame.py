@@ -27,7 +27,7 @@ from nccl_doctor.snapshot.surroundings import KubeFacts, Peer, PodFacts, Policy,
 from nccl_doctor.text.inet import network_of, numeric
 
 NOT_DIALLED = "not dialled"
-"""Error of a dial that was never made, for somebody holds the port; what the rules would do with it is judged."""
+"""Error of a dial that was never made because the port is in use; the rules for it are judged all the same."""
 
 
 @dataclass
@@ -72,12 +72,12 @@ class Blame:
 
     @property
     def verb(self) -> str:
-        """Its rules' deed: "drops", "rejects" or "redirects"."""
+        """The action of the rules: "drops", "rejects" or "redirects"."""
         return "redirects" if self.redirects else "rejects" if self.rejects else "drops"
 
     @property
     def manager(self) -> Manager:
-        """The program that manages the rule that the dials meet first."""
+        """The program that manages the first rule that stops the dials."""
         return manager_of(self.rules[0], self.facts)
 
 
@@ -272,7 +272,7 @@ class PolicyBlame:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names."""
+        """The names of these hosts."""
         return tuple(one.name for one in self.policies)
 
 

@@ -184,7 +184,7 @@ class Objection:
 
     @property
     def outcomes(self) -> frozenset[DialOutcome]:
-        """The ways in which a dial may fail that meets this.
+        """The results with which a dial to such rules may fail.
 
         A reject may always look like a drop: the kernel sends a host only so many ICMP errors a second
         (net.ipv4.icmp_ratelimit), and the error has to get past the rules of both hosts itself. And a SYN that is sent

@@ -21,7 +21,8 @@ from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 from nccl_doctor.text.inet import Network
 
 _SUFFIX = "_direct"
-"""Of the chains that hold them with firewalld's iptables back end; with its nftables one they stand in INPUT itself."""
+"""Suffix of the chains that hold direct rules with firewalld's iptables back end; with its nftables one they are in
+INPUT itself."""
 
 _SHORT = {
     "--protocol": "-p",
@@ -157,14 +158,14 @@ class Zone:
 
     @property
     def nets(self) -> Iterator[Network]:
-        """Sources that it takes by any interface, without MAC addresses and ipsets."""
+        """Source networks of the zone, by any interface, without MAC addresses and ipsets."""
         for source in self.settings.get("sources", "").split():
             with suppress(ValueError):
                 yield ip_network(source, strict=False)
 
     @property
     def refusals(self) -> tuple[str, ...]:
-        """Its rich rules that reject or drop."""
+        """Rich rules of the zone that reject or drop."""
         rules = self.settings.get("rich rules", "").splitlines()
         return tuple(rule for rule in rules if re.search(r"\b(reject|drop)\b", rule))
 

@@ -10,7 +10,7 @@ from typing import Any
 from nccl_doctor.firewall.rules import Journey, Packet, Span, Tri, every, some, within
 
 Json = Any
-"""A piece of a listing. Its shape is nft's, and looked at where it is used."""
+"""A piece of a listing in nft's own form, which is checked where it is used."""
 
 
 class Absent:
@@ -47,7 +47,7 @@ class Bits:
 
 Value = Span | str | bool | Bits | Absent | Unsure | list[Any]
 Sets = Callable[[str], list[Any]]
-"""The elements of a named set; raises KeyError for one that is not there."""
+"""A function that returns the elements of a named set, and raises KeyError for an unknown one."""
 
 
 def names(item: Json) -> list[str]:
@@ -113,10 +113,10 @@ def _equals(value: Value, item: Json) -> Tri:
 
 
 NUMBERS = {"tcp": 6, "ipv4": 2, "ipv6": 10, "ip": 0x0800, "ip6": 0x86DD}
-"""What nft prints for a protocol whose name it does not know: IPPROTO_*, NFPROTO_* and ETH_P_*."""
+"""Numbers that nft prints for a protocol whose name it does not know: IPPROTO_*, NFPROTO_* and ETH_P_*."""
 
 _NOT_FRAGMENT = 0x3FFF
-"""Of the fragment field, all but "don't fragment" and the reserved bit: 0 in a TCP handshake."""
+"""All bits of the fragment field but "don't fragment" and the reserved one; 0 in a TCP handshake."""
 
 
 def field(expression: Json, packet: Packet, journey: Journey) -> Value:

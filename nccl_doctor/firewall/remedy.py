@@ -24,10 +24,10 @@ from nccl_doctor.text.inet import Network
 from nccl_doctor.text.shell import Line, line, script
 
 SINGLE = 8
-"""So many addresses are named one by one; more are joined into the nets that hold them and nothing else."""
+"""Number of addresses up to which each is named; more are joined into nets that hold them and nothing else."""
 
 _MULTIPORT = 15
-"""Ports that multiport takes, a range counting twice (xt_multiport, XT_MULTI_PORTS)."""
+"""Number of ports that multiport takes, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""
 
 _CHAINS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
 _TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
@@ -98,7 +98,7 @@ _PRIORITY = re.compile(r'priority="(-?\d{1,5})"')
 _FIRST = -32768
 """firewalld.richlanguage(5)."""
 _OF_THE_INTERFACE = frozenset({"interfaces", "target", "forward"})
-"""Settings that NetworkManager and firewalld's own start change in force, without anybody's doing."""
+"""Settings that NetworkManager and firewalld change by themselves when they start."""
 
 
 _BY_FIREWALLD = "A {} of firewalld does it: see `firewall-cmd {}`, and let the cluster's own addresses through there."
@@ -180,8 +180,8 @@ def _settings(found: dict[str, Zone]) -> dict[str, dict[str, str]]:
 
 
 _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
-"""What nft's own grammar takes unquoted (scanner.l); it parses its arguments again, so that quotes for the shell do not
-suffice."""
+"""Names that nft's grammar takes unquoted (scanner.l). nft parses its arguments again, so quotes for the shell do not
+help."""
 
 BY_HAND = "no single command is safe here: let the cluster's own addresses through ahead of this rule, by hand"
 

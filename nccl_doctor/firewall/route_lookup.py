@@ -19,7 +19,7 @@ from nccl_doctor.snapshot.network import FirewallFacts, InterfaceAddress, Interf
 from nccl_doctor.text.inet import Address, Network, address_of, network_of, numeric, prefix_length
 
 DEFAULT_RANGE = (32768, 60999)
-"""Of net.ipv4.ip_local_port_range (linux/Documentation/networking/ip-sysctl.rst)."""
+"""Linux's default for net.ipv4.ip_local_port_range (linux/Documentation/networking/ip-sysctl.rst)."""
 
 
 @dataclass(frozen=True)
@@ -141,16 +141,17 @@ NO_WAY = {
     "EACCES": "a `prohibit` route or rule stands there",
     "EINVAL": "a `blackhole` route stands there",
 }
-"""What the kernel answers where a route of these kinds fits."""
+"""Errors of the kernel for routes that refuse packets, and their meanings."""
 
 NO_ROUTE = "ENETUNREACH"
-"""Where none fits."""
+"""The kernel's error where no route fits."""
 
 STRICT = 1
-"""Of net.ipv4.conf.*.rp_filter (ip-sysctl.rst); the higher of conf.all and the interface's own counts."""
+"""Strict filtering by net.ipv4.conf.*.rp_filter (ip-sysctl.rst); the higher of conf.all and the interface's own value
+counts."""
 
 FILTERED = ("EINVAL", "EXDEV")
-"""Of a packet that comes in, from Linux 6.x on and before."""
+"""Errors for an arriving packet that rp_filter drops, from Linux 6.x on and before."""
 
 Kind = Literal["no-way", "no-address", "down", "diverted", "filtered"]
 

@@ -39,7 +39,7 @@ def some(values: Iterable[Tri]) -> Tri:
 
 
 Span = tuple[int, int]
-"""Both ends included. A port that is drawn when the program runs is the whole range it is drawn from."""
+"""A range of ports, both ends included. A port that is drawn at run time is the whole range that it is drawn from."""
 
 
 def within(value: Span, element: Span) -> Tri:
@@ -50,11 +50,10 @@ def within(value: Span, element: Span) -> Tri:
 
 
 AMPLE = 100
-"""Packets a second: a rule that holds up to such a rate holds for the few of a dial, unless traffic beside it uses it
-up."""
+"""Packets a second above which a rate limit holds for the few packets of a dial, unless other traffic uses it up."""
 
 Direction = Literal["input", "output"]
-"""Where on a host: "input" is all that an arriving packet passes (ingress, prerouting, input), "output" all that a
+"""Side of a host: "input" is all that an arriving packet passes (ingress, prerouting, input), "output" all that a
 leaving one passes (output, postrouting, egress)."""
 
 State = Literal["new", "established"]
@@ -135,7 +134,7 @@ class PacketVerdict:
 
     @property
     def blocks(self) -> bool:
-        """True where the packet does surely not get to our listener."""
+        """True where the packet certainly does not reach our listener."""
         return self.kind in {"drop", "reject", "redirect"}
 
 
@@ -249,7 +248,7 @@ def unsure(_packet: Packet, _journey: Journey) -> Tri:
 
 
 _STRANGE = (AttributeError, LookupError, TypeError, ValueError)
-"""Raised of what is written in a way that is not known here."""
+"""Errors that parsing raises for rules in an unknown form."""
 
 
 def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Journey], T | None]:
@@ -273,10 +272,10 @@ def readable(ref: RuleRef, steps: Callable[[], tuple[Step, ...]]) -> Rule:
 
 
 DEEPEST = 64
-"""Jumps within jumps. The kernel refuses more than 16 (NFT_JUMP_STACK_SIZE); this stops a made-up loop."""
+"""Depth of jumps that is followed. The kernel refuses more than 16 (NFT_JUMP_STACK_SIZE); this ends a made-up loop."""
 
 _ON, _BACK, _END = 1, 2, 4
-"""How a step, a rule or a chain may be left, as bits: on to the next, back to the caller, with a verdict."""
+"""Ends of a step, a rule or a chain, as bits: on to the next, back to the caller, with a verdict."""
 
 
 @dataclass

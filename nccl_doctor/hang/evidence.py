@@ -51,12 +51,12 @@ class HangEvidence:
 
     @property
     def outside(self) -> list[ObservedRank]:
-        """Those that stand elsewhere; one that the kernel holds does, wherever its stack stood."""
+        """The ranks that are elsewhere; one that waits in the kernel is, whatever its stack showed."""
         return [one for one in self.present if one.waits is False or (one.in_kernel and one.waits is None)]
 
     @property
     def stalled(self) -> list[Link]:
-        """Connections with data that nobody acknowledges."""
+        """Connections with data that is not acknowledged."""
         gone = {one.rank for one in self.lost}
         return [link for link in self.links if link.stalled and link.target not in gone]
 
@@ -67,7 +67,7 @@ class HangEvidence:
 
     @property
     def moves(self) -> bool:
-        """True where the job came further between the looks: calls, bytes, or waiting ranks' lines."""
+        """True where the job advanced between the looks: calls, bytes, or lines of waiting ranks."""
         moved = sum(link.moved for link in self.links)
         if any(one.calls_moved for one in self.present) or moved > (CHATTER if self.serves_ras or self.nccl else 0):
             return True
@@ -252,7 +252,8 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
 
 
 Launched = Mapping[str, tuple[RankGroup, ...]]
-"""Collectives launched unevenly in a communicator; of each the groups, furthest behind first."""
+"""Collectives that were launched unevenly in a communicator, and the groups of ranks for each, furthest behind
+first."""
 
 
 def _numbered(
@@ -325,7 +326,7 @@ def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
 
 
 ByPid = dict[tuple[int, str | None], int]
-"""Ranks by PID and address, and by PID alone; there -1 stands for several."""
+"""Ranks by PID and address, and by PID alone, where -1 stands for several."""
 
 
 def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:

@@ -13,7 +13,7 @@ from nccl_doctor.snapshot.hang import Flow, Frame, HangSnapshot, JobRank, RankLo
 from nccl_doctor.text.hostlist import grouped, ranks_of
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |\.so[.0-9]*$|^(?!.*\.py$)[^/<]*$")
-"""What the user did not write; a native frame has a library for its file, or none."""
+"""Frames of code that the user did not write; a native frame has a library for its file, or none."""
 _COLLECTIVE = re.compile(
     r"torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives\w*|collective_utils|rendezvous)\.py$"
     r"|torch/distributed/(?:fsdp|_composable|pipelining|algorithms|nn)/|torch/nn/parallel/distributed\.py$"
@@ -60,7 +60,7 @@ class StackPlace:
 
     @property
     def waits(self) -> bool:
-        """True where a rank that does nothing there may wait for the others."""
+        """True where an idle rank in this frame may wait for the others."""
         return self.kind in (Kind.COLLECTIVE, Kind.BACKWARD, Kind.SYNC)
 
     def __str__(self) -> str:
@@ -126,17 +126,17 @@ class ObservedRank:
 
     @property
     def rank(self) -> int:
-        """Its number in the job, from 0 on."""
+        """The rank's number in the job, from 0 on."""
         return self.job_rank.rank
 
     @property
     def place(self) -> StackPlace | None:
-        """Frame of the stack in the last sample."""
+        """The innermost frame of the user's in the last sample."""
         return self.places[-1] if self.places else None
 
     @property
     def stopped(self) -> bool:
-        """True where a signal held its process at every look, and it has not ended."""
+        """True where a signal had stopped the process in every sample, and it has not ended."""
         ended = self.looks and self.looks[-1].state is None
         return not ended and bool(self.states) and all(state.state in STOPPED for state in self.states)
 
@@ -163,14 +163,14 @@ class ObservedRank:
 
     @property
     def calls_moved(self) -> int:
-        """How many collectives it issued between the looks, by its recorder."""
+        """The number of collectives that it issued between the looks, by its recorder."""
         recorders = (look.recorder for look in self.looks)
         counts = [sum(one.issued.values()) for one in recorders if isinstance(one, Recorded) and one.live]
         return counts[-1] - counts[0] if len(counts) > 1 else 0
 
     @property
     def stepped(self) -> bool:
-        """True where it stood at another line of the user's at the last look."""
+        """True where it was at another line of the user's in the last sample."""
         known = [one for one in self.places if one is not None]
         return len(known) > 1 and known[0].path != known[-1].path
 
@@ -181,7 +181,7 @@ class ObservedRank:
 
     @property
     def waits(self) -> bool | None:
-        """True where it stands in a collective: by its stack, else by its recorder; None where neither tells."""
+        """True where it waits in a collective: by its stack, else by its recorder; None where neither shows it."""
         recorded = self.recorded
         pending = recorded is not None and recorded.live and recorded.pending
         if pending and (self.place is None or self.place.waits or not self.place.called):
@@ -242,12 +242,12 @@ class Link:
 
     @property
     def moved(self) -> float:
-        """Bytes that went over it between the looks."""
+        """Bytes that the connection carried between the looks."""
         return _less(self.last.acked, self.first.acked) + _less(self.last.received, self.first.received)
 
     @property
     def stalled(self) -> bool:
-        """True where data was sent again, or room asked for, and nothing was acknowledged."""
+        """True where data was sent again, or the window probed, and nothing was acknowledged."""
         unmoved = self.first.acked == self.last.acked
         # of a peer that merely does not read, the kernel answers
         unheard = self.last.retransmits or self.last.probes > 1

@@ -17,7 +17,7 @@ from nccl_doctor.text.hostlist import capital, fold, grouped, plural, ranks_of
 
 STATIC, C10D = "static", "c10d"
 PORTS = {STATIC: "29500", C10D: "29400"}
-"""torchrun's own where none is given (torch/distributed/run.py; c10d_rendezvous_backend.py)."""
+"""torchrun's default ports (torch/distributed/run.py; c10d_rendezvous_backend.py)."""
 MOST_NODES = 1 << 16
 LAST_CALL_S = 60.0  # twice what torchrun waits for more nodes than the fewest it needs (dynamic_rendezvous.py)
 
@@ -35,7 +35,7 @@ class Waiting:
 
     @property
     def program(self) -> str:
-        """Its name as people know it."""
+        """The program's usual name."""
         name = self.starter.program
         return "torchrun" if name.startswith("torch.distributed.") else name
 
@@ -60,13 +60,13 @@ class Waiting:
 
     @property
     def nodes(self) -> int:
-        """The number it waits for, of "MIN:MAX" the first; 0 where nobody can tell."""
+        """The number of nodes it waits for, the first of "MIN:MAX"; 0 where unknown."""
         least = self.option("nnodes", "1").partition(":")[0]
         return int(least) if least.isascii() and least.isdigit() and int(least[:8]) <= MOST_NODES else 0
 
     @property
     def meets(self) -> bool:
-        """True where it waits for others at all: a static start of one node does not."""
+        """True where it waits for other nodes; a static start of one node does not."""
         return self.nodes != 1 or self.backend != STATIC
 
     @property
@@ -76,7 +76,7 @@ class Waiting:
 
     @property
     def line(self) -> str:
-        """Settings with which it was started."""
+        """The settings with which it was started."""
         options = [f"--{name} {value}" for name, value in self.starter.asked.items()]
         return " ".join([f"{self.host}: {self.program} (pid {self.starter.pid})", *options])
 
@@ -237,7 +237,7 @@ class RendezvousFault:
 
     @property
     def finding(self) -> tuple[str, Finding]:
-        """As a finding, by its diagnosis's name."""
+        """The finding for this fault."""
         facts = {"ranks": list(self.ranks)} if self.ranks else {"pids": list(self.pids)}
         fix = Fix(summary=self.advice)
         return "rendezvous-waits", Finding(

@@ -29,7 +29,7 @@ _LABELS = {
     "lws": "leaderworkerset.sigs.k8s.io/name={}",
     "statefulset": "",
 }
-"""The label that each kind's controller sets on its pods; a StatefulSet sets none: its own selector is asked for."""
+"""Labels that each kind's controller sets on its pods. A StatefulSet sets none, so its own selector is used."""
 _ALIASES = {"sts": "statefulset", "jobs": "job", "leaderworkerset": "lws", "pytorchjobs": "pytorchjob"}
 _TWICE = "--kube names the hosts, and so does a hosts file or -w; give one of them"
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -47,14 +47,14 @@ class KubeRequest:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Words of the same on a command line."""
+        """Command-line words for this choice of pods."""
         options = (("-n", self.namespace), ("-l", self.selector))
         job = (self.job,) if self.job else ()
         return ("--kube", *job, *(word for option, value in options if value is not None for word in (option, value)))
 
     @property
     def login(self) -> str:
-        """Nobody logs in to a pod."""
+        """Reason why ``--user`` and ``--port`` have no effect on pods."""
         return "pods are entered as the user of their container"
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:  # noqa: ARG002 - pods know nothing of ours

@@ -28,7 +28,7 @@ MASTER: dict[str, tuple[str, Callable[[str, SourceLocation], Any]]] = {
     "master_port": ("MASTER_PORT", values.port),
     "master_addr": ("MASTER_ADDR", values.host),
 }
-"""What a job's environment says of the master (torch/distributed/rendezvous.py, ``env://``)."""
+"""Variables of a job's environment that name the master (torch/distributed/rendezvous.py, ``env://``)."""
 
 
 def load(  # noqa: PLR0913 - each is a word of the command line

@@ -27,7 +27,8 @@ JOB_ID = "SLURM_JOB_ID"
 NODELIST = "SLURM_JOB_NODELIST"
 ANSWER_S = 15.0
 _WORDS = 200
-"""For scontrol: a busy controller answers within seconds, and its own patience ends after 10 (MessageTimeout)."""
+"""Limits for scontrol: seconds for its answer, and characters of its error that are shown. A busy controller answers
+within seconds, and scontrol itself gives up after 10 (MessageTimeout)."""
 
 _NUMBER = re.compile(r"[0-9]{1,10}([_+][0-9]{1,7})?")
 _BLOCK = re.compile(r"^JobId=(?P<id>[0-9]+)[^\n]*\n(?P<rest>.*?)(?=^JobId=|\Z)", re.MULTILINE | re.DOTALL)
@@ -51,7 +52,7 @@ class SlurmRequest:
 
     @property
     def login(self) -> str:
-        """Steps need none."""
+        """Reason why ``--user`` and ``--port`` have no effect on a job's steps."""
         return "a job's steps run as its own user" if self.steps else ""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:

@@ -77,7 +77,7 @@ class Settings:
 
     @property
     def says_how_to_log_in(self) -> bool:
-        """True where any option of SSH is among them."""
+        """True where an option of SSH is among them."""
         return bool(self.user or self.port or self.identity_file or self.ssh_options)
 
 

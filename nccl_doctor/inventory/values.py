@@ -27,7 +27,7 @@ _SSH_FLAGS: dict[str, tuple[str, ...]] = {
     "-6": ("AddressFamily=inet6",),
     **{f"-{letters}": () for letters in ("v", "vv", "vvv", "t", "tt", *"CqaAxXYTnkK")},
 }
-"""Of ssh(1): what its arguments are called as options; the last have no bearing on who is let in."""
+"""Flags of ssh(1), and the options that they stand for; the last ones do not change who is let in."""
 
 
 def host(text: str, place: SourceLocation) -> str:

@@ -36,7 +36,7 @@ class Scalar:
 
     @property
     def is_null(self) -> bool:
-        """YAML 1.2's core schema, 10.3.2: nothing at all, ``~`` or ``null``."""
+        """True for YAML 1.2's null (core schema, 10.3.2): nothing at all, ``~`` or ``null``."""
         return self.plain and self.text in ("", "~", "null", "Null", "NULL")
 
 

@@ -34,8 +34,8 @@ from nccl_doctor.text.inet import network_of, prefix_length
 Selection = Callable[[Check], bool]
 
 SETTLED = ("interfaces", "environment", "software")
-"""Categories of what does not change between the look at a host and the all-reduce: their checks know better than a
-log, which guesses. A port may be taken in between."""
+"""Categories of facts that do not change between the look at a host and the all-reduce, so that their checks know more
+than a log. A port may be taken in between."""
 
 
 def judge(
@@ -160,7 +160,7 @@ def _network(host: Host, address: str) -> str | None:
 
 
 _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed_by(it) or "none"}
-"""Of facts whose words need a room above the snapshot; the others' stand on their fields."""
+"""Words for facts that need a room above the snapshot; others are declared at their fields."""
 
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
@@ -214,7 +214,7 @@ class CheckRun:
 
     @property
     def result(self) -> CheckResult:
-        """As a report shows it."""
+        """The result in the form of a report."""
         own = {name: getattr(self, name) for name in ("outcome", "reason", "looked_at", "gaps")}
         return CheckResult(code=self.check.code, name=self.check.name, category=self.check.category, **own)
 

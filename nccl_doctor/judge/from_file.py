@@ -23,7 +23,7 @@ from nccl_doctor.snapshot.network import Names
 FROM = "from the snapshot"  # stands where such a command is for
 
 LEFT_OUT = "(the lines for it are left out: a snapshot's words would run on this machine)"
-"""Stands behind a summary whose commands are all for this machine, whatever it ends with."""
+"""Note behind a summary whose commands would all run on this machine."""
 
 Judged = TypeVar("Judged", Report, HangReport, Difference, InterfaceAnswers)
 
@@ -84,7 +84,7 @@ FLEETING = frozenset(  # names of fields that are never the same twice
     | {"network"}  # the number of a network namespace
 )
 KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "port")
-"""The field by which an entry of a list is known; the first that it has."""
+"""Fields that identify an entry of a list; the first that it has counts."""
 ABSENT = "nothing"
 EMPTY = {ABSENT, "[]", "{}"}
 

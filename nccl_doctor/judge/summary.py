@@ -200,7 +200,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "limits": (),
     "all-reduce": ("allreduce",),
 }
-"""The screen's rows, each with the categories that it folds; a check may name another (``Check.row``)."""
+"""The screen's rows, each with its categories; a check may name another row (``Check.row``)."""
 
 OUTCOMES: dict[Severity, RowOutcome] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "ok"}
 
@@ -321,7 +321,7 @@ FAULTS = {
     "torch-missing": "no torch",
     "version-mismatch": "versions differ",
 }
-"""Faults in a row of the checklist, by diagnosis; of others, the words of their names serve."""
+"""Short words for a fault in a row of the checklist, by diagnosis; for others the name serves."""
 
 
 def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
@@ -364,7 +364,7 @@ class _Texts:
 
     @property
     def coverage(self) -> str:
-        """On how many hosts was looked, where not on all of them."""
+        """The number of hosts that were judged, where not all were."""
         hosts = self._snapshot.hosts
         return "" if len(self.facts) == len(hosts) else f"on {len(self.facts)} of {len(hosts)} hosts"
 

@@ -74,12 +74,12 @@ class Hosts:
 
     @property
     def key(self) -> str:
-        """The name of this list: the file's whole path, or the names."""
+        """The identifier of this list: the file's whole path, or the names."""
         return str(self) if self.file is None else str(Path(self.file).resolve())
 
     @property
     def digest(self) -> str | None:
-        """SHA-256 of what it says; None for what is gone."""
+        """SHA-256 of the list's content; None where the file is gone."""
         if self.file is None:
             return hashlib.sha256(str(self).encode()).hexdigest()
         path = Path(self.file)

@@ -24,12 +24,13 @@ from nccl_doctor.text.shell import Line
 from nccl_doctor.transport.ssh.settings import arguments
 
 NO_TORCHRUN = (1, 9)
-"""torch.distributed.run came with PyTorch 1.9."""
+"""The first version of PyTorch with torch.distributed.run."""
 LOCAL_ADDR = (2, 0)
-"""torchrun of releases before knows no --local_addr."""
+"""The first version of PyTorch whose torchrun has --local_addr."""
 PER_RANK = ("rank", "local_rank")
 SPAWN_OPTIONS = ("--dist-url", "{url}", "--world-size", "{nnodes}", "--rank", "{node_rank}")
-"""What scripts with mp.spawn take (pytorch/examples' imagenet/main.py and its many heirs): nodes, not ranks."""
+"""Options of scripts that use mp.spawn (pytorch/examples' imagenet/main.py and scripts derived from it); they count
+nodes, not ranks."""
 
 _URL_OPTION = re.compile(r"--(?:dist|init|dist-init)-(?:url|method)")
 """--dist-url of imagenet/main.py, --init-method of torch's own tutorials."""
@@ -187,7 +188,8 @@ def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> L
 
 
 SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
-"""A terminal there, so that what runs on it ends with the connection; nothing is read here, where all share a stdin."""
+"""Options of ssh: a terminal, so that the remote command ends with the connection, and no input, since all share one
+stdin."""
 
 
 def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:

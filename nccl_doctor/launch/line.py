@@ -26,11 +26,11 @@ from nccl_doctor.text.inet import endpoint
 from nccl_doctor.text.shell import Line
 
 SCRIPTS = frozenset({".sh", ".bash", ".sbatch", ".slurm"})
-"""Endings of what a shell or a batch system runs."""
+"""File extensions of scripts for a shell or a batch system."""
 TRAINERS = frozenset(
     {"yolo", "lightning", "litgpt", "tune", "axolotl", "llamafactory-cli", "ns-train", "mim", "simple_tuner"}
 )
-"""Programs that are scripts of Python, and start their own ranks as one does."""
+"""Programs that are Python scripts and start their own ranks."""
 _PYTHON = re.compile(r"python[\d.]*")
 _MOST_SCRIPT = 1 << 16  # bytes of a shell's script
 
@@ -67,7 +67,7 @@ class LaunchLine:
 
     @property
     def master(self) -> dict[str, str]:
-        """MASTER_ADDR and MASTER_PORT as the line says them, which count where no hosts file does."""
+        """MASTER_ADDR and MASTER_PORT of the line, which count where no hosts file gives them."""
         addr, port = self.options.get("master_addr"), self.options.get("master_port")
         place = self.options.get("rdzv_endpoint") or (self.url or "").removeprefix("tcp://")
         if place and (self.url or self.launcher == "sglang" or self.options.get("rdzv_backend", "static") != "static"):
@@ -82,7 +82,7 @@ class LaunchLine:
 
     @property
     def places_itself(self) -> bool:
-        """True for a script of its own, which each host's line tells its rank."""
+        """True for a script that each host's line tells its rank."""
         return self.launcher == "script" and not self.started
 
     @property
@@ -122,7 +122,7 @@ class LaunchLine:
 
     @property
     def is_placed(self) -> bool:
-        """True where each host gets a line of its own, with its place in the job."""
+        """True where each host gets its own line with its place in the job."""
         return self.table.placed
 
     @property
@@ -132,17 +132,17 @@ class LaunchLine:
 
     @property
     def is_static(self) -> bool:
-        """True where the line numbers the nodes, and names the master's address and port apart."""
+        """True where the line numbers the nodes, and gives the master's address and port separately."""
         return self.is_placed and self.options.get("rdzv_backend", "static") == "static" and self.launcher != "sglang"
 
     @property
     def is_configured(self) -> bool:
-        """True where what the line does not say may stand in a file that it names (accelerate's)."""
+        """True where settings may be in a file that the line names (accelerate's)."""
         return "config_file" in self.options
 
     @property
     def meets_elsewhere(self) -> bool:
-        """True where ranks meet at a server of its own, and at no host of the job."""
+        """True where ranks meet at a server that is no host of the job."""
         return self.options.get("rdzv_backend", "").startswith("etcd")
 
     @property
@@ -271,9 +271,11 @@ def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
 
 
 _WHOLE = re.compile(r"-{0,2}(?:(?:total|global)[-_])?(?:train[-_])?batch(?:[-_]size)?")
-"""For all ranks together: --batch-size of YOLOv5, batch= of Ultralytics, --global-batch-size of Megatron."""
+"""Options with a batch size for all ranks together: --batch-size of YOLOv5, batch= of Ultralytics, --global-batch-size
+of Megatron."""
 _EACH = re.compile(r"--(?:per[-_](?:device|gpu)|micro)[-_](?:train[-_])?batch[-_]size(?:[-_]per[-_]gpu)?")
-"""For one rank: --per_device_train_batch_size of transformers, --micro-batch-size of Megatron."""
+"""Options with a batch size for each rank: --per_device_train_batch_size of transformers, --micro-batch-size of
+Megatron."""
 _NUMBER = re.compile(r"[1-9]\d{0,8}")
 
 

@@ -40,7 +40,7 @@ WORLDS = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
 COUNTS = ("LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE")
 OF_A_JOB = (*ADDRESSES, *PORTS, *ENDPOINTS, *NODES, *PLACES, *RANKS, *LOCAL_RANKS, *WORLDS, *COUNTS)
 COUNTED_THERE = frozenset({"gpu", "cpu", "auto"})
-"""What torchrun's --nproc_per_node takes besides a number."""
+"""Words that torchrun's --nproc_per_node takes besides a number."""
 
 
 class CheckedHost(FrozenModel):
@@ -74,7 +74,7 @@ class LaunchPlan:
 
     @property
     def world_size(self) -> int:
-        """The number of all ranks of the job."""
+        """The number of ranks in the job."""
         return sum(start.nproc for start in self.starts)
 
     @property

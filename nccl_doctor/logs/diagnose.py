@@ -23,7 +23,7 @@ SMALL = 1 << 20
 _RAS_JSON = b'"communicators_count":'
 
 _SAMPLE = 64 << 10
-"""So much of the beginning shows whether a log was wrapped."""
+"""Bytes at the beginning that show whether a log was wrapped."""
 
 
 class CutOffError(Exception):

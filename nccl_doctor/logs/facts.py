@@ -146,25 +146,25 @@ RULES: tuple[FactRule, ...] = (
     FactRule("serving", r"INFO: +Application startup complete|The server is fired up and ready to roll"),
     FactRule("well", r"`Trainer\.fit` stopped: `max_"),
 )
-"""What every log is read for."""
+"""Facts that are read from every log."""
 
 CHANNEL_RULES: tuple[FactRule, ...] = (
     FactRule("channel", r"(?:Channel|Ring) \d+\S* : \d+\S* -> \d+\S* .*via (?P<way>\S+)"),
     FactRule("ring", r"Channel (?P<channel>\d+)/\d+ : (?P<order>[ \d]+)$"),
     FactRule("trees", r"Trees (?P<trees>\[0\].*)"),
 )
-"""Rings, trees and ways, of which a large job prints hundreds of thousands of lines."""
+"""Facts of rings, trees and channels, for which a large job prints hundreds of thousands of lines."""
 
 MAX_RANKS = 256
-"""More GPUs than this no process drives."""
+"""Number of GPUs that no process exceeds."""
 
 MAX_PROCESSES = 65_536
-"""More processes than this are not kept apart: memory must not grow with a log that was made up."""
+"""Number of processes that are told apart; the limit keeps a made-up log from filling the memory."""
 
 
 _FLAGS = {"failed": "gave_up", "serving": "serving", "torn": "torn_down", "well": "ended_well"}
 _COUNTS = {"ras": "ras_failures", "row": "rows"}
-"""What a line of a kind shows of the whole."""
+"""Counters by kind of line."""
 
 _GDR = {"0": "not used", "1": "used", "Disabled": "not used", "Enabled": "used"}
 
@@ -174,7 +174,7 @@ _REACHED = {
     "bootstrapped": Milestone.BOOTSTRAPPED,
     "connected": Milestone.CONNECTED,
 }
-"""How far the process of a line of a kind came; what the line names, the process keeps."""
+"""Milestones that a kind of line shows; the process keeps what the line names."""
 
 
 @dataclass
@@ -230,7 +230,7 @@ class Facts:
 
     @property
     def came_together(self) -> bool:
-        """A rank came to its communicator, which needs all of them."""
+        """True where a rank completed its communicator, which needs all ranks."""
         return any(process.milestone is Milestone.COMPLETE for process in self.processes.values())
 
     def of_host(self, host: str | None) -> list[Process]:

@@ -23,7 +23,7 @@ from nccl_doctor.logs.prefix import tidy
 from nccl_doctor.text.bounds import CrowdedError, refuse_crowded
 
 MAX_BYTES = 64 << 20
-"""A larger dump is not read: torch keeps some thousand records, a few megabytes."""
+"""Bytes above which a dump is not read: torch keeps some thousand records, a few megabytes."""
 
 _RANK = re.compile(r"rank[_-]?(\d{1,7})|(\d{1,7})(?:\.\w+)?$")
 _NUMBERS = re.compile(r"\d{1,7}")
@@ -34,14 +34,14 @@ _DEFAULT = "0"
 _LARGEST = 1 << 40
 _MOST_SHAPES, _MOST_RECORDS = 64, 100_000
 _MOST_TYPES = 200
-"""Characters of the types of what goes in."""
+"""Characters of the types of a collective's inputs."""
 _MOST_GROUPS, _MOST_RANKS = 1024, 1 << 19
 """Groups, and ranks of all of them: eight groups of all ranks of the largest jobs."""
 _LONGEST_RANKS = 1 << 20
 """Characters of a group's ranks: 131,072 of them, and six digits."""
 
 _MOST_VALUES, _MOST_CONTAINERS = 2_000_000, 400_000
-"""Of a dump in JSON, which has no stacks: 50,000 calls."""
+"""Limits for a dump in JSON, which has no stacks: 50,000 calls."""
 
 _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
 """Collectives whose sizes are equal on all ranks."""
@@ -67,7 +67,7 @@ class Record:
 
     @property
     def call(self) -> tuple[str, str, str]:
-        """Name, sizes and types that all ranks must have in common: name, sizes where they must agree, types."""
+        """Name, sizes where they must agree, and types: the parts of a call that all ranks share."""
         return self.name, self.sizes if self.name in _SAME_SIZES else "", self.dtypes
 
     def words(self) -> str:
@@ -203,7 +203,7 @@ def _place(frames: object) -> str:
 
 
 _PARTS = ("collective type", "size", "dtype")
-"""What each part of :attr:`Record.call` is."""
+"""Names of the parts of :attr:`Record.call`."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Disagreement:
 
     @property
     def minority(self) -> tuple[int, ...]:
-        """The ranks that called another collective than most, or one of other sizes or types; none where all agree."""
+        """The ranks whose collective differs from that of most, by name, sizes or types; empty where all agree."""
         calls: dict[tuple[str, str, str], list[int]] = {}
         for rank, record in sorted(self.did.items()):
             calls.setdefault(record.call, []).append(rank)

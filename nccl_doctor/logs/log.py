@@ -57,13 +57,13 @@ class Event:
 
 
 KEPT = 512
-"""Events of one diagnosis and grade that are kept of one source; further ones are counted."""
+"""Number of events of one diagnosis and grade that are kept for one source; further ones are counted."""
 
 LAST = KEPT // 8
-"""So many more of them are kept at the end of a source."""
+"""Number of further events that are kept at the end of a source."""
 
 _Bytes = bytes
-"""The type, where a field has its name."""
+"""Alias of ``bytes``, for classes with a field of that name."""
 
 _Label = tuple[str | None, int | None, str | None]
 
@@ -76,7 +76,7 @@ def label(prefix: Prefix) -> _Label:
 _OF_RANK = re.compile(
     r"(?:^|[/.]|(?<!node)[-_])rank[-_]?(\d{1,6})(?=[/._-]|$)|(?:^|/)attempt_\d+/(\d{1,6})/std(?:out|err)\.log$"
 )
-"""Files of a rank: ``rank1.log``, and where torchrun's --log-dir puts them, by local rank."""
+"""File names of a rank: ``rank1.log``, and those of torchrun's --log-dir, by local rank."""
 
 
 def rank_of_file(name: str) -> int | None:
@@ -162,7 +162,8 @@ class Reading:
 
 
 _STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")
-"""What the names of the two streams of one process differ by, as torchrun's --log-dir, Slurm and MPI write them."""
+"""The part in which names of the two streams of one process differ, as torchrun's --log-dir, Slurm and MPI write
+them."""
 
 
 @dataclass
@@ -184,13 +185,13 @@ class Log:
 
     @property
     def unsaid(self) -> list[str]:
-        """Sources that hold nothing; the one stream of a process is none of them where the other one speaks."""
+        """Sources without a line; a silent stream of a process whose other stream has lines does not count."""
         speaking = {_STREAM.sub("", reading.name) for reading in self.readings if reading.bytes}
         return [one.name for one in self.readings if not one.bytes and _STREAM.sub("", one.name) not in speaking]
 
     @property
     def counts(self) -> Counter[str]:
-        """Lines of each diagnosis."""
+        """The number of lines for each diagnosis."""
         total: Counter[str] = Counter()
         for reading in self.readings:
             for (name, grade), count in reading.counts.items():
@@ -219,7 +220,7 @@ _WORDS = {
 }
 
 _MOST_MISSING = 64
-"""More missing ranks than this are those of hosts whose logs were not given."""
+"""Number of missing ranks above which the logs of their hosts were just not given."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class RankProgress:
 
     @property
     def finished(self) -> bool:
-        """Every rank with a line of NCCL's came to its communicator."""
+        """True where every rank with a line of NCCL's completed its communicator."""
         return set(self.reached) <= {Milestone.COMPLETE}
 
     def phrase(self) -> str:

@@ -16,15 +16,15 @@ MOST_MEMORY = 200 << 20
 """Bytes that the values may take: 20,000 calls, ten times torch's own choice, with stacks of 20 lines take 170 MiB."""
 
 MOST_VALUES = 6_000_000
-"""What is fetched again counted again, as those 20,000 calls do."""
+"""Number of values, repeated fetches included; those 20,000 calls stay below it."""
 
 DEEPEST = 8
-"""Lists and maps within one another: a dump, its entries, an entry, its sizes, one of them; three to spare."""
+"""Depth of lists and maps: a dump, its entries, an entry, its sizes and one of them need five; three are to spare."""
 
 _LONGEST_NUMBER = 16
 """Bytes of an integer; torch's have eight."""
 _COST = 80
-"""Bytes that an opcode may cost us, and what lies in a container or is noted for fetching again."""
+"""Bytes that an opcode costs, and that an item of a container or of the memo costs."""
 
 
 class NotPlainError(ValueError):

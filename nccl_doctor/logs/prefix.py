@@ -31,7 +31,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\
 MOST_DIGITS = 9
 
 QUOTED = 600
-"""Characters of a line that are quoted at most."""
+"""Characters of a line that are quoted."""
 
 _ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
@@ -83,19 +83,19 @@ _DIAGNOSTIC = safe_regex(_PROCESS + r" (?P<level>NCCL DIAG)(?: |$)")
 _USUAL = re.compile(
     _PROCESS + r":(?P<tid>\d+) \[(?P<dev>-?\d+)\] (?P<where>(?:[^ \[\]]+:\d+ )?)(?P<level>" + _LEVELS + ")"
 )
-"""What nearly all lines of NCCL begin with: found at once, and in time that grows with the text."""
+"""The usual beginning of NCCL's lines, found in time that grows only with the text."""
 
 _OWN = safe_regex(
     r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
     r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)(?P<level>" + _LEVELS + ")$"
 )
-"""NCCL's prefix anywhere before the first level: ranks that share a terminal write into each other's lines."""
+"""NCCL's prefix anywhere before the first level, because ranks that share a terminal write into each other's lines."""
 
 _RECORD = safe_regex(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
-"""Where a record of NCCL begins, inside a line of several."""
+"""The beginning of a record of NCCL inside a line of several."""
 
 _NO_TABLE = r"(?! (?! (?:host|rank|exitcode) +: ))"
-"""Names in tables stand before several spaces, as launchers' labels do before torchrun's summary alone."""
+"""Names in tables, which stand before several spaces, as do launchers' labels before torchrun's summary."""
 
 _TAGS: tuple[re.Pattern[str], ...] = tuple(
     map(
@@ -150,7 +150,7 @@ _NO_HOSTS = re.compile(
 )
 _MOST_TAGS = 12
 _LONGEST = 600
-"""Letters in which the prefix of NCCL stands, if there is one."""
+"""Characters within which NCCL's prefix ends."""
 
 _BAR = safe_regex(
     r"[^|━]{0,120}?\d{1,3}%\|[^|]{0,200}\|[^\[|]{0,40}\[[^\]|]{0,200}\] ?"
@@ -273,11 +273,11 @@ _BEGINS = re.compile(
     rb"INFO|WARN|ERROR|DEBUG|NCCL|"
     rb"[\w.-]+:\d+:\d+ |[\w.-]+: [\w.-]+:\d+|(?:\d+|[\w.-]{2,}): |\s*$)"
 )
-"""How lines of a log begin: a line that begins so is no continuation."""
+"""Usual beginnings of lines; a line that begins so continues no other."""
 
 _NARROW, _WIDE = 40, 512
 _ENOUGH = 2
-"""So many cut lines of one width make a wrapped log; one may be the longest line by chance."""
+"""Number of cut lines of one width that make a wrapped log; a single one may be the longest line by chance."""
 
 
 def width(sample: bytes) -> int | None:

@@ -28,7 +28,7 @@ from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, parse_lines
 from nccl_doctor.text.bounds import safe_regex
 
 TAIL = 32 << 10
-"""Bytes that are kept of the end of a source."""
+"""Bytes at the end of a source that are kept."""
 
 _SOURCE = re.compile(r"(?:^|\W)raise (?:\w+\.)*\w+(?:\(|$)|(?:^|[\s(,=])f[\"'][^\"'{}]*\{[A-Za-z_]")
 """A line of a program's source in a stack: it holds the template of the message that follows."""
@@ -146,7 +146,7 @@ class Reader:
 
 
 _REPORT = "NCCL DIAG "
-"""Marks a line of NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS; NCCL 2.31 and later)."""
+"""Prefix of NCCL's own diagnostics (NCCL_RUN_DIAGNOSTICS, NCCL_RUN_RAS_DIAGNOSTICS; NCCL 2.31 and later)."""
 
 
 def all_wordings() -> Table:
@@ -172,7 +172,7 @@ _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
 _IP = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 _UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not bound to
 _OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,6})\]:")
-"""What torch puts before its own lines, behind prefixes that nobody knows: a logger's, a document's."""
+"""torch's prefix for its own lines, which may follow unknown prefixes, as of a logger or a document."""
 _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
 _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 

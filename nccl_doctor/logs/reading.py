@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 WRITER_S, _WRITER_LOOK_S = 5.0, 0.05
-"""So long a named pipe may have nobody who writes to it: who is started beside us comes later, perhaps."""
+"""Seconds to wait for a writer of a named pipe, which may be started after us, and between looks."""
 
 BLOCK = 1 << 18
 """Bytes read at once: they stay in a processor's cache over all passes, which halves the time against 4 MB."""
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _MOST_MEMORY = 128 << 20
-"""Bytes that an archive may ask for to be unpacked: xz -9 needs 65 MiB, zstd --ultra -22 128 MiB."""
+"""Bytes of memory that unpacking may need: xz -9 needs 65 MiB, zstd --ultra -22 128 MiB."""
 _MOST_RATIO, _ENOUGH = 2000, 1 << 30
-"""The logs of a night of equal lines pack to a thousandth; up to a gibibyte nobody asks."""
+"""Compression ratio that is accepted (a night of equal lines packs to a thousandth), and bytes up to which it is not
+checked."""
 _NOT_LOGS = frozenset(
     {".py", ".so", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".png", ".jpg", ".tar", ".zip", ".pyc"}
 )

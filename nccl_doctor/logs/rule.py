@@ -18,22 +18,24 @@ WEB = (
     r"https?://|HTTPS?Connection|urllib3\.|requests\.exceptions|huggingface\.co\b|huggingface_hub\.|\bwandb[.:]"
     r"|\bpypi\.org|IPv6 network addresses"
 )
-"""Not about a host of the job: on clusters, downloads and trackers fail to connect every day, and IPv6 to resolve."""
+"""Requests to web servers, not to hosts of the job: on clusters, downloads and trackers fail to connect every day, and
+IPv6 to resolve."""
 
 
 class Grade(IntEnum):
     """How much a line says about the cause. Between two lines the higher grade is blamed, then the earlier one."""
 
     BENIGN = 0
-    """Looks like a fault and is none."""
+    """Something that looks like a fault and is none."""
     CLUE = 1
-    """No fault by itself; it shows where a run stood that then went no further."""
+    """A line that is no fault, but shows how far a run came before it stopped."""
     HINT = 2
-    """A fault only if the run failed and nothing tells more: a retry that may have succeeded, an unusual interface."""
+    """A fault only if the run failed and nothing else explains it: a retry that may have succeeded, an unusual
+    interface."""
     GENERIC = 3
-    """Something failed; the line does not say what."""
+    """A failure without a reason in the line."""
     SYMPTOM = 4
-    """What ranks see when some other rank has failed: a closed connection, a collective that timed out."""
+    """A consequence in ranks after another one has failed: a closed connection, a collective that timed out."""
     LIKELY = 5
     """A failure that has its own remedy, but may itself follow from another one."""
     ROOT = 6
@@ -81,7 +83,7 @@ symptom = partial(LogRule, Grade.SYMPTOM)
 generic = partial(LogRule, Grade.GENERIC)
 hint = partial(LogRule, Grade.HINT)
 clue = partial(LogRule, Grade.CLUE)
-"""A rule of that grade: pattern, sample, and what speaks against it."""
+"""Make a rule of that grade from pattern, sample, and contrary evidence."""
 
 
 def _in_turns(grade: Grade, *lines: str) -> tuple[LogRule, ...]:
@@ -95,31 +97,31 @@ symptoms = partial(_in_turns, Grade.SYMPTOM)
 
 
 CHOSEN = r"Bootstrap ?: Using (?:\[0\])?(?P<iface>[A-Za-z][A-Za-z0-9_.-]*):(?P<ip>[0-9a-fA-F.:]+)"
-"""A process chose its interface."""
+"""The interface that a process chose."""
 
 SHARED = r"-> \d{1,6}\[\S{1,16}\] .{0,40}via SHM/"
-"""Two ranks of a host go through its memory."""
+"""The connection of two ranks of a host through its memory."""
 
 BUSY = r"\d{1,7}MiB / +\d{1,7}MiB \| +100% +Default"
-"""A row of nvidia-smi below a log: somebody shows what its GPUs do meanwhile."""
+"""A row of nvidia-smi below a log, which shows how busy the GPUs were."""
 
 STARTED = r"nranks \d+ .*- Init START"
-"""A rank waits for the others."""
+"""The start of a rank, which then waits for the others."""
 
 CONNECTED = r"nranks \d+ .*- Init COMPLETE"
-"""A rank has its communicator."""
+"""A completed communicator of a rank."""
 
 TABLE = r"# +size +count +type   redop"
-"""A benchmark begins; its rows follow."""
+"""The start of a benchmark's table."""
 
 MEETING = r"torch/distributed/\S+\.py\", line \d+, in (?:init_process_group|_?store_based_barrier|\w*rendezvous\w*)"
-"""A stack ends where processes meet."""
+"""A stack that ends where processes meet."""
 
 TALKING = (
     r"distributed_c10d\.py\", line \d+, in (?:barrier|monitored_barrier|all_reduce|all_gather\w*|broadcast\w*|gather"
     r"|scatter|reduce\w*|all_to_all\w*|send|recv)\b"
 )
-"""A stack ends in a collective."""
+"""A stack that ends in a collective."""
 
 COMPLAINED = (
     r"(?i:(?:hangs?|hung|stuck|freezes|frozen|stalls|blocks|blocked) (?:right )?(?:here|forever|indefinitely"
@@ -128,13 +130,13 @@ COMPLAINED = (
     r"|any ?more|from here))"
     r"|(?i:(?:and then|then it|it just|program|script|training|process|job) (?:hangs|gets stuck|is stuck|freezes))"
 )
-"""Somebody wrote into the log what they saw."""
+"""A comment in the log by the person who posted it."""
 
 BROKE_OFF = r"^\^C|^\[mpiexec@\S+\] (?:Sending Ctrl-C|Press Ctrl-C)|Ctrl-C caught|mpirun: killing job"
-"""Somebody ended it from the keyboard."""
+"""An interrupt from the keyboard."""
 
 INTERRUPTED = r"KeyboardInterrupt|Received (?:2|Signals\.SIGINT) death signal|got signal: 2\b"
-"""The same, as Python and torchrun tell it."""
+"""An interrupt as Python and torchrun report it."""
 
 EXITED = (
     r"(?:failed \(exitcode: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\)"
@@ -142,7 +144,7 @@ EXITED = (
     r"|srun: error: (?P<host>\S+): tasks? \S+: Exited with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
     r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\.)"
 )
-"""The bare exit code that torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate tell; 128 and more is a
+"""A bare exit code as torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate report it; 128 and more is a
 signal's."""
 
 TERMINATING = (
@@ -155,15 +157,15 @@ TERMINATING = (
     r"|Received sigquit from a child process"
     r"|Shutting down (?:all )?workers|Terminat\w+ (?:all )?(?:other|remaining|sibling) (?:processes|ranks|workers))"
 )
-"""A launcher says that it ends the other processes: what is killed after that was killed by it."""
+"""A launcher's notice that it ends the other processes; a process that is killed later was killed by it."""
 
 KILLED_FOR_MEMORY = (
     r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|Out [Oo]f [Mm]emory: Kill)"
 )
-"""The kernel, Slurm or Kubernetes ended a process for want of memory, which no script catches."""
+"""A process that the kernel, Slurm or Kubernetes ended for want of memory, which no script catches."""
 
 RETURN_CODE = r"INFO misc/socket\.cc:\d+ -> 2\b"
-"""ncclSystemError, on its way up: what failed stands before it, in a line that may be lost."""
+"""ncclSystemError as it is passed up; the call that failed is in an earlier line, which may be lost."""
 
 RAS_LINE = (
     r"(?:job process(?: is|es are) considered dead|Missing communicator data from \d+ "
@@ -172,15 +174,15 @@ RAS_LINE = (
     r"|Rank \d+ (?:has .{0,40})?-- (?:GPU|\[process)|Rank \d+ has (?:launched|not launched|status) .{0,80} --"
     r"|Process \d+ on node \S+ managing GPU|(?:ranks|Rank \d+) reported [A-Z][\w ]+)"
 )
-"""A line of RAS' report (``ncclras``) that tells of a fault, or of where it is."""
+"""A line of RAS' report (``ncclras``) that shows a fault or its place."""
 
 RAS_DEAD, RAS_SILENT, RAS_LEFT = "dead", "silent", "left"
 RAS_STARTING, RAS_BEHIND, RAS_ERROR = "INIT", "behind", "error"
-"""What RAS says of processes and ranks, beside the names that it gives to errors: no longer reached, without an answer,
-out of a communicator that others use, not yet in it, behind the others, and any other error."""
+"""States of processes and ranks in RAS' report, beside the names that it gives to errors: no longer reached, without an
+answer, out of a communicator that others use, not yet in it, behind the others, and any other error."""
 
 RECORDED = "flight recorder"
-"""Stands for the wording where no line but a dump of torch's flight recorder tells."""
+"""Replacement for a line's wording, where only a dump of torch's flight recorder shows the fault."""
 
 C10D_CLIENT = r"client socket has failed to connect to .*"
 """torch's store (torch/csrc/distributed/c10d/socket.cpp); the errno follows."""

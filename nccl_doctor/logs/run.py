@@ -29,13 +29,13 @@ from nccl_doctor.logs.reading import BLOCK, compressed, file_blocks, files, size
 from nccl_doctor.logs.rule import Grade
 
 LONG = 32 << 20
-"""Less than this is read before the processes have started."""
+"""Bytes from which several processes read; less is read before they have started."""
 
 _PART = 16 << 20
 _MOST_PROCESSES = 8
 _HEAD = 64 << 10
 _FEW = 128
-"""Of more files a shorter end is kept."""
+"""Number of files above which a shorter end of each is kept."""
 
 
 class Part(NamedTuple):
@@ -158,7 +158,7 @@ def _kept(whole: Reading) -> list[Event]:
 
 
 GRACE_S = 2.0
-"""So long after a fatal line the lines of the other ranks are awaited before the report."""
+"""Seconds to wait after a fatal line for the lines of the other ranks."""
 
 _LOOK_S = 0.25
 _LONGEST_SHOWN = 1 << 16

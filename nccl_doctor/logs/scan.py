@@ -18,23 +18,24 @@ from functools import cache
 from nccl_doctor.logs.prefix import plain
 
 MAX_LINE = 1 << 20
-"""A longer line is read in pieces of this size, so that a file without line ends needs no more memory than others."""
+"""Bytes of the pieces in which a longer line is read, so that a file without line ends needs no more memory than
+others."""
 
 WINDOW = 2048
-"""Of a longer line so many bytes are judged at a time: the rest is data, or made to cost time."""
+"""Bytes of a longer line that are judged at a time; the rest is data, or made to cost time."""
 
 WINDOWS = 64
-"""So many of these are judged of one source; its end is judged whatever came before."""
+"""Number of windows that are judged for one source; its end is always judged."""
 
 QUOTA = 2048
 """Lines of one source that the filter may send to a rule. What is said that often has been said: a log of a million
 equal errors costs no more than one of two thousand. The end of a source is judged whatever came before."""
 
 _STEP = 16 << 10
-"""Bytes that are looked at in one call; to find a line in them takes three times theirs."""
+"""Bytes that one call reads; finding a line in them takes three times as much."""
 
 _OVERLAP = 256
-"""What windows have in common, so that none cuts what a rule looks for."""
+"""Bytes that windows have in common, so that none cuts a match."""
 
 
 @dataclass(frozen=True)
@@ -89,12 +90,12 @@ class Scanner:
 
     @property
     def passed_over(self) -> bool:
-        """Something that was found was not judged."""
+        """True where a match was not judged."""
         return self._windows > WINDOWS or bool(self._spent)
 
     @property
     def lines(self) -> int:
-        """How many lines have ended up to now."""
+        """The number of lines that have ended so far."""
         return self._line - 1
 
     def feed(self, data: bytes) -> Iterator[Line]:

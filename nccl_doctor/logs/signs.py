@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import fold, ranks_of
 from nccl_doctor.text.shell import line
 
 MOST_LINES = 5
-"""Lines that are quoted of one cause."""
+"""Number of lines that are quoted for one cause."""
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _DEVICE = re.compile(
@@ -36,7 +36,7 @@ _DEVICE = re.compile(
 _LOCAL = re.compile(r"localhost(?:\.localdomain)?|ip6-localhost|127\..*|0\.0\.0\.0")
 
 _SAFE = "bcdfghjklmnpqrstvwxz2456789"
-"""What Kubernetes makes the random ends of pods' names of (k8s.io/apimachinery/pkg/util/rand)."""
+"""Characters of the random ends of pods' names (k8s.io/apimachinery/pkg/util/rand)."""
 _POD = re.compile(rf".+-[{_SAFE}]{{8,10}}-[{_SAFE}]{{5}}|.+-\d+-[{_SAFE}]{{5}}|[0-9a-f]{{12}}|.+\.svc(?:\..+)?")
 """A pod of a Deployment, of an indexed Job; a container's own ID; a service's name."""
 _OPERATED = re.compile(r"(.+)-(?:master|worker|launcher|chief|ps)(?:-\d+)?")
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def first(self) -> Event:
-        """The most telling event."""
+        """The event that explains most."""
         return self.cause.events[0]
 
     @property
@@ -88,7 +88,7 @@ class Case:
 
     @property
     def count(self) -> int:
-        """Lines that show the fault, those that were not kept included."""
+        """The number of lines that show the fault, dropped ones included."""
         return max(self.log.counts[self.cause.name], len(self.cause.events))
 
     def rank_of(self, event: Event) -> int | None:
@@ -214,7 +214,7 @@ class Advice:
 
 
 WITH_THE_HOSTS = "nccl-doctor check with the job's hosts file, or -w and their names"
-"""For a log that names no host: what would be pasted if it did."""
+"""Advice for a log that names no host."""
 THEN = "Then see what the hosts say:"
 
 
@@ -285,21 +285,22 @@ class Stage(IntEnum):
     """Passes over a log's events, in the order in which they run; which ones there are, the checks declare."""
 
     MEANING = 1
-    """What a line means by the addresses and numbers in it."""
+    """Addresses and numbers in a line are put to names of hosts and ranks."""
     RECOVERY = 2
-    """What was no fault, for the run went on or had ended."""
+    """Faults that the run survived, or that came after its end, are dropped."""
     ENDING = 3
-    """Who ended whom; from here on the log is that of the last run."""
+    """Processes that others ended are told from those that failed; from here on the log is that of the last run."""
     GIVING_UP = 4
-    """What was tried until it was given up: then hints are weighed, and those that don't count are gone."""
+    """Retries that were given up count as faults; other hints are dropped."""
     PLACES = 5
-    """Where hosts of a run without an end are apart; not of a log that ended well, or whose lines were joined."""
+    """Hosts of a run without an end are compared by place; not for a log that ended well, or whose lines were
+    joined."""
     HANGS = 6
-    """Where such a run stood; the same."""
+    """The place where such a run stopped, under the same conditions."""
     CONSEQUENCES = 7
-    """What the faults that are left say of each other."""
+    """Faults that follow from other faults are told apart."""
     RECORDS = 8
-    """What ranks did in one place, in lines and in dumps of the flight recorder."""
+    """Actions of ranks in one place, from lines and from dumps of the flight recorder."""
 
 
 @dataclass
@@ -325,7 +326,7 @@ class Scene:
 
 
 Pass = Callable[[Scene], list[Event]]
-"""Of a stage: the events that are left, some under another name or of another weight."""
+"""The work of one stage: it returns the events that are left, some with another name or grade."""
 
 
 @dataclass(frozen=True)

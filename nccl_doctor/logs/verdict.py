@@ -152,7 +152,7 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
 
 
 _LOOKED_AT = 4096
-"""Lines at the ends of all sources in which the last one of each rank is looked for."""
+"""Lines at the ends of all sources that are searched for the last line of each rank."""
 
 
 def _last_lines(log: Log) -> dict[int | None, LogLine]:
@@ -210,7 +210,7 @@ def _size(count: int) -> str:
 
 
 MOST = 4
-"""Of what a row tells of each kind."""
+"""Number of values of each kind that a row shows."""
 
 
 def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:

@@ -85,7 +85,7 @@ class Document(FrozenModel):
 MAX_TEXT = 4096  # characters of a text that has no other bound: Linux' PATH_MAX
 
 MAX_OUTPUT = 16 << 20
-"""Characters of what another program printed whole, as a packet filter's rules (of which the probe takes 8 MiB)."""
+"""Characters of another program's whole output, such as a packet filter's rules (of which the probe takes 8 MiB)."""
 
 
 MAX_LINES = 64  # texts of a list of them: lines of evidence, methods, keys
@@ -177,14 +177,14 @@ def _fits(pattern: str, problem: str) -> AfterValidator:
 
 
 IpAddress = Annotated[_IpAddress, Field(max_length=128), AfterValidator(ip_address)]
-"""As text: "10.0.0.1", "fe80::1%eth0"."""
+"""An IP address as text: "10.0.0.1", "fe80::1%eth0"."""
 IpNetwork = Annotated[_IpNetwork, Field(max_length=64), AfterValidator(ip_network)]  # as text: "10.0.0.0/24"
 Netmask = Annotated[_IpAddress, Field(max_length=64), AfterValidator(_netmask)]
-"""As text: "255.255.255.0", "ffff:ffff:ffff:ffff::"."""
+"""A netmask as text: "255.255.255.0", "ffff:ffff:ffff:ffff::"."""
 InterfaceName = Annotated[_InterfaceName, Field(max_length=60), _fits(_INTERFACE, "no name of a network interface")]
 """A network interface's name, or the label of an alias, "eth0:1"."""
 Version = Annotated[_Version, Field(max_length=64), _fits(_VERSION, "no version")]
-"""Of a program: "2.13.0+cu126", "2.28.9", "550.54.14"."""
+"""The version of a program: "2.13.0+cu126", "2.28.9", "550.54.14"."""
 Path = Annotated[str, Field(max_length=MAX_TEXT), _fits(r"[^\0]*", "a path has no NUL")]  # of a file on the host
 EnvValue = Annotated[str, Field(max_length=128 << 10)]  # of a variable: execve(2) takes 128 KiB (MAX_ARG_STRLEN)
 
@@ -209,16 +209,16 @@ CommandLine = Annotated[str, Holds.COMMAND]
 HostAddress = Annotated[str, Field(pattern=r"^[0-9A-Za-z_:][0-9A-Za-z_.:%-]{0,254}$")]
 """An address or a name of a host, as the plan has it."""
 CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
-"""What docker, podman and nerdctl take for a container's name or id, and apptainer for an instance's."""
+"""Names and ids of containers for docker, podman and nerdctl, and of instances for apptainer."""
 ContainerName = Annotated[str, Field(pattern=rf"^{CONTAINER_NAME.pattern}$")]
 Clipped = Annotated[str, BeforeValidator(_clipped)]  # a sentence of which the end may be missing
 ClippedEnd = Annotated[str, BeforeValidator(lambda text: clip_end(text) if isinstance(text, str) else text)]
-"""A text of which the begin may be missing."""
+"""A text whose beginning may be missing."""
 Output = Annotated[str, Field(max_length=MAX_OUTPUT)]  # what another program printed, whole; hostile text
 Port = Annotated[int, Field(ge=1, le=65535)]  # a TCP port that can be dialled
 SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 of a socket that is not bound
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""How many, how large, which: never negative; bytes of the largest memory fit in."""
+"""A number, size or index: never negative, and large enough for the bytes of the largest memory."""
 Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]  # of a process; 0 for one outside of the PID namespace that tells
 SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
 """A kernel setting that is one number, as /proc/sys prints it."""
@@ -226,7 +226,7 @@ ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
 """The letter of proc(5), "S", and of one in the kernel where it waits, "D nfs_wait"."""
 Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # an integer of which the sign means something
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
-"""A span of time, or a time since 1970: nothing that squares, or multiplies with a size, to more than a float holds."""
+"""A duration, or a time since 1970, small enough for a float even when squared or multiplied by a size."""
 SignedSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]  # the difference of two clocks
 Rate = Annotated[float, Field(ge=0, le=1e12)]  # GB/s, 10⁹ bytes a second
 
@@ -235,7 +235,7 @@ MALFORMED = "malformed: "  # so begins the reason where a host answered what is 
 PENDING = "not reached"  # why a phase was skipped that had not yet begun
 NOT_ASKED = "not asked for"  # so begins the reason where nobody wanted a phase
 NOT_SELECTED = "not selected"
-"""The reason why a check was skipped that the call does not ask for; a row of such checks is not shown."""
+"""The reason of a check that the call does not ask for; a row of such checks is not shown."""
 
 
 class Unknown(Observed):
@@ -248,7 +248,7 @@ class Unknown(Observed):
 
     @property
     def malformed(self) -> bool:
-        """True where the host did say something, and it was no such fact."""
+        """True where the host's answer was not of the right form."""
         return self.reason.startswith(MALFORMED)
 
     @property
@@ -269,7 +269,7 @@ class Skipped(Observed):
 
     @property
     def hindered(self) -> bool:
-        """True where a phase's turn came, and a fault seen before spared it."""
+        """True where an earlier fault kept a phase from running."""
         return self.reason != PENDING and not self.reason.startswith(NOT_ASKED)
 
 

@@ -17,10 +17,10 @@ WAITS = ("no-store", "no-group", "hang")
 """Ranks wait: for the master's store, for the others to join the process group, in a collective."""
 LOST = "lost"  # All that ranks tell is that connections to others ended
 DIALS = ("connection-refused", "connection-timed-out", "no-route-to-host")
-"""A rank could not connect; what it meets, too, whose peer is dead."""
+"""Effects in a rank that could not connect, also to a peer that is dead."""
 GIVING_UP = ("collective-timeout", "rendezvous-timeout")
 AFTERMATH = frozenset({*WAITS, LOST, *DIALS, *GIVING_UP, "peer-died"})
-"""Shown by ranks of anything that keeps another one from its part."""
+"""Effects of anything that keeps another rank from its part."""
 KILLED = ("SIGKILL", "SIGTERM")
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 """signal(7), x86 and ARM; the host's numbers, whatever this machine's are."""

@@ -94,7 +94,7 @@ class ClusterSource:
 
     @property
     def engine_words(self) -> Words:
-        """The options that have an engine find these hosts again; empty where none did."""
+        """The options with which an engine finds these hosts again; empty without one."""
         return next((words for engine in engines() if (words := engine.cluster_words(self.cluster))), ())
 
     def container(self, node: Node) -> Words:

@@ -151,7 +151,7 @@ class CheckResult(FrozenModel):
     reason: str | None = None
     looked_at: str | None = None
     gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
-    """What ``reason`` was written of, each reason once; JSON has the sentence alone."""
+    """The gaps behind ``reason``, each reason once; JSON has the sentence alone."""
 
 
 class LogEvent(FrozenModel):

@@ -24,19 +24,20 @@ from nccl_doctor.model.base import (
 )
 
 GRACE_S = 10.0
-"""Seconds from SIGTERM to SIGKILL; what was started less than that ago is not ended, for it may just be starting."""
+"""Seconds from SIGTERM to SIGKILL. A process younger than that is not ended, because it may just be starting."""
 
 LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
 LAST_PID = 2**22  # Linux gives none above it (proc_sys_kernel(5), pid_max)
 
 MAX_PROCESSES = 4096
-"""Of all jobs that hold a port; a launcher with eight ranks and their data loaders has some hundred."""
+"""Number of processes of all jobs that hold a port; a launcher with eight ranks and their data loaders has some
+hundred."""
 
 _MOST_DIGITS = 9  # int() refuses thousands of them; leading zeros are let through
 _MOST_TICK_DIGITS = 18  # a start in ticks has 64 bits; a billion years are enough
 Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
 UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
-"""To the last second of the year 9999, the last that a date can show."""
+"""A time up to the last second of the year 9999, the last that a date can show."""
 
 
 class Identity(NamedTuple):
@@ -122,7 +123,7 @@ class HolderJob(Observed):
 
     @property
     def gpus(self) -> tuple[GpuUse, ...]:
-        """All memory of the job on GPUs."""
+        """The memory of the job on all GPUs."""
         return tuple(use for member in self.members for use in member.gpus)
 
 

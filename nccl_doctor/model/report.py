@@ -106,7 +106,7 @@ class MachineLoad(FrozenModel):
 
     @property
     def busy(self) -> bool:
-        """Two programs want each CPU, or a thread waited half a second for one."""
+        """True where each CPU has two programs waiting, or a thread waited half a second for one."""
         return self.queue >= 2 * self.cpus or (self.lag_s or 0.0) >= 0.5
 
     @property
@@ -135,7 +135,7 @@ DialOutcome = Literal[
     "no-source-address", "failed",
 ]  # fmt: skip
 DialSeconds = Annotated[float, Field(ge=0, le=3600)]
-"""What a dial took; it has a few seconds, and twice as long when it is tried again."""
+"""Duration of a dial; its limit is a few seconds, and twice as long in a second attempt."""
 
 
 class FailedDial(Observed):
@@ -222,7 +222,7 @@ def gbps_span(values: Iterable[float]) -> str:
 
 
 Reported = Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"]
-"""What a rank of the all-reduce reports, in the order in which it gets there (probe/smoke/worker.py)."""
+"""Stages that a rank of the all-reduce reports, in their order (probe/smoke/worker.py)."""
 Stage = Literal["none", Reported]  # the last that a rank reported; "none" before the first
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
@@ -319,7 +319,7 @@ COUNTERS: dict[str, tuple[Literal["link", "loss", "receiver", "congestion"], str
 PortName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}:[0-9]{1,3}$")]
 CounterName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
 Growth = Annotated[dict[PortName, Annotated[dict[CounterName, Count], Field(max_length=64)]], Field(max_length=256)]
-"""By port, "mlx5_0:1", how much each counter grew meanwhile; those that did not are left out."""
+"""Growth of each counter during the all-reduce by port, "mlx5_0:1"; counters that did not grow are left out."""
 
 
 def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
@@ -391,7 +391,7 @@ class Report(Document):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Phrases for what a check was asked not to judge; other commands judge what they are for."""
+        """Phrases for parts that a check was told to leave out, which other commands judge."""
         skipped = [check for check in self.checks if check.outcome is Outcome.SKIP and self.command == "check"]
         reasons = {check.reason for check in skipped}
         phases = {"--no-smoke": "the all-reduce", "--mesh none": "the ports between hosts"}

@@ -44,12 +44,12 @@ class ClusterNccl:
 
     @cached_property
     def peers(self) -> Peers:
-        """Hosts by addresses and routes: who could reach an address."""
+        """Hosts that could reach an address, by addresses and routes."""
         return Peers(self.by_host, self.mesh)
 
     @cached_property
     def bootstrap(self) -> dict[str, Reachability]:
-        """By host with an interface, its address' standing with the others."""
+        """Reachability of each host's bootstrap address from the others."""
         return {
             name: reachability(side, side.chosen.address, self.peers.of(name, side.chosen.address), self.mesh)
             for name, side in self.by_host.items()
@@ -58,7 +58,7 @@ class ClusterNccl:
 
     @cached_property
     def rdma(self) -> ClusterRdma:
-        """The RDMA devices of hosts whose are known, as NCCL lists and joins them."""
+        """The RDMA devices of hosts as NCCL lists and joins them, where known."""
         told = ((host.name, host.facts.rdma) for host in self.snapshot.reached if host.facts is not None)
         sides = {
             name: Side(self.by_host[name], list_rdma(devices, self.by_host[name].values, self.by_host[name].version))
@@ -69,7 +69,7 @@ class ClusterNccl:
 
     @cached_property
     def suggestion(self) -> Suggestion | None:
-        """The setting that is proven to work, if any."""
+        """The setting that is proven to work; None without one."""
         return suggest(self.snapshot.reached, self.by_host, self.mesh)
 
     @cached_property
@@ -79,7 +79,7 @@ class ClusterNccl:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """By host the address at which NCCL listens."""
+        """The address at which each host's NCCL listens."""
         return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:

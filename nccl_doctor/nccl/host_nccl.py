@@ -57,7 +57,7 @@ class HostNccl:
 
     @property
     def interface(self) -> NcclInterface | None:
-        """The one that NCCL uses, unless libnccl itself failed."""
+        """The interface that NCCL uses, unless libnccl itself failed."""
         return None if self.source == "model" and self.disagreement is not None else self.summary
 
     def link(self, interface: str) -> Link | None:
@@ -84,7 +84,7 @@ class HostNccl:
 
     @cached_property
     def routes_by_merit(self) -> list[tuple[Network, Route]]:
-        """The main table, narrow networks first."""
+        """Routes of the main table, narrow networks first."""
         routes = () if isinstance(self.routes, Unknown) else self.routes
         parsed = [(network_of(route.destination), route) for route in routes]
         return sorted(parsed, key=lambda item: (-item[0].prefixlen, item[1].metric))

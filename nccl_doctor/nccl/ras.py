@@ -216,7 +216,7 @@ _IN_PROGRESS = 7
 _MISSING_COMMA = re.compile(r"([}\d])(\s*)(?=\{|\"status\")")  # of missing ranks, and between them: 2.28.7 to 2.28.9
 
 _MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
-"""Of an answer: a rank has three objects and some thirty values, and RAS sends no more than 8 MiB of them."""
+"""Limits for an answer: a rank has three objects and some thirty values, and RAS sends at most 8 MiB of them."""
 _MOST_TOPICS = 64  # Collectives by name, of all ranks together: NCCL knows a dozen
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 64)]

@@ -199,7 +199,7 @@ class RdmaList:
 
     @cached_property
     def spec(self) -> HcaSpec:
-        """NCCL_IB_HCA."""
+        """The parsed NCCL_IB_HCA."""
         return parse_hca(self.variables.get("NCCL_IB_HCA", ""), self.version)
 
     @cached_property
@@ -227,13 +227,13 @@ class RdmaList:
 
     @property
     def untold(self) -> str | None:
-        """A variable of 2.32 that orders or fuses devices in a way that is not known here; None where none is set."""
+        """A variable of 2.32 that orders or fuses devices in an unknown way; None without one."""
         named = (name for name in UNTOLD if self.version >= UNTOLD_SINCE and self.variables.get(name))
         return next((f"{name}={self.variables[name]}" for name in named), None)
 
     @cached_property
     def refused(self) -> Entry | None:
-        """The first entry whose GID index is behind its port's table: from 2.31 NCCL then takes none of the devices.
+        """The first entry whose GID index is beyond its port's table; from 2.31 on NCCL then takes none of the devices.
 
         ``ncclIbInitDevices`` asks for each port's GID since then (net_ib/init.cc), and fails where it gets none.
         """
@@ -252,14 +252,14 @@ class RdmaList:
 
     @cached_property
     def down(self) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
-        """Ports that NCCL_IB_HCA lets through, and that are not up."""
+        """Ports that NCCL_IB_HCA allows, but that are not up."""
         every = ((device, port) for device in self._in_order() for port in device.ports)
         accepted = (pair for pair in every if self.off is None and self.spec.accepts(pair[0].name, pair[1].number))
         return tuple((d, p) for d, p in accepted if p.state != "ACTIVE" and p.link_layer in (*LAYERS, None))
 
     @cached_property
     def closed(self) -> tuple[RdmaDevice, ...]:
-        """Devices with a port that is up which NCCL can't open, of those that NCCL_IB_HCA lets through."""
+        """Devices with an active port that NCCL can't open, among those that NCCL_IB_HCA allows."""
         shut = (device for device in self._in_order() if self.off is None and device.problem is not None)
         return tuple(
             device

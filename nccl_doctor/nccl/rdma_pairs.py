@@ -60,7 +60,7 @@ class Side:
 
     @property
     def host(self) -> str:
-        """Its name."""
+        """The host's name."""
         return self.nccl.host
 
     def network(self, entry: Entry) -> Network | None:
@@ -255,7 +255,7 @@ class ClusterRdma:
 
     @property
     def ways(self) -> Iterator[Way]:
-        """The ways of packets between RoCE ports, both directions, of pairs whose GIDs go together."""
+        """The paths of packets between RoCE ports, in both directions, of pairs whose GIDs fit each other."""
         for pair in self.pairs:
             if pair.here.is_roce and pair.talk.cause in (None, Cause.NETWORK, Cause.SILENT):
                 for src, one, dst, other in (
@@ -269,7 +269,7 @@ class ClusterRdma:
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
-        """Pairs of devices that channels connect, of the compared hosts."""
+        """Pairs of devices that channels connect, for the compared hosts."""
         return tuple(
             Pair(a.host, b.host, place, here, there, can_talk(a, here, b, there, self.mesh))
             for a, b in self._compared()
@@ -278,12 +278,12 @@ class ClusterRdma:
 
     @cached_property
     def unreachable(self) -> tuple[Pair, ...]:
-        """Those that can't talk for another reason than their GIDs."""
+        """Pairs that can't connect for another reason than their GIDs."""
         return tuple(p for p in self.pairs if p.talk.answer is Reachable.NO and p.talk.cause is not Cause.GID)
 
     @cached_property
     def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[Pair, ...]], ...]:
-        """Hosts that explain pairs which can't talk, with these; together where nobody knows whose fault it is."""
+        """Hosts at fault for pairs that can't connect, with these pairs; both hosts where it is unknown which."""
         failed = {(pair.source, pair.target) for pair in self.unreachable}
         found: list[tuple[tuple[str, ...], tuple[Pair, ...]]] = []
         for group in groups(failed):
@@ -328,13 +328,13 @@ class ClusterRdma:
 
     @property
     def works(self) -> bool:
-        """True where every host has as many devices, none of them without its GID or a partner."""
+        """True where every host has as many devices, each with a GID and a partner."""
         counts = {len(side.rdma.entries) for side in self.sides.values()}
         return len(counts) == 1 and counts != {0} and not (self.unreachable or self.gid_faults)
 
     @cached_property
     def gid_faults(self) -> tuple[tuple[str, Entry, str], ...]:
-        """Host, port and fault of each GID that is missing, or of another type than most at its place have."""
+        """Host, port and fault of each GID that is missing, or of another type than most at its place."""
         return tuple(itertools.chain.from_iterable(self._gids_at(place) for place in range(self._most)))
 
     @property

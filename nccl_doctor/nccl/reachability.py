@@ -23,7 +23,7 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import address_of, network_of
 
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
-"""Kinds of link that may stand in a host without leading out of it (snapshot.Link.kind)."""
+"""Kinds of link that may exist in a host without leading out of it (snapshot.Link.kind)."""
 
 LOST = ("timed-out", "no-route", "unreachable")  # Outcomes of a dial that found nobody; a refusal comes from somebody
 
@@ -129,18 +129,18 @@ class Reachability:
 
     @property
     def is_lost(self) -> bool:
-        """Some can't reach it, nobody provably can: it is at fault."""
+        """True where some hosts can't reach it and none provably can, so that it is at fault."""
         answers = {verdict.answer for verdict in self.verdicts}
         return Reachable.NO in answers and Reachable.YES not in answers
 
     @property
     def is_unsure(self) -> bool:
-        """Nobody provably reaches it or fails to, though somebody would have to."""
+        """True where no host provably reaches it or fails to, though one would have to."""
         return bool(self.verdicts) and all(verdict.answer is Reachable.UNSURE for verdict in self.verdicts)
 
     @property
     def causes(self) -> set[Cause]:
-        """Causes of unreachability over all hosts that can't reach it."""
+        """Reasons that the hosts which can't reach it have."""
         return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
 
     def reasons(self, answer: Reachable) -> dict[str, tuple[str, ...]]:
@@ -217,6 +217,6 @@ class Peers:
 
     @cached_property
     def _lost(self) -> dict[str, list[str]]:
-        """By host, those whose dials to it failed."""
+        """Hosts whose dials to each host failed."""
         failures = self._mesh.failures if self._mesh is not None else ()
         return grouped((dst, src) for src, dst in failures if src in self._by_host)

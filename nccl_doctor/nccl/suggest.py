@@ -23,7 +23,8 @@ from nccl_doctor.text.inet import Network, network_of, prefix_length
 Plan = dict[str, str]  # The interface to use, by host
 
 _MOST_NETS = 64
-"""Nets that are tried for all hosts; a node of Kubernetes may have thousands of addresses, each a net of its own."""
+"""Number of networks that are tried for all hosts; a node of Kubernetes may have thousands of addresses, each a network
+of its own."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Suggestion:
 
     @property
     def common(self) -> str | None:
-        """The one name that serves all hosts, None where they differ."""
+        """The name that serves all hosts; None where they differ."""
         names = set(self.interfaces.values())
         return names.pop() if len(names) == 1 else None
 

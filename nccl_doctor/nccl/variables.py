@@ -39,7 +39,7 @@ NEWEST: Version = (2, 30, 7)
 
 SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = "/.nccl.conf"
-"""What the path of the user's own file ends with; NCCL takes the home directory out of the password database."""
+"""End of the path of the user's own file; NCCL reads the home directory from the password database."""
 
 LONGEST = 1023  # Bytes of a name or a value in a config file; NCCL cuts off the rest
 
@@ -121,7 +121,7 @@ PLUGIN_PREFIXES = (  # Names that begin so belong to a plugin or a tool, which m
 
 _BUILDS = "ROOT ROOT_DIR HOME DIR PATH VERSION INCLUDE_DIR INCLUDE_DIRS LIB_DIR LIBRARY LIBRARIES LIB VER"
 BUILD_NAMES = frozenset(f"NCCL_{part}" for part in _BUILDS.split())
-"""Read by builds and container images, not by the library."""
+"""Variables for builds and container images; the library does not read them."""
 
 _TORCHS = "BLOCKING_WAIT ASYNC_ERROR_HANDLING DESYNC_DEBUG ENABLE_TIMING USE_COMM_NONBLOCKING"
 PYTORCH_NAMES = frozenset(f"NCCL_{part}" for part in _TORCHS.split())
@@ -191,7 +191,8 @@ WORDS: dict[str, tuple[str, ...]] = {
     "NCCL_PROTO": ("LL", "LL128", "Simple"),
     "NCCL_ALGO": ("Ring", "Tree", "CollNet", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"),
 }
-"""Case does not count; NCCL_PROTO and NCCL_ALGO are lists with commas and an optional "^" (src/graph/tuning.cc)."""
+"""Words that NCCL takes, in any case; NCCL_PROTO and NCCL_ALGO are lists with commas and an optional "^"
+(src/graph/tuning.cc)."""
 
 EXACT_WORDS: dict[str, tuple[str, ...]] = {  # Case counts (``strcmp``)
     "NCCL_SOCKET_FAMILY": ("AF_INET", "AF_INET6"),
@@ -213,7 +214,7 @@ RANGES: dict[str, tuple[int, int]] = {
 """Smallest and largest value that has a meaning; -2, NCCL's "not set", is always one."""
 
 TRUTH = ("true", "false", "yes", "no", "on", "off", "enable", "enabled", "disable", "disabled")
-"""Words that are meant for a number."""
+"""Words that people write where NCCL expects a number."""
 
 _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKENS} names, without blanks or quotes"
 
@@ -300,8 +301,8 @@ def _judge_ifname(value: str) -> BadValue | None:
     return next((BadValue(reads, _IFNAME) for wrong, reads in misread if wrong), None)
 
 
-RAILS: Version = (2, 30, 7)  # rail and plane in NCCL_IB_HCA, and routing by subnets
-"""Of what was read; it answers where no version is known."""
+RAILS: Version = (2, 30, 7)
+"""The first version that reads a rail and a plane in NCCL_IB_HCA, and routes by subnets."""
 
 MOST_PORTS = 32  # ``MAX_IB_DEVS``: of the list, and of the items of NCCL_IB_HCA
 INT64 = range(-(2**63), 2**63)
@@ -309,7 +310,8 @@ Variables = Mapping[str, str]
 
 
 NO_NUMBER: Version = (2, 32, 0)
-"""From here on, a value that begins with no number ("true", "-") is the variable's default; before, it is 0."""
+"""The first version in which a value without a number ("true", "-") means the variable's default; before, it means
+0."""
 
 
 def integer(variables: Variables, name: str, default: int, version: Version) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 Version = tuple[int, int, int]
 
 LAST_OF_SERIES = 999
-"""Stands for the patch level that "2.28" leaves out: each change known here came with the first release of a series."""
+"""Patch level of a version that is given as "2.28": each change known here came with the first release of a series."""
 
 _VERSION = re.compile(r"\s*v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3})(?:\.\S*)?)?(?:[-+]\S*)?\s*")
 
@@ -62,8 +62,8 @@ NEWEST = (2, 32)  # The last series of which the variables, and their words, are
 
 _TORCH_2_8 = (2, 8)
 NCCL_OF_TORCH_2_8: Version = (2, 27, 3)
-"""What its wheels require for every CUDA they are built for; those before had one for CUDA 11 with 2.21.5
-(pytorch's RELEASE.md, .ci/docker/ci_commit_pins, and the wheels' requirements)."""
+"""The version that torch 2.8's wheels require for every CUDA; older wheels for CUDA 11 required 2.21.5 (pytorch's
+RELEASE.md, .ci/docker/ci_commit_pins, and the wheels' requirements)."""
 
 
 def parse_version(text: str) -> Version:
@@ -127,9 +127,10 @@ def recorder(torch: str | None, prefix: str) -> dict[str, str]:
 
 
 DIAGNOSTICS = {"NCCL_RUN_DIAGNOSTICS": "1", "NCCL_RUN_RAS_DIAGNOSTICS": "1"}
-"""Variables by which NCCL runs its own diagnostics as it makes a communicator: milliseconds, before any data goes."""
+"""Variables that make NCCL run its own diagnostics when it creates a communicator: milliseconds, before any data is
+sent."""
 DIAGNOSTICS_SINCE: Version = (2, 31, 0)
-"""Older ones don't know the variables, and run none."""
+"""The first version with these variables; older ones ignore them."""
 
 
 def diagnosable(torch: str | None, prefix: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from nccl_doctor.probe.tools import Unavailable, output
 
 FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_version")
 DEVICES = ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/dxg")
-"""Signs of a driver: NVIDIA's device and /proc folder, and WSL's."""
+"""Files of a driver: NVIDIA's device and /proc folder, and WSL's."""
 NO_DEVICES = "No devices were found"
 NOT_FOUND = 6  # nvidia-smi's exit status with those words (nvidia-smi(1), "RETURN VALUE")
 
@@ -44,12 +44,13 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
 
 
 WARNING = re.compile(r"WARNING: ", re.IGNORECASE)
-"""So begin lines behind the rows, as of an infoROM (nvidia-smi's exit status 14)."""
+"""The beginning of lines behind the rows, as about an infoROM (nvidia-smi's exit status 14)."""
 BAD_INFOROM = 14
 FAULT = re.compile(
     r"\[(?!N/A\]|Not (?:Supported|Available|Found)\]|Insufficient Permissions\])([^\[\],]{1,60})\]|(ERR!)"
 )
-"""Words in place of a value that tell of the GPU itself: "[GPU is lost]", "[GPU requires reset]", "[Unknown Error]"."""
+"""Words in place of a value that show a fault of the GPU: "[GPU is lost]", "[GPU requires reset]", "[Unknown
+Error]"."""
 UUID = re.compile(r"(?:(?:GPU|MIG)-)?[0-9a-fA-F][0-9a-fA-F-]{7,63}|\[[^\[\],]{1,60}\]|ERR!|N/A")
 
 

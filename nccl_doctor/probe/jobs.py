@@ -47,7 +47,7 @@ HELPERS = frozenset({"wandb-core", "gpu_stats", "torch_shm_manager"})
 """Programs that a rank's libraries start beside it, and that end with it: of wandb, and of torch (torch/bin)."""
 
 SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""In the command line of what Python's multiprocessing starts (Lib/multiprocessing)."""
+"""Modules in the command line of processes that Python's multiprocessing starts (Lib/multiprocessing)."""
 
 
 def is_python(executable: str) -> bool:
@@ -95,9 +95,9 @@ RUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCH
 RANK_VARIABLES = frozenset({"LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
 """Variables that torchrun, DeepSpeed, Accelerate and MPI's launchers give to each rank, and people seldom by hand."""
 RANK_MARKS = ("--local_rank", "--local-rank", "multiprocessing.spawn", "multiprocessing.forkserver")
-"""What a rank's command line says: torch.distributed.launch's argument; a child that multiprocessing started."""
+"""Marks of a rank's command line: torch.distributed.launch's argument, or a child that multiprocessing started."""
 RAY_WORKER, RAYLET = "ray::", "raylet"
-"""How Ray titles its workers (python/ray/_private/workers), and the daemon that starts and ends them."""
+"""The title of Ray's workers (python/ray/_private/workers), and the daemon that starts and ends them."""
 SUBREAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon", "s6-svscan"})
 """Names of processes that adopt orphans besides pid 1 (prctl(2), PR_SET_CHILD_SUBREAPER)."""
 TOGETHER_S = 60  # ranks of one node are started together; two orphans that began further apart are of two runs

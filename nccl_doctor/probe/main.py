@@ -28,7 +28,7 @@ Handler = Callable[[Dict[str, Any]], Any]
 
 CHUNK = 1 << 16
 WORKER = "nccl_doctor.probe.smoke.worker"
-"""Handed on as source to the interpreter that imports torch."""
+"""The worker's module, passed as source to the interpreter that imports torch."""
 
 
 class Server:

@@ -296,7 +296,7 @@ REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: (
 """Route types of linux/rtnetlink.h, and the error of a packet that meets one."""
 
 MOST_ROUTES = 20000
-"""Of all tables, that are read to name the one that refuses; a host with more, a router, is not asked."""
+"""Number of routes of all tables that are read to name the one that refuses; a router, which has more, is not asked."""
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
 

@@ -262,7 +262,7 @@ PROGRAMS = {
     "accelerate-launch": ("accelerate", ()), "mpirun": ("mpirun", ()), "mpiexec": ("mpirun", ()), "srun": ("srun", ()),
     "vllm": ("vllm", ("serve",)), "sglang": ("sglang", ("serve",)), "ray": ("ray", ("start",)),
 }  # fmt: skip
-"""By program, the launcher, and the words that follow it."""
+"""The launcher behind each program, and the words that follow it."""
 MODULES = {
     "torch.distributed.run": ("torchrun", ()),
     "torch.distributed.launch": ("launch", ()),
@@ -341,7 +341,7 @@ SOURCES = {
     "accelerate": ("accelerate/commands/launch.py",),
     "deepspeed": ("deepspeed/launcher/runner.py",),
 }
-"""By launcher, the files below a folder of sys.path that give its parser the options."""
+"""Files with the parser's options by launcher, relative to a folder of sys.path."""
 MOST_OPTIONS = 512
 _ADDED = re.compile(
     r"""^[ \t]*[\w.]{1,64}\.add_argument\(\s*((?:["']--?[A-Za-z][\w-]{0,63}["']\s*,?\s*){1,4})""",

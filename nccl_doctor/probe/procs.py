@@ -251,7 +251,7 @@ CONTAINER = re.compile(
 """docker-ID.scope and docker/ID (Docker), libpod-ID.scope (Podman), cri-containerd-ID.scope and crio-ID.scope
 (Kubernetes), lxc.payload.NAME (LXC)."""
 USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
-"""Where pam_systemd puts a login: user.slice/user-1000.slice/session-3.scope (systemd.special(7))."""
+"""The control group of a login by pam_systemd: user.slice/user-1000.slice/session-3.scope (systemd.special(7))."""
 SERVICE = re.compile(r".*/(?P<name>[^/]+)\.service(?:/|$)")
 """The innermost: a service may have groups of its own below it (Delegate= of systemd.resource-control(5))."""
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})

@@ -140,7 +140,7 @@ PROGRAMS = {  # by name, what for; nothing else is run
 }
 SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 MORE = ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
-"""Where GKE and WSL put nvidia-smi; a PATH that is not interactive may lack them."""
+"""Folders of nvidia-smi on GKE and WSL; the PATH of a shell that is not interactive may lack them."""
 MOST_STEPS = 256
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 

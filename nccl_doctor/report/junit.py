@@ -18,7 +18,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.shell import clean
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What the Char production of XML 1.0 (section 2.2) leaves out; no escape can bring it in either."""
+"""Characters outside XML 1.0's Char production (section 2.2); no escape brings them in either."""
 
 
 def render(report: Report, options: RenderOptions) -> str:

@@ -52,7 +52,7 @@ FORMS: dict[str, dict[str, str]] = {
     "codes": {"human": "screens:render_codes", **_JSON},
     "explain": {"human": "screens:render_page", **_JSON},
 }
-"""By command: the names of its forms, the default one first, each with the module and function that make it."""
+"""Forms of output by command, the default first, each with the module and function that make it."""
 
 
 def render(command: str, form: str, document: Document, options: RenderOptions = RenderOptions()) -> str:  # noqa: B008 - a NamedTuple can't change

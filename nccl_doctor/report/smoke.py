@@ -22,7 +22,7 @@ from nccl_doctor.text.hostlist import figure, fold, fold_numbers, grouped, plura
 
 _HOPS = 16  # hosts of a ring that are drawn; of a longer one the first of these and the last
 _PARENT = re.compile(r"->(\d{1,7})->(-1|\d{1,7})")
-"""In a rank's ``Trees`` line: itself and its parent in the first tree, -1 for the root."""
+"""A rank and its parent in the first tree of a rank's ``Trees`` line; the root's parent is -1."""
 _ROWS = 6
 _LEVELS = "▁▂▃▄▅▆▇█"
 _FEWEST = 3  # sizes that make a line

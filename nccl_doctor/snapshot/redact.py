@@ -31,16 +31,16 @@ NAMES = frozenset(
     }
 )
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)
-"""In a variable's name: even one with an allowed beginning then keeps its value to itself."""
+"""Parts of a variable's name that keep its value secret, even with an allowed beginning."""
 
 NOBODY = frozenset({"root", "nobody"})
 HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
-"""Whose folder it is, after the names that sites give to the folder of homes."""
+"""A home folder and its user, below the names that sites give to the folder of homes."""
 OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
 """Folders that hold users' ones beside others: there, a name is no word to be looked for elsewhere."""
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
-"""Betrays a text or path. What has none of these is one word, which a check may know by heart: no part of it goes."""
+"""Characters of a text or path. A value without them is one word that a check may know by heart, and is kept whole."""
 CONFIG_LINE = re.compile(r"^\s*([A-Za-z_]\w*)\s*=(.*)$")
 
 OPTIONS = frozenset(  # options of Python and torchrun whose values are no secret; with "-" for "_" too
@@ -207,7 +207,7 @@ LAUNCHERS = re.compile(
     r"|mpirun|mpiexec|env|vllm|serve|sglang\.launch_server|sglang|ray|start|uv|run|conda|numactl|nohup|time|bash|docker"
     r"|exec|composer|llamafactory-cli)"
 )
-"""Words of a launch line that name what starts the job, and no value of anybody's."""
+"""Words of a launch line that start the job, and reveal nothing about anybody."""
 
 
 def _launch_line(line: str, done: Redacted) -> str:

@@ -94,7 +94,7 @@ _WEAK = (
     r"(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!sep[_-])(?<!cls[_-])(?<!mask[_-])(?<!image[_-])"
     r"tokens?(?!iz|s?_?(?:ids?|type|len|count|limit|budget|per)\b)[\w-]{0,64}"
 )
-"""Not those that count or name pieces of text: ``tokenizer``, ``eos_token``, ``token_ids``, ``tokens_per_second``."""
+"""Names that only count or name pieces of text: ``tokenizer``, ``eos_token``, ``token_ids``, ``tokens_per_second``."""
 _STOP = r"\\{0,3}['\"]?"
 
 
@@ -111,7 +111,7 @@ def _option(name: str, guard: str = "") -> str:
 
 
 _ENDS = r"(?:key|auth|jwt|pat|creds?)"
-"""How names of secrets end that name other things as well: ``--wandb-key``, ``--sort-key``."""
+"""Ends of names that belong to secrets and to other things: ``--wandb-key``, ``--sort-key``."""
 _LONG = r"(?=['\"]?[^\s'\"/~.$,;&][^\s'\"]{15,4000})(?!['\"]?[A-Za-z_.,:-]{1,4000}(?![^\s'\",;&]))"
 """A value of 16 characters or more that is no path and no plain word."""
 _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Hole: TypeAlias = "int | str | IPv4Address | IPv6Address | IPv4Network | IPv6Network"
-"""What a hole of :func:`line` takes; text has to be printable, and no option where it begins a word."""
+"""Values for a hole of :func:`line`; text has to be printable, and no option where it begins a word."""
 
 _PLAIN = re.compile(r"[\w.,:@%/+-]+", re.ASCII)
 _NAME = re.compile(r"[\w.-]+", re.ASCII)

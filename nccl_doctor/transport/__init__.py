@@ -68,4 +68,4 @@ def _slurm(_kind: Kind, _ssh_config: Path | None) -> Transport:
 
 
 TRANSPORTS: dict[str, Callable[[Kind, Path | None], Transport]] = {"ssh": _ssh, "kube": _kube, "slurm": _slurm}
-"""Makers of the transports to hosts themselves, by the name of the engine."""
+"""Functions that make the transport to hosts, by the name of the engine."""

@@ -10,7 +10,7 @@ from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.text.hostlist import fold, grouped
 
 FOLLOWS = ("port-unreachable",)
-"""What a host that was not reached leads to."""
+"""The effects of a host that was not reached."""
 
 Failure = TypeVar("Failure", bound=AccessFailure)
 Remedy = Callable[[tuple[Failure, ...]], Fix]

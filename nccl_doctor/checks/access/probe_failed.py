@@ -45,7 +45,7 @@ _SAID = {
     r"account is currently not available": "The user's login shell is nologin: name a user who may run commands (ssh: "
     "user in the hosts file), or have an administrator give this one a shell (usermod -s /bin/bash).",
 }
-"""Words of a login that ended, and what mends it: those of sshd's session.c, PAM's and nologin(8)."""
+"""Messages of sshd (session.c), PAM and nologin(8) as they end a login, and the remedy for each."""
 
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)

@@ -35,7 +35,8 @@ from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
-"""ssh hands a host's name to shells of its own (ProxyCommand, Match exec), so that quotes do not suffice."""
+"""A login that is safe to paste: ssh hands a host's name to shells of its own (ProxyCommand, Match exec), where quotes
+do not help."""
 
 _TYPED = (
     "A password or a second factor can't be typed here, but a login that stands can be shared: give the host "
@@ -63,7 +64,7 @@ _EARLY = (
     "the certificate is for later."
 )
 _SLURM = re.compile("(?i)slurm|no active job")
-"""Words of pam_slurm and pam_slurm_adopt."""
+"""Messages of pam_slurm and pam_slurm_adopt."""
 _BY_SLURM = "Slurm lets users in only where they have a job: ask for the nodes first (salloc or sbatch), then check."
 _ACCOUNT = (
     "The key is right. The account is expired, locked, or not let in on that host (PAM's account rules, nologin): "

@@ -63,9 +63,9 @@ _SUMMARY = {
     "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows what it means.",
 }
 ANSWERS = ("stranger", "intercepted", "reset")
-"""Of dials that met somebody who is not our listener, as sshd is not."""
+"""Results of dials that were answered, but not by our listener; sshd is not ours either."""
 UNANSWERED = ("timed-out", "no-route", "unreachable")
-"""Of dials that met nobody."""
+"""Results of dials that nobody answered."""
 _PADDED = re.compile(r"(?<=[A-Za-z-])0+(?=\d)")
 _OTHER = "See whether ssh with the host's name works; its -v shows where it stops."
 

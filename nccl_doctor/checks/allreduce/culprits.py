@@ -41,14 +41,14 @@ MISSING: dict[Stage, str] = {
     "sizes": "did not finish destroying the process group",
     "done": "had finished",
 }
-"""What a rank did that reached a stage and not the next one."""
+"""The action that a rank did not take, by the last stage that it reached."""
 
 Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewhere", "behind", "echo"]
 """They were killed; raised an error; left without one; their launcher or the connection to it ended; they are stopped,
 or sit in the kernel; never started, or still import torch; do something else while all others wait in a collective;
 came less far than others; or all that ranks show is that they lost others."""
 OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
-"""Where it is clear that the ranks themselves are at fault, and not a connection between two of them."""
+"""Reasons for which the ranks themselves are at fault, and not a connection between two of them."""
 
 _MOST_TRIALS = 8
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)')
@@ -56,7 +56,7 @@ _SAYS_NOTHING = re.compile(
     r"(?:\[rank\d+\]: )?"
     r"(?:\s.*|Traceback.*|[=-]*|time *:.*|Root Cause.*|Failures:|\[\d+\]:|\S+ FAILED|.*\.ChildFailedError:.*)"
 )
-"""Bodies of tracebacks, and torchrun's table of failures: what they say of a rank is known."""
+"""Lines of tracebacks and of torchrun's table of failures; they repeat what is known of a rank."""
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/")
 _BETWEEN = ("/torch/", "<frozen ", "/fd/")
 """Frames that tell nothing: torch's own, the import system's, and those of our worker."""
@@ -78,7 +78,7 @@ class Culprits:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that the repetition blames; else those of the ranks."""
+        """The hosts that the repetition blames, or else those of the ranks."""
         return self.isolation.hosts if self.isolation else tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property
@@ -89,7 +89,7 @@ class Culprits:
 
     @property
     def isolated(self) -> str:
-        """A sentence of whom the repetition blames; empty without a verdict."""
+        """A sentence that names the blamed hosts; empty without a verdict."""
         if self.isolation is None:
             return ""
         if self.isolation.culprit == "pair":

@@ -158,7 +158,7 @@ def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
 
 TIMES = 3.0
 LEAST_S = 2.0
-"""What a rank must take beyond the others, in seconds: below, it is the noise of a busy machine."""
+"""Seconds by which a rank must be slower than the others; less is noise of a busy machine."""
 
 
 def straggler(smoke: Smoke) -> RankReport | None:

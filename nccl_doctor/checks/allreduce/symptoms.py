@@ -11,7 +11,7 @@ from nccl_doctor.model.report import RankReport, Stage
 from nccl_doctor.snapshot.smoke import ENDED, Smoke
 
 _WAITING: dict[Stage, str] = {"none": "not-started", "started": "not-started", "torch": "no-store", "store": "no-group"}
-"""By the last stage that ranks reached; in all later ones they wait in a collective."""
+"""The symptom by the last stage that ranks reached; in all later stages they wait in a collective."""
 _ON_A_GPU = re.compile(r"CUDA|HIP|cuda|GPU")
 
 
@@ -101,7 +101,7 @@ _ENDS = {
     "plugin-fault": ("SIGSEGV",),
     "shm-exhausted": ("SIGBUS",),
 }
-"""How ranks may end, besides, whose output names one of these."""
+"""Effects that show in the output of ranks that ended otherwise."""
 
 
 def words(name: str) -> Iterator[Effect]:

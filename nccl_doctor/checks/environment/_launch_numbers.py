@@ -45,7 +45,7 @@ class Judged:
 
 
 Fault = str | Unjudged
-"""A fault in words, or what could not be judged."""
+"""A fault in words, or the reason why there is no judgement."""
 
 
 def nodes(judged: Judged) -> Iterator[str]:
@@ -95,7 +95,8 @@ def own_ways(judged: Judged) -> Iterator[str]:
 
 
 LLAMA = "llamafactory-cli"
-"""Hands NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT to torchrun (llamafactory/launcher.py)."""
+"""LLaMA-Factory's command, which passes NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT on to torchrun
+(llamafactory/launcher.py)."""
 
 
 def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:

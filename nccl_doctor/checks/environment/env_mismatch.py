@@ -24,10 +24,10 @@ from nccl_doctor.text.hostlist import fold, grouped, plural, quoted
 MAY_DIFFER = frozenset(
     {"NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA", "NCCL_HOSTID", "NCCL_CONF_FILE", "NCCL_PROXY_CPUSET"}
 )
-"""Facts of one machine."""
+"""Variables that describe one machine and may differ."""
 
 MAY_DIFFER_WITH = ("NCCL_DEBUG", "NCCL_TOPO_", "NCCL_GRAPH_", "NCCL_PROFILE", "NCCL_RAS_", "NCCL_IBVERBS_LIB")
-"""Beginnings of what is printed, and of paths."""
+"""Prefixes of variables that may differ: printed text, and paths."""
 
 MUST_AGREE = frozenset(
     {
@@ -36,7 +36,7 @@ MUST_AGREE = frozenset(
         *("NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_CROSS_NIC"),
     }
 )
-"""Where these differ the job does not work; the others may cost speed."""
+"""Variables without whose agreement a job fails; the others may cost speed."""
 
 
 @check(

@@ -46,7 +46,7 @@ from nccl_doctor.text.inet import Address, address_of, endpoint, numeric
 from nccl_doctor.text.shell import line
 
 _JUDGED_ELSEWHERE = ("gloo", "torchrun")
-"""By hostname-loopback and its like."""
+"""Diagnoses that judge these names already, hostname-loopback among them."""
 _OPTIONS = {"ray": "node_ip_address", "deepspeed": "master_addr"}
 _EXPORTS = {
     "vllm": "VLLM_HOST_IP",
@@ -120,7 +120,7 @@ def _faults(
 
 
 _SIDE_CHANNELS = {"vllm": ("nixl", "mooncake", "ucx"), "sglang": ("mooncake", "ucx")}
-"""By engine, the side channels of its that are an error, too, where somebody set them wrongly."""
+"""Side channels that are an error too where somebody set them wrongly, by engine."""
 
 
 def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:

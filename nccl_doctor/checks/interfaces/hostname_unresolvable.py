@@ -285,7 +285,8 @@ RULES = (
 )
 
 _AGAIN = 3
-"""A name of an address is asked for once for each kind of address, and then dialled (c10d/socket.cpp, tryConnect)."""
+"""Failed lookups after which a name that is never dialled is the fault: one for each kind of address, and one more for
+the next attempt (c10d/socket.cpp, tryConnect)."""
 
 
 def _never_resolved(scene: Scene) -> list[Event]:

@@ -33,7 +33,7 @@ FEW = 128
 """Linux' default for gc_thresh1: up to here nothing is ever thrown out, whatever the other limits are."""
 
 ROOM = 4
-"""How many times the peers the raised limit holds: gateways, storage and containers need entries too."""
+"""Entries of the raised limit for each peer: gateways, storage and containers need some too."""
 
 
 @check(
@@ -73,7 +73,7 @@ def neighbour_table_small(view: View) -> Findings:
 
 
 _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
-"""By the nets of hosts and whether they share names, the addresses that lie on these nets."""
+"""Addresses of the cluster that lie on a host's nets, by these nets and whether hosts share names."""
 
 
 def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:

@@ -37,7 +37,7 @@ OWN = "its own outgoing connections"
 UNSEEN = "not tested because the port is busy; concluded from the rules"
 
 EXPLAINS = ("port-unreachable", CONNECTIONS)
-"""Of these dials, those that no rule was seen to stop follow only where some of the host's rules are not understood."""
+"""Failed dials without a rule that stops them follow only where some of the host's rules are not understood."""
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")

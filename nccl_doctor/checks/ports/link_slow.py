@@ -47,7 +47,7 @@ DOES = {("send",): "sends", ("receive",): "receives", ("send", "receive"): "send
 
 
 SHARED = re.compile(r"\bG[BH]\d\d")
-"""Names of GPUs whose data goes to the processor by NVLink."""
+"""Names of GPUs that reach the processor by NVLink."""
 
 
 # NCCL's own measure of each rank's network (NCCL DIAG).

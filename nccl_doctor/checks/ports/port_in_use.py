@@ -155,11 +155,11 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
 
 
 _DRAWN = 32768
-"""From here on Linux' kernel gives ports away (ip_local_port_range as it is delivered)."""
+"""The first of the ports that Linux gives out by default (ip_local_port_range)."""
 
 
 _SERVER = re.compile(r"error while attempting to bind on address|[Uu]vicorn|[Gg]unicorn|HTTPServer")
-"""asyncio's words, of HTTP servers; torch's and NCCL's are others."""
+"""asyncio's words for a port in use, written by HTTP servers; torch and NCCL use others."""
 
 
 def _advice(case: Case) -> Advice:

@@ -43,7 +43,7 @@ NETWORK = (
     "port-unreachable", "master-addr-not-local", "duplicate-address", "route-missing", "hostname-mismatch",
     "hostname-unresolvable", "ifname-no-match", "ifname-needed", "gloo-ifname-invalid",
 )  # fmt: skip
-"""What a network of the container's own leads to."""
+"""The effects of a container with a network of its own."""
 NVIDIA, INFINIBAND = "/dev/nvidia", "/dev/infiniband/"
 
 

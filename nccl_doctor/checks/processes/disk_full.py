@@ -28,7 +28,7 @@ MIB = 1 << 20
 LEAST_BYTES = 64 * MIB
 LEAST_FILES = 100
 _PLAIN = re.compile(r"/[\w./+-]{0,200}", re.ASCII)
-"""Paths that are shown and pasted; of another one a host is called by its variable."""
+"""Paths that are shown and pasted; any other path is named by its variable."""
 
 
 @check(

@@ -26,7 +26,8 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 MIB = 1 << 20
 FATAL = 64 * MIB
-"""What one communicator registers at least with NCCL's default buffers (4 MiB a channel and direction, of several)."""
+"""The memory that one communicator registers at least with NCCL's default buffers (several channels of 4 MiB each
+way)."""
 ENOUGH = 1024 * MIB
 
 

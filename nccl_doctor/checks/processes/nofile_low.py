@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import fold
 BASE = 256
 PER_RANK = 16
 CERTAIN = 2
-"""Sockets for each rank that the store's process holds at least: below that no job of this size can start."""
+"""Sockets for each rank that the store's process holds at least; with fewer no job of this size can start."""
 
 
 @check(

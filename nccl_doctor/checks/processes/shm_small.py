@@ -28,7 +28,7 @@ from nccl_doctor.text.shell import line
 MIB = 1 << 20
 WANTED = 64 * MIB
 LEAST = 128 * MIB
-"""In all, for one rank whose data loaders have workers."""
+"""Bytes for one rank whose data loaders have workers."""
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 
 
 LINKED = re.compile(r"SXM|HBM3\b|NVL\b|G[BH]\d\d\d")
-"""Names of GPUs that have NVLink among themselves, also where no NVSwitch shows."""
+"""Names of GPUs that NVLink connects with each other, also without an NVSwitch."""
 
 PEERS = Effect(
     ("hang", "wrong-sum", "gdr-p2p-fault", "collective-timeout", "cuda-error"),

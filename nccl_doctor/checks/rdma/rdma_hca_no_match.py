@@ -30,7 +30,7 @@ from nccl_doctor.snapshot.hosts import gpu_wish
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 EXPLAINS = (SOCKETS, RDMA)
-"""What follows where NCCL finds no RDMA device on a host."""
+"""The effects where NCCL finds no RDMA device on a host."""
 
 
 @check("NCD405", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=EXPLAINS)

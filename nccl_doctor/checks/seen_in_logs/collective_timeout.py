@@ -144,15 +144,15 @@ RULES = (
 _PLACES = frozenset({rule.CHOSEN, rule.STARTED, rule.CONNECTED, rule.TABLE, rule.MEETING, rule.TALKING})
 
 _NEAR = 25
-"""Lines between the place where a run stood and the interrupt: a stack trace, not the steps of a training."""
+"""Lines between the last sign of life and the interrupt: a stack trace, not the steps of a training."""
 
 _LATER = 3
-"""Lines of others than NCCL after which a log no longer ends with what NCCL said."""
+"""Lines of other programs after which a log no longer ends with NCCL's own."""
 
 _TABLE_OF_GPUS = re.compile(
     rb"\s*(?:$|[|+]|.{0,80}nvidia-smi|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\s*$)|.{0,200}NCCL (?:INFO|WARN)"
 )
-"""A line of NCCL's, or one that nvidia-smi draws: its table, the time above it, the command, as ``watch`` shows it."""
+"""A line of NCCL, or one of nvidia-smi's table, also as ``watch`` shows it."""
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:

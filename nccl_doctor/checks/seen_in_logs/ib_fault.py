@@ -36,7 +36,7 @@ _STATUSES = {
     12: "status 12: no acknowledgement came, so link, GID index, VLAN, MTU or PFC are wrong, or the other side is gone",
     13: "status 13: the other side was never ready to receive",
 }
-"""Of ibv_wc_status, infiniband/verbs.h."""
+"""Names of ibv_wc_status (infiniband/verbs.h)."""
 _NOBODY = "no answer at the peer's GID: NCCL connected two devices that share no network, or a switch drops"
 _ERRORS = {
     110: f"{_NOBODY} (110)",
@@ -46,7 +46,7 @@ _ERRORS = {
     22: "the GID index names no GID of this port, or one of another type than the other side's (22)",
     19: "the device or its interface is gone (19)",
 }
-"""Of ibv_modify_qp, by errno; NCCL before 2.19 writes the words alone."""
+"""Errors of ibv_modify_qp by errno; NCCL before 2.19 writes the words alone."""
 _SAYS = {
     "not found in PKey table": "no partition key of the port is NCCL_IB_PKEY_VALUE's; ask the subnet manager's owner, "
     "or unset it",

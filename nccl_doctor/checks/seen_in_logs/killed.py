@@ -139,10 +139,11 @@ _FRAME = re.compile(
     rb"\s|$|Traceback|During handling|The above exception|[\w.]*(?:Error|Exception)\b|\^|[~^ ]+$|\S+: +File |=+$|-+$"
     rb"|.{0,120}destroy_process_group\(\) was not called|wandb: |Exception ignored in|.{0,200}resource_tracker: "
 )
-"""Lines of stacks, and what Python, torch and trackers say on the way out."""
+"""Lines of stacks, and those that Python, torch and trackers print as they end."""
 
 _ABOVE, _STACK, _SOON = 60, 80, 200
-"""Lines from an exception to a launcher's notice, from the head of its stack to it, and to those that then waited."""
+"""Line limits: from an exception to a launcher's notice, from the head of its stack to the notice, and to those that
+then waited."""
 
 _ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
 _ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|Force Terminated StepId|MPI_ABORT was")
@@ -152,7 +153,7 @@ _OWN = re.compile(
     r"(?:^|[ .])(?:Value|Type|Key|Index|Attribute|Name|Assertion|ZeroDivision|FileNotFound|IsADirectory|Import"
     r"|NotImplemented|ModuleNotFound|UnicodeDecode|JSONDecode|EOF|Unpickling)Error\b"
 )
-"""Exceptions of a script's own, which no library makes of a connection that is gone."""
+"""Exceptions of a script's own; no library raises them for a lost connection."""
 
 
 def accused(event: Event, reading: Reading, left: set[str]) -> Event:

@@ -59,7 +59,7 @@ STRANGER = generic(
 )
 
 NEAR = 20
-"""Lines between a warning and its hint, as other processes write into the same log."""
+"""Lines between a warning and its hint, since other processes write into the same log."""
 
 RULES = (
     STRANGER,  # before any warning

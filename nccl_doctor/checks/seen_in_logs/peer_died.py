@@ -93,7 +93,7 @@ RULES = (
 )
 
 _STACK = 80
-"""Lines from the head of a stack to what ended the process."""
+"""Lines from the head of a stack to the exception that ended the process."""
 
 
 def _is_shutdown_noise(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:

@@ -33,7 +33,7 @@ _BEGINS = r"(?:^|\\n|\] |\]: |>:? ?|\) |\| |\d: )"
 
 
 _DIVIDES = re.compile(r"batch\D{0,20}(?P<batch>\d{1,9}) must be (?:a )?multiple of \D{0,40}(?P<by>\d{1,6})")
-"""YOLOv5's train.py, and its heirs."""
+"""The error of YOLOv5's train.py, and of scripts derived from it."""
 
 
 def _advice(case: Case) -> Advice:
@@ -106,7 +106,7 @@ RULES = (
 )
 
 _LAST_WORDS = 1
-"""Lines that may stand behind the one that names an exception at the end of a source, frames of stacks apart."""
+"""Lines that may follow the exception at the end of a source, frames of stacks apart."""
 
 _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
 """A server goes on: what failed was a request."""

@@ -30,7 +30,7 @@ _VIRTUAL = (
     r"(?:lo|docker\d*|virbr\d*|veth\w*|br-\w+|lxc\w*|lxdbr\d*|cni\d*|flannel\S*|cali\w*|tailscale\d*|wg\d*|tun\d*"
     r"|tap\d*|podman\d*|vmnet\d*)"
 )
-"""Interfaces that other hosts do not reach, or not by this address."""
+"""Interfaces that other hosts do not reach, or only under another address."""
 
 
 def _advice(case: Case) -> Advice:

@@ -34,7 +34,7 @@ LEAST = {
     "9.1": "387.26",
     "9.0": "384.81",
 }
-"""The least driver for Linux by CUDA's major version, by release before 11 (CUDA Toolkit release notes)."""
+"""The oldest driver for Linux by CUDA's major version, by release before 11 (CUDA Toolkit release notes)."""
 
 
 @check(

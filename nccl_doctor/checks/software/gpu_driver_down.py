@@ -40,7 +40,7 @@ FAILURES = (
     "Unable to determine the device handle",
     "GPU is lost",
 )
-"""nvidia-smi's own words; one that hangs or is not installed accuses no driver."""
+"""nvidia-smi's own messages; one that hangs or is not installed accuses no driver."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Fault:
     commands: tuple[Line | None, ...] = ()
     reboot: bool = False
     lost: str | None = None
-    """The bus address of the one GPU that it is about."""
+    """The bus address of the GPU, where the message names a single one."""
 
     def words(self, names: Sequence[str], gpus: int) -> str:
         """Return the sentence; the hosts have so many GPUs each."""

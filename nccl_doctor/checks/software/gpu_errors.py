@@ -30,11 +30,12 @@ PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a sound GPU (NVIDIA's "Xid Errors", column "User app error")."""
 RECOVERY = 154
 LOST = frozenset({79, 119, 120, 140, RECOVERY})
-"""Fallen off the bus, no answer of its system processor, unrecovered ECC, recovery wanted: no job runs there now."""
+"""Xids after which no job runs: fallen off the bus, no answer of its system processor, an ECC error that was not
+corrected, recovery needed."""
 
 
 MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")
-"""Words of the driver (Xid 154) once a GPU needs nothing any more."""
+"""The driver's words (Xid 154) for a GPU that needs no more recovery."""
 _AFTER = "if the errors come back, leave the host out (-x) and have the GPU looked at."
 
 
@@ -162,7 +163,7 @@ _MEANING = {
     149: "an NVLink error",
     154: "the driver says what the GPU needs: a reset, a reboot or a drain",
 }
-"""By NVIDIA's Xid catalogue, in our words."""
+"""Meanings by NVIDIA's Xid catalogue, in our words."""
 
 
 def meaning_of_xid(case: Case) -> Advice | None:

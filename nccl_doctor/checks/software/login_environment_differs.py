@@ -30,7 +30,7 @@ from nccl_doctor.snapshot.system import LoginShell, PythonInfo
 from nccl_doctor.text.hostlist import fold, quoted
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
-"""Search paths of libraries and modules, which torch's own wheels don't need."""
+"""Search paths of libraries and modules; torch's own wheels don't need them."""
 
 
 @check("NCD511", severity=Severity.WARNING, needs=("python",))

@@ -149,7 +149,7 @@ RULES = (
 )
 
 _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?P<other>\d{1,9})\b")
-"""Two builds of NCCL lay out differently what they tell each other: equal sizes, and the rest is garbage."""
+"""An error about exchanged sizes; two builds of NCCL exchange different structures, so the numbers may be garbage."""
 
 
 def _other_builds(scene: Scene) -> list[Event]:

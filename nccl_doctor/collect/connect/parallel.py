@@ -257,10 +257,11 @@ class LoadWatch:
 
 AGAIN = 0.35  # The quiet try's share of the first one's time, where hosts answer fast: what is healthy needs far less
 CONNECT_S = 10.0
-"""For a host to answer where neither ``--connect-timeout`` nor a configuration of the user's says how long."""
+"""Seconds for a host to answer where neither ``--connect-timeout`` nor the user's ssh configuration sets a limit."""
 PATIENCE = 4.0  # Times that the others needed; whoever takes longer alone is not merely one of many
 Look = Callable[[ProbeSession, float], None]
-"""Asks a host, within this share of the time that it has; :class:`NoAnswerError` where more time may help."""
+"""A function that asks a host within this share of its time; it raises :class:`NoAnswerError` where more time may
+help."""
 
 
 @dataclass

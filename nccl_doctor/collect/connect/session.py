@@ -97,7 +97,7 @@ SILENCE_S = 8.0  # Without a word; with what the end of everything takes, nothin
 PATIENT_S = 60.0  # The same for a run that begins anew because this machine stood still: it may merely be overloaded
 MARGIN_S = 2.0  # A gap between two words that a host feels may be so much shorter here
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-"""One that goes on while the machine sleeps; macOS has it by the other name (clock_gettime(2), (3))."""
+"""A clock that counts while the machine sleeps; macOS calls it CLOCK_MONOTONIC (clock_gettime(2), (3))."""
 
 
 class Heartbeat:

@@ -32,13 +32,13 @@ _NOT_FOUND = 127
 """A shell's exit status for a command that it does not find (POSIX, 2.8.2)."""
 
 _KILLED = (None, 128 + 9, 255)
-"""As paramiko, a shell and ssh tell of a command that a signal ended: without a status, by its number, by ssh's own."""
+"""Exit statuses of a command that a signal ended, as paramiko, a shell and ssh report it."""
 
 DAMAGED = "the probe came damaged"
-"""What the host says of a program whose bytes are not those that were sent."""
+"""The loader's message where the bytes of the program are not those that were sent."""
 
 SILENT = "nothing came from nccl-doctor for a while"
-"""What the loader says as it ends."""
+"""The loader's last message where nothing more is sent to it."""
 
 _WORDS = 120
 

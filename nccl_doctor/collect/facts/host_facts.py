@@ -69,7 +69,7 @@ class CommonNames:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """As far as it is known."""
+        """The answers that hold for all hosts, as far as known."""
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
@@ -229,7 +229,7 @@ ANYBODYS: dict[str, TypeAdapter[Any]] = {
     "gpu_processes": TypeAdapter(GpuProcess),
     "sockets": TypeAdapter(TcpSocket),
 }
-"""Facts that are lists in which any local user can have an item, and its type."""
+"""Facts that are lists to which any local user can add, and the type of their items."""
 
 
 def typed(answer: dict[str, Any]) -> HostFacts:
@@ -284,7 +284,7 @@ echo {mark} hosts; cat /etc/hosts
 echo {mark} end
 exit
 """
-"""For /bin/sh; the devices are those of probe/facts/host.py."""
+"""A script for /bin/sh; its devices are those of probe/facts/host.py."""
 _MOST = 8 << 20  # Bytes that it may print: a cluster's /etc/hosts has a line for each host
 _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +(unlimited|\d{1,20})\b")
 

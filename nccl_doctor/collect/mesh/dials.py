@@ -99,7 +99,7 @@ AT_ONCE = 256  # Dials that a host makes at once (probe/mesh/mesh.py)
 AGAIN = 2.0  # A dial's time when it is tried again, as a multiple of the first
 LISTEN_ANSWER_S = 5.0  # What listening, and reporting after the last dial timed out, may take
 Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
-"""By host where it dialled, and in the hosts' order what became of it."""
+"""Targets by the host that dials, and the results in the hosts' order."""
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Dialling:
 
     @cached_property
     def used(self) -> dict[str, plan.Rails]:
-        """By host, the addresses over which it will move data."""
+        """The addresses over which each host will move data."""
         return {name: plan.of_host(self.nodes[name], self.facts[name]) for name in self.ports}
 
     def run(
@@ -155,7 +155,7 @@ class Dialling:
 
     @cached_property
     def engine_addresses(self) -> dict[str, str]:
-        """By host, the address that the cluster's engine tells its peers."""
+        """The address that the cluster's engine tells each host's peers."""
         found = {name: plan.advertised_by(self.cluster, self.nodes[name], self.facts[name]) for name in self.ports}
         return {name: address for name, address in found.items() if address is not None}
 

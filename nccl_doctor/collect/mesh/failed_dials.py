@@ -194,13 +194,13 @@ PEER_DIAL_S = 2.0
 NAMES_S = 2.0
 PEER_ANSWER_S = 3.0
 TAKES_S = NAMES_S + 2 * PEER_DIAL_S + PEER_ANSWER_S
-"""What all of it may take: what is silent is spoken to, and waited for as long again."""
+"""Seconds for the whole second look: a silent listener is spoken to, and waited for as long again."""
 WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")  # Where nothing of the host's own was seen
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",
 )  # fmt: skip
-"""What a peer saw, the most telling first, as of a host's several addresses one counts; the others are no look:
-it could not open a socket, or had no address of its own to dial from."""
+"""Results that tell about a peer, the most telling first, since one of a host's several addresses counts. The other
+results tell nothing: the peer could not open a socket, or had no address to dial from."""
 
 
 def ask_reachability_from_peers(

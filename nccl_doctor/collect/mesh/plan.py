@@ -43,7 +43,8 @@ MOST_SUSPECTS = 16  # Hosts that all others dial, after a dial failed that they 
 RANDOM_PORTS = 1  # Besides both ends of a host's ephemeral range: three ports in all
 TRIES = 16  # How far a listener may step aside from a port that somebody holds
 FIRST_UNPRIVILEGED = 1024
-"""The kernel takes no range below net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst), which this is by default."""
+"""The lowest port of a range: the kernel allows none below net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst), 1024 by
+default."""
 WHOLE = PortRange(low=32768, high=60999)
 """Linux' default for net.ipv4.ip_local_port_range, for hosts whose own could not be read."""
 
@@ -133,10 +134,12 @@ def _unreserved(port: int, step: int, reserved: frozenset[int], own: PortRange) 
 
 _BLOCKS = "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"
 PRIVATE = tuple(map(ipaddress.ip_network, _BLOCKS))
-"""What an organisation numbers by itself: RFC 1918, the shared space of RFC 6598, unique local addresses (RFC 4193)."""
+"""Address blocks that organisations number themselves: RFC 1918, the shared space of RFC 6598, unique local addresses
+(RFC 4193)."""
 _SERVICES = "169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"
 METADATA = frozenset(map(ipaddress.ip_address, _SERVICES))
-"""Where clouds serve credentials to whoever asks from a host: all of them; ECS; Alibaba; AWS and GCP by IPv6."""
+"""Addresses at which clouds serve credentials to anything on a host: all clouds, ECS, Alibaba, and AWS and GCP over
+IPv6."""
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 

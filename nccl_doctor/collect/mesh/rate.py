@@ -52,7 +52,7 @@ class Wanted:
 
 
 Ends = tuple[tuple[str, str], ...]
-"""The interfaces that a host's NCCL moves data over, each with its address."""
+"""The interfaces over which a host's NCCL moves data, each with its address."""
 
 
 def ends_of(node: Node, facts: HostFacts) -> Ends:

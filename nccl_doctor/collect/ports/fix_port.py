@@ -41,10 +41,11 @@ MOST_PROCESSES = 1 << 15  # Of a job, with all that it started while it was endi
 FIRST = 1024
 FEW, MANY = 16, 512  # Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial
 HALVES, TRIALS = 192, 2
-"""Ports of the whole range that are tried together from the other hosts where a firewall stops them, and how often."""
+"""Number of ports from the whole range that the other hosts try at once where a firewall stops them, and number of
+attempts."""
 DIAL_S = 3.0
 AT_ONCE = 64
-"""Ports that are tried together, as :data:`HALVES`: fewer than a host dials at once, so they cost one time-out."""
+"""Number of ports that are tried at once; fewer than a host dials at once, so they cost one time-out."""
 WELL_KNOWN = frozenset(
     {
         *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
-"""A probe that hears nothing ends after this; the longest run waits for a grace period and a TIME_WAIT."""
+"""Seconds of silence after which a probe ends; the longest run waits for a grace period and a TIME_WAIT."""
 
 
 class _Answer(Observed):
@@ -97,7 +97,7 @@ class Machine(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name for the user; "" for this machine."""
+        """The host's name for the user; "" for this machine."""
 
     def ask(self, request: Request[T], **arguments: object) -> T:
         """Return the answer to a request; raises NotReachedError: none came."""

@@ -232,7 +232,7 @@ class AllReduceRun:
 
     @property
     def given_up(self) -> bool:
-        """True once a host that has not answered is no longer waited for."""
+        """True once the run no longer waits for a host that has not answered."""
         return self._stopped_at is not None and self._clock() > self._stopped_at + ANSWER_S
 
     def _wait_for_start(self) -> None:

@@ -24,7 +24,8 @@ from nccl_doctor.snapshot.hosts import HostFacts
 
 Group = tuple[str, ...]
 Attempt = Callable[[Sequence[Group]], Sequence[bool]]
-"""Runs the all-reduce over each of several disjoint groups, all at once; True where it worked."""
+"""A function that runs the all-reduce over several disjoint groups at once, and returns True for those where it
+worked."""
 
 
 class NoTimeError(Exception):
@@ -106,10 +107,10 @@ def _halves(group: Group) -> tuple[Group, Group]:
 
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
-"""What a group gets: gloo connects in milliseconds, NCCL starts the GPUs and detects the topology."""
+"""Seconds for one group: gloo connects in milliseconds, NCCL starts the GPUs and detects the topology."""
 ANSWER_S = 5.0  # What a host may take to answer what it need not work for; the end of all trials is one such question
 TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
-"""The largest message, large enough for packets of full size; and seconds for all of them."""
+"""Bytes of the largest message, enough for packets of full size, and seconds for all messages."""
 
 
 def run(

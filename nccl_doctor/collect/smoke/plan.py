@@ -17,9 +17,10 @@ from nccl_doctor.text.hostlist import fold, plural
 Backend = Literal["nccl", "gloo"]
 
 LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
-"""Bytes of the largest message where none is asked for: NVLink and InfiniBand reach their speed near a gigabyte."""
+"""Bytes of the largest message by default: NVLink and InfiniBand reach their speed near a gigabyte."""
 OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
-"""What it sets where nobody else does (distributed/run.py and elastic/agent/server/local_elastic_agent.py, 2.13)."""
+"""Variables that torchrun sets unless they are set already (distributed/run.py and
+elastic/agent/server/local_elastic_agent.py, 2.13)."""
 LOGGING = {  # Set whatever the hosts file says: it changes what NCCL prints and nothing that it does (src/debug.cc)
     "NCCL_DEBUG": "INFO",
     # INIT and NET hold the interfaces, the network in use, channels and rings; not the topology's dump.
@@ -57,7 +58,7 @@ class Plan:
     backend: Backend
     reason: str
     diagnostics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By host, the variables that have NCCL's own run, as far as nobody sets them otherwise."""
+    """Variables that make NCCL run its own diagnostics, by host, unless somebody set them otherwise."""
 
     def request(self, node: Node) -> dict[str, Any]:
         """Return the request to a host's probe; see probe/smoke/allreduce.py."""

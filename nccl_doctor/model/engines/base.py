@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # a command line asks the engines for their options: it waits
 
 Kind = str  # a name that ``--transport`` takes, of :func:`nccl_doctor.model.engine.kinds`
 Words = tuple[tuple[str, str | None], ...]
-"""Options of a command line with their values; None for an option without one."""
+"""Command-line options with their values; None for an option without one."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Node
 
 Runtime = Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
-"""Holders of containers; "enter" is a process whose namespaces are entered, which wants root and python3 there."""
+"""Container runtimes; "enter" is a process whose namespaces are entered, which needs root and python3 there."""
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 

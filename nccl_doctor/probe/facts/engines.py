@@ -21,9 +21,10 @@ PACKAGES = re.compile(
     r"(?:(vllm|sglang|ray|deepspeed|accelerate|ai_dynamo)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
     re.ASCII,
 )
-"""By the names of their metadata folders (PEP 376); SGLang reads interfaces by netifaces, or its heirs of that name."""
+"""Packages by the names of their metadata folders (PEP 376); SGLang reads interfaces by netifaces, or its successors of
+that name."""
 OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "2001:4860:4860::8888")}
-"""Where engines ask for the way to; by field of snapshot.Engines."""
+"""Addresses that engines ask the route to, by field of snapshot.Engines."""
 
 
 @fact("engines")
@@ -120,4 +121,4 @@ LOOK_UPS: dict[str, Callable[[str], object]] = {
     "by_fqdn": lambda name: _inet(_fqdn(name)),
     "fqdn": _fqdn,
 }
-"""By field of snapshot.Engines, what is made of the host's own name."""
+"""Lookups of the host's own name, by field of snapshot.Engines."""

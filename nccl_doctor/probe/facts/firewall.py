@@ -18,7 +18,7 @@ from nccl_doctor.probe import tools
 from nccl_doctor.probe.tools import Unavailable, fact
 
 MAX_BYTES = 8 << 20
-"""Of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
+"""Bytes of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
 CAP_NET_ADMIN = 12  # its bit (linux/capability.h, capabilities(7))
 
 
@@ -114,7 +114,7 @@ END_S = 5.0  # what a program that did not end in time may take to be ended
 FIREWALLD_DOWN = 252
 """NOT_RUNNING: firewall-cmd's exit status where the daemon is not there (firewall/errors.py of firewalld)."""
 XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
-"""What betrays that iptables-nft wrote a table; nft can't show all of such a rule."""
+"""Words in a table that iptables-nft wrote; nft can't show all of such a rule."""
 FIREWALLD = ("firewalld", "_ZONES", "_direct")
 """The table of its nftables back end, and chains of its iptables one (firewall/core/nftables.py, ipXtables.py)."""
 UFW = ("ufw-", "ufw6-")  # how ufw's chains begin (/usr/share/ufw)
@@ -122,7 +122,7 @@ RULES = ('"table"', '"chain"', '"rule"')  # what every rule set that does someth
 INTERFACES = "/sys/class/net"
 NF_TABLES = "/sys/module/nf_tables"
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
-"""Which tables of the kernel's own x_tables there are; only root may read it."""
+"""Files that list the tables of the kernel's own x_tables; only root may read them."""
 
 
 @fact("firewall", slow=True)

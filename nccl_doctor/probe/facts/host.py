@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RUNTIME_MARKS = (("/run/.containerenv", "podman"), ("/.dockerenv", "docker"), ("/.singularity.d", "apptainer"))
 CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("/lxc", "lxc"))
-"""What the path of pid 1's control group names, where the runtime does not hide it in a cgroup namespace."""
+"""Names in the path of pid 1's control group, where the runtime does not hide it in a cgroup namespace."""
 
 
 @fact("identity")

@@ -25,7 +25,7 @@ MAGIC_SINCE = 21602
 """From NCCL 2.16.2 on eight bytes of magic stand before the address in the id (src/include/bootstrap.h)."""
 
 HIDES_THE_LINE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_FORMAT")
-"""Would move the line out of our sight, hide it, or change its form."""
+"""Variables that would send the line elsewhere, hide it, or change its form."""
 
 _USING = rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|([^\s:]+):(\S+?))<\d+>"
 """``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23), without the blank (from 2.24.3), ``[0]eth0:…`` (to 2.7).

@@ -39,7 +39,8 @@ told = "\\0".join(told).encode("utf-8", "surrogateescape").hex()
 os.write(1, b"\\n" + {CHILD_MARK!r} + told.encode() + b"\\n")
 exec(sys.stdin.buffer.readline())
 """
-"""As importlib.util.find_spec, which takes 8 ms to import. What PYTHONPATH shadows would end torch, too."""
+"""A script that finds torch as importlib.util.find_spec does, which takes 8 ms to import. A module that PYTHONPATH
+shadows would end torch, too."""
 
 
 class Interpreter:
@@ -308,7 +309,7 @@ def file_text(path: str) -> str | None:
 
 
 SHELLS = ("bash", "zsh", "sh", "dash", "ksh", "mksh", "fish")
-"""Those that take -l, -i and -c together; csh takes -l alone."""
+"""Shells that take -l, -i and -c together; csh takes -l alone."""
 PATIENCE_S = 4.0
 MOST_SHELL_BYTES = 1024 * 1024
 WHICH_PYTHON = "import sys; print(sys.executable, sys.prefix, sep=chr(0), end='')"

@@ -249,7 +249,7 @@ def _describe(pid: int, table: Table) -> dict[str, Any]:
 
 
 ASKED = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
-"""What a node is told of the others, by torchrun's names."""
+"""Settings that tell a node about the others, by torchrun's names."""
 MOST_LAUNCHERS = 64
 OPTION_TEXT = 200
 

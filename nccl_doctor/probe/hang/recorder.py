@@ -104,7 +104,7 @@ KEPT = frozenset(
 )
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DEFAULT_DUMPS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")  # noqa: S108 - torch's own choice
-"""Where torch puts them unless told otherwise (torch/csrc/distributed/c10d/FlightRecorder.cpp, 2.3 and 2.8 on)."""
+"""torch's default paths for dumps (torch/csrc/distributed/c10d/FlightRecorder.cpp, 2.3, and 2.8 on)."""
 TEXT = 300
 LISTENING, STREAM = "00010000", "0001"  # Flags and type of a line of /proc/PID/net/unix (proc_pid_net(5))
 

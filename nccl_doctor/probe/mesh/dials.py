@@ -31,7 +31,7 @@ FULL_S = 0.05
 SPARE = 4  # files that a resolver may want at once; what it says where it gets none is that there is no such name
 SILENT = ("timed-out", "SILENT")  # somebody took the connection, and said nothing even when spoken to
 WORD = b"nccl-doctor\n"
-"""What is said first to one who says nothing: a proxy that waits for the dialler's words passes them on."""
+"""The first words to a silent listener: a proxy that waits for them passes them on."""
 
 Outcome = Tuple[str, Union[str, None]]  # as snapshot.Dial has it, and what the kernel or the resolver said
 Ended = Tuple[str, Union[str, None], Union[float, None]]  # the same, and the seconds that the dial took

@@ -31,7 +31,7 @@ from typing import Any, Callable
 from nccl_doctor.probe.mesh.dials import Beside, Place, dial_all, end_with_reset, endpoints, resolved
 
 PATIENCE_S = 60.0
-"""How long a listener waits for the other side to hang up; a busy host that looks later is told of a reset."""
+"""Seconds that a listener waits for the other side to hang up; a busy host that looks later sees a reset."""
 PAUSE_S = 0.05  # After an accept that failed: the other side hung up first, or no file is left. The dial tells.
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
 CHUNK = 65536  # bytes that are taken at once

@@ -15,7 +15,7 @@ from nccl_doctor.report.smoke import link_words, rate_words, ring_words, size_ro
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 _FRAME = {"width": 460.0, "height": 280.0, "left": 74.0, "right": 446.0, "top": 14.0, "bottom": 246.0}
-"""Of a chart, in CSS pixels."""
+"""Size and plot area of a chart, in CSS pixels."""
 _SIZE_TICKS = 6
 
 

@@ -182,7 +182,8 @@ _LISTED, _LINE = 200, 300  # Containers that run on a host, and characters of th
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
-"""Where the runtime says what nobody knows: while it stops or starts a container, its words are of all kinds."""
+"""Attempts, and seconds between them, for an answer that is not understood: while a runtime stops or starts a
+container, its messages vary."""
 _WORDS = 5  # Of what a host says on stderr before it lets us in: the last lines
 
 

@@ -32,7 +32,7 @@ _WORDS: tuple[tuple[Trouble, str], ...] = (
     ),
     ("no-server", r"Unable to connect|connection to the server|dial tcp|no such host|TLS handshake|x509|i/o timeout"),
 )
-"""What client-go, the API server, the kubelet and runc say, in the order in which they are looked for."""
+"""Messages of client-go, the API server, the kubelet and runc, in the order in which they are searched."""
 
 
 class KubectlError(Exception):

@@ -30,7 +30,7 @@ from nccl_doctor.transport.process import ProcessChannel
 KIND = "step-not-started"
 _ASKING_S = 5.0
 _IDLE = re.compile("lacks support for cpu binding|Application launch failed|Job step aborted|forcing job termination")
-"""What follows from others of srun's lines, or means nothing here."""
+"""Messages that follow from others of srun's, or mean nothing here."""
 _STATE = re.compile(r"\bState=(\S+)")
 _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
@@ -143,7 +143,7 @@ _FINDS_THE_JOB = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS",
 _OF_OUR_STEP = "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NNODES SLURM_JOB_NUM_NODES"
 """Numbers of a step of one task, which are none of the job's."""
 _OF_OUR_CONTAINER = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
-"""What enroot's hook for PyTorch makes of those (conf/hooks/extra/50-slurm-pytorch.sh)."""
+"""Variables that enroot's hook for PyTorch derives from those (conf/hooks/extra/50-slurm-pytorch.sh)."""
 _OURS = "HOME,USER,LOGNAME,SHELL,LANG"  # What a step gets of the environment of a machine that is not in the job
 KEEPER = """\
 trap '' HUP INT TERM

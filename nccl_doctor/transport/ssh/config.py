@@ -53,7 +53,7 @@ _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
 
 
 TELL_APART = ("host", "match", "include", "canonical", "proxy")
-"""How the keywords begin that may mean another thing for each host."""
+"""Beginnings of keywords whose meaning may differ by host."""
 MOST_INCLUDED = 4  # Files that include one another
 
 
@@ -179,7 +179,7 @@ USUAL = {
     "pubkeyauthentication": ["true"],
     "verifyhostkeydns": ["false"],
 }
-"""What is done here anyway, as ``ssh -G`` prints it."""
+"""Settings that paramiko follows anyway, as ``ssh -G`` prints them."""
 
 
 def beyond(values: Values) -> tuple[str, ...]:

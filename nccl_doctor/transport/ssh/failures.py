@@ -44,7 +44,7 @@ _WORDS: tuple[tuple[access.Reason, str], ...] = (
 _LONGEST = 2048
 _MOST_NAMES, _OFFER = 12, 300  # Of a server's algorithms: a dozen tells what it is, and a hostile one could fill a page
 _EXTENSIONS = ("ext-info-", "kex-strict-")
-"""What stands among the key exchanges and is none (RFC 8308; OpenSSH's PROTOCOL, section 1.10)."""
+"""Prefixes of entries among the key exchanges that are none (RFC 8308; OpenSSH's PROTOCOL, section 1.10)."""
 _ERRNO: dict[int, access.Reason] = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed-out",

@@ -33,8 +33,8 @@ _GREETING = 1024
 _LAST_WORDS = 2048
 _USER_TIMEOUT_MS = 30_000
 _POLL_S = 1.0
-"""How often paramiko looks whether its session was closed, which close() tells it at once. Ten times a second, as it
-wants, was a tenth of a controller's time with hosts that are slow to answer."""
+"""Seconds between looks of paramiko whether its session was closed, which close() tells it at once. At its own ten a
+second, a tenth of a controller's time went into hosts that are slow to answer."""
 _GRACE_S = 0.2  # for a proxy command to end once its host has hung up
 
 
@@ -221,7 +221,7 @@ class ProxyCommandStream:
 MAX_PACKET = 256 * 1024
 """Bytes of a packet: OpenSSH's PACKET_MAX_SIZE. paramiko believes a server's word, which has 32 bits."""
 _OF_A_CHANNEL = (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_CLOSE)
-"""What may not be sent to a channel any more once it was closed (RFC 4254, section 5.3)."""
+"""Messages that may not be sent to a channel after it was closed (RFC 4254, section 5.3)."""
 _MAX_VERSIONS = 64 * 1024
 """Bytes of the version that a server tells, and of the lines that it may send before (RFC 4253, section 4.2)."""
 

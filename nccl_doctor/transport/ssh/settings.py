@@ -48,8 +48,9 @@ OPENSSH_ALGORITHMS: Mapping[str, tuple[str, ...]] = {
         *("hmac-sha2-256", "hmac-sha2-512", "hmac-sha1"),
     ),
 }
-"""What OpenSSH 10.0's client offers by itself (ssh_config(5), "The default is"), best first, without certificates and
-hardware keys, which go through the ssh program. paramiko alone would also take CBC, MD5 and shortened MACs."""
+"""Algorithms that OpenSSH 10.0's client offers by default (ssh_config(5), "The default is"), best first, without
+certificates and hardware keys, which go through the ssh program. paramiko alone would also take CBC, MD5 and shortened
+MACs."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +272,7 @@ def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
 MAX_HANDSHAKES = 8
 """At once through one jump host: sshd's MaxStartups (10:30:100) drops connections from the eleventh on."""
 PLACE_S = 2.0
-"""How long a host holds one of these at most: it then waits behind the jump host, which has let us in long ago."""
+"""Seconds that a host holds one of these at most: then it waits behind the jump host, which has let us in long ago."""
 QUEUE = 6.0  # How many times its own bound a host may wait for its turn at a jump host
 
 

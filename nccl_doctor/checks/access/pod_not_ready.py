@@ -5,7 +5,7 @@ their rendezvous until it times out, with their GPUs taken.
 
 How we know: the cluster's own list of the job's pods, asked with ``kubectl get pods``: the phase, the conditions of the
 scheduler, and the state of the container in which the job runs. The scheduler says which resource is short on how many
-nodes. A pod that ended since then is told by kubectl when it is to be entered. A pod whose container runs but that the
+nodes. kubectl reports a pod that has ended since then when it is entered. A pod whose container runs but that the
 cluster calls not ready is a warning: it is judged like the others, yet a headless Service gives it no name unless it
 sets ``publishNotReadyAddresses: true``.
 

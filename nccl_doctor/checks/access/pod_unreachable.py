@@ -1,13 +1,15 @@
 """A pod runs, but kubectl could not enter it.
 
-What it means: nothing is known of the pod. The right to create ``pods/exec`` is a high one, and some sites give it to
-nobody; else the kubelet of the pod's node or the way to it is dead, or the container has no shell.
+What it means: nothing is known about the pod. The permission to create ``pods/exec`` is a powerful one that some sites
+grant to nobody; otherwise the kubelet of the pod's node does not answer or can't be reached, or the container has no
+shell.
 
-How we know: ``kubectl exec`` was started for the container in which the job runs, and its shell is to print a word
-first. The word did not come; what kubectl said of that, and how long it said nothing, is the evidence. A link to a node
-that is down leaves kubectl silent for minutes, so the wait has an end of its own (``--connect-timeout``).
+How we know: ``kubectl exec`` was started for the container in which the job runs, and its shell should print a marker
+first. The marker did not come; kubectl's messages, and how long it was silent, are the evidence. A link to a node that
+is down leaves kubectl silent for minutes, so the wait has an end of its own (``--connect-timeout``).
 
-Fix: follows from the reason; where the right is missing, ask whoever runs the cluster for it in the job's namespace.
+Fix: follows from the reason; where the permission is missing, ask whoever runs the cluster for it in the job's
+namespace.
 
 References: kubectl-exec(1). Kubernetes, "Authorization Overview": the verb of ``pods/exec`` is create.
 """

@@ -1,18 +1,18 @@
 """The host was reached, but the probe that nccl-doctor runs there returned no answer.
 
-What it means: nothing is known of the host. The cause is mostly a login that can't run commands (a shell like
+What it means: nothing is known about the host. The cause is mostly a login that can't run commands (a shell like
 nologin, a forced command, a profile that ends the shell or waits for input), a host out of memory or processes, or a
 defect of nccl-doctor's own.
 
-How we know: the probe is sent to the host's Python over the SSH session and answers with a mark of its own; the mark
-did not come, came broken, or the answers stopped before the last. The stage it got to and its last words are the
-evidence. Where short words pass and the first long ones do not, in either direction, large packets may vanish between
-this machine and the host: their MTU is larger than the path's, and nobody tells them. That they do is said where a
-second connection, on which the host sends small packets only, shows that its kernel sends the answer again and again,
-while it acknowledges what we send on the first: a slow host has sent nothing.
+How we know: the probe is sent to the host's Python over the SSH session and answers with a marker; the marker did not
+come, came damaged, or the answers stopped before the last. The stage that it reached and its last output are the
+evidence. Where short messages pass and the first long ones do not, in either direction, large packets may vanish
+between this machine and the host: their MTU is larger than the path's, and the message about it is filtered. This is
+reported where a second connection, on which the host sends small packets only, shows that its kernel sends the answer
+again and again, while it acknowledges what we send on the first: a slow host has sent nothing.
 
-Fix: run ``ssh HOST python3 -c 'print(1)'``: it must print 1 and nothing must wait. If it does, and this stays, it is
-a defect; please report it with the output of ``nccl-doctor check -v``.
+Fix: run ``ssh HOST python3 -c 'print(1)'``: it must print 1 at once. If it does, and the diagnosis stays, it is a
+defect of nccl-doctor; please report it with the output of ``nccl-doctor check -v``.
 
 References: sshd(8), "LOGIN PROCESS". nologin(8). sshd_config(5): ForceCommand.
 """

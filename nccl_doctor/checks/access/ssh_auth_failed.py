@@ -8,17 +8,17 @@ files in ~/.ssh), and each was refused. The evidence names them, those that were
 that no agent holds), and the methods that the server would take.
 
 A server that takes a key and then hangs up bars the account: expired, locked, /etc/nologin, or PAM's rules, such as
-pam_slurm_adopt's "you have no active jobs on this node". Its own words stand in the message.
+pam_slurm_adopt's "you have no active jobs on this node". The message quotes it.
 
-Nor can a second factor be typed, or a password where the server takes no keys at all; a connection of ssh's own that
-stands already (ControlMaster) is used where ~/.ssh/config names it. A server counts the keys that are offered: an
-agent full of others can use up its patience before the right one comes.
+A second factor can't be typed either, nor a password where the server takes no keys at all; an open connection of ssh's
+own (ControlMaster) is used where ~/.ssh/config names it. A server counts the keys that are offered, so an agent with
+many keys can exhaust its limit before the right one comes.
 
-Fix: where others may read the key, take that right from them. Where a passphrase stands in the way, load the key into
-the agent. Where a certificate has expired, have it renewed; one whose time has not begun is for later, or this
-machine's clock is slow. Where the server takes passwords, install the public key with ssh-copy-id, which asks for the
-password once. Else the key has to be added to ~/.ssh/authorized_keys on the host by someone who can get in; or another
-user or key is meant, and the hosts file (ssh: user, identity_file) or ~/.ssh/config should say so.
+Fix: where others may read the key file, remove their permission. Where the key has a passphrase, load it into the
+agent. Where a certificate has expired, have it renewed; where a certificate is not valid yet, wait, or set this
+machine's clock. Where the server takes passwords, install the public key with ssh-copy-id, which asks for the password
+once. Otherwise someone with access has to add the key to ~/.ssh/authorized_keys on the host; or another user or key is
+meant, which belongs in the hosts file (ssh: user, identity_file) or in ~/.ssh/config.
 
 References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFile, PermitRootLogin, MaxAuthTries. RFC
 4252, section 7.

@@ -1,7 +1,7 @@
 """The host presented another key than the known one, or a revoked key.
 
-What it means: either the host was installed again, or its address now belongs to another machine, or somebody stands
-in between. SSH can't tell which; so nccl-doctor does not log in.
+What it means: either the host was installed again, or its address now belongs to another machine, or somebody
+intercepts the connection. SSH can't tell which; so nccl-doctor does not log in.
 
 How we know: the known_hosts line that the message names holds another key for this host, or marks the shown one
 @revoked. The evidence gives both fingerprints. As OpenSSH does, a key of another type counts as changed once any key

@@ -1,16 +1,15 @@
 """A node of the Slurm job did not start the step that nccl-doctor runs there.
 
-What it means: nothing is known of the node. What kept this step from starting will mostly keep the job's own steps
-from it, too: slurmd is away, the node is drained or down, the job has ended, the container does not come up. Where the
-node runs the step and nothing comes back, the fault is on the way to the machine that runs nccl-doctor, and the job is
-not concerned unless it is started from there.
+What it means: nothing is known about the node. The job's own steps will mostly fail for the same reason: slurmd is
+away, the node is drained or down, the job has ended, the container does not come up. Where the node runs the step and
+nothing comes back, the fault is on the way to the machine that runs nccl-doctor, and the job is not concerned unless it
+is started from there.
 
-How we know: `srun --jobid=ID --overlap -w NODE -N1 -n1` is started for each node, and the first thing that the step
-does is to say a word. Within the time (`--connect-timeout`, 15 s by default) srun ended with words of its own, which
-stand in the evidence beside what Slurm's controller holds of the node; or nothing came, and squeue tells whether the
-step is there.
+How we know: `srun --jobid=ID --overlap -w NODE -N1 -n1` is started for each node, and the step first prints a marker.
+Within the limit (`--connect-timeout`, 15 s by default) srun ended with an error, which is quoted in the evidence beside
+the node's state in Slurm's controller; or nothing came, and squeue shows whether the step exists.
 
-Fix: depends on the reason and stands with the diagnosis.
+Fix: depends on the reason and is shown with the diagnosis.
 
 References: srun(1): --overlap. slurm.conf(5): SrunPortRange, SlurmdTimeout. slurmd(8).
 """

@@ -3,10 +3,10 @@
 What it means: the job would fail in the same way: its ranks had the hosts file's interpreter and variables, and the
 master address and port that torchrun would give them.
 
-How we know: the rank was killed by a signal, reported an exception, or ended without a word; or the process that
-imports torch and forks the ranks of its host, or the connection to it, ended. What other ranks say ("Connection closed
-by peer") follows from it, and is told apart by what `nccl-doctor logs` knows of such words. A cause that the output
-names (a port that is busy, a full /dev/shm) is a diagnosis of its own, and this one stands under it.
+How we know: the rank was killed by a signal, reported an exception, or ended without a message; or the process that
+imports torch and forks the ranks of its host, or the connection to it, ended. Messages of other ranks ("Connection
+closed by peer") follow from it; `nccl-doctor logs` recognises them. A cause that the output names (a busy port, a full
+/dev/shm) is a diagnosis of its own, and this one is listed below it.
 
 Fix: the quoted error decides. What was killed by SIGKILL was mostly ended by the kernel for want of memory
 (`dmesg`), by a scheduler or by a person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or a full

@@ -8,11 +8,11 @@ connection on a fast link (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
 How we know: the best bus bandwidth of all sizes beside the speed that the slowest host's interface or RDMA device
 reports. It is called slow below a quarter of that. With gloo at most 10 Gbit/s are expected, whatever the link: one
 thread adds and copies there. It is not judged where the speed is not known, for virtual interfaces, on a single
-machine, and where no message was large enough for bandwidth to outweigh latency: the all-reduce worked, and how fast it
-should be nobody can say.
+machine, and where no message was large enough for bandwidth to outweigh latency: the all-reduce worked, and its
+expected speed is unknown.
 
-Over RDMA, counters of the ports are read before and after (/sys/class/infiniband): packets lost, out of sequence or
-not acknowledged, and a link's errors, are then what is advised on. Congestion notices alone are normal.
+Over RDMA, counters of the ports are read before and after (/sys/class/infiniband): packets lost, out of sequence or not
+acknowledged, and a link's errors, then decide the advice. Congestion notices alone are normal.
 
 A rank that took far more time of its own between the all-reduces than the others is named: they wait for it.
 

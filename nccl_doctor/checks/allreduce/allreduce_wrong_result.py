@@ -1,7 +1,7 @@
 """The all-reduce finished, but its sum is wrong.
 
-What it means: training would run and compute nonsense. Memory or links that corrupt data, a broken driver, peer-to-peer
-transfers under an IOMMU or PCI ACS that redirects them.
+What it means: training would run and compute nonsense. Causes are memory or links that corrupt data, a broken driver,
+and peer-to-peer transfers that an IOMMU or PCI ACS redirects.
 
 How we know: every rank filled its buffer with values that depend on its rank and on the position, so that a missing
 rank, a doubled one or mixed-up positions all give another sum. Then a small all-reduce was repeated on each rank alone

@@ -7,7 +7,7 @@ the training's environment, when no device or port fits `NCCL_IB_HCA`, when `NCC
 How we know: NCCL's own lines in the all-reduce ("Using network Socket", "Channel … via SHM") beside what the hosts
 have: active ports under /sys/class/infiniband on every host, NVSwitches on the PCI bus.
 
-Fix: take the variable away where one is named; else see what the rank says about "NET/IB" with `nccl-doctor smoke
+Fix: unset the variable where one is named; otherwise read the rank's lines about "NET/IB" with `nccl-doctor smoke
 --save-logs DIR`, and whether `ibv_devinfo` works in the training's own environment.
 """
 

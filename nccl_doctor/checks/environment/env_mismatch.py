@@ -1,7 +1,7 @@
 """An NCCL variable has different values on different hosts, or is set only on some.
 
 What it means: all ranks must agree on the algorithm, the protocol, the number of channels, the network. Where one host
-decides otherwise, NCCL hangs in its first collective, fails with "invalid usage" or mixes messages up. A forgotten
+decides differently, NCCL hangs in its first collective, fails with "invalid usage" or mixes messages up. A forgotten
 /etc/nccl.conf on one machine is the usual cause; it is read by every NCCL job there.
 
 How we know: each host's variables as NCCL would see them: the hosts file's env, the SSH environment, and NCCL's config

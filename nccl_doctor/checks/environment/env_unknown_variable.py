@@ -7,8 +7,8 @@ How we know: the names that NCCL's source reads at its releases from 2.3 to 2.30
 2.32, with the first and last release of each; the prefixes of known plugins (aws-ofi-nccl's NCCL_OFI_, Google's
 NCCL_FASTRAK_ and others); PyTorch's own old names.
 
-Fix: correct the name, or take the variable away. Where it was set is shown: the hosts file, the SSH environment, or a
-line of NCCL's config file.
+Fix: correct the name, or unset the variable. Where it was set is shown: the hosts file, the SSH environment, or a line
+of NCCL's config file.
 """
 
 from nccl_doctor.checks.view import Findings, View, check, folded

@@ -1,9 +1,9 @@
 """Variables that define a rank's place are already set, and contradict the planned job.
 
 What it means: RANK, LOCAL_RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT, torchrun's PET_ variables or Slurm's
-say otherwise than the hosts file: left from an earlier job, exported in a start file, or copied from a guide. torchrun
-sets the first ones again for its ranks and takes the PET_ ones as defaults; a script that is started otherwise
-(`env://`, `mp.spawn`, mpirun, srun) believes them: its ranks wait for a master that nobody is, or two ranks have one
+contradict the hosts file: left from an earlier job, exported in a start file, or copied from a guide. torchrun sets the
+first ones again for its ranks and takes the PET_ ones as defaults; a script that is started otherwise (`env://`,
+`mp.spawn`, mpirun, srun) believes them: its ranks wait for a master that does not exist, or two ranks have the same
 number. Two jobs with one master address and port mix up their ranks.
 
 How we know: the hosts file's env, the variables of a command over SSH, those of a login shell where one was asked

@@ -1,16 +1,16 @@
 """The launch line after ``--`` can't work as written on these hosts.
 
 What it means: torchrun or the script ends at once, each host starts a job of its own, or ranks wait for a master that
-nobody is. A line out of a guide holds for its author's machines: number of nodes and ranks, the master's address, a
+does not exist. A line from a guide fits its author's machines: number of nodes and ranks, the master's address, a
 loopback dist-url, a batch size.
 
 How we know: the line is read as its launcher would, and never run: torchrun, torch.distributed.launch, accelerate,
-deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device. What it says is
-held against the hosts as they were seen: how many there are, which GPUs they have, which master and port were tried,
-and which options the launcher's source has there (torch/distributed/run.py; it is read, not started). A batch is only a
-warning: whether a script splits it or gives each rank one, the script alone knows.
+deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device. It is compared
+with the hosts: how many there are, which GPUs they have, which master and port were tried, and which options the
+launcher's source has there (torch/distributed/run.py; it is read, not started). A batch size is only a warning, because
+a script may split it or give each rank its own.
 
-Fix: the same line with what must change, for each host its own where they differ.
+Fix: the same line with its corrections, one for each host where they differ.
 
 References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, tcp://); accelerate launch; deepspeed.
 """

@@ -6,9 +6,9 @@ minutes by default, and prints nothing.
 
 Ranks meet in init_process_group, each with its own RANK, and all with one MASTER_ADDR, MASTER_PORT and WORLD_SIZE.
 
-How we know: the processes of torchrun (and of accelerate's launcher) on every host, what they were told on their
-command lines and by torchrun's PET_ variables, their connections, and that they had no rank and used no CPU between two
-looks. Of ranks that are in init_process_group: their variables, and whether they are connected to the store.
+How we know: the processes of torchrun (and of accelerate's launcher) on every host, their settings from command lines
+and torchrun's PET_ variables, their connections, and that they had no rank and used no CPU between two looks. Of ranks
+that are in init_process_group: their variables, and whether they are connected to the store.
 
 Fix: Start the node that is missing, or all of them with the same options. Where all are there and one does not reach
 the store, `nccl-doctor check` finds the cause.

@@ -1,21 +1,21 @@
 """An engine advertises an address where its peers can't reach the host.
 
 What it means: Ray, vLLM, SGLang and the like tell each other an address of every host, most often the one that the
-default route leaves by. Where that is another net's, another host's or one address for several hosts, workers are
+default route leaves by. Where that address belongs to another network or host, or several hosts share it, workers are
 placed on no node at all, sockets can't be bound, and peers dial where no process listens.
 
-How we know: on hosts, each engine's own steps, by its version, over what the host says: its variables, the kernel's
+How we know: on hosts, the steps of each engine's version, applied to the host's settings: its variables, the kernel's
 way to 8.8.8.8 (nothing is sent), its own name. With --engine, or engine: in the hosts file, the others dial that
-address, and it is an error; else it is said of engines that are installed or whose variables are set. In logs, vLLM's
-"Every node should have a unique IP address. Got 2 nodes … and 1 unique IP addresses"; a placement
-group of Ray's that waits for "node:ADDRESS" in a cluster in which no node has it; ZMQ's "Cannot assign requested
-address (addr='tcp://…')", which is no address of the host that binds it.
+address, and a failure is an error; otherwise engines are judged that are installed or whose variables are set. In logs,
+vLLM's "Every node should have a unique IP address. Got 2 nodes … and 1 unique IP addresses"; a placement group of Ray's
+that waits for "node:ADDRESS" in a cluster in which no node has it; ZMQ's "Cannot assign requested address
+(addr='tcp://…')", which is no address of the host that binds it.
 
 Fix: Give every host its own address on the job's network: VLLM_HOST_IP for vLLM, other on each host, set before `ray
 start` and in the engine's environment; SGLANG_HOST_IP for SGLang; `ray start --node-ip-address`;
 VLLM_NIXL_SIDE_CHANNEL_HOST for NIXL; `deepspeed --master_addr`. One value for all, as a shared env file gives, is
-wrong. `nccl-doctor ifname --engine NAME` shows what each host tells, and the addresses by which the hosts reach each
-other.
+wrong. `nccl-doctor ifname --engine NAME` shows each host's advertised address, and the addresses at which the hosts
+reach each other.
 
 References: vllm/v1/executor/ray_utils.py and ray_executor.py; vllm/utils/network_utils.py (get_ip);
 sglang/srt/utils/network.py (get_local_ip_auto); ray/src/ray/util/network_util.cc; zmq_bind(3).

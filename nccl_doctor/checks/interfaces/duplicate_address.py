@@ -4,8 +4,8 @@ What it means: packets for one end at the other, at the whim of ARP caches: conn
 by a stranger, and it changes from minute to minute. A cloned machine or a copied static configuration does this.
 
 How we know: the address that NCCL uses on a host, or by which the hosts file knows it, is also one of another machine's
-(told apart by their boot ids). A bridge that exists inside each host only, as docker0 does, may have the same address
-everywhere; where NCCL uses such a one, that is ifname-needed or ifname-wrong-interface.
+(boot ids tell them apart). A bridge that exists inside each host only, as docker0 does, may have the same address
+everywhere; where NCCL uses such an address, the diagnosis is ifname-needed or ifname-wrong-interface.
 
 Fix: give one of the machines another address.
 """

@@ -5,8 +5,8 @@ with "Duplicate GPU detected"; without, the ranks of both share one machine's co
 master port may be taken twice.
 
 How we know: two entries of the list led to the same machine: one boot id, and the same addresses on its interfaces.
-Where the list itself says that one machine is meant as two nodes, nothing is said: both entries have the same address,
-or each has its own `cuda_visible_devices`.
+Where the list shows that one machine is meant as two nodes, nothing is reported: both entries have the same address, or
+each has its own `cuda_visible_devices`.
 
 Fix: take one of them out; or say in the hosts file that two nodes are meant.
 

@@ -5,10 +5,10 @@ What it means: gloo listens on the address of the host's own name and gives it t
 failed", "Connection refused, remote=[127.0.1.1]:…". NCCL is not concerned; a job that uses NCCL alone runs.
 
 Of two addresses gloo dials the lower one. So a single such host still meets peers in 10.0.0.0/8, whose addresses are
-lower than 127.0.1.1: that is said, and is no fault; two such hosts, or one among peers in 192.168.0.0/16, are.
+lower than 127.0.1.1: that is a note and no fault; two such hosts, or one among peers in 192.168.0.0/16, are a fault.
 
-How we know: what each host makes of its own name, in the order in which gloo tries the answers, and gloo's rule of who
-dials whom. ::1 beside the others' IPv4 addresses ends gloo at once ("ss1.ss_family == ss2.ss_family").
+How we know: the addresses of each host's own name, in the order in which gloo tries them, and gloo's rule of which side
+dials. ::1 beside the others' IPv4 addresses ends gloo at once ("ss1.ss_family == ss2.ss_family").
 
 Fix: set GLOO_SOCKET_IFNAME, or give the name its real address in /etc/hosts.
 

@@ -2,11 +2,11 @@
 
 What it means: every rank looks up the master address; where that fails it ends with "The IPv4 network addresses of (…)
 cannot be retrieved (gai error: -2 - Name or service not known)". A host that can't resolve its own name makes gloo fall
-back to 127.0.0.1, which the others can't reach (hostname-loopback tells when gloo needs them to).
+back to 127.0.0.1, which the others can't reach (see hostname-loopback for when that matters).
 
-How we know: getaddrinfo(3) on each host for the master address, for every host's address in the hosts file, and for
-the host's own name. A name that only this machine's ~/.ssh/config knows (Host, HostName) resolves on none of them, nor
-here: it is how you reach the host, and of no concern to the ranks unless it is the master's.
+How we know: getaddrinfo(3) on each host for the master address, for every host's address in the hosts file, and for the
+host's own name. A name that only this machine's ~/.ssh/config knows (Host, HostName) resolves on none of them, nor
+here: it serves your own login, and does not matter to the ranks unless it is the master's.
 
 Fix: set `master_addr` to an address of the master where its name is such an alias; else add the name to the DNS or to
 /etc/hosts, or use IP addresses in the hosts file. Pods have their names from a

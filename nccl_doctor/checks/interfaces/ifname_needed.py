@@ -9,8 +9,8 @@ it even takes interfaces that are down.
 How we know: NCCL's rules for the host's version over the host's interfaces, or libnccl's own answer; and for each
 address whether the other hosts have it themselves, have a route to it, and, behind a gateway, reached it.
 
-Fix: set the variable to "=" and the name of an interface that all hosts reach; what is offered was run through NCCL's
-rules first.
+Fix: set the variable to "=" and the name of an interface that all hosts reach; the suggested value was tested with
+NCCL's rules.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/socket.cc in its source.
 """

@@ -1,7 +1,7 @@
 """Large packets between two hosts are lost, although small packets arrive.
 
 What it means: connections open, and then hang at the first full packet: the job stalls while NCCL exchanges its first
-data, or at the first collective. Some link on the way (a switch, a tunnel, a VPN) passes less than the hosts' MTU, and
+data, or at the first collective. Some link on the path (a switch, a tunnel, a VPN) passes less than the hosts' MTU, and
 the message that would tell them so is filtered.
 
 How we know: over a connection between the addresses that NCCL will use, packets of full size were sent with the "don't

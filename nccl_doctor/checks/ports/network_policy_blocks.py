@@ -1,12 +1,12 @@
 """A NetworkPolicy of the namespace drops connections between the job's pods.
 
-What it means: as soon as one policy chooses a pod, all that no policy lets in is dropped, without a word. Policies are
+What it means: as soon as one policy selects a pod, all traffic that no policy allows is dropped silently. Policies are
 mostly written for services, with the ports that those listen on; NCCL and gloo listen on ports that the kernel picks,
 and every pod connects to every other one. The job hangs while its ranks meet, or at its first collective.
 
 How we know: a dial between two pods failed, and the namespace's policies, as the API server has them, evaluated for the
-labels of both pods, their addresses and that port, let it through nowhere. Whether a cluster's network enforces its
-policies at all shows in the dials; a policy that is not enforced is no finding.
+labels of both pods, their addresses and that port, do not allow it. Whether a cluster's network enforces its policies
+at all shows in the dials; a policy that is not enforced is no finding.
 
 Fix: one more policy, which lets the job's pods reach each other on all TCP ports and opens nothing else: policies add
 up, so the others stay as they are.

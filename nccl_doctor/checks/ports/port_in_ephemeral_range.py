@@ -7,7 +7,7 @@ listens there. It comes and goes, which makes it hard to see.
 How we know: `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports` of the first host. torchrun's default
 29500 lies below Linux' default range, 32768 to 60999, but within 1024 to 65535, which some guides recommend.
 
-Fix: take a master port below the range, or have root reserve the port: the kernel then gives it to nobody who does not
+Fix: take a master port below the range, or have root reserve the port: the kernel then gives it only to programs that
 ask for it by number.
 
 References: the kernel's Documentation/networking/ip-sysctl.rst.

@@ -7,26 +7,26 @@ first collective or while its ranks meet.
 How we know: every host listened on the master port (the master) and on three ephemeral ports, and every other host
 dialled them; each listener proves by a random word that it is ours. How a dial fails is a hint:
 
-- timed out: something drops the packets without a word: a firewall's DROP, a cloud's security group.
+- timed out: something drops the packets silently: a firewall's DROP, a cloud's security group.
 - no route to host: a firewall's REJECT between hosts that can otherwise talk, or a host that does not answer ARP.
 - refused: the host answered that no process listens: a REJECT with tcp-reset, or address translation.
 - network unreachable: the dialling host has no route there.
 - stranger: another process answered at that address: two hosts with one address, or a proxy.
 
-A host is dialled by every interface over which NCCL or gloo will move data; and by itself, where ranks meet there: the
-master dials its own port, and what runs several ranks its own ports.
+A host is dialled at every interface over which NCCL or gloo will move data. Where ranks meet on one host, it also dials
+itself: the master its own port, and a host with several ranks its own ports.
 
-Of the hosts on failed pairs the fewest that explain them all are named: one that is cut off from four others, not the
-four. Where several choices are as good, all are. Of a pair of which one way fails the host that says so is named: one
-host's word accuses no other. Where a host says that a connection failed and the other end accepted it, the pair is
-unknown.
+Of the hosts on failed pairs the fewest that explain all failures are named: one host that is cut off from four others,
+not the four. Where several choices are equally good, all are named. Where only one direction of a pair fails, the host
+that reports it is named, since one host's report accuses no other. Where a host says that a connection failed and the
+other end accepted it, the pair is unknown.
 
-Fix: ask whoever runs what lies between the two hosts to let all TCP ports through among the cluster's addresses, both
+Fix: ask whoever runs the network between the two hosts to let all TCP ports through among the cluster's addresses, both
 ways. In a cloud that is the security group of both instances (a rule whose source is the group itself) and the network
 ACL of the subnet, which keeps no state and must let the answers back, too. Elsewhere it is a firewall between two nets,
 an ACL of a switch or port isolation on it. Where nobody could read a host's own rules, look at those first, as root:
 `nft list ruleset` and `iptables-save`. Between pods lie the forward chains of their nodes and the network plugin, which
-nobody sees from inside of a pod.
+can't be seen from inside a pod.
 """
 
 from collections.abc import Collection, Iterator, Sequence

@@ -5,12 +5,12 @@ afterwards, and may wait for the dialler's first words, want TLS, cut what hangs
 address. NCCL and gloo then hang, see "Connection reset", or get a host's data over one busy process.
 
 How we know: each host held a port on which no process listens, and another one dialled it. A kernel refuses that; here
-the connection was taken. Where a listener's random word came only after the dialler had spoken first, that is told,
-too. Without a sidecar, a host's own rule that redirects them is told in its place (firewall-blocks-port).
+the connection was taken. It is also reported where a listener's random word came only after the dialler had sent
+something. Without a sidecar, a host's own rule that redirects connections is reported instead (firewall-blocks-port).
 
-Fix: leave the job's pods out of the mesh, in the labels of their template: `sidecar.istio.io/inject: "false"` (for
-Linkerd the annotation `linkerd.io/inject: disabled`), and start the job again. Or have the proxy leave NCCL's ports
-alone; it picks them from the whole ephemeral range.
+Fix: keep the job's pods out of the mesh by a label in their template: `sidecar.istio.io/inject: "false"` (for Linkerd
+the annotation `linkerd.io/inject: disabled`), and start the job again. Or have the proxy leave NCCL's ports alone; it
+picks them from the whole ephemeral range.
 
 References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-first protocols). Linkerd, "Protocol
 Detection".

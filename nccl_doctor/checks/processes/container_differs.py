@@ -1,17 +1,17 @@
 """The job's container lacks something that the host has: its network, shared memory, limits or devices.
 
-What it means: the host is fine, and the job fails or is slow anyway. In a bridge network, which docker and podman
-give where nobody says another, NCCL announces an address such as 172.17.0.2: the other hosts can't reach it, or find
-their own container there. /dev/shm has 64 MiB, too little for NCCL's ranks and for data loaders. Limits of locked
-memory and of open files are the daemon's, not the host's. GPUs and RDMA devices are there only if they were handed in.
+What it means: the host is fine, and the job fails or is slow anyway. In a bridge network, the default of docker and
+podman, NCCL announces an address such as 172.17.0.2: the other hosts can't reach it, or find their own container there.
+/dev/shm has 64 MiB, too little for NCCL's ranks and for data loaders. Limits of locked memory and of open files are the
+daemon's, not the host's. GPUs and RDMA devices are there only if they were passed in.
 
-How we know: the probe runs in the container, and a small look at the host beside it tells the same of that: the
-network namespace, /dev/shm, limits, devices, /etc/hosts. What merely differs is left alone: a network of the
-container's own counts where dials to or from it failed, a limit where the job needs more and the host has it, RDMA
-devices where a port is up. Each device is opened in the container: ENOENT is one that was not handed in, EACCES and
-EPERM one that the user or the container's device rules may not open.
+How we know: the probe runs in the container, and a small script reads the same from the host around it: the network
+namespace, /dev/shm, limits, devices, /etc/hosts. What merely differs is left alone: a network of the container's own
+counts where dials to or from it failed, a limit where the job needs more and the host has it, RDMA devices where a port
+is up. Each device is opened in the container: ENOENT means that it was not passed in, EACCES and EPERM that its mode or
+the container's device rules refuse it.
 
-Fix: what a container is given at its start can't be changed later: start it again with the options that stand with
+Fix: most settings of a container can't be changed after its start: start it again with the options that are shown with
 the diagnosis, besides its own. /dev/shm alone can be enlarged while it runs, for as long as it runs.
 
 References: docker-run(1): --network, --ipc, --shm-size, --ulimit, --device, --add-host. NCCL's user guide,

@@ -5,12 +5,12 @@ EXCLUSIVE_PROCESS it can't start at all ("CUDA-capable device(s) is/are busy or 
 
 How we know: nvidia-smi lists the processes that hold memory of each GPU. Needed are the GPUs that the hosts file names
 (`cuda_visible_devices`), else the first `nproc_per_node`, else all. A process counts that holds a gibibyte or more, or
-as much as nobody tells; CUDA's own context takes a few hundred mebibytes, and a monitor that has no more does no
-harm. Two gibibytes or more in use where no process shows count too: their process is in another container, or gone.
+an unknown amount; CUDA's own context takes a few hundred mebibytes, and a monitor that has no more does no harm. Two
+gibibytes or more in use where no process shows count too: their process is in another container, or gone.
 
-Whether it is a leftover or a colleague's running job is told by its parent: see stale-process.
+Its parent shows whether it is a leftover or a colleague's running job: see stale-process.
 
-Fix: a leftover of yours can be ended; of a running job its owner decides. Else name other GPUs in the hosts file
+Fix: a leftover of yours can be ended; ask the owner of a running job. Or name other GPUs in the hosts file
 (`cuda_visible_devices`).
 
 References: nvidia-smi(1), --query-compute-apps.

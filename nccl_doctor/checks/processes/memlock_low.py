@@ -5,9 +5,9 @@ What it means: NCCL's InfiniBand transport ends with "Call to ibv_reg_mr failed 
 
 How we know: RLIMIT_MEMLOCK as a command over SSH has it, on hosts with an RDMA port that is up, and that neither
 NCCL_IB_HCA nor NCCL_IB_DISABLE or NCCL_NET leaves out. The kernel counts all buffers of a process against it, and NCCL
-alone registers some tens of MiB a channel. Who has CAP_IPC_LOCK is not bound by it: root outside containers, and inside
-where it was given. A login by hand may show another limit than the job gets: this one is of a non-interactive session,
-which is how launchers start.
+alone registers some tens of MiB a channel. It does not bind a process with CAP_IPC_LOCK: root outside containers, and
+inside where the capability was given. Your own terminal may show another limit than the job gets: this one is that of a
+non-interactive session, which is how launchers start.
 
 Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in again; `--ulimit memlock=-1` for Docker;
 `LimitMEMLOCK=infinity` for systemd units such as Slurm's slurmd.

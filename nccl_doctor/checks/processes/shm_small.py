@@ -10,7 +10,7 @@ batches over there. So 64 MiB are wanted for each rank on the host, and 32 are t
 in all, for data loaders fill Docker's 64 beside one rank, too.
 
 Fix: enlarge it, `mount -o remount,size=… /dev/shm`, for good in /etc/fstab; start a container with `--ipc=host` or
-`--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`). It is everybody's: mode 1777.
+`--shm-size`; or remove what dead jobs left there (`ls -l /dev/shm`). Everybody may write there: mode 1777.
 """
 
 import math

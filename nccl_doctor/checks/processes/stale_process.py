@@ -11,12 +11,12 @@ each of its ranks. Left behind are
   multiprocessing (`LOCAL_RANK`, `--local_rank`, `multiprocessing.spawn`), and their parent is now pid 1 or another
   process that adopts orphans;
 - Ray's workers on a host without a raylet;
-- zombies whose parent lives and does not ask for them: they hold nothing but their place, unless a thread of theirs
+- zombies whose parent is alive and does not wait for them: they hold nothing but their PID, unless a thread of theirs
   hangs in the driver;
-- memory of a GPU under a PID that no process has any more.
+- memory of a GPU under a PID that no longer exists.
 
-A job whose launcher lives is a running job, however old it is, and so is one that makes progress, whoever its parent
-is (CPU time, bytes exchanged with peers or files, a GPU at work, between two looks); nothing is said of these here.
+A job whose launcher lives is a running job, however old it is, and so is one that makes progress, whoever its parent is
+(CPU time, bytes exchanged with peers or files, a GPU at work, between two looks); neither is reported here.
 
 Fix: `nccl-doctor fix-port --host node2 --pid N@START --kill` ends the whole job, after it has made sure that it is
 yours and still the process that was seen: START is its start in clock ticks since boot. A

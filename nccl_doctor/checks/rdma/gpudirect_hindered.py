@@ -8,8 +8,8 @@ How we know: on a host with GPUs and an RDMA port that is up, or with several GP
 nvidia_peermem is loaded or the driver's kernel modules are the open ones on Linux 5.12 or later (DMA-BUF); whether PCI
 bridges redirect traffic by Access Control Services (`lspci -vvv`, which only root can read), between GPUs those above
 them; whether the IOMMU translates the GPUs' addresses (/sys/kernel/iommu_groups). On a virtual machine ACS and the
-IOMMU have to be on: there the host's owner arranges for the direct path. What can't be read is ignored: the job
-starts either way, and the all-reduce measures what it costs. GeForce GPUs mostly have no P2P to be hindered: a note.
+IOMMU have to be on: there the host's owner arranges for the direct path. What can't be read is ignored: the job starts
+either way, and the all-reduce measures the cost. GeForce GPUs mostly have no P2P to be hindered: a note.
 
 Fix: `modprobe nvidia_peermem` (and /etc/modules-load.d), or the driver's open kernel modules; `iommu=pt` on the
 kernel's command line (`amd_iommu=off`, or VT-d off in the firmware, where that is not enough); ACS off in the

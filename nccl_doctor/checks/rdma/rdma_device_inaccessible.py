@@ -7,9 +7,9 @@ elsewhere the devices behind it meet the wrong ones.
 How we know: each device's node is opened as libibverbs opens it, by the user and in the container of the job. ENOENT:
 the node is not there, as in a container or a pod to which it was not given. EACCES: its mode keeps this user out.
 EPERM: the container's device rules do. Without the kernel module ib_uverbs no device has a node. A device that
-NCCL_IB_HCA leaves out, or whose ports are down, counts for nothing. An InfiniBand port whose state is INIT or ARMED
-has a link, and no subnet manager has given it an address: NCCL takes ports that are ACTIVE alone
-(src/transport/net_ib.cc ``ncclIbInit``).
+NCCL_IB_HCA leaves out, or whose ports are down, does not count. An InfiniBand port whose state is INIT or ARMED has a
+link, and no subnet manager has given it an address: NCCL takes ports that are ACTIVE alone (src/transport/net_ib.cc
+``ncclIbInit``).
 
 Fix: docker and podman: --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; Kubernetes: ask for the RDMA
 device plugin's resource; on the host `modprobe ib_uverbs`, and mode 0666 by a udev rule (rdma-core has it). A fabric

@@ -2,7 +2,7 @@
 
 What it means: a card that came up with fewer PCIe lanes, or an older speed, and a port at half the rate, slow every
 all-reduce to their own pace: NCCL's rings wait for the slowest. NCCL does not say so: it reads what the link could do
-at most, never what it was trained to, and takes the smaller rate without a word.
+at most, never what it was trained to, and takes the smaller rate silently.
 
 On a GB10 (DGX Spark) each QSFP port is two devices, with four PCIe lanes each, in domains 0000 and 0002. Either gives
 half of the port, and only if both have an address: 98 and 161 Gb/s were measured. Boards with firmware from before

@@ -1,7 +1,7 @@
 """A host has a GPU on its PCI bus, but no working driver for it.
 
 What it means: CUDA finds no device there ("Found no NVIDIA driver", "no CUDA-capable device"), so that the ranks end
-or, with gloo as their way out, train on the processor without a word.
+or, with gloo as their way out, train on the processor silently.
 
 How we know: the GPUs on the PCI bus, the kernel driver that holds each, whether the nvidia module is loaded, and for
 which kernels one is installed; the device nodes and whether this user may use them; and nvidia-smi's own words. The
@@ -11,7 +11,7 @@ GPUs, or lost them when systemd was reloaded; the GPU itself did not start ("No 
 log, `dmesg | grep NVRM`). A GPU that is handed to virtual machines (vfio-pci) is nobody's fault. Where nothing asks for
 GPUs, torch is built without CUDA and nvidia-smi is not installed either, it is a warning.
 
-Fix: the command that stands with the diagnosis; each cause has its own.
+Fix: the command that is shown with the diagnosis; each cause has its own.
 
 References: nvidia-smi(1), "RETURN VALUE"; NVIDIA driver README, "Common Problems"; amdgpu's, "ROCm installation
 prerequisites" (the groups render and video).

@@ -9,7 +9,7 @@ How we know: NCCL's version as torch loads it, the GPUs' names and number, the p
 Fix: what the thread found to help: mostly another NCCL (`pip install nvidia-nccl-cu12==…`; torch says nothing of one
 that is newer than its own).
 
-References: the thread that stands with the diagnosis.
+References: the thread that is shown with the diagnosis.
 """
 
 import json

@@ -1,8 +1,8 @@
 """The interpreter that training uses has no torch, or a torch that can't use the host's GPUs.
 
-What it means: `python -m torch.distributed.run` on this host ends at once with "No module named torch", while the
-other hosts wait for it until their rendezvous times out. A torch that is built without CUDA ends with "Torch not
-compiled with CUDA enabled", or trains on the processor without a word.
+What it means: `python -m torch.distributed.run` on this host ends at once with "No module named torch", while the other
+hosts wait for it until their rendezvous times out. A torch that is built without CUDA ends with "Torch not compiled
+with CUDA enabled", or trains on the processor silently.
 
 How we know: the host's training interpreter was asked for the metadata of its installed packages, in the way a
 non-interactive SSH command runs it. A conda environment or virtual environment that your login shell activates in

@@ -10,6 +10,7 @@ import typer
 from nccl_doctor.cli import options
 from nccl_doctor.cli.options import flattened
 from nccl_doctor.cli.output import finish
+from nccl_doctor.errors import UsageError
 
 
 @flattened
@@ -50,6 +51,9 @@ def check(
         Path | None, options.of_output("--write-failed", metavar="FILE", help="Write the hosts that failed to FILE.")
     ] = None,
     load_from: options.From = None,
+    fix: Annotated[
+        bool, options.of_run("--fix", help="Then offer to run the commands that were found, as nccl-doctor fix does.")
+    ] = False,
 ) -> None:
     """Check the hosts before a job: connections, ports, versions, GPUs, and a small all-reduce."""
     out = shown.out("check", output)
@@ -84,6 +88,18 @@ def check(
             failed=write_failed,
             load_from=load_from,
         )
-        return check_cluster(request, out)
+        if not fix:
+            return check_cluster(request, out)
+        if load_from is not None:
+            raise UsageError("--fix runs commands on hosts, and --from contacts none: leave out one of them")
+        if out.form != "human":
+            raise UsageError(
+                "--fix asks on a terminal after the report; nccl-doctor fix -o json prints plan and results"
+            )
+        from nccl_doctor.cli.fix import FixOptions, mend
+
+        return check_cluster(
+            request, out, lambda *seen: mend(request, FixOptions(), out._replace(command="fix"), *seen)
+        )
 
     finish(out, work)

@@ -214,7 +214,7 @@ def _show_next(wanted: PortOptions, report: PortReport, out: Out) -> int:
     from nccl_doctor.report.fix_port import in_ephemeral_range
 
     if wanted.write and wanted.hosts is not None and report.port is not None:
-        from nccl_doctor.inventory.files import write_master_port
+        from nccl_doctor.inventory.edits import write_master_port
 
         write_master_port(wanted.hosts, report.port)
         if not out.quiet:

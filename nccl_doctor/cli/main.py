@@ -105,6 +105,7 @@ def _open_what_is_closed() -> None:
 
 COMMANDS = {  # by name, in the order of ``--help``: the module and the function of each command
     "check": "check:check",
+    "fix": "fix:fix",
     "fix-port": "fix_port:fix_port",
     "smoke": "smoke:smoke",
     "logs": "logs:logs",
@@ -123,6 +124,7 @@ EXAMPLES = {  # by command; they stand first in its help
         "nccl-doctor check -w 'node[01-04]' --nproc-per-node 8 --no-smoke",
         "nccl-doctor check hosts.yaml -o html --output-file report.html",
     ),
+    "fix": ("nccl-doctor fix hosts.yaml", "nccl-doctor fix hosts.yaml --dry-run", "nccl-doctor fix hosts.yaml --undo"),
     "fix-port": (
         "nccl-doctor fix-port 29500",
         "nccl-doctor fix-port 29500 hosts.yaml",

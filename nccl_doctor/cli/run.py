@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -107,8 +107,8 @@ def _of_the_job(line: LaunchLine, cluster: Cluster) -> dict[str, str]:
     return {name: value for name, value in line.variables.items() if name not in left}
 
 
-def check_cluster(request: Request, out: Out) -> int:
-    """Collect, judge and report; return the exit code."""
+def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report], int] | None = None) -> int:
+    """Collect, judge and report; return the exit code, or that of what is to be done then."""
     selected = request.chosen.codes()
     files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
     try_files(*files, folder=request.save_logs)
@@ -128,7 +128,7 @@ def check_cluster(request: Request, out: Out) -> int:
         report = of_snapshot(judge(snapshot, out.command, among(selected)), snapshot.cluster.nodes)
     else:
         limits = replace(request.smoke_limits, keep_output=output.update)
-        snapshot, report = _look_and_judge(replace(request, smoke_limits=limits), selected, out)
+        snapshot, report = look_and_judge(replace(request, smoke_limits=limits), selected, out)
     observed_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
     least = None if out.fail_on == "never" else Severity(out.fail_on)
     unwritten = failures(
@@ -141,7 +141,7 @@ def check_cluster(request: Request, out: Out) -> int:
     code = out.report(report, observed_at)
     if unwritten:
         raise UnwrittenError("; ".join(unwritten))
-    return code
+    return code if then is None or code == 0 else then(snapshot, report)
 
 
 def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:
@@ -172,7 +172,7 @@ def look(request: Request, selected: Codes, out: Out) -> Snapshot:
         return run.snapshot()
 
 
-def _look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapshot, Report]:
+def look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapshot, Report]:
     """Return the snapshot of :func:`look`, judged; an unexplained failure of the all-reduce is bisected first."""
     with _opened(request, selected, out) as run:
         snapshot = run.snapshot()

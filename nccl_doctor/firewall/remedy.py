@@ -113,7 +113,7 @@ def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
         return Remedy(advice=_BY_FIREWALLD.format("direct rule", "--direct --get-all-rules"))
     if opening.direction == "output" or "policy_" in rule.chain:
         return Remedy(advice=_BY_FIREWALLD.format("policy", "--list-all-policies"))
-    changes = [change for peer in opening.nets(4) + opening.nets(6) for change in _changes(peer, runtime, opening)]
+    changes = _changes(opening, runtime)
     if rule.chain.startswith(("filter_PRE", "raw_PRE", "PREROUTING")) or not changes:
         return Remedy(advice="Let the cluster's own addresses through in firewalld, zone " + str(zone_of(rule, facts)))
     if known and _settings(runtime) != _settings(zones(known.permanent)):
@@ -154,22 +154,34 @@ def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening
     return Remedy(_both(accept), advice)
 
 
-def _changes(peer: str, runtime: dict[str, Zone], opening: Opening) -> list[Line | None]:
+def _changes(opening: Opening, runtime: dict[str, Zone]) -> list[Line | None]:
+    """Return the options of one call for each zone, each with all that is to be added there."""
+    additions: dict[str, list[Line | None]] = {}
+    for peer in opening.nets(4) + opening.nets(6):
+        for zone, addition in _additions(peer, runtime, opening):
+            additions.setdefault(zone, []).append(addition)
+    return [
+        script("{zone} {added}", zone=line("--zone={zone}", zone=zone), added=[one for one in added if one])  # type: ignore[arg-type]  # a zone's name is plain
+        if all(added)
+        else None
+        for zone, added in additions.items()
+    ]
+
+
+def _additions(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[tuple[str, Line | None]]:
+    """Yield zones with what lets a peer in there."""
     wanted = ip_network(peer).network_address
     # a zone that has the peer among its sources would win over "trusted", or not let it have the peer too
     claimed = [zone for zone in runtime.values() if zone.name != "trusted" and any(wanted in net for net in zone.nets)]
     if not claimed:
-        return [line("--zone=trusted --add-source={peer}", peer=peer)]
-    rules = []
+        yield "trusted", line("--add-source={peer}", peer=peer)
     for zone in claimed:
         # an accept stands before the zone's own rich rules that reject or drop
         others = [int(found[1]) if (found := _PRIORITY.search(rule)) else 0 for rule in zone.refusals]
         ahead = f'priority="{max(_FIRST, min(0, *others) - 1)}" ' if others else ""
         source = f'rule {ahead}family="ipv{wanted.version}" source address="{peer}"'
         for port in port_words(opening.ports, "-") if _ZONE_NAME.fullmatch(zone.name) else ():
-            rule = f'{source} port port="{port}" protocol="tcp" accept'
-            rules.append(line("--zone={zone} --add-rich-rule={rule}", zone=zone.name, rule=rule))
-    return rules
+            yield zone.name, line("--add-rich-rule={rule}", rule=f'{source} port port="{port}" protocol="tcp" accept')
 
 
 def _settings(found: dict[str, Zone]) -> dict[str, dict[str, str]]:

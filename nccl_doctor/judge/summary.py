@@ -17,6 +17,7 @@ from nccl_doctor.checks.allreduce.own_diagnostics import diagnostics_words
 from nccl_doctor.checks.rates import link_gbps
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.firewall.route_lookup import interface_of
+from nccl_doctor.judge.fix_plan import plan
 from nccl_doctor.launch.line import line_to_judge, own_lines
 from nccl_doctor.model.base import NOT_SELECTED, PENDING, Skipped, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
@@ -75,7 +76,11 @@ def report(
     )
     if command != "check":
         return made
-    next_step = _without(snapshot) if not complete else _next_step(snapshot, made)
+    next_step = None if complete else _without(snapshot)
+    if next_step is None:
+        next_step = (
+            _mending(snapshot, made) if made.status == "error" else _next_step(snapshot, made) if complete else None
+        )
     return made.model_copy(update={"next_step": next_step})
 
 
@@ -109,7 +114,7 @@ def _title(snapshot: Snapshot) -> str:
 
 def _next_step(snapshot: Snapshot, report: Report) -> str | None:
     """Return the command to run next when nothing stands in the way."""
-    if report.status == "error" or not reaching(snapshot.cluster.nodes).launches:
+    if not reaching(snapshot.cluster.nodes).launches:
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
         return "Several machines:  nccl-doctor check hosts.yaml"
@@ -126,6 +131,17 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
         return f"Start with:  {next(iter(lines.values()))}" if alike else "\n".join(("Start with:", *each))
     started = {"vllm": " -- MODEL", "sglang": " -- MODEL", "ray": ""}.get(snapshot.cluster.engine or "", " -- train.py")
     return f"Start with:  nccl-doctor launch {words}{started}"
+
+
+def _mending(snapshot: Snapshot, report: Report) -> str | None:
+    """Return the line of ``fix`` where it has a step for an error."""
+    steps, _ = plan(report, snapshot)
+    errors = {found.code for found in report.diagnoses if found.severity is Severity.ERROR}
+    if not any(step.code in errors for step in steps):
+        return None
+    alone = len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local
+    words = () if alone else ClusterSource(snapshot.cluster).check_words
+    return f"Mend it:  nccl-doctor fix {' '.join(map(shell.word, words))}".rstrip()
 
 
 def _without(snapshot: Snapshot) -> str | None:

@@ -36,7 +36,7 @@ from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import is_loopback
-from nccl_doctor.text.machine import write_atomically
+from nccl_doctor.text.machine import state_folder, write_atomically
 
 if TYPE_CHECKING:
     from nccl_doctor.model.documents import Launch
@@ -76,6 +76,11 @@ class Hosts:
     def key(self) -> str:
         """The identifier of this list: the file's whole path, or the names."""
         return str(self) if self.file is None else str(Path(self.file).resolve())
+
+    @property
+    def identifier(self) -> str:
+        """The name of files about this list, 16 hexadecimal digits."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
     @property
     def digest(self) -> str | None:
@@ -153,12 +158,8 @@ def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
 
 def _path(hosts: Hosts, environ: Mapping[str, str]) -> Path | None:
     """Return the file of this list; None where there is no home directory (containers with a foreign uid)."""
-    state = environ.get("XDG_STATE_HOME", "")
-    try:
-        base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
-    except RuntimeError:
-        return None
-    return base / "nccl-doctor" / f"{hashlib.sha256(hosts.key.encode()).hexdigest()[:16]}.json"
+    folder = state_folder(environ)
+    return None if folder is None else folder / f"{hosts.identifier}.json"
 
 
 _STARTER = re.compile(r"python[0-9.]*|torchrun")

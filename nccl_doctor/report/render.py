@@ -44,6 +44,7 @@ _LINES = "screens:render_launch"
 FORMS: dict[str, dict[str, str]] = {
     **dict.fromkeys(("check", "smoke", "logs"), _REPORT),
     "fix-port": {"human": "fix_port:render", **_JSON},
+    "fix": {"human": "fix:render", **_JSON},
     "ifname": {"human": "screens:render_ifname", **_JSON},
     "hosts": {"human": "screens:render_hosts", **_JSON},
     "launch": {"shell": _LINES, **_JSON, "ssh": _LINES, "slurm": "screens:render_script"},

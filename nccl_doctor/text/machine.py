@@ -11,7 +11,7 @@ import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import ParamSpec, TypeVar
@@ -21,6 +21,19 @@ from nccl_doctor.errors import UsageError
 _OPEN = re.compile(r"/(?:dev/fd|proc/(?:self|\d+)/fd)/(\d{1,9})")
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 _LINKS = 40  # as many links in a row as Linux follows (path_resolution(7))
+
+
+def state_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return the folder for what is kept between runs (XDG Base Directory Specification).
+
+    None where there is no home directory, as in containers with a foreign user number.
+    """
+    state = environ.get("XDG_STATE_HOME", "")
+    try:
+        base = Path(state) if state.startswith("/") else Path.home() / ".local" / "state"
+    except RuntimeError:
+        return None
+    return base / "nccl-doctor"
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:

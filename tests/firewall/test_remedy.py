@@ -35,8 +35,7 @@ def lines(found: Remedy) -> tuple[str, ...]:
 def test_firewalld_trusts_the_peers_and_reloads() -> None:
     facts = captured("firewalld_public")
     assert lines(remedy(blamed(facts), facts, IN)) == (
-        "firewall-cmd --permanent --zone=trusted --add-source=10.0.0.2",
-        "firewall-cmd --permanent --zone=trusted --add-source=10.0.0.3",
+        "firewall-cmd --permanent --zone=trusted --add-source=10.0.0.2 --add-source=10.0.0.3",
         "firewall-cmd --reload",
     )
 
@@ -49,7 +48,7 @@ def test_firewalld_is_not_reloaded_where_that_would_lose_what_is_in_force_only()
     )
     commands = lines(remedy(blamed(facts), facts.model_copy(update={"firewalld": changed}), IN))
     assert "firewall-cmd --reload" not in commands
-    assert "firewall-cmd --zone=trusted --add-source=10.0.0.2" in commands
+    assert "firewall-cmd --zone=trusted --add-source=10.0.0.2 --add-source=10.0.0.3" in commands
 
 
 def test_firewalld_gets_rich_rules_where_a_zone_claims_the_peers() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from nccl_doctor.errors import HostsFileError
 from nccl_doctor.inventory import files
-from nccl_doctor.inventory.files import with_master_port, write_master_port
+from nccl_doctor.inventory.edits import with_env, with_master_port, write_env, write_master_port
+from nccl_doctor.inventory.sources import Entry
 
 CHANGED = [
     ("master_port: 29500  # why\nhosts: [a]\n", "master_port: 29511  # why\nhosts: [a]\n"),
@@ -78,3 +79,81 @@ def test_any_layout_keeps_all_but_one_line(lines: list[str], comments: list[str]
     said = files.read(after, "hosts.yaml").master_port
     assert said is not None
     assert said.value == port
+
+
+IFNAME = {"NCCL_SOCKET_IFNAME": "=eno1"}
+SET = [
+    ("hosts:\n- a\n", "env:\n  NCCL_SOCKET_IFNAME: '=eno1'\nhosts:\n- a\n"),
+    ("{hosts: [a]}\n", "{env: {NCCL_SOCKET_IFNAME: '=eno1'}, hosts: [a]}\n"),
+    (
+        "env:   # ours\n  NCCL_DEBUG: INFO  # why\nhosts: [a]\n",
+        "env:   # ours\n  NCCL_SOCKET_IFNAME: '=eno1'\n  NCCL_DEBUG: INFO  # why\nhosts: [a]\n",
+    ),
+    (
+        "env: {NCCL_SOCKET_IFNAME: eth0, A: b}\nhosts: [a]\n",
+        "env: {NCCL_SOCKET_IFNAME: '=eno1', A: b}\nhosts: [a]\n",
+    ),
+    ("env: {}\nhosts: [a]\n", "env: {NCCL_SOCKET_IFNAME: '=eno1'}\nhosts: [a]\n"),
+    ("hosts:\r\n- a\r\n", "env:\r\n  NCCL_SOCKET_IFNAME: '=eno1'\r\nhosts:\r\n- a\r\n"),
+    (
+        "hosts:\n- {name: a, env: {X: y}}\n",
+        "env:\n  NCCL_SOCKET_IFNAME: '=eno1'\nhosts:\n- {name: a, env: {X: y}}\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), SET)
+def test_a_variable_is_set_for_all_hosts_and_taken_out_again(before: str, after: str) -> None:
+    assert with_env(before, IFNAME, "hosts.yaml") == after
+    there = files.read(with_env(after, {"NCCL_SOCKET_IFNAME": None}, "hosts.yaml"), "hosts.yaml")
+    assert not any("NCCL_SOCKET_IFNAME" in host.shared.env for host in there.entries)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("node1 slots=8\n", "has no place for variables"),
+        ("hosts:\n- {name: a, env: {NCCL_SOCKET_IFNAME: eth0}}\n", "an env of its own"),
+        ("env:\nhosts: [a]\n", "without touching the rest"),
+        ("env: *x\nhosts: [a]\n", "without touching the rest"),
+    ],
+)
+def test_a_variable_that_cant_be_set_is_left(text: str, words: str) -> None:
+    with pytest.raises(HostsFileError, match=words):
+        with_env(text, IFNAME, "hosts.yaml")
+
+
+_variables = st.dictionaries(st.sampled_from(["A", "NCCL_DEBUG", "PATH"]), st.sampled_from(["1", "a b", "it's"]))
+_env = st.builds(
+    lambda env, flow: (
+        "env: {" + ", ".join(f'{k}: "{v}"' for k, v in env.items()) + "}"
+        if flow or not env
+        else "env:\n" + "\n".join(f'  {k}: "{v}"  # {k}' for k, v in env.items())
+    ),
+    _variables,
+    st.booleans(),
+)
+
+
+@given(st.lists(_line.filter(lambda line: "env" not in line), unique=True), _env, st.booleans(), st.text("=,^'\"a:# "))
+def test_a_variable_set_and_taken_out_leaves_the_others(lines: list[str], env: str, last: bool, value: str) -> None:
+    rows = [*lines, "hosts: [a, b]", env] if last else [*lines, env, "hosts: [a, b]"]
+    text = "\n".join(rows) + "\n"
+    with_it = with_env(text, {"NCCL_ALGO": value}, "hosts.yaml")
+    for part in filter(None, (*lines, *env.splitlines()[1:])):
+        assert part in with_it
+    without = with_env(with_it, {"NCCL_ALGO": None}, "hosts.yaml")
+    before, after = (files.read(each, "hosts.yaml").entries for each in (text, without))
+    assert [variables(host) for host in before] == [variables(host) for host in after]
+
+
+def variables(host: Entry) -> dict[str, str]:
+    return {name: value.value for name, value in host.shared.env.items()}
+
+
+def test_the_values_before_are_returned(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.yaml"
+    file.write_text("env: {A: b}\nhosts: [a]\n", encoding="utf-8")
+    assert write_env(str(file), {"A": "c", "D": "e"}) == {"A": "b", "D": None}
+    assert write_env(str(file), {"A": "b", "D": None}) == {"A": "c", "D": "e"}
+    assert file.read_text(encoding="utf-8") == "env: {A: 'b'}\nhosts: [a]\n"

@@ -1,0 +1,141 @@
+"""The record of what ``nccl-doctor fix`` ran, one small file for each run, readable by its owner alone.
+
+It lies in ``$XDG_STATE_HOME/nccl-doctor/fix`` and holds the commands, where and when they ran, for which diagnosis,
+with their exit codes and the values before them: enough to take them back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from nccl_doctor.errors import DoctorError
+from nccl_doctor.model.base import FrozenModel
+from nccl_doctor.model.mending import Step, StepOutcome, StepResult
+from nccl_doctor.text.machine import state_folder, write_atomically
+
+_MOST_BYTES = 64 << 20
+
+
+class RanStep(FrozenModel):
+    """A step that was run, with all that its way back needs; ``undone`` once it was taken back."""
+
+    number: int
+    host: str | None
+    command: str
+    place: str | None
+    root: bool
+    code: str
+    mends: str
+    boot_id: str | None
+    settings: dict[str, str]
+    outcome: StepOutcome
+    exit_code: int | None
+    before: tuple[str, ...]
+    was_there: bool
+    at: str
+    undone: bool = False
+
+    @classmethod
+    def of(cls, step: Step, result: StepResult) -> RanStep:
+        """Return the entry of a step and its result."""
+        shared = {name: getattr(step, name) for name in cls.model_fields if name in Step.model_fields}
+        return cls(**shared | {name: getattr(result, name) for name in cls.model_fields if name in _OF_RESULTS})
+
+    def parts(self) -> tuple[Step, StepResult]:
+        """Return the step and its result again."""
+        step = {name: getattr(self, name) for name in Step.model_fields if name in RanStep.model_fields}
+        result = {name: getattr(self, name) for name in ("number", "host", *_OF_RESULTS)}
+        return Step(**step), StepResult(**result)
+
+
+_OF_RESULTS = ("outcome", "exit_code", "before", "was_there", "at")
+
+
+class Record(FrozenModel):
+    """One run: the list of hosts that it was for, and its steps; ``settings_before`` are values of the hosts file."""
+
+    hosts: str
+    began_at: str
+    steps: tuple[RanStep, ...]
+    file: str | None = None
+    settings_before: dict[str, str | None] = Field(default_factory=dict)
+
+
+def keep(
+    identifier: str,
+    hosts: str,
+    ran: Iterable[tuple[Step, StepResult]],
+    file: str | None,
+    settings_before: dict[str, str | None],
+    environ: Mapping[str, str],
+) -> Path:
+    """Write the record of a run and return its file; DoctorError where that is impossible."""
+    began_at = datetime.now(timezone.utc)
+    steps = tuple(RanStep.of(step, result) for step, result in ran if result.outcome != "not-run")
+    record = Record(
+        hosts=hosts,
+        began_at=began_at.isoformat(timespec="seconds"),
+        steps=steps,
+        file=file,
+        settings_before=settings_before,
+    )
+    path = _folder(environ) / f"{identifier}-{began_at:%Y%m%dT%H%M%S}-{os.getpid()}.json"
+    _write(path, record)
+    return path
+
+
+def try_keep(environ: Mapping[str, str]) -> None:
+    """Raise DoctorError where no record could be written: before anything is run."""
+    folder = _folder(environ)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DoctorError(f"{folder}: can't be written, so no step could be taken back; nothing was run")
+
+
+def latest(identifier: str, environ: Mapping[str, str]) -> tuple[Path, Record] | None:
+    """Return the newest record of a list of hosts that has a step which was not taken back yet."""
+    for path in sorted(_folder(environ).glob(f"{identifier}-*.json"), reverse=True):
+        record = _read(path)
+        if record is not None and any(step.outcome == "done" and not step.undone for step in record.steps):
+            return path, record
+    return None
+
+
+def mark_undone(path: Path, record: Record, numbers: Sequence[int]) -> None:
+    """Note in the record which steps were taken back."""
+    steps = tuple(step.model_copy(update={"undone": True}) if step.number in numbers else step for step in record.steps)
+    _write(path, record.model_copy(update={"steps": steps}))
+
+
+def _folder(environ: Mapping[str, str]) -> Path:
+    state = state_folder(environ)
+    if state is None:
+        raise DoctorError("there is no home directory to keep a record in; set XDG_STATE_HOME")
+    folder = state / "fix"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DoctorError(f"{folder}: can't be made: {error.strerror}") from error
+    return folder
+
+
+def _write(path: Path, record: Record) -> None:
+    try:
+        write_atomically(path, record.model_dump_json().encode(), private=True)
+    except OSError as error:
+        raise DoctorError(f"{path}: can't be written: {error.strerror}") from error
+
+
+def _read(path: Path) -> Record | None:
+    """Return a record of ours; None where it is another user's, too large, or of another release."""
+    try:
+        known = path.stat()
+        if known.st_uid != os.geteuid() or known.st_size > _MOST_BYTES:
+            return None
+        return Record.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,116 @@
+"""Ways to root on a host, and a shell as root; the password of sudo goes to its standard input and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from nccl_doctor.collect.mending.shell import ANSWER_S, LONGEST, MOST_OUTPUT
+from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engines.containers import InsideOptions
+from nccl_doctor.text.shell import clean, nested, script
+from nccl_doctor.transport.base import AccessError, Allowance, Channel, FloodError, Transport
+
+RootWay = Literal["login", "sudo", "password"]
+"""Ways to root: the login itself, ``sudo -n``, or sudo with a password."""
+
+RootAccess = str
+"""A :data:`RootWay`, or the reason why there is none."""
+
+CONNECT_S = 30.0
+SUDO = {"login": "", "sudo": "sudo -n ", "password": "sudo -k -S -p '' "}
+"""The beginning of a command by the way to root."""
+
+_LOOK_S = 0.3
+_SORRY = frozenset({"sorry,", "incorrect"})
+"""Words of sudo(8) where a password is wrong: "Sorry, try again.", "1 incorrect password attempt"."""
+
+_ASK = script("id -u; sudo -n /bin/sh -c : 2>&1; echo status $?")
+
+
+class RootRefusedError(Exception):
+    """Nobody becomes root on a host; the message says why."""
+
+
+def node_at(node: Node, place: str | None) -> Node:
+    """Return the node, or the host around its container for what belongs outside."""
+    if place is None or not place.startswith("outside"):
+        return node
+    return node.model_copy(update={"access": {k: v for k, v in node.access.items() if k != InsideOptions.engine}})
+
+
+def root_access(transport: Transport, node: Node, place: str | None) -> RootAccess:
+    """Return the way to root on a host, or the reason why there is none."""
+    until = time.monotonic() + CONNECT_S
+    try:
+        channel = transport.open(node_at(node, place), f"LC_ALL=C exec /bin/sh -c {nested(_ASK)}", until)
+        try:
+            return read_root_access(list(_few_lines(channel, until)))
+        finally:
+            channel.close()
+    except (AccessError, OSError, EOFError, FloodError) as error:
+        return clean(error.failure.detail if isinstance(error, AccessError) else str(error) or "no answer in time")
+
+
+def _few_lines(channel: Channel, until: float) -> Iterator[str]:
+    allowance = Allowance(MOST_OUTPUT)
+    while (line := channel.read_line(until)) is not None:
+        allowance.spend(line)
+        text = clean(line.decode(errors="replace"))[:LONGEST].strip()
+        if text:
+            yield text
+        if text.startswith("status "):
+            return
+
+
+def read_root_access(lines: Sequence[str]) -> RootAccess:
+    """Return the way to root by what ``id -u`` and ``sudo -n`` printed."""
+    numbers = [line for line in lines if line.isdecimal()]
+    if numbers[:1] == ["0"]:
+        return "login"
+    if lines[-1:] == ["status 0"]:
+        return "sudo"
+    said = [line for line in lines if not line.isdecimal() and not line.startswith("status ")]
+    if any("a password is required" in line for line in said):
+        return "password"
+    return f"the login is not root, and sudo says: {said[-1]}" if said else "the login is not root, and sudo fails"
+
+
+def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, root: bool) -> str:
+    """Return the host's boot id once the shell of a nonce is there; RootRefusedError where it will not be.
+
+    The nonce follows the password only after a while: sudo would take it for a second one. Where sudo did not ask, the
+    shell itself passes over what comes before the nonce.
+    """
+    until = time.monotonic() + ANSWER_S
+    allowance = Allowance(MOST_OUTPUT)
+    waiting = [f"{nonce}\n".encode()]
+    if password is not None:
+        channel.send(password + b"\n", until)
+    else:
+        channel.send(waiting.pop(), until)
+    while True:
+        try:
+            line = channel.read_line(min(until, time.monotonic() + _LOOK_S))
+        except TimeoutError:
+            _refuse_wrong_password(channel, until)
+            if waiting:
+                channel.send(waiting.pop(), until)
+            continue
+        if line is None:
+            said = channel.stderr_tail().strip().splitlines()
+            raise RootRefusedError(clean(said[-1])[:LONGEST] if said else "the shell there ended at once")
+        allowance.spend(line)
+        words = line.decode(errors="replace").split()
+        if words[:2] == [nonce, "ready"]:
+            if root and words[2:3] != ["0"]:
+                raise RootRefusedError("sudo does not give root there")
+            return words[3] if len(words) > 3 else ""
+
+
+def _refuse_wrong_password(channel: Channel, until: float) -> None:
+    if _SORRY.intersection(channel.stderr_tail().lower().split()):
+        raise RootRefusedError("sudo did not accept the password") from None
+    if time.monotonic() >= until:
+        raise TimeoutError

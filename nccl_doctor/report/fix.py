@@ -1,0 +1,163 @@
+"""``fix`` on a screen: the plan before the question, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nccl_doctor.model.mending import ByHand, FixReport, Step, StepResult
+from nccl_doctor.report.render import RenderOptions
+from nccl_doctor.report.text import Screen, joined, wrap
+from nccl_doctor.text.hostlist import fold, grouped, plural
+from nccl_doctor.text.shell import clean, pasteable
+
+_FEW = 2  # hosts with commands of their own that are shown in full
+_MOST_BY_HAND = 12
+
+
+def render(report: FixReport, options: RenderOptions) -> str:
+    """Return what was run and what it led to; where nothing was run, the plan."""
+    screen = Screen.of(options)
+    if report.results:
+        return joined(_outcome(report, screen))
+    blocks = list(plan_blocks(report, screen))
+    if report.note:
+        blocks.append(wrap(report.note, screen.prose))
+    return joined(blocks)
+
+
+def plan_screen(report: FixReport, options: RenderOptions) -> str:
+    """Return the plan as it is shown before the question."""
+    return joined(plan_blocks(report, Screen.of(options)))
+
+
+class Group:
+    """Steps of one diagnosis that are alike but for their hosts' own values."""
+
+    def __init__(self, number: int, steps: Sequence[Step]) -> None:
+        self.number, self.steps = number, tuple(steps)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hosts of the steps, each once; none for this machine."""
+        return tuple(dict.fromkeys(step.host for step in self.steps if step.host is not None))
+
+    @property
+    def title(self) -> str:
+        """Hosts and diagnosis: ``firewall-blocks-port (NCD301) on node[1-2]``."""
+        first = self.steps[0]
+        place = f"on {fold(self.hosts)}" if self.hosts else "on this machine"
+        return f"{first.mends} ({first.code}) {place}{f', {first.place}' if first.place else ''}"
+
+
+def groups(steps: Sequence[Step]) -> list[Group]:
+    """Return a plan's steps by diagnosis, place, right and risk, in their order."""
+    alike = grouped(((one.code, one.mends, one.host is None, one.place, one.root, one.risk), one) for one in steps)
+    return [Group(number, tuple(each)) for number, each in enumerate(alike.values(), 1)]
+
+
+def plan_blocks(report: FixReport, screen: Screen) -> Iterator[list[str]]:
+    """Yield the blocks of the plan: each group of steps, then what is left by hand."""
+    if not report.plan:
+        yield ["Nothing here can be taken back." if report.undo else "No command would mend anything here."]
+    for group in groups(report.plan):
+        yield list(_group(group, screen, undo=report.undo))
+    if report.by_hand:
+        yield list(_by_hand(report.by_hand, screen))
+
+
+def _group(group: Group, screen: Screen, *, undo: bool) -> Iterator[str]:
+    first = group.steps[0]
+    marks = ["as root"] if first.root else []
+    marks += ["disruptive"] if first.risk == "disruptive" else []
+    title = " ".join(filter(None, (group.title, f"({', '.join(marks)})" if marks else "")))
+    yield from wrap(title, screen.prose, f"{group.number:>2}  ")
+    by_host = grouped((step.host, step) for step in group.steps)
+    alike = grouped((tuple(step.command for step in steps), host) for host, steps in by_host.items())
+    shown = list(alike.items())
+    whole = screen.verbose or len(shown) <= _FEW
+    for commands, hosts in shown if whole else shown[:1]:
+        if len(shown) > 1:
+            names = [host for host in hosts if host is not None]
+            yield f"    {fold(names)}:"
+        for command in commands:
+            yield (
+                f"      {command}"
+                if pasteable(command)
+                else "      (a command that a terminal can't show; see -o json)"
+            )
+    if not whole:
+        yield f"    {plural(len(shown) - 1, 'more host')}, each with its own addresses; -v shows them"
+    yield from () if undo else wrap(_way_back(group.steps), screen.prose, "    ")
+
+
+def _way_back(steps: Sequence[Step]) -> str:
+    backs = [step.undo is not None for step in steps]
+    back = "Can be taken back" if all(backs) else "Can be taken back in part" if any(backs) else "Has no way back"
+    survives = {step.survives_reboot for step in steps if step.survives_reboot is not None}
+    how = "; survives a reboot" if survives == {True} else "; is gone after a reboot" if survives == {False} else ""
+    return f"{back}{how}."
+
+
+def _by_hand(left: Sequence[ByHand], screen: Screen) -> Iterator[str]:
+    yield "By hand:"
+    shown = left if screen.verbose else left[:_MOST_BY_HAND]
+    for one in shown:
+        where = f" on {fold(one.hosts)}" if one.hosts else ""
+        yield from wrap(f"{one.name} ({one.code}){where}: {one.summary}", screen.prose, "  ", "    ")
+    if len(shown) < len(left):
+        yield f"  … and {len(left) - len(shown)} more; -v shows them"
+
+
+def question(steps: Sequence[Step]) -> str:
+    """Return the question before anything is run: ``Run 12 commands on 6 hosts? [y/N/s(elect)] ``."""
+    hosts = {step.host for step in steps if step.host is not None}
+    where = f"on {plural(len(hosts), 'host')}" if hosts else "on this machine"
+    return f"Run {plural(len(steps), 'command')} {where}? [y/N/s(elect)] "
+
+
+def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:
+    done = [one for one in report.results if one.outcome == "done"]
+    hosts = {one.host for one in report.results if one.host is not None}
+    where = f" on {plural(len(hosts), 'host')}" if hosts else ""
+    yield wrap(f"{len(done)} of {plural(len(report.results), 'command')} succeeded{where}.", screen.prose)
+    steps = {step.number: step for step in report.plan}
+    yield [line for one in report.results if one.outcome != "done" for line in _failed(one, steps[one.number], screen)]
+    if screen.verbose:
+        yield [f"  {step.host or 'this machine'}: {clean(step.command)}" for step in report.plan]
+    rows = (("Mended", report.mended), ("Still there", report.remaining), ("New", report.new))
+    yield [
+        line for name, found in rows if found for line in wrap(f"{name}: {'; '.join(found)}", screen.prose, "", "  ")
+    ]
+    if report.note:
+        yield wrap(report.note, screen.prose)
+    if report.verdict:
+        yield wrap(report.verdict, screen.prose)
+
+
+_OUTCOMES = {
+    "failed": "failed",
+    "unknown": "has an unknown outcome",
+    "not-run": "was not run",
+    "changed": "was left alone",
+}
+
+
+def _failed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
+    status = f" (exit status {result.exit_code})" if result.exit_code and not result.reason else ""
+    why = f": {result.reason}" if result.reason else ""
+    yield from wrap(f"{result.host or 'this machine'}: a step {_OUTCOMES[result.outcome]}{status}{why}", screen.prose)
+    yield f"  {clean(step.command)}"
+    for line in result.output.splitlines()[-4:]:
+        yield from wrap(line, screen.prose, "    ")
+
+
+def script_of(host: str | None, steps: Sequence[Step]) -> str:
+    """Return a shell script of one host's steps; each command stands as it was printed."""
+    place = "this machine" if host is None else host
+    root = ", as root" if any(step.root for step in steps) else ""
+    lines = ["#!/bin/sh", f"# Commands of nccl-doctor for {clean(place)}; run them there{root}.", "set -e"]
+    for step in steps:
+        lines.append(f"# {step.mends} ({step.code})")
+        # an edit of the hosts file is no shell command
+        lines.append(f"# {clean(step.command)}" if step.settings or not pasteable(step.command) else step.command)
+    return "\n".join(lines) + "\n"

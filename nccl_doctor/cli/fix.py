@@ -104,14 +104,18 @@ class _Mender:
         self._hosts = Hosts.named(request.which.hosts, cluster)
         self._settings_before: dict[str, str | None] = {}
         self._interrupted = False
+        self._of_root: set[str] = set()
 
     def mend(self, snapshot: Snapshot, report: Report) -> int:
         """Run what a report's diagnoses propose; 0 where all that was chosen is mended."""
         from nccl_doctor.judge.fix_plan import all_mended, plan
         from nccl_doctor.model.finding import Severity
         from nccl_doctor.model.mending import FixReport
+        from nccl_doctor.snapshot.system import Identity
 
         steps, by_hand = plan(report, snapshot)
+        facts = {host.name: host.facts.identity for host in snapshot.reached if host.facts is not None}
+        self._of_root = {name for name, it in facts.items() if isinstance(it, Identity) and it.uid == 0}
         document = FixReport(plan=steps, by_hand=by_hand, before=report.diagnoses, verdict=_verdict(report))
         grave = any(found.severity is Severity.ERROR for found in report.diagnoses)
         if self._wanted.script is not None:
@@ -208,12 +212,16 @@ class _Mender:
         from nccl_doctor.collect.mending.root import root_access
 
         places = {step.host: step.place for step in reversed(steps) if step.root and step.host is not None}
-        nodes = [node for node in self._cluster.nodes if node.name in places]
+        # the shell that is started as root says whether it is
+        known: dict[str | None, RootAccess] = {
+            name: "login" for name in self._of_root & places.keys() if not places[name]
+        }
+        nodes = [node for node in self._cluster.nodes if node.name in places.keys() - known.keys()]
         if not nodes:
-            return {}
+            return known
         phase("root access", [node.name for node in nodes])
         found = fan_out(lambda node: root_access(transport, node, places[node.name]), nodes)  # type: ignore[arg-type]
-        return {
+        return known | {
             node.name: str(way) if isinstance(way, Exception) else way for node, way in zip(nodes, found, strict=True)
         }
 

@@ -59,6 +59,8 @@ def plan_blocks(report: FixReport, screen: Screen) -> Iterator[list[str]]:
     """Yield the blocks of the plan: each group of steps, then what is left by hand."""
     if not report.plan:
         yield ["Nothing here can be taken back." if report.undo else "No command would mend anything here."]
+    else:
+        yield [f"{'Way back' if report.undo else 'Plan'}: {_counted(report.plan)}"]
     for group in groups(report.plan):
         yield list(_group(group, screen, undo=report.undo))
     if report.by_hand:
@@ -110,9 +112,13 @@ def _by_hand(left: Sequence[ByHand], screen: Screen) -> Iterator[str]:
 
 def question(steps: Sequence[Step]) -> str:
     """Return the question before anything is run: ``Run 12 commands on 6 hosts? [y/N/s(elect)] ``."""
+    return f"Run {_counted(steps)}? [y/N/s(elect)] "
+
+
+def _counted(steps: Sequence[Step]) -> str:
     hosts = {step.host for step in steps if step.host is not None}
     where = f"on {plural(len(hosts), 'host')}" if hosts else "on this machine"
-    return f"Run {plural(len(steps), 'command')} {where}? [y/N/s(elect)] "
+    return f"{plural(len(steps), 'command')} {where}"
 
 
 def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:

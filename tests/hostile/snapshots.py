@@ -25,12 +25,14 @@ from pydantic import ValidationError
 
 from nccl_doctor.cli.snapshots import read_snapshot
 from nccl_doctor.errors import SnapshotError
+from nccl_doctor.judge.changes import change_of
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.from_file import difference
 from nccl_doctor.model.finding import Command, Outcome
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import RenderOptions, render
 from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.text.shell import clean
 from tests.checks.snapshots import load
 from tests.hostile.shell_without_programs import ShellWithoutPrograms
 
@@ -110,8 +112,8 @@ PROGRAMS = {
     "modprobe": r"nvidia_peermem|nvidia|amdgpu|ib_uverbs",
     "chmod": r"1777 /dev/shm|600 /\S+",
     "ssh-keygen": r"-y -f /\S+",
-    "firewall-cmd": r"--reload|(--permanent )?--zone=[\w/-]+ (--add-source=[0-9a-f.:/]+|--add-rich-rule=rule (priority=\"-?\d+\" )?family=\"ipv"
-    r"[46]\" source address=\"[0-9a-f.:/]+\" port port=\"[\d-]+\" protocol=\"tcp\" accept)"
+    "firewall-cmd": r"--reload|(--permanent )?--zone=[\w/-]+( --add-source=[0-9a-f.:/]+| --add-rich-rule=rule (priority=\"-?\d+\" )?"
+    r"family=\"ipv[46]\" source address=\"[0-9a-f.:/]+\" port port=\"[\d-]+\" protocol=\"tcp\" accept)+"
     r"|(--permanent )?--direct --add-rule ipv[46] \w+ [A-Z]+ -\d+ -[sd] [0-9a-f.:/]+ -p tcp -m multiport --dports [\d,:]+ "
     r"-j ACCEPT",
     "ufw": r"(prepend )?allow (out )?proto tcp from (any|[0-9a-f.:/]+) to (any|[0-9a-f.:/]+) port [\d,:]+",
@@ -279,7 +281,7 @@ def run(runs: int, seed: int, root: Path) -> Result:
             result.commands += 1
             if command.command not in tried:
                 tried[command.command] = _wrong(command.command, shell, document)
-            wrong = tried[command.command] or _of_a_stranger(command, places)
+            wrong = tried[command.command] or _of_a_stranger(command, places) or _wrong_way_back(command, shell, chance)
             if wrong:
                 result.faults.append(f"{where}: {command.command!r}: {wrong}")
     return result
@@ -329,6 +331,24 @@ def _wrong(line: str, shell: ShellWithoutPrograms, document: dict[str, Any]) -> 
     for name, *arguments in told.ran:
         if name not in PROGRAMS or not re.fullmatch(PROGRAMS[name], " ".join(arguments), re.ASCII | re.DOTALL):
             return f"is no command of ours: {name} {arguments}"
+    return None
+
+
+LOOKS = {"[", "echo", "grep", "ip", "printf", "sed", "sysctl", "firewall-cmd", "ufw", "nft"}
+
+
+def _wrong_way_back(command: Command, shell: ShellWithoutPrograms, chance: random.Random) -> str | None:
+    """What ``fix`` would run about a command besides it, with a host's words as the values before; None for nothing."""
+    change = change_of(command.command)
+    if change is None:
+        return None
+    before = [clean(text)[:300] for text in chance.choices(TEXTS, k=chance.randrange(4))]
+    undo = change.undo(before) if change.undo is not None else None
+    for line in filter(None, (change.reads, change.in_place, undo)):
+        told = shell.attempt(str(line), ("/etc",))
+        strange = {name for name, *_ in told.ran if name not in LOOKS and not re.fullmatch(r"ip6?tables(-\w+)?", name)}
+        if strange or set(told.wrote) - {"/dev/null", "/etc/hosts"}:
+            return f"has the way back {str(line)!r}, which attempts {told.ran} and writes {told.wrote}"
     return None
 
 

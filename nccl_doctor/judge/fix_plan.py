@@ -42,9 +42,9 @@ def _applies_others(step: Step) -> bool:
 
 
 def _left(found: Diagnosis) -> ByHand:
-    return ByHand(
-        code=found.code, name=found.name, severity=found.severity, hosts=found.hosts, summary=found.fix.summary
-    )
+    summary, commands = found.fix.summary, found.fix.commands
+    named = {"code": found.code, "name": found.name, "severity": found.severity, "hosts": found.hosts}
+    return ByHand.model_validate(named | {"summary": summary, "commands": commands})
 
 
 def _steps(found: Diagnosis, cluster: Cluster) -> Iterator[Step]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from nccl_doctor.model.base import Document, FrozenModel
-from nccl_doctor.model.finding import Diagnosis, Severity
+from nccl_doctor.model.finding import Command, Diagnosis, Severity
 
 
 class Step(FrozenModel):
@@ -49,13 +49,19 @@ class Step(FrozenModel):
 
 
 class ByHand(FrozenModel):
-    """A diagnosis, or a part of one, that no step mends."""
+    """A diagnosis that no step mends; ``commands`` are those that a person has to run, or to judge by."""
 
     code: str
     name: str
     severity: Severity
     hosts: tuple[str, ...]
     summary: str
+    commands: tuple[Command, ...] = ()
+
+    def without_secrets(self, hide: Callable[[Any], Any]) -> ByHand:
+        """Return a copy without secrets; commands with a secret are dropped."""
+        commands = tuple(one for one in self.commands if hide(one.command) == one.command)
+        return self.model_copy(update={"summary": hide(self.summary), "commands": commands})
 
 
 StepOutcome = Literal["done", "failed", "unknown", "not-run", "changed"]
@@ -114,7 +120,7 @@ class FixReport(Document):
         shown = {
             "plan": tuple(one.model_copy(update={"command": hide(one.command)}) for one in self.plan),
             "results": tuple(one.model_copy(update={"output": hide(one.output)}) for one in self.results),
-            "by_hand": tuple(one.model_copy(update={"summary": hide(one.summary)}) for one in self.by_hand),
+            "by_hand": tuple(one.without_secrets(hide) for one in self.by_hand),
             "before": hide(self.before),
             "after": hide(self.after),
         }

@@ -106,6 +106,10 @@ def _by_hand(left: Sequence[ByHand], screen: Screen) -> Iterator[str]:
     for one in shown:
         where = f" on {fold(one.hosts)}" if one.hosts else ""
         yield from wrap(f"{one.name} ({one.code}){where}: {one.summary}", screen.prose, "  ", "    ")
+        for command, hosts in grouped((each.command, each.host) for each in one.commands).items():
+            names = [host for host in hosts if host is not None]
+            if pasteable(command):
+                yield f"      {f'{fold(names)}: ' if names else ''}{command}"
     if len(shown) < len(left):
         yield f"  … and {len(left) - len(shown)} more; -v shows them"
 
@@ -130,6 +134,8 @@ def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:
     yield [line for one in report.results if one.outcome != "done" for line in _failed(one, steps[one.number], screen)]
     if screen.verbose:
         yield [f"  {step.host or 'this machine'}: {clean(step.command)}" for step in report.plan]
+    still = {name.partition(" ")[0] for name in report.remaining}
+    yield [line for one in done if steps[one.number].mends in still for line in _said(one, steps[one.number], screen)]
     rows = (("Mended", report.mended), ("Still there", report.remaining), ("New", report.new))
     yield [
         line for name, found in rows if found for line in wrap(f"{name}: {'; '.join(found)}", screen.prose, "", "  ")
@@ -152,6 +158,11 @@ def _failed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
     status = f" (exit status {result.exit_code})" if result.exit_code and not result.reason else ""
     why = f": {result.reason}" if result.reason else ""
     yield from wrap(f"{result.host or 'this machine'}: a step {_OUTCOMES[result.outcome]}{status}{why}", screen.prose)
+    yield from _said(result, step, screen)
+
+
+def _said(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
+    """Yield a command with the end of what it printed."""
     yield f"  {clean(step.command)}"
     for line in result.output.splitlines()[-4:]:
         yield from wrap(line, screen.prose, "    ")

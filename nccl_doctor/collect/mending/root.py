@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from nccl_doctor.collect.mending.shell import ANSWER_S, LONGEST, MOST_OUTPUT
 from nccl_doctor.model.cluster import Node
@@ -12,15 +11,12 @@ from nccl_doctor.model.engines.containers import InsideOptions
 from nccl_doctor.text.shell import clean, nested, script
 from nccl_doctor.transport.base import AccessError, Allowance, Channel, FloodError, Transport
 
-RootWay = Literal["login", "sudo", "password"]
-"""Ways to root: the login itself, ``sudo -n``, or sudo with a password."""
-
 RootAccess = str
-"""A :data:`RootWay`, or the reason why there is none."""
+"""A way to root, a key of :data:`SUDO`; or the reason why there is none."""
 
 CONNECT_S = 30.0
 SUDO = {"login": "", "sudo": "sudo -n ", "password": "sudo -k -S -p '' "}
-"""The beginning of a command by the way to root."""
+"""The beginning of a command by the way to root: the login itself, ``sudo -n``, or sudo with a password."""
 
 _LOOK_S = 0.3
 _SORRY = frozenset({"sorry,", "incorrect"})

@@ -26,7 +26,7 @@ _KILL_S = 5  # from timeout's TERM to its KILL
 _ENDED_BY_TIMEOUT = (124, 128 + 9)  # timeout(1), "Exit status"
 
 _SHELL = """\
-LC_ALL=C; PATH=$PATH:{path}; export LC_ALL PATH
+LC_ALL=C; PATH={path}; export LC_ALL PATH
 while read -r word; do [ "$word" = {nonce} ] && break; done
 echo; echo {nonce} ready "$(id -u)" "$(cat /proc/sys/kernel/random/boot_id)"
 exec 4<&0 </dev/null
@@ -59,7 +59,10 @@ def shell_program(nonce: str, steps: Sequence[Step]) -> Line:
         script("{n}) run {seconds} {command} ;;\n", n=n, seconds=int(seconds), command=nested(_own(command)))
         for n, (seconds, command) in enumerate(_commands(steps), 1)
     ]
-    return script(_SHELL, path=argument(":".join(SYSTEM)), nonce=argument(nonce), kill=_KILL_S, cases=cases)
+    system = argument(":".join(SYSTEM))
+    # root runs no program that a user may have put into a folder of the login's PATH
+    path = system if steps[0].root else script("$PATH:{system}", system=system)
+    return script(_SHELL, path=path, nonce=argument(nonce), kill=_KILL_S, cases=cases)
 
 
 def _commands(steps: Iterable[Step]) -> Iterator[tuple[float, str]]:

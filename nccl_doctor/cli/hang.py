@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.options import HostOptions, KeepOptions, LoginOptions, ReachOptions, ReportOptions, flattened
-from nccl_doctor.cli.output import failures, finish, try_files
+from nccl_doctor.cli.output import Out, failures, finish, try_files
+from nccl_doctor.errors import UsageError
 
 if TYPE_CHECKING:
     from nccl_doctor.model.documents import HangReport
+
+
+of_watch = partial(typer.Option, rich_help_panel="With --watch")
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """How a job is watched."""
+
+    watch: Annotated[bool, typer.Option("--watch", help="Watch the job, and report when it hangs or a rank dies.")] = (
+        False
+    )
+    wait: Annotated[
+        bool, of_watch("--wait", help="Wait for a job to start; with --keep-watching also for the next.")
+    ] = False
+    every: Annotated[
+        float, of_watch("--every", metavar="SECONDS", help="Seconds between two samples, 1 to 3600.", min=1, max=3600)
+    ] = 60.0
+    after: Annotated[
+        float,
+        of_watch(
+            "--after",
+            metavar="SECONDS",
+            help="Time without progress before a close look, 1 to 86400.",
+            min=1,
+            max=86400,
+        ),
+    ] = 300.0
+    on_hang: Annotated[
+        str | None,
+        of_watch(
+            "--on-hang",
+            metavar="COMMAND",
+            help="Run this program after the report, with NCDOCTOR_REPORT and NCDOCTOR_VERDICT set; no shell.",
+        ),
+    ] = None
+    keep_watching: Annotated[bool, of_watch("--keep-watching", help="Go on after a report.")] = False
 
 
 @flattened
 def hang(
     *,
     which: HostOptions,
+    watched: WatchOptions,
     interval: Annotated[
         float,
         typer.Option(
@@ -68,6 +109,7 @@ def hang(
         from nccl_doctor.transport import make_transport
 
         try_files(("--save", kept.save))
+        refuse_parts(watched, out, from_file=load_from is not None)
         # while hosts are waited for: what judges takes as long to import as a host to answer
         threading.Thread(target=import_module, args=("nccl_doctor.judge.hang_report",), daemon=True).start()
         looks = HangOptions(
@@ -79,6 +121,10 @@ def hang(
             total_s=timeout,
             connect_s=reached.connect_timeout,
         )
+        if watched.watch:
+            from nccl_doctor.cli.hang_watch import watch
+
+            return watch(which, login, reached, watched, looks, kept, out)
         if load_from is not None:
             refuse_other_hosts(which, login.overrides())
             seen = read_snapshot(load_from, HangSnapshot)
@@ -101,6 +147,22 @@ def hang(
         return exit_code(found)
 
     finish(out, work)
+
+
+def refuse_parts(watched: WatchOptions, out: Out, *, from_file: bool) -> None:
+    """Raise UsageError for options of --watch without it, and for those that have no meaning with it."""
+    if not watched.watch:
+        if watched != WatchOptions():
+            raise UsageError("--wait, --every, --after, --on-hang and --keep-watching belong to --watch")
+        if out.form == "prometheus":
+            raise UsageError("-o prometheus belongs to --watch, which refreshes the file at each sample")
+        return
+    if from_file:
+        raise UsageError("--watch looks at a running job, and --from at a snapshot: leave out one of them")
+    if out.form == "prometheus" and out.file is None:
+        raise UsageError("-o prometheus refreshes a file at each sample: name it with --output-file")
+    if watched.keep_watching and out.form != "human" and out.file is None:
+        raise UsageError("--keep-watching may write several reports: name a file with --output-file")
 
 
 def exit_code(report: HangReport) -> int:

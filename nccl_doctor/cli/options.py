@@ -85,7 +85,10 @@ of_engine = partial(typer.Option, rich_help_panel="Slurm and Kubernetes")
 of_job = partial(typer.Option, rich_help_panel="Job")
 of_run = partial(typer.Option, rich_help_panel="What to check")
 of_output = partial(typer.Option, rich_help_panel="Output")
-PANELS = [str(one.keywords["rich_help_panel"]) for one in (of_hosts, of_job, of_run, of_output, of_engine)]
+PANELS = [
+    "With --watch",
+    *(str(one.keywords["rich_help_panel"]) for one in (of_hosts, of_job, of_run, of_output, of_engine)),
+]
 """Panels in the order of ``--help``: from what most runs need to what few do."""
 
 LONGEST_S = 7 * 86400

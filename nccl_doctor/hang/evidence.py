@@ -104,6 +104,12 @@ def gather_evidence(snapshot: HangSnapshot) -> HangEvidence:
     )
 
 
+def counted_calls(snapshot: HangSnapshot) -> int:
+    """Return how many collectives all ranks have launched by NCCL's RAS; 0 where it does not count them."""
+    answers = _answers(snapshot)[-1:]
+    return sum(sum(rank.counts.values()) for answer in answers for one in answer.communicators for rank in one.ranks)
+
+
 @dataclass(frozen=True)
 class Lost:
     """A rank that can't take part."""

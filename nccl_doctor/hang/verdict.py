@@ -26,14 +26,22 @@ class Judgement:
     hint: str = ""  # for "unknown": where to look first
 
 
-def judge_hang(snapshot: HangSnapshot) -> Judgement:
-    """Return why a job stands still, or that it does not."""
+def judge_hang(snapshot: HangSnapshot, *, patient: bool = True) -> Judgement:
+    """Return why a job stands still, or that it does not.
+
+    A ``patient`` look takes a rank that works for one that will come. Where the others have waited for long already, it
+    is a rank outside of NCCL, whatever it does there.
+    """
     evidence = gather_evidence(snapshot)
     if not evidence.ranks:
         started = evidence.rendezvous.works or not evidence.rendezvous.waiting
         return Judgement("unknown" if started else "not-started", (), evidence)
     for step in _STEPS:
         found = step(evidence)
+        is_busy = found is not None and found.verdict == "slow"
+        if is_busy and not patient and _all_others_wait(evidence):
+            outside = tuple(one.rank for one in evidence.outside)
+            return Judgement("outside-nccl", outside, evidence)
         if found is not None:
             return found
     # Where nothing is certain, look first at the few that do not do what most do.
@@ -42,6 +50,12 @@ def judge_hang(snapshot: HangSnapshot) -> Judgement:
         few = [evidence.ranks[rank] for ranks in groups[1:] for rank in ranks]
         hint = f"look at {named(few)} first: most ranks do the same, and these do not"
     return Judgement("unknown", (), evidence, hint)
+
+
+def _all_others_wait(evidence: HangEvidence) -> bool:
+    """Return whether each rank that is not outside of a collective waits in one."""
+    there = len(evidence.waiting) + len(evidence.outside) == len(evidence.present)
+    return bool(evidence.waiting and evidence.outside) and there and not evidence.unseen
 
 
 def _unmet(evidence: HangEvidence) -> Judgement | None:

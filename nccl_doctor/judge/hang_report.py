@@ -25,9 +25,9 @@ from nccl_doctor.text.hostlist import ranks_of
 MOST_PLACES = 12
 
 
-def report(snapshot: HangSnapshot) -> HangReport:
-    """Return the document of ``hang`` from what was seen of a job."""
-    judged = judge_hang(snapshot)
+def report(snapshot: HangSnapshot, *, patient: bool = True) -> HangReport:
+    """Return the document of ``hang`` from what was seen of a job; ``patient`` as :func:`judge_hang` takes it."""
+    judged = judge_hang(snapshot, patient=patient)
     evidence = judged.evidence
     every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(one.hosts for one in evidence.lost))
     own = next((one.job_rank for one in evidence.ranks.values()), None)

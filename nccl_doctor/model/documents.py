@@ -228,3 +228,32 @@ class HangReport(Document):
     stacks: str = "read"  # how they were read
     next_time: str | None = None
     timings: dict[str, float] = Field(default_factory=dict)
+
+
+class WatchedRank(FrozenModel):
+    """A rank of a watched job, and the seconds since it was last seen to advance."""
+
+    rank: int
+    host: str
+    idle_s: float
+
+
+class HangWatch(Document):
+    """``hang --watch`` at one sample, for metrics.
+
+    Attributes:
+        at: UTC seconds of the sample.
+        idle_s: seconds since the job was last seen to advance; None while there is no job.
+        watched_s: seconds since the job was first seen.
+        blind: hosts that could not be observed.
+        hung: name of the diagnosis of a confirmed hang; empty without one.
+    """
+
+    command: Literal["hang"] = "hang"
+    at: float
+    job: HangJob | None = None
+    idle_s: float | None = None
+    watched_s: float | None = None
+    ranks: tuple[WatchedRank, ...] = ()
+    blind: tuple[str, ...] = ()
+    hung: str = ""

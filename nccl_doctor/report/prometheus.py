@@ -6,6 +6,7 @@ a metric of its own, so that an alert can see that no run has come for long.
 
 from __future__ import annotations
 
+from nccl_doctor.model.documents import HangWatch
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import RenderOptions
@@ -42,6 +43,28 @@ def render(report: Report, options: RenderOptions) -> str:
         ("phase_duration_seconds", "How long a phase took.", [({"phase": k}, v) for k, v in report.timings.items()]),
         ("allreduce_bus_bandwidth_bytes_per_second", "Bus bandwidth as nccl-tests defines it.", bandwidths),
         ("last_run_timestamp_seconds", "When the facts were taken.", ended),
+    )
+    return "".join(_family(f"nccl_doctor_{name}", text, samples) for name, text, samples in families)
+
+
+def render_watch(watch: HangWatch, _options: RenderOptions) -> str:
+    """Return the metrics of a watched job, all gauges."""
+    job = {} if watch.job is None else {"master": f"{watch.job.master_addr}:{watch.job.master_port}"}
+    ranks = [({"rank": str(one.rank), "host": one.host, **job}, one.idle_s) for one in watch.ranks]
+    idle: Samples = [] if watch.idle_s is None else [(job, watch.idle_s)]
+    watched: Samples = [] if watch.watched_s is None else [(job, watch.watched_s)]
+    families: tuple[tuple[str, str, Samples], ...] = (
+        ("info", "What ran; always 1.", [({"version": watch.version, "command": watch.command}, 1.0)]),
+        ("job_seconds_since_progress", "Seconds since the job was last seen to advance.", idle),
+        ("job_watched_seconds", "Seconds since the job was first seen.", watched),
+        ("rank_seconds_since_progress", "Seconds since the rank was last seen to advance.", ranks),
+        (
+            "job_hung",
+            "A confirmed hang, by its diagnosis; always 1.",
+            [({"name": watch.hung, **job}, 1.0)] * bool(watch.hung),
+        ),
+        ("blind", "A host of the job that can't be observed; always 1.", [({"host": one}, 1.0) for one in watch.blind]),
+        ("last_run_timestamp_seconds", "When the sample was taken.", [({}, watch.at)]),
     )
     return "".join(_family(f"nccl_doctor_{name}", text, samples) for name, text, samples in families)
 

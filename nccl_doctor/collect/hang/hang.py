@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
@@ -105,25 +106,33 @@ class HangOptions:
 
 def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
     """Look, and leave every host as it was; UsageError: several jobs. NotReachedError: this machine stood still."""
-    watch = _Watch(cluster, transport, options, progress)
+    watch = Observation(cluster, transport, options, progress)
     try:
         watch.connect()
-        watch.find()
-        watch.look()
-        watch.look_at_starters()
-        watch.ask_ras()
+        return watch.observe()
     finally:
         watch.close()
-    return watch.snapshot()
 
 
-class _Watch:
-    def __init__(self, cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> None:
+class Observation:
+    """One observation of a job: its ranks are found, and looked at as often as asked.
+
+    ``opened`` are connections that stand already, to which new ones are added.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        transport: Transport,
+        options: HangOptions,
+        progress: Progress,
+        opened: dict[str, ProbeSession] | None = None,
+    ) -> None:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
         self._began = time.monotonic()
         self._reader = Reader(self._began + options.total_s)
         self._began_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._opened: dict[str, ProbeSession] = {}
+        self._opened = {} if opened is None else opened
         self._sessions: list[ProbeSession] = []
         self._failures: dict[str, AnyAccessFailure] = {}
         self._jobs: dict[str, JobRanks] = {}
@@ -133,16 +142,36 @@ class _Watch:
         self._choice = Choice({}, {}, {}, (), {})
         self._timings: dict[str, float] = {}
 
-    def connect(self) -> None:
+    def connect(self, left_out: Mapping[str, AnyAccessFailure] = MappingProxyType({})) -> None:
+        """Connect to the hosts that are not connected yet, but not to those that are left out, for a reason."""
         order = [node.name for node in self._cluster.nodes]
-        began, until = self._phase("connecting", order), self._began + self._options.total_s
+        wanted = [node for node in self._cluster.nodes if node.name not in {*self._opened, *left_out}]
+        began, until = self._phase("connecting", [node.name for node in wanted]), self._began + self._options.total_s
         reach = Reach(self._transport, self._options.connect_s, until, self._progress.done, opened=self._opened)
-        reach.all(self._cluster.nodes)
-        self._failures |= reach.failures
+        if wanted:
+            reach.all(wanted)
+        self._failures |= {**left_out, **reach.failures}
         self._sessions = [self._opened[name] for name in order if name in self._opened]
         self._timings["connect"] = time.monotonic() - began
 
+    def observe(self) -> HangSnapshot:
+        """Find the job, look at it, and return what was seen."""
+        try:
+            self.find()
+            self.look()
+            self.look_at_starters()
+            self.ask_ras()
+        finally:
+            self._reader.close()
+        return self.snapshot()
+
+    @property
+    def failures(self) -> dict[str, AnyAccessFailure]:
+        """Reasons why hosts could not be observed."""
+        return dict(self._failures)
+
     def find(self) -> None:
+        """Find the ranks of the job on each host."""
         began = self._phase("finding ranks", [session.node.name for session in self._sessions])
 
         def find(session: ProbeSession) -> JobRanks:
@@ -169,6 +198,7 @@ class _Watch:
         self._timings["find"] = time.monotonic() - began
 
     def look(self) -> None:
+        """Look at the ranks as often as asked."""
         if not self._with_ranks():
             return
         began = self._phase("looking", [name for name, job in self._jobs.items() if job.ranks])
@@ -227,11 +257,13 @@ class _Watch:
         self._timings["ras"] = time.monotonic() - began
 
     def close(self) -> None:
+        """End the connections, and with them all that was started on hosts."""
         self._reader.close()
         fan_out(lambda session: session.close(), list(self._opened.values()))
         self._transport.close()
 
     def snapshot(self) -> HangSnapshot:
+        """Return what was seen so far."""
         self._timings["total"] = time.monotonic() - self._began
         return HangSnapshot(
             version=__version__,

@@ -1,0 +1,93 @@
+"""Observe a job again and again over connections that stay open, and reconnect where one ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from nccl_doctor.collect.connect.parallel import fan_out
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.hang.hang import HangOptions, Observation
+from nccl_doctor.errors import NotReachedError
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.snapshot.access import AnyAccessFailure
+from nccl_doctor.snapshot.hang import HangSnapshot
+from nccl_doctor.transport.base import Transport
+
+if TYPE_CHECKING:
+    from nccl_doctor.collect.options import Progress
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
+
+
+@dataclass
+class _Away:
+    """A host that can't be observed now; it is tried again at ``at``, on the monotonic clock."""
+
+    failure: AnyAccessFailure
+    pause_s: float
+    at: float
+
+
+class Watcher:
+    """Connections to a job's hosts. A sample costs a host some milliseconds, and no new connection."""
+
+    def __init__(
+        self, cluster: Cluster, connect: Callable[[], Transport], options: HangOptions, progress: Progress
+    ) -> None:
+        self._cluster, self._connect, self._options, self._progress = cluster, connect, options, progress
+        self._transport = connect()
+        self._opened: dict[str, ProbeSession] = {}
+        self._away: dict[str, _Away] = {}
+
+    @property
+    def blind(self) -> tuple[str, ...]:
+        """Hosts that could not be observed in the last sample."""
+        return tuple(self._away)
+
+    def sample(self, *, stacks: bool) -> HangSnapshot | None:
+        """Look once at the job; None where this machine itself stood still meanwhile."""
+        kind = self._options.stacks if stacks else "none"
+        return self._observe(replace(self._options, looks=1, stacks=kind))
+
+    def examine(self) -> HangSnapshot | None:
+        """Look as ``hang`` does."""
+        return self._observe(self._options)
+
+    def _observe(self, options: HangOptions) -> HangSnapshot | None:
+        now = time.monotonic()
+        waiting = {name: away.failure for name, away in self._away.items() if away.at > now}
+        one = Observation(self._cluster, self._transport, options, self._progress, self._opened)
+        try:
+            one.connect(waiting)
+            seen = one.observe()
+        except NotReachedError:  # a laptop slept, a machine was stopped: no host's doing
+            self._drop(list(self._opened))
+            self._transport.close()
+            self._transport = self._connect()
+            return None
+        self._note(one.failures, waiting)
+        return seen
+
+    def _note(self, failures: dict[str, AnyAccessFailure], waiting: dict[str, AnyAccessFailure]) -> None:
+        """Drop lost connections, and put off the next try of each, longer every time."""
+        self._drop([name for name, session in self._opened.items() if session.lost is not None or name in failures])
+        before, now = self._away, time.monotonic()
+        self._away = {}
+        for name, failure in failures.items():
+            known = before.get(name)
+            if name in waiting and known is not None:
+                self._away[name] = known
+                continue
+            pause = _FIRST_PAUSE_S if known is None else min(known.pause_s * 2, _LONGEST_PAUSE_S)
+            self._away[name] = _Away(failure, pause, now + pause)
+
+    def _drop(self, names: list[str]) -> None:
+        fan_out(lambda session: session.close(), [self._opened.pop(name) for name in names])
+
+    def close(self) -> None:
+        """End the connections, and with them all that was started on hosts."""
+        self._drop(list(self._opened))
+        self._transport.close()

@@ -1,0 +1,121 @@
+"""Progress of a watched job, sample by sample: what moved, since when nothing did, and when to look closely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from nccl_doctor.hang.evidence import HangEvidence, counted_calls, gather_evidence
+from nccl_doctor.hang.observed_rank import ObservedRank
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
+
+LEAST_SAMPLES = 3
+"""Samples without progress before a job is looked at closely, however far apart they are."""
+
+State = Literal["no-job", "new-job", "moves", "still", "blind"]
+"""Result of a sample: no rank was found; other processes than before; progress; none; or nothing could be compared."""
+
+
+@dataclass
+class JobProgress:
+    """Memory of a watch: the last sample, and when each rank was last seen to advance, on the watcher's clock.
+
+    Attributes:
+        since: when the job last advanced, or was first seen.
+        samples: how many in a row have shown no progress.
+        ranks: when each rank last advanced.
+        began: when the watch first saw a job; None before.
+    """
+
+    since: float = 0.0
+    samples: int = 0
+    ranks: dict[int, float] = field(default_factory=dict)
+    began: float | None = None
+    _last: HangSnapshot | None = None
+
+    def feed(self, seen: HangSnapshot, now: float) -> State:
+        """Take a sample and return what it shows beside the one before."""
+        before, self._last = self._last, seen
+        found = {(host.name, rank.pid, rank.rank) for host in seen.hosts if host.job for rank in host.job.ranks}
+        if not found and any(host.job and host.job.starters for host in seen.hosts):
+            return self._wait_for_ranks(now)
+        if not found:
+            # a host that can't be seen may hold all of them
+            self._last = before if any(host.failure for host in seen.hosts) else None
+            return "blind" if self._last is not None or any(host.failure for host in seen.hosts) else "no-job"
+        if self.began is None:
+            self.began = now
+        known = (
+            {(host.name, rank.pid, rank.rank) for host in before.hosts if host.job for rank in host.job.ranks}
+            if before
+            else set()
+        )
+        if not known & found:
+            self._begin_anew(now, {rank for *_, rank in found})
+            return "new-job"
+        assert before is not None
+        both = gather_evidence(paired(before, seen))
+        moved = {number for number, one in both.ranks.items() if _moved(one, both)}
+        self.ranks = {number: now if number in moved else self.ranks.get(number, now) for number in both.ranks}
+        if self._advances(both, before, seen):
+            self.since, self.samples = now, 0
+            return "moves"
+        if any(host.failure for host in seen.hosts):
+            return "blind"
+        self.samples += 1
+        return "still"
+
+    def is_due(self, now: float, after_s: float) -> bool:
+        """Return whether the job has made no progress for long enough to be looked at closely."""
+        return self.samples >= LEAST_SAMPLES and now - self.since >= after_s
+
+    def moved(self, now: float) -> None:
+        """Note that a closer look saw the job advance."""
+        self.since, self.samples = now, 0
+
+    def _wait_for_ranks(self, now: float) -> State:
+        """Take a sample of launchers that have no rank yet."""
+        if self.began is None or self.ranks:
+            self.began = now if self.began is None else self.began
+            self._begin_anew(now, set())
+            return "new-job"
+        self.samples += 1
+        return "still"
+
+    def _begin_anew(self, now: float, ranks: set[int]) -> None:
+        self.since, self.samples = now, 0
+        self.ranks = dict.fromkeys(sorted(ranks), now)
+
+    @staticmethod
+    def _advances(both: HangEvidence, before: HangSnapshot, seen: HangSnapshot) -> bool:
+        if both.moves or counted_calls(seen) > counted_calls(before) > 0:
+            return True
+        # all of them compute, compile or read, and none waits for another; without stacks nobody can tell
+        known = all(one.waits is not None for one in both.present)
+        nobody_waits = known and not any(one.waits for one in both.present)
+        return nobody_waits and any(one.works or one.stepped for one in both.present) and not both.nccl
+
+
+def _moved(one: ObservedRank, both: HangEvidence) -> bool:
+    links = (link for link in both.links if one.rank in (link.source, link.target))
+    return bool(one.calls_moved or one.stepped) or any(link.moved > 0 for link in links)
+
+
+def paired(before: HangSnapshot, seen: HangSnapshot) -> HangSnapshot:
+    """Return two samples as one snapshot with two looks at the processes that are in both."""
+    earlier = {host.name: host for host in before.hosts}
+    hosts = tuple(_both(earlier.get(host.name), host) for host in seen.hosts)
+    return seen.model_copy(update={"hosts": hosts})
+
+
+def _both(before: HangHost | None, seen: HangHost) -> HangHost:
+    looks = (*(before.looks[-1:] if before is not None else ()), *seen.looks[-1:])
+    return seen.model_copy(update={"looks": looks if seen.looks else ()})
+
+
+def rank_hosts(seen: HangSnapshot) -> Iterator[tuple[int, str]]:
+    """Yield each rank with its host."""
+    for host in seen.hosts:
+        for rank in host.job.ranks if host.job else ():
+            yield rank.rank, host.name

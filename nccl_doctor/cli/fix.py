@@ -33,7 +33,7 @@ Yes = Annotated[bool, of_fix("-y", "--yes", help="Run the safe commands without 
 
 @dataclass(frozen=True)
 class FixOptions:
-    """What to do with the plan."""
+    """Options for the plan."""
 
     yes: Yes = False
     dry_run: Annotated[bool, of_fix("--dry-run", help="Print the plan and run nothing.")] = False
@@ -95,7 +95,7 @@ def mend(request: Request, wanted: FixOptions, out: Out, snapshot: Snapshot, rep
 
 
 class _Mender:
-    """One run of ``fix`` over the hosts of a cluster."""
+    """A run of ``fix`` over the hosts of a cluster."""
 
     def __init__(self, request: Request, wanted: FixOptions, out: Out, cluster: Cluster) -> None:
         from nccl_doctor.launch.launched import Hosts

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,48 +15,11 @@ if TYPE_CHECKING:
     from nccl_doctor.model.documents import HangReport
 
 
-of_watch = partial(typer.Option, rich_help_panel="With --watch")
-
-
-@dataclass(frozen=True)
-class WatchOptions:
-    """How a job is watched."""
-
-    watch: Annotated[bool, typer.Option("--watch", help="Watch the job, and report when it hangs or a rank dies.")] = (
-        False
-    )
-    wait: Annotated[
-        bool, of_watch("--wait", help="Wait for a job to start; with --keep-watching also for the next.")
-    ] = False
-    every: Annotated[
-        float, of_watch("--every", metavar="SECONDS", help="Seconds between two samples, 1 to 3600.", min=1, max=3600)
-    ] = 60.0
-    after: Annotated[
-        float,
-        of_watch(
-            "--after",
-            metavar="SECONDS",
-            help="Time without progress before a close look, 1 to 86400.",
-            min=1,
-            max=86400,
-        ),
-    ] = 300.0
-    on_hang: Annotated[
-        str | None,
-        of_watch(
-            "--on-hang",
-            metavar="COMMAND",
-            help="Run this program after the report, with NCDOCTOR_REPORT and NCDOCTOR_VERDICT set; no shell.",
-        ),
-    ] = None
-    keep_watching: Annotated[bool, of_watch("--keep-watching", help="Go on after a report.")] = False
-
-
 @flattened
 def hang(
     *,
     which: HostOptions,
-    watched: WatchOptions,
+    watched: options.WatchOptions,
     interval: Annotated[
         float,
         typer.Option(
@@ -149,10 +110,10 @@ def hang(
     finish(out, work)
 
 
-def refuse_parts(watched: WatchOptions, out: Out, *, from_file: bool) -> None:
+def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) -> None:
     """Raise UsageError for options of --watch without it, and for those that have no meaning with it."""
     if not watched.watch:
-        if watched != WatchOptions():
+        if watched != options.WatchOptions():
             raise UsageError("--wait, --every, --after, --on-hang and --keep-watching belong to --watch")
         if out.form == "prometheus":
             raise UsageError("-o prometheus belongs to --watch, which refreshes the file at each sample")

@@ -27,8 +27,7 @@ from nccl_doctor.text.shell import clean
 from nccl_doctor.transport import make_transport
 
 if TYPE_CHECKING:
-    from nccl_doctor.cli.hang import WatchOptions
-    from nccl_doctor.cli.options import HostOptions, KeepOptions, LoginOptions, ReachOptions
+    from nccl_doctor.cli.options import HostOptions, KeepOptions, LoginOptions, ReachOptions, WatchOptions
     from nccl_doctor.collect.hang.hang import HangOptions
     from nccl_doctor.snapshot.hang import HangSnapshot
 
@@ -55,7 +54,7 @@ def watch(
     )
     try:
         return _Watch(
-            watcher, wanted, looks.interval_s, lambda seen, found: _tell(seen, found, kept, command, out), out
+            watcher, wanted, looks.interval_s, lambda sample, found: _tell(sample, found, kept, command, out), out
         ).run()
     finally:
         watcher.close()
@@ -83,8 +82,8 @@ class _Watch:
         self._doubt = False
         self._blind: tuple[str, ...] = ()
         self._hung = self._dead = ""
-        self._said_at = -HOUR_S
-        self._told = False  # a hang was reported, and the job has not moved since
+        self._spoke_at = -HOUR_S
+        self._reported = False  # a hang was reported, and the job has not moved since
 
     def run(self) -> int:
         """Sample until there is an end."""
@@ -96,33 +95,34 @@ class _Watch:
             time.sleep(max(0.0, began + self._wanted.every - time.monotonic()))
 
     def _sample(self, now: float) -> int | None:
-        seen = self._watcher.sample(stacks=self._doubt)
+        sample = self._watcher.sample(stacks=self._doubt)
         self._say_blind()
-        if seen is None:
+        if sample is None:
             self._say("this machine stood still; the job is observed anew", always=True)
             self._progress = JobProgress(began=self._progress.began)
             return None
-        before, self._last = self._last, seen
-        state = self._progress.feed(seen, now)
+        before, self._last = self._last, sample
+        state = self._progress.feed(sample, now)
         self._doubt = state != "moves"
         self._say_hourly(state, now)
         code: int | None = None
         if state == "no-job":
-            code = self._no_job(seen, now)
+            code = self._no_job(sample, now)
         elif state in ("new-job", "moves"):
-            self._hung, self._told = "", False
+            self._hung, self._reported = "", False
         if state in ("moves", "still") and before is not None:
-            code = self._looks_dead(paired(before, seen))
-        if code is None and state == "still" and not self._told and self._progress.is_due(now, self._wanted.after):
+            code = self._looks_dead(paired(before, sample))
+        if code is None and state == "still" and not self._reported and self._progress.is_due(now, self._wanted.after):
             code = self._examine(now)
-        self._refresh(seen, now)
+        self._refresh(sample, now)
         return code
 
-    def _no_job(self, seen: HangSnapshot, now: float) -> int | None:
+    def _no_job(self, sample: HangSnapshot, now: float) -> int | None:
         if self._progress.began is None:
             if self._wanted.wait:
                 return None
-            self._out.show(report(seen)) if self._out.form != "prometheus" else None
+            if self._out.form != "prometheus":
+                self._out.show(report(sample))
             return 3
         time.sleep(CONFIRM_S)
         again = self._watcher.sample(stacks=False)
@@ -143,16 +143,16 @@ class _Watch:
 
     def _looks_dead(self, both: HangSnapshot) -> int | None:
         """Look closely where a rank is gone; report it where others wait for it, or it is still so a sample later."""
-        if self._told or judge_hang(both).verdict != "gone":
+        if self._reported or judge_hang(both).verdict != "gone":
             self._dead = ""
             return None
-        seen = self._watcher.examine()
-        judged = None if seen is None else judge_hang(seen)
-        if seen is None or judged is None or judged.verdict != "gone":
+        sample = self._watcher.examine()
+        judged = None if sample is None else judge_hang(sample)
+        if sample is None or judged is None or judged.verdict != "gone":
             return None
         name = ",".join(map(str, judged.culprits))
         if judged.evidence.waiting or self._dead == name:
-            return self._report(seen, report(seen))
+            return self._report(sample, report(sample))
         self._dead = name
         return None
 
@@ -175,32 +175,32 @@ class _Watch:
             self._progress.moved(now)
         return None
 
-    def _report(self, seen: HangSnapshot, found: HangReport) -> int | None:
+    def _report(self, sample: HangSnapshot, found: HangReport) -> int | None:
         self._hung = found.diagnoses[0].name if found.diagnoses else found.verdict
-        self._told = True
-        self._tell(seen, found)
+        self._reported = True
+        self._tell(sample, found)
         if not self._wanted.keep_watching:
-            self._refresh(seen, time.monotonic())
+            self._refresh(sample, time.monotonic())
             return 1
         return None
 
-    def _refresh(self, seen: HangSnapshot, now: float) -> None:
+    def _refresh(self, sample: HangSnapshot, now: float) -> None:
         """Write the metrics of the sample, where they are wanted."""
         if self._out.form != "prometheus":
             return
-        hosts, since = dict(rank_hosts(seen)), self._progress.ranks
+        hosts, since = dict(rank_hosts(sample)), self._progress.ranks
         ranks = (WatchedRank(rank=rank, host=host, idle_s=now - since.get(rank, now)) for rank, host in hosts.items())
         began = self._progress.began
-        sample = HangWatch(
+        metrics = HangWatch(
             at=time.time(),
-            job=report(seen).job if hosts else None,
+            job=report(sample).job if hosts else None,
             idle_s=now - self._progress.since if hosts else None,
             watched_s=None if began is None else now - began,
             ranks=tuple(ranks),
             blind=self._watcher.blind,
             hung=self._hung,
         )
-        self._out.show(sample)
+        self._out.show(metrics)
 
     def _say_hourly(self, state: str, now: float) -> None:
         idle = (
@@ -209,8 +209,8 @@ class _Watch:
             else f", without progress for {_words(now - self._progress.since)}"
         )
         words = {"no-job": "no job yet", "new-job": "a job is watched", "moves": "the job makes progress"}
-        if self._out.verbose or now - self._said_at >= HOUR_S:
-            self._said_at = now
+        if self._out.verbose or now - self._spoke_at >= HOUR_S:
+            self._spoke_at = now
             self._say(f"{words.get(state, 'the job is watched')}{idle}")
 
     def _say_blind(self) -> None:
@@ -237,14 +237,14 @@ def _words(seconds: float) -> str:
     return plural(minutes, "minute") if minutes < 120 else plural(minutes // 60, "hour")
 
 
-def _tell(seen: HangSnapshot, found: HangReport, kept: KeepOptions, command: list[str], out: Out) -> None:
+def _tell(sample: HangSnapshot, found: HangReport, kept: KeepOptions, command: list[str], out: Out) -> None:
     """Write the report and the snapshot, and run the program that was named; each that fails is said."""
     stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     form = "json" if out.form == "prometheus" else out.form
     file = _stamped(out.file.with_suffix(".json") if form != out.form and out.file else out.file, stamp)
     shown = out._replace(form=form, file=file)
     kept = replace(kept, save=_stamped(kept.save, stamp))
-    unwritten = failures(lambda: shown.show(found), lambda: keep(seen, kept))
+    unwritten = failures(lambda: shown.show(found), lambda: keep(sample, kept))
     if command:
         unwritten += failures(lambda: _run(command, found, file))
     for sentence in unwritten:
@@ -260,13 +260,15 @@ def _stamped(file: Path | None, stamp: str) -> Path | None:
 
 def _run(command: list[str], found: HangReport, file: Path | None) -> None:
     name = found.diagnoses[0].name if found.diagnoses else ""
-    told = {
+    variables = {
         "NCDOCTOR_REPORT": "" if file is None else str(file.resolve()),
         "NCDOCTOR_VERDICT": found.verdict,
         "NCDOCTOR_DIAGNOSIS": name,
     }
     try:
-        done = subprocess.run(command, env=os.environ | told, stdin=subprocess.DEVNULL, timeout=COMMAND_S, check=False)
+        done = subprocess.run(
+            command, env=os.environ | variables, stdin=subprocess.DEVNULL, timeout=COMMAND_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise DoctorError(f"--on-hang: {command[0]}: {error}") from error
     if done.returncode:

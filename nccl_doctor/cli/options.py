@@ -85,10 +85,8 @@ of_engine = partial(typer.Option, rich_help_panel="Slurm and Kubernetes")
 of_job = partial(typer.Option, rich_help_panel="Job")
 of_run = partial(typer.Option, rich_help_panel="What to check")
 of_output = partial(typer.Option, rich_help_panel="Output")
-PANELS = [
-    "With --watch",
-    *(str(one.keywords["rich_help_panel"]) for one in (of_hosts, of_job, of_run, of_output, of_engine)),
-]
+of_watch = partial(typer.Option, rich_help_panel="With --watch")
+PANELS = [str(one.keywords["rich_help_panel"]) for one in (of_watch, of_hosts, of_job, of_run, of_output, of_engine)]
 """Panels in the order of ``--help``: from what most runs need to what few do."""
 
 LONGEST_S = 7 * 86400
@@ -413,3 +411,37 @@ class KeepOptions:
     save_whole: Annotated[
         bool, of_output("--save-whole", help="With --save, include user names, all variables and command lines.")
     ] = False
+
+
+@dataclass(frozen=True)
+class WatchOptions:
+    """How a job is watched."""
+
+    watch: Annotated[bool, typer.Option("--watch", help="Watch the job, and report when it hangs or a rank dies.")] = (
+        False
+    )
+    wait: Annotated[
+        bool, of_watch("--wait", help="Wait for a job to start; with --keep-watching also for the next.")
+    ] = False
+    every: Annotated[
+        float, of_watch("--every", metavar="SECONDS", help="Seconds between two samples, 1 to 3600.", min=1, max=3600)
+    ] = 60.0
+    after: Annotated[
+        float,
+        of_watch(
+            "--after",
+            metavar="SECONDS",
+            help="Time without progress before a close look, 1 to 86400.",
+            min=1,
+            max=86400,
+        ),
+    ] = 300.0
+    on_hang: Annotated[
+        str | None,
+        of_watch(
+            "--on-hang",
+            metavar="COMMAND",
+            help="Run this program after the report, with NCDOCTOR_REPORT and NCDOCTOR_VERDICT set; no shell.",
+        ),
+    ] = None
+    keep_watching: Annotated[bool, of_watch("--keep-watching", help="Go on after a report.")] = False

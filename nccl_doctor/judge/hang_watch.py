@@ -34,16 +34,16 @@ class JobProgress:
     began: float | None = None
     _last: HangSnapshot | None = None
 
-    def feed(self, seen: HangSnapshot, now: float) -> State:
+    def feed(self, sample: HangSnapshot, now: float) -> State:
         """Take a sample and return what it shows beside the one before."""
-        before, self._last = self._last, seen
-        found = {(host.name, rank.pid, rank.rank) for host in seen.hosts if host.job for rank in host.job.ranks}
-        if not found and any(host.job and host.job.starters for host in seen.hosts):
+        before, self._last = self._last, sample
+        found = {(host.name, rank.pid, rank.rank) for host in sample.hosts if host.job for rank in host.job.ranks}
+        if not found and any(host.job and host.job.starters for host in sample.hosts):
             return self._wait_for_ranks(now)
         if not found:
             # a host that can't be seen may hold all of them
-            self._last = before if any(host.failure for host in seen.hosts) else None
-            return "blind" if self._last is not None or any(host.failure for host in seen.hosts) else "no-job"
+            self._last = before if any(host.failure for host in sample.hosts) else None
+            return "blind" if self._last is not None or any(host.failure for host in sample.hosts) else "no-job"
         if self.began is None:
             self.began = now
         known = (
@@ -55,13 +55,13 @@ class JobProgress:
             self._begin_anew(now, {rank for *_, rank in found})
             return "new-job"
         assert before is not None
-        both = gather_evidence(paired(before, seen))
+        both = gather_evidence(paired(before, sample))
         moved = {number for number, one in both.ranks.items() if _moved(one, both)}
         self.ranks = {number: now if number in moved else self.ranks.get(number, now) for number in both.ranks}
-        if self._advances(both, before, seen):
+        if self._advances(both, before, sample):
             self.since, self.samples = now, 0
             return "moves"
-        if any(host.failure for host in seen.hosts):
+        if any(host.failure for host in sample.hosts):
             return "blind"
         self.samples += 1
         return "still"
@@ -88,8 +88,8 @@ class JobProgress:
         self.ranks = dict.fromkeys(sorted(ranks), now)
 
     @staticmethod
-    def _advances(both: HangEvidence, before: HangSnapshot, seen: HangSnapshot) -> bool:
-        if both.moves or counted_calls(seen) > counted_calls(before) > 0:
+    def _advances(both: HangEvidence, before: HangSnapshot, sample: HangSnapshot) -> bool:
+        if both.moves or counted_calls(sample) > counted_calls(before) > 0:
             return True
         # all of them compute, compile or read, and none waits for another; without stacks nobody can tell
         known = all(one.waits is not None for one in both.present)
@@ -97,25 +97,25 @@ class JobProgress:
         return nobody_waits and any(one.works or one.stepped for one in both.present) and not both.nccl
 
 
-def _moved(one: ObservedRank, both: HangEvidence) -> bool:
-    links = (link for link in both.links if one.rank in (link.source, link.target))
-    return bool(one.calls_moved or one.stepped) or any(link.moved > 0 for link in links)
+def _moved(rank: ObservedRank, both: HangEvidence) -> bool:
+    links = (link for link in both.links if rank.rank in (link.source, link.target))
+    return bool(rank.calls_moved or rank.stepped) or any(link.moved > 0 for link in links)
 
 
-def paired(before: HangSnapshot, seen: HangSnapshot) -> HangSnapshot:
+def paired(before: HangSnapshot, sample: HangSnapshot) -> HangSnapshot:
     """Return two samples as one snapshot with two looks at the processes that are in both."""
     earlier = {host.name: host for host in before.hosts}
-    hosts = tuple(_both(earlier.get(host.name), host) for host in seen.hosts)
-    return seen.model_copy(update={"hosts": hosts})
+    hosts = tuple(_both(earlier.get(host.name), host) for host in sample.hosts)
+    return sample.model_copy(update={"hosts": hosts})
 
 
-def _both(before: HangHost | None, seen: HangHost) -> HangHost:
-    looks = (*(before.looks[-1:] if before is not None else ()), *seen.looks[-1:])
-    return seen.model_copy(update={"looks": looks if seen.looks else ()})
+def _both(before: HangHost | None, sample: HangHost) -> HangHost:
+    looks = (*(before.looks[-1:] if before is not None else ()), *sample.looks[-1:])
+    return sample.model_copy(update={"looks": looks if sample.looks else ()})
 
 
-def rank_hosts(seen: HangSnapshot) -> Iterator[tuple[int, str]]:
+def rank_hosts(sample: HangSnapshot) -> Iterator[tuple[int, str]]:
     """Yield each rank with its host."""
-    for host in seen.hosts:
+    for host in sample.hosts:
         for rank in host.job.ranks if host.job else ():
             yield rank.rank, host.name

@@ -65,11 +65,11 @@ class ByHand(FrozenModel):
 
 
 StepOutcome = Literal["done", "failed", "unknown", "not-run", "changed"]
-"""What became of a step: ``unknown`` where the connection broke, ``changed`` where the host was no longer the same."""
+"""Outcome of a step: ``unknown`` where the connection broke, ``changed`` where the host was no longer the same."""
 
 
 class StepResult(FrozenModel):
-    """What became of a step.
+    """Result of a step.
 
     Attributes:
         reason: why it was not run, or why its outcome is unknown.

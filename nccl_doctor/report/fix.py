@@ -135,7 +135,9 @@ def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:
     if screen.verbose:
         yield [f"  {step.host or 'this machine'}: {clean(step.command)}" for step in report.plan]
     still = {name.partition(" ")[0] for name in report.remaining}
-    yield [line for one in done if steps[one.number].mends in still for line in _said(one, steps[one.number], screen)]
+    yield [
+        line for one in done if steps[one.number].mends in still for line in _printed(one, steps[one.number], screen)
+    ]
     rows = (("Mended", report.mended), ("Still there", report.remaining), ("New", report.new))
     yield [
         line for name, found in rows if found for line in wrap(f"{name}: {'; '.join(found)}", screen.prose, "", "  ")
@@ -158,10 +160,10 @@ def _failed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
     status = f" (exit status {result.exit_code})" if result.exit_code and not result.reason else ""
     why = f": {result.reason}" if result.reason else ""
     yield from wrap(f"{result.host or 'this machine'}: a step {_OUTCOMES[result.outcome]}{status}{why}", screen.prose)
-    yield from _said(result, step, screen)
+    yield from _printed(result, step, screen)
 
 
-def _said(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
+def _printed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
     """Yield a command with the end of what it printed."""
     yield f"  {clean(step.command)}"
     for line in result.output.splitlines()[-4:]:

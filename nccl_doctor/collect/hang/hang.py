@@ -115,7 +115,7 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
 
 
 class Observation:
-    """One observation of a job: its ranks are found, and looked at as often as asked.
+    """An observation of a job: its ranks are found, and looked at as often as asked.
 
     ``opened`` are connections that stand already, to which new ones are added.
     """

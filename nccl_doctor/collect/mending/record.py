@@ -57,7 +57,7 @@ _OF_RESULTS = ("outcome", "exit_code", "before", "was_there", "at")
 
 
 class Record(FrozenModel):
-    """One run: the list of hosts that it was for, and its steps; ``settings_before`` are values of the hosts file."""
+    """Record of a run: its list of hosts, and its steps; ``settings_before`` are values of the hosts file."""
 
     hosts: str
     began_at: str

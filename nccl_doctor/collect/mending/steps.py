@@ -25,7 +25,7 @@ _MOST_SCRIPT = 96 << 10  # bytes of one shell's commands: Linux takes 128 KiB in
 
 @dataclass
 class Mending:
-    """What all hosts' steps share.
+    """State that all hosts' steps share.
 
     Attributes:
         nodes: the hosts by name.
@@ -82,7 +82,7 @@ class Mending:
             if reason or self.stop.is_set():
                 break
             try:
-                for result in self._by_one_shell(part):
+                for result in self._by_shell(part):
                     results.append(result)
                     if result.outcome != "done":
                         reason = "a step before it did not succeed"
@@ -96,7 +96,7 @@ class Mending:
         why = reason or "interrupted before it"
         return [*results, *(StepResult(number=each, host=host, outcome="not-run", reason=why) for each in left)]
 
-    def _by_one_shell(self, steps: Sequence[Step]) -> Iterator[StepResult]:
+    def _by_shell(self, steps: Sequence[Step]) -> Iterator[StepResult]:
         first = steps[0]
         way = self.roots.get(first.host, "neither the login nor sudo gives it") if first.root else "login"
         password = self.password if way == "password" else None

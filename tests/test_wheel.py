@@ -20,8 +20,8 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 NAME = f"nccl_doctor-{nccl_doctor.__version__}"
-LENT = {"torch", "numpy", "py_spy"}
-"""What hosts have or have not (torch, numpy), and a name for a program's folder."""
+LENT = {"torch", "numpy", "py_spy", "mcp", "mcp_types"}
+"""What hosts have or have not (torch, numpy), a name for a program's folder, and an extra."""
 
 
 @pytest.fixture(scope="module")

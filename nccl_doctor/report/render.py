@@ -38,6 +38,7 @@ _REPORT = {
     "junit": "junit:render",
     "prometheus": "prometheus:render",
     "html": "html.report:render",
+    "github": "github:render",
 }
 _LINES = "screens:render_launch"
 
@@ -57,6 +58,7 @@ FORMS: dict[str, dict[str, str]] = {
     "diff": {"human": "screens:render_diff", **_JSON, "html": "html.report:render_diff"},
     "codes": {"human": "screens:render_codes", **_JSON},
     "explain": {"human": "screens:render_page", **_JSON},
+    "mcp": {"human": "screens:render_page"},  # it prints no document of its own
 }
 """Forms of output by command, the default first, each with the module and function that make it."""
 

@@ -23,7 +23,7 @@ def test_every_form_is_there(command: str, form: str) -> None:
 @pytest.mark.parametrize(
     ("command", "allowed"),
     [
-        ("check", "human, json, junit, prometheus or html"),
+        ("check", "human, json, junit, prometheus, html or github"),
         ("diff", "human, json or html"),
         ("launch", "shell, json, ssh or slurm"),
     ],

@@ -1,0 +1,34 @@
+"""``nccl-doctor mcp``: the read-only commands as tools for agents, over stdin and stdout (Model Context Protocol)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from nccl_doctor.cli.options import flattened
+from nccl_doctor.cli.output import Out, finish
+from nccl_doctor.errors import UsageError
+
+
+@flattened
+def mcp(
+    *,
+    hosts: Annotated[
+        str | None,
+        typer.Argument(metavar="HOSTS", help="Hosts file for check, ifname and hang. Without it: this machine."),
+    ] = None,
+) -> None:
+    """Serve the read-only commands to agents over stdin and stdout (Model Context Protocol)."""
+
+    def work() -> int:
+        try:
+            from nccl_doctor.cli.mcp_tools import Tools
+        except ImportError as error:
+            if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
+                raise
+            raise UsageError("the MCP SDK is missing; install it: pip install 'nccl-doctor[mcp]'") from None
+        Tools(hosts).server().run("stdio")
+        return 0
+
+    finish(Out("mcp"), work)

@@ -1,0 +1,49 @@
+"""The report as annotations of a GitHub Actions workflow, one line for each diagnosis.
+
+Form and escapes: GitHub's "Workflow commands for GitHub Actions", and actions/toolkit, packages/core/src/command.ts.
+"""
+
+from __future__ import annotations
+
+from nccl_doctor.model.finding import CheckResult, Diagnosis, LogLine, Outcome, Severity
+from nccl_doctor.model.report import Report
+from nccl_doctor.report.human import verdict, where
+from nccl_doctor.report.render import RenderOptions
+from nccl_doctor.text.shell import clean
+
+_KINDS = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "notice"}
+
+
+def render(report: Report, _options: RenderOptions) -> str:
+    """Return an annotation for each diagnosis and for each check without a verdict, then the verdict in a line."""
+    gravest = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
+    lines = [*map(_diagnosis, report.diagnoses)]
+    lines += [_unjudged(check) for check in report.checks if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]
+    return "\n".join([*lines, clean(verdict(report, gravest)[2])]) + "\n"
+
+
+def _diagnosis(found: Diagnosis) -> str:
+    hosts = where(found)
+    place = next((seen for seen in found.evidence if isinstance(seen, LogLine)), None)
+    properties = {"title": f"{found.code} {found.name}{f' on {hosts}' if hosts else ''}"}
+    if place is not None:
+        properties |= {"file": place.file, "line": str(place.line)}
+    commands = [f"{command.host or 'this machine'}: {command.command}" for command in found.fix.commands]
+    return _line(_KINDS[found.severity], properties, [found.message, found.fix.summary, *commands])
+
+
+def _unjudged(check: CheckResult) -> str:
+    return _line("warning", {"title": f"{check.code} {check.name}: not judged"}, [check.reason or "no reason given"])
+
+
+def _line(kind: str, properties: dict[str, str], lines: list[str]) -> str:
+    shown = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items())
+    return f"::{kind} {shown}::" + "%0A".join(_escaped(line) for line in lines if line)
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """Return a text in which nothing ends the line or the property; a per cent sign begins an escape."""
+    text = clean(text).replace("%", "%25")
+    for character in more:
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text

@@ -116,6 +116,7 @@ COMMANDS = {  # by name, in the order of ``--help``: the module and the function
     "diff": "diff:diff",
     "explain": "explain:explain",
     "codes": "explain:codes",
+    "schema": "schema:schema",
     "mcp": "mcp:mcp",
 }
 
@@ -144,6 +145,7 @@ EXAMPLES = {  # by command; they stand first in its help
     "diff": ("nccl-doctor diff monday.json today.json",),
     "explain": ("nccl-doctor explain NCD304", "nccl-doctor explain slurm"),
     "codes": ("nccl-doctor codes -o json",),
+    "schema": ("nccl-doctor schema check",),
     "mcp": ("nccl-doctor mcp hosts.yaml",),
 }
 

@@ -19,10 +19,8 @@ from mcp.server import MCPServer
 from mcp_types import CallToolResult, ContentBlock, TextContent, ToolAnnotations
 
 from nccl_doctor import __version__
-from nccl_doctor.model.base import Document
-from nccl_doctor.model.documents import Codes, Difference, HangReport, InterfaceAnswers, Page, Topic, TopicList
-from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import RenderOptions, render
+from nccl_doctor.report.schema import adapter_of
 from nccl_doctor.text.shell import clean
 
 LIMIT_S = 900.0
@@ -176,17 +174,6 @@ def _error(command: str, sentence: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=f"nccl-doctor {command}: {sentence}")], is_error=True)
 
 
-_KINDS: dict[str, type[Document]] = {
-    "check": Report,
-    "logs": Report,
-    "hang": HangReport,
-    "ifname": InterfaceAnswers,
-    "diff": Difference,
-    "codes": Codes,
-}
-
-
 def _screen(command: str, document: dict[str, Any]) -> str:
     """Return the human form of a command's JSON."""
-    pages: type[Document] = Page if "code" in document else Topic if "text" in document else TopicList
-    return render(command, "human", _KINDS.get(command, pages).model_validate(document), RenderOptions(width=100))
+    return render(command, "human", adapter_of(command).validate_python(document), RenderOptions(width=100))

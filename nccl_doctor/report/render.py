@@ -58,7 +58,9 @@ FORMS: dict[str, dict[str, str]] = {
     "diff": {"human": "screens:render_diff", **_JSON, "html": "html.report:render_diff"},
     "codes": {"human": "screens:render_codes", **_JSON},
     "explain": {"human": "screens:render_page", **_JSON},
-    "mcp": {"human": "screens:render_page"},  # it prints no document of its own
+    # they print no document of their own
+    "mcp": {"human": "screens:render_page"},
+    "schema": {"human": "screens:render_page"},
 }
 """Forms of output by command, the default first, each with the module and function that make it."""
 

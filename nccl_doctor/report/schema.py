@@ -1,0 +1,80 @@
+"""JSON Schema of the documents that commands print with ``-o json``, made from their models.
+
+It promises what the documents promise: fields stay, and more may come. Bounds are those of our own trust in hosts, and
+no promise; nor are lists of words that grow.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from nccl_doctor.model.base import SCHEMA, Document
+from nccl_doctor.model.documents import (
+    Codes,
+    Difference,
+    HangReport,
+    HostList,
+    InterfaceAnswers,
+    Launch,
+    Page,
+    Topic,
+    TopicList,
+)
+from nccl_doctor.model.mending import FixReport
+from nccl_doctor.model.ports import PortReport
+from nccl_doctor.model.report import Report
+
+DOCUMENTS: dict[str, tuple[type[Document], ...]] = {
+    "check": (Report,),
+    "smoke": (Report,),
+    "logs": (Report,),
+    "fix": (FixReport,),
+    "fix-port": (PortReport,),
+    "hang": (HangReport,),
+    "ifname": (InterfaceAnswers,),
+    "hosts": (HostList,),
+    "launch": (Launch,),
+    "diff": (Difference,),
+    "codes": (Codes,),
+    "explain": (Page, Topic, TopicList),
+}
+"""Kinds of documents by command."""
+
+_BOUNDS = frozenset({"maxLength", "minLength", "maxItems", "maximum", "minimum", "pattern", "propertyNames"})
+_GROWING = (("FailedDial", "outcome"), ("RankReport", "stage"))
+_OF_LOGS = "entities"  # a field of diagnoses that only logs have
+
+
+def adapter_of(command: str) -> TypeAdapter[Document]:
+    """Return what reads a command's documents; KeyError for a command without any."""
+    return TypeAdapter(reduce(or_, DOCUMENTS[command]))
+
+
+def schema_of(command: str) -> dict[str, Any]:
+    """Return the schema of a command's documents (JSON Schema 2020-12); KeyError for a command without any."""
+    made: dict[str, Any] = _promised(adapter_of(command).json_schema(mode="serialization", by_alias=True))
+    for noun, name in _GROWING:
+        made.get("$defs", {}).get(noun, {}).get("properties", {}).get(name, {}).pop("enum", None)
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:nccl-doctor:schema:{command}:{SCHEMA}",
+        "title": f"nccl-doctor {command} -o json, schema {SCHEMA}",
+    }
+    return {**made, **head}
+
+
+def _promised(tree: Any) -> Any:  # noqa: ANN401 - any part of a schema
+    """Return a part of a schema without what is no promise, every field of it required."""
+    if isinstance(tree, list):
+        return [_promised(inner) for inner in tree]
+    if not isinstance(tree, dict):
+        return tree
+    made = {key: _promised(inner) for key, inner in tree.items() if key not in _BOUNDS or isinstance(inner, dict)}
+    if "properties" in made and isinstance(made["properties"], dict) and tree.get("type") == "object":
+        made["required"] = [name for name in made["properties"] if name != _OF_LOGS]
+        made.pop("additionalProperties", None)
+    return made

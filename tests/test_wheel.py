@@ -15,6 +15,8 @@ from zipfile import ZipFile
 import pytest
 
 import nccl_doctor
+from nccl_doctor.cli.main import COMMANDS
+from scripts.man import page
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +24,26 @@ ROOT = Path(__file__).parents[1]
 NAME = f"nccl_doctor-{nccl_doctor.__version__}"
 LENT = {"torch", "numpy", "py_spy", "mcp", "mcp_types"}
 """What hosts have or have not (torch, numpy), a name for a program's folder, and an extra."""
+
+
+ALONE = ["--no-smoke", "--only", "ports"]
+SMOKE = {
+    "check": ([*ALONE, "--save", "seen.json"], "checks passed"),
+    "fix": ([*ALONE, "--dry-run"], ""),
+    "fix-port": (["1029"], "port 1029 on this machine"),
+    "smoke": (["--timeout", "60", "--smoke-timeout", "20"], "all-reduce"),
+    "logs": (["hosts.yaml"], "1 file"),
+    "ifname": ([], "NCCL uses"),
+    "hosts": (["hosts.yaml"], "node_rank"),
+    "launch": (["hosts.yaml", "--", "train.py"], "--node_rank=1"),
+    "hang": (["--interval", "1", "--no-stacks"], "Verdict"),
+    "diff": (["seen.json", "seen.json"], ""),
+    "explain": (["NCD301"], "firewall-blocks-port"),
+    "codes": ([], "NCD304"),
+    "schema": (["hang"], "urn:nccl-doctor:schema:hang:1"),
+    "mcp": ([], ""),
+}
+"""A call of each command that needs no other host, and a part of what it prints."""
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +69,27 @@ def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> 
     assert "NCD304" in _run(tool, "codes", env=env)
     (tmp_path / "hosts.yaml").write_text("hosts: [a, b]\nnproc_per_node: 1\n")
     assert "--node_rank=1" in _run(tool, "launch", "hosts.yaml", "--", "train.py", env=env, cwd=tmp_path)
+    for command, (words, expected) in SMOKE.items():
+        shown = subprocess.run(
+            [tool, command, *words],
+            env=env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        assert expected in shown.stdout, (command, shown.stdout, shown.stderr)
+        assert "Traceback" not in shown.stderr
+        assert f"nccl-doctor {command} " in _run(tool, command, "--help", env=env)
+    assert set(SMOKE) == set(COMMANDS)
 
 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     held = {name for name in ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert held == set(_run("git", "ls-files", "nccl_doctor", cwd=ROOT).split())
+    manual = f"{NAME}.data/data/share/man/man1/nccl-doctor.1"
+    assert held == {manual, *_run("git", "ls-files", "nccl_doctor", cwd=ROOT).split()}
+    assert ZipFile(wheel).read(manual).decode() == page(), "python scripts/man.py writes it anew"
 
 
 def test_what_is_imported_is_required(wheel: Path) -> None:

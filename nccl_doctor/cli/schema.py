@@ -21,7 +21,9 @@ def schema(
     command: Annotated[
         str,
         typer.Argument(
-            metavar="COMMAND", help="Command whose -o json is meant: check, hang, …", autocompletion=_complete
+            metavar="COMMAND",
+            help="Command whose -o json is meant, for example check or hang.",
+            autocompletion=_complete,
         ),
     ] = "check",
 ) -> None:

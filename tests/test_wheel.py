@@ -34,7 +34,7 @@ SMOKE = {
     "smoke": (["--timeout", "60", "--smoke-timeout", "20"], "all-reduce"),
     "logs": (["hosts.yaml"], "1 file"),
     "ifname": ([], "NCCL uses"),
-    "hosts": (["hosts.yaml"], "node_rank"),
+    "hosts": (["hosts.yaml"], "2 hosts, master a"),
     "launch": (["hosts.yaml", "--", "train.py"], "--node_rank=1"),
     "hang": (["--interval", "1", "--no-stacks"], "Verdict"),
     "diff": (["seen.json", "seen.json"], ""),

@@ -158,7 +158,9 @@ class _Mender:
         if ran is None:
             return 1
         done = {result.number for result in ran.results if result.outcome == "done"}
-        mark_undone(path, record, [step.takes_back for step in steps if step.number in done and step.takes_back])
+        # what is no longer as it was left is somebody else's now
+        over = {result.number for result in ran.results if result.outcome in ("done", "changed")}
+        mark_undone(path, record, [step.takes_back for step in steps if step.number in over and step.takes_back])
         self._out.show(ran)
         if self._interrupted:
             self._say_interrupted(ran)
@@ -168,7 +170,7 @@ class _Mender:
     def _run(self, document: FixReport, back: Mapping[str, str | None] | None = None) -> FixReport | None:
         """Ask, and run what was chosen; None where nothing was, and that is said."""
         from nccl_doctor.cli.progress import progress
-        from nccl_doctor.collect.mending.record import keep, try_keep
+        from nccl_doctor.collect.mending import record
         from nccl_doctor.collect.mending.steps import Mending
         from nccl_doctor.transport import make_transport
 
@@ -182,7 +184,12 @@ class _Mender:
             chosen = self._choose(document, allowed)
             if chosen is None:
                 return None
-            try_keep(os.environ)
+            file = self._hosts.file
+            kept = (
+                record.begin(self._hosts.identifier, str(self._hosts), chosen, file, os.environ)
+                if back is None
+                else None
+            )
             password = self._password(chosen, roots)
             lines = progress(quiet=self._out.quiet)
             hosts = sorted({step.host for step in chosen if step.host is not None})
@@ -195,10 +202,8 @@ class _Mender:
             lines.close()
             transport.close()
         steps = {step.number: step for step in document.plan}
-        if back is None:
-            ran = [(steps[result.number], result) for result in results]
-            file = self._hosts.file if self._settings_before else None
-            keep(self._hosts.identifier, str(self._hosts), ran, file, self._settings_before, os.environ)
+        if kept is not None:
+            record.finish(*kept, ((steps[result.number], result) for result in results), self._settings_before)
         results += refused.values()
         return document.model_copy(
             update={"results": tuple(sorted(results, key=lambda one: one.number)), "note": "", "verdict": ""}

@@ -114,16 +114,17 @@ def undo_plan(done: Sequence[tuple[Step, StepResult]], file: str | None) -> tupl
     back: list[Step] = []
     applying: list[Step] = []
     for step, result in reversed(done):
-        if result.outcome != "done" or result.was_there:
+        if result.outcome not in ("done", "unknown") or result.was_there:
             continue
-        if step.settings and file is not None:
+        if step.settings and file is not None and result.outcome == "done":
             names = ", ".join(step.settings)
             way = {"command": f"write into {file}, under env: the values of {names} from before"}
             back.append(step.model_copy(update=way | {"takes_back": step.number}))
             continue
         change = change_of(step.command)
         undo = change.undo(result.before) if change is not None and change.undo is not None else None
-        if change is None or undo is None:
+        # where nobody saw a step's end, a look has to show that there is something to take back
+        if change is None or undo is None or (result.outcome == "unknown" and change.in_place is None):
             continue
         update = {"command": str(undo), "takes_back": step.number, "reads": None, "already": None, "undo": None}
         # what a reboot has taken back is not there any more, and another boot id says so

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.collect.mending.record import Record, keep, latest, mark_undone
+from nccl_doctor.collect.mending.record import Record, begin, finish, latest, mark_undone
 from nccl_doctor.collect.mending.root import read_root_access
 from nccl_doctor.collect.mending.steps import Mending
 from nccl_doctor.errors import DoctorError
@@ -170,7 +170,11 @@ def test_a_record_is_its_owners_alone_and_is_found_again(tmp_path: Path) -> None
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     one = step("sysctl -w a.b=1", boot_id="boot", settings={"A": "b"})
     done = StepResult(number=1, host="a", outcome="done", exit_code=0, before=("7",), at="2026-01-01T00:00:00+00:00")
-    path = keep("abc", "hosts.yaml", [(one, done)], "hosts.yaml", {"A": None}, environ)
+    path, begun = begin("abc", "hosts.yaml", [one], "hosts.yaml", environ)
+    known = latest("abc", environ)
+    assert known is not None
+    assert known[1].steps[0].outcome == "unknown"  # as where we are killed in the middle
+    finish(path, begun, [(one, done)], {"A": None})
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert latest("other", environ) is None
@@ -185,7 +189,7 @@ def test_a_record_is_its_owners_alone_and_is_found_again(tmp_path: Path) -> None
 
 def test_a_record_of_another_release_is_passed_over(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
-    keep("abc", "hosts.yaml", [], None, {}, environ)
+    begin("abc", "hosts.yaml", [], None, environ)
     (file,) = (tmp_path / "nccl-doctor" / "fix").iterdir()
     file.write_text('{"hosts": 7}', encoding="utf-8")
     assert latest("abc", environ) is None

@@ -18,6 +18,9 @@ from nccl_doctor.model.base import FrozenModel
 from nccl_doctor.model.mending import Step, StepOutcome, StepResult
 from nccl_doctor.text.machine import state_folder, write_atomically
 
+TAKEN = ("done", "unknown")
+"""Outcomes of steps that may have changed something."""
+
 _MOST_BYTES = 64 << 20
 
 
@@ -66,41 +69,39 @@ class Record(FrozenModel):
     settings_before: dict[str, str | None] = Field(default_factory=dict)
 
 
-def keep(
-    identifier: str,
-    hosts: str,
-    ran: Iterable[tuple[Step, StepResult]],
-    file: str | None,
-    settings_before: dict[str, str | None],
-    environ: Mapping[str, str],
-) -> Path:
-    """Write the record of a run and return its file; DoctorError where that is impossible."""
+def begin(
+    identifier: str, hosts: str, steps: Sequence[Step], file: str | None, environ: Mapping[str, str]
+) -> tuple[Path, Record]:
+    """Write the record of a run before it begins, each step's outcome unknown; DoctorError where that is impossible."""
     began_at = datetime.now(timezone.utc)
-    steps = tuple(RanStep.of(step, result) for step, result in ran if result.outcome != "not-run")
+    unknown = (StepResult(number=step.number, host=step.host, outcome="unknown") for step in steps)
     record = Record(
         hosts=hosts,
         began_at=began_at.isoformat(timespec="seconds"),
-        steps=steps,
+        steps=tuple(map(RanStep.of, steps, unknown)),
         file=file,
-        settings_before=settings_before,
     )
     path = _folder(environ) / f"{identifier}-{began_at:%Y%m%dT%H%M%S}-{os.getpid()}.json"
     _write(path, record)
-    return path
+    return path, record
 
 
-def try_keep(environ: Mapping[str, str]) -> None:
-    """Raise DoctorError where no record could be written: before anything is run."""
-    folder = _folder(environ)
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise DoctorError(f"{folder}: can't be written, so no step could be taken back; nothing was run")
+def finish(
+    path: Path,
+    record: Record,
+    ran: Iterable[tuple[Step, StepResult]],
+    settings_before: dict[str, str | None],
+) -> None:
+    """Write the record of a run that has ended, without the steps that were not run."""
+    steps = tuple(RanStep.of(step, result) for step, result in ran if result.outcome != "not-run")
+    _write(path, record.model_copy(update={"steps": steps, "settings_before": settings_before}))
 
 
 def latest(identifier: str, environ: Mapping[str, str]) -> tuple[Path, Record] | None:
     """Return the newest record of a list of hosts that has a step which was not taken back yet."""
     for path in sorted(_folder(environ).glob(f"{identifier}-*.json"), reverse=True):
         record = _read(path)
-        if record is not None and any(step.outcome == "done" and not step.undone for step in record.steps):
+        if record is not None and any(step.outcome in TAKEN and not step.undone for step in record.steps):
             return path, record
     return None
 

@@ -46,7 +46,7 @@ def hang(
             "--force", help="Query NCCL's RAS even before 2.27.3, where this can crash a job that is starting."
         ),
     ] = False,
-    output: Annotated[str, options.output("hang")] = "human",
+    output: Annotated[str, options.output("hang --watch")] = "human",
     shown: ReportOptions,
     timeout: options.Timeout = 120.0,
     reached: ReachOptions,
@@ -55,7 +55,7 @@ def hang(
     load_from: options.From = None,
 ) -> None:
     """Find the rank, host and line where a running job hangs. Read-only: the job keeps running."""
-    out = shown.out("hang", output)
+    out = shown.out("hang --watch" if watched.watch else "hang", output)
 
     def work() -> int:
         import threading
@@ -115,8 +115,6 @@ def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) ->
     if not watched.watch:
         if watched != options.WatchOptions():
             raise UsageError("--wait, --every, --after, --on-hang and --keep-watching belong to --watch")
-        if out.form == "prometheus":
-            raise UsageError("-o prometheus belongs to --watch, which refreshes the file at each sample")
         return
     if from_file:
         raise UsageError("--watch looks at a running job, and --from at a snapshot: leave out one of them")

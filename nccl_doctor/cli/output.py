@@ -227,7 +227,7 @@ def _fail(out: Out, message: str, code: int) -> int:
     message = out.hidden(message)
     sys.stderr.write(clean(message) + "\n")
     if out.form == "json":
-        error_document(out.command, message)
+        error_document(out.command.partition(" ")[0], message)
     return code
 
 

@@ -40,6 +40,7 @@ _REPORT = {
     "html": "html.report:render",
     "github": "github:render",
 }
+_HANG = {"human": "human:render_hang", **_JSON, "html": "html.report:render_hang"}
 _LINES = "screens:render_launch"
 
 FORMS: dict[str, dict[str, str]] = {
@@ -49,12 +50,8 @@ FORMS: dict[str, dict[str, str]] = {
     "ifname": {"human": "screens:render_ifname", **_JSON},
     "hosts": {"human": "screens:render_hosts", **_JSON},
     "launch": {"shell": _LINES, **_JSON, "ssh": _LINES, "slurm": "screens:render_script"},
-    "hang": {
-        "human": "human:render_hang",
-        **_JSON,
-        "html": "html.report:render_hang",
-        "prometheus": "prometheus:render_watch",  # of --watch alone
-    },
+    "hang": _HANG,
+    "hang --watch": {**_HANG, "prometheus": "prometheus:render_watch"},
     "diff": {"human": "screens:render_diff", **_JSON, "html": "html.report:render_diff"},
     "codes": {"human": "screens:render_codes", **_JSON},
     "explain": {"human": "screens:render_page", **_JSON},

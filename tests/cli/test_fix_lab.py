@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shlex
 import signal
 import time
@@ -22,7 +23,7 @@ from tests.patience import LONG_S
 
 pytestmark = pytest.mark.lab
 
-PASSWORD = "correct-horse-7"
+PASSWORD = f"correct-{secrets.token_hex(6)}"
 RULES = "nft list ruleset"
 
 

@@ -63,6 +63,7 @@ class Request:
     sudo: bool = False
     rate: bool = False
     smoke: bool = True
+    import_ahead: bool = True
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
     isolate: bool = False
     kept: KeepOptions = field(default_factory=KeepOptions)
@@ -197,6 +198,7 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         mesh_limits=MeshLimits(size=request.mesh if "mesh" in needs else "none"),
         rate=request.rate,
         smoke=request.smoke and "smoke" in needs,
+        import_ahead=request.import_ahead,
         smoke_limits=request.smoke_limits,
     )
     lines = progress(

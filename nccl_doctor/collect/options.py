@@ -34,12 +34,16 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun."""
+    """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun.
+
+    ``import_ahead``: hosts import torch while they are looked at, for an all-reduce that will most likely be run.
+    """
 
     connect_s: float | None = None
     facts_limits: FactLimits = field(default_factory=FactLimits)
     total_s: float = 300.0
     smoke: bool = True
+    import_ahead: bool = True
     rate: bool = False  # streams at full speed, which load the network
     mesh_limits: MeshLimits = field(default_factory=MeshLimits)
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)

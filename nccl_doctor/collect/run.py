@@ -103,11 +103,13 @@ class Run:
         around = partial(host_facts.look_outside, self._transport, names)
         asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
 
+        imports = self._options.smoke and self._options.import_ahead
+
         def look(session: ProbeSession, share: float) -> None:
-            if self._options.smoke:
+            if imports:
                 allreduce.begin_import(session, self._clock.until, asked=False)
             asking(session, share)
-            if self._options.smoke:
+            if imports:
                 allreduce.begin_import(session, self._clock.until, asked=True)
 
         reach = Reach(

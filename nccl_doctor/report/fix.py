@@ -20,9 +20,8 @@ def render(report: FixReport, options: RenderOptions) -> str:
     if report.results:
         return joined(_outcome(report, screen))
     blocks = list(plan_blocks(report, screen))
-    if report.note:
-        blocks.append(wrap(report.note, screen.prose))
-    return joined(blocks)
+    said = (report.note, "" if report.plan else report.verdict)
+    return joined([*blocks, *(wrap(text, screen.prose) for text in said if text)])
 
 
 def plan_screen(report: FixReport, options: RenderOptions) -> str:

@@ -1,4 +1,4 @@
-"""Makes share/nccl-doctor.1 from the help of the commands: ``python scripts/man.py``; ``--check`` compares instead."""
+"""Makes scripts/nccl-doctor.1 from the help of the commands: ``python scripts/man.py``; ``--check`` compares instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from nccl_doctor.cli.main import COMMANDS, EXAMPLES, FIRST, app, doctor
 
-PAGE = Path(__file__).parents[1] / "share" / "nccl-doctor.1"
+PAGE = Path(__file__).parents[1] / "scripts" / "nccl-doctor.1"
 EXITS = (
     ("0", "Everything was checked, and there was no error."),
     ("1", "An error was found; with --fail-on warning, also a warning."),
@@ -103,7 +103,6 @@ def main() -> int:
     """Write the page, or compare it; return 1 where it is out of date."""
     if "--check" in sys.argv[1:]:
         return int(not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page())
-    PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page(), encoding="utf-8")
     return 0
 

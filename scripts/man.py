@@ -1,4 +1,4 @@
-"""Makes scripts/nccl-doctor.1 from the help of the commands: ``python scripts/man.py``; ``--check`` compares instead."""
+"""Make scripts/nccl-doctor.1 from the help of the commands: ``python scripts/man.py``; ``--check`` compares."""
 
 from __future__ import annotations
 

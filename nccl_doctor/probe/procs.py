@@ -288,6 +288,8 @@ def apart(pid: int, table: Table) -> str | None:
         theirs, ours = table.link(pid, f"ns/{kind}"), table.link(os.getpid(), f"ns/{kind}")
         if theirs is None and kind == "pid":
             return "does not tell which container it is in"
+        if theirs is None and _has_ended(pid):
+            continue  # its mounts went before it did, and a zombie harms nobody
         if theirs != ours and (kind == "pid" or os.getuid() == 0):
             return f"is in {words}: a container's, or a service's own"
     job = _slurm_job(pid, table)
@@ -297,6 +299,11 @@ def apart(pid: int, table: Table) -> str | None:
     if login is not None and login != (os.getuid() if own is None else own):
         return f"was started in the login of uid {login}"
     return None
+
+
+def _has_ended(pid: int) -> bool:
+    known = read_proc(pid)
+    return known is None or known.state in "ZX"
 
 
 def service_of(pid: int, table: Table) -> str | None:

@@ -287,6 +287,13 @@ def test_a_real_tmux_with_an_idle_shell_keeps_all_of_its_run(start: Start, tmp_p
         subprocess.run([*tmux, "kill-server"], check=True)
 
 
+def test_a_process_that_has_ended_is_in_no_other_mount_namespace() -> None:
+    """Its link to one is gone, as is known of a zombie alone."""
+    with subprocess.Popen(["true"]) as ended:
+        os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+        assert procs.apart(ended.pid, Table()) is None
+
+
 WAITS = """
 import subprocess
 while not os.path.exists({file!r}): time.sleep(0.01)

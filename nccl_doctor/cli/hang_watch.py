@@ -167,12 +167,14 @@ class _Watch:
             if second is not None and again is not None and again.verdict == found.verdict:
                 return self._report(second, again)
             found = again
+        if found is not None and found.verdict in ("not-hanging", "slow"):
+            self._progress.moved(now)
+            return None
+        # it is looked at again later, and the time without progress goes on
+        self._progress.samples = 0
         if found is not None and found.verdict == "unknown":
             idle = _words(now - self._progress.since)
             self._say(f"no progress was seen for {idle}, and nothing shows why: {found.message}", always=True)
-            self._progress.samples = 0  # it is looked at again later, and the time goes on
-        else:
-            self._progress.moved(now)
         return None
 
     def _report(self, sample: HangSnapshot, found: HangReport) -> int | None:

@@ -33,11 +33,8 @@ def check(
         ),
     ] = "auto",
     rate: options.Rate = False,
-    sudo: Annotated[
-        bool,
-        options.of_hosts("--sudo", help="Read firewall rules with sudo -n; never asks for a password."),
-    ] = False,
-    no_smoke: Annotated[bool, options.of_run("--no-smoke", help="Skip the all-reduce.")] = False,
+    sudo: options.Sudo = False,
+    no_smoke: options.NoSmoke = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
     no_diagnostics: options.NoDiagnostics = False,
     kept: options.KeepOptions,

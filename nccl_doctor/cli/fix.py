@@ -56,11 +56,8 @@ def fix(
     timeout: options.TimeoutWithSmoke = None,
     reached: options.ReachOptions,
     job: options.EngineOptions,
-    sudo: Annotated[
-        bool,
-        options.of_hosts("--sudo", help="Read firewall rules with sudo -n; never asks for a password."),
-    ] = False,
-    no_smoke: Annotated[bool, options.of_run("--no-smoke", help="Skip the all-reduce.")] = False,
+    sudo: options.Sudo = False,
+    no_smoke: options.NoSmoke = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
 ) -> None:
     """Run the commands that check proposes, after one answer, and check again."""

@@ -159,6 +159,8 @@ _timeout = partial(of_run, "--timeout", help="Time limit for the whole run.", **
 Timeout = Annotated[float, _timeout()]
 TimeoutWithSmoke = Annotated[float | None, _timeout(show_default="300; at least 240 more than --smoke-timeout")]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Time limit for the all-reduce.", **_SECONDS)]
+Sudo = Annotated[bool, of_hosts("--sudo", help="Read firewall rules with sudo -n; never asks for a password.")]
+NoSmoke = Annotated[bool, of_run("--no-smoke", help="Skip the all-reduce.")]
 NoDiagnostics = Annotated[
     bool, of_run("--no-diagnostics", help="Run the all-reduce without NCCL's own diagnostics (NCCL 2.31 and later).")
 ]

@@ -141,11 +141,12 @@ def test_users_with_and_without_a_way_to_root(fresh_lab: Lab) -> None:
     assert host.run(RULES).stdout == lines
     watch = host.background(["sh", "-c", WATCH])
     right = typed(fresh_lab, PASSWORD, "--yes", "--sudo", "--ask-sudo", at="sudo password")
-    host.run(["kill", str(watch)])
+    host.run(["kill", "--", str(-watch)])  # with what it has started, which would see the search below
+    host.run(f"while kill -0 -- -{watch} 2>/dev/null; do sleep 0.1; done")
     assert (right.code, right.document["mended"]) == (0, ["firewall-blocks-port on node1"])
     said = json.dumps(right.document) + right.stderr
-    places = "/root /home /tmp /var/log /var/tmp /run /etc"
-    kept = [machine.run(f"grep -rlsF {PASSWORD} {places}; true").stdout for machine in (host, fresh_lab.controller)]
+    search = "grep -rlsF -f - /root /home /tmp /var/log /var/tmp /run /etc; true"
+    kept = [machine.run(search, input=PASSWORD).stdout for machine in (host, fresh_lab.controller)]
     assert (PASSWORD in said, kept) == (False, ["", ""])
     assert "sudo" in host.read("/tmp/seen")  # the watch did see what ran
     host.write("/etc/sudoers.d/alice", "alice ALL=(root) NOPASSWD: ALL\n", 0o440)

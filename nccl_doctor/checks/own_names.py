@@ -10,7 +10,7 @@ from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import View, failed_where
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.nccl.gloo import gloo_devices, lost_to
+from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices_of, lost_to
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.reachability import Reachable, reach
 from nccl_doctor.nccl.suggest import setting
@@ -21,7 +21,6 @@ from nccl_doctor.snapshot.surroundings import Outside, Surroundings
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 
-VARIABLE = "GLOO_SOCKET_IFNAME"
 CHANCE = (
     "gloo still works, because the side with the lower address dials; it fails with a second such host, or in "
     "192.168.0.0/16"
@@ -74,10 +73,10 @@ def _own_names(view: View) -> Iterator[OwnName]:
         identity = known(facts.identity)
         resolution = known(facts.resolution).get(identity.hostname)
         variables = {**known(facts.env), **host.node.env}
-        devices = gloo_devices(known(facts.interfaces), variables, resolution)
+        devices = gloo_devices_of(host)
         if devices and not isinstance(devices, Failure):
             addresses[host.name] = devices[0].address
-            if resolution is not None and len(variables.get(VARIABLE, "")) < 2:
+            if resolution is not None and len(variables.get(GLOO_SOCKET_IFNAME, "")) < 2:
                 named[host.name] = identity.hostname, resolution
     usual = Counter(map(_is_v4, addresses.values())).most_common()[0][0] if addresses else True
     spread = list(addresses)[:: max(0, len(addresses) - 1) // ENOUGH + 1]
@@ -140,7 +139,7 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
             for own in caught
         ),
         facts={**{own.host: list(own.resolution.addresses) for own in caught}, "failed": failed},
-        fix=setting(summary, VARIABLE, names) if len(names) == len(caught) else Fix(summary=summary),
+        fix=setting(summary, GLOO_SOCKET_IFNAME, names) if len(names) == len(caught) else Fix(summary=summary),
         # gloo may be but the helper of a job of NCCL's
         severity=Severity.INFO if not lost else Severity.ERROR if is_without_gpus(view) else None,
     )

@@ -191,7 +191,8 @@ class _Mender:
             password = self._password(chosen, roots)
             lines = progress(quiet=self._out.quiet)
             hosts = sorted({step.host for step in chosen if step.host is not None})
-            lines.phase("running", hosts)
+            if hosts:
+                lines.phase("running", hosts)
             mending = Mending({node.name: node for node in self._cluster.nodes}, transport, roots, password, lines.done)
             results = [self._set(step, back) for step in chosen if step.settings]
             results += mending.run([step for step in chosen if not step.settings])

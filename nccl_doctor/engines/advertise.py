@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from nccl_doctor.model.base import Unknown, known, unknown
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.nccl.gloo import gloo_devices
+from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.network import Engines, Interfaces, Names, Resolution
@@ -151,7 +151,7 @@ def _gloo(side: Side) -> Advertised | None:
         return None
     if isinstance(devices, Failure):
         return Advertised(None, devices.reason)
-    by = "GLOO_SOCKET_IFNAME" if len(side.variables.get("GLOO_SOCKET_IFNAME", "")) > 1 else None
+    by = GLOO_SOCKET_IFNAME if len(side.variables.get(GLOO_SOCKET_IFNAME, "")) > 1 else None
     return Advertised(devices[0].address, devices[0].reason, by)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 from nccl_doctor.judge.changes import Change, change_of
-from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import Diagnosis, Severity
 from nccl_doctor.model.mending import ByHand, FixReport, Step, StepResult
 from nccl_doctor.model.report import Report
-from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices_of
+from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import word
 
@@ -22,7 +22,7 @@ def plan(report: Report, snapshot: Snapshot) -> tuple[tuple[Step, ...], tuple[By
     by_hand: list[ByHand] = []
     boots = {host.name: host.facts.identity for host in snapshot.hosts if host.facts is not None}
     for found in sorted(report.diagnoses, key=lambda one: -one.severity.rank):
-        made = list(_steps(found, snapshot.cluster))
+        made = list(_steps(found, snapshot))
         if made:
             known = {(one.host, one.place, one.command) for one in steps}
             steps += [one for one in made if (one.host, one.place, one.command) not in known]
@@ -47,16 +47,16 @@ def _left(found: Diagnosis) -> ByHand:
     return ByHand.model_validate(named | {"summary": summary, "commands": commands})
 
 
-def _steps(found: Diagnosis, cluster: Cluster) -> Iterator[Step]:
+def _steps(found: Diagnosis, snapshot: Snapshot) -> Iterator[Step]:
     """Yield the steps of a diagnosis: all of its commands, or none."""
     fix = found.fix
     if fix.variables:
-        yield from _settings(found, cluster)
+        yield from _settings(found, snapshot)
         return
     changes = [change_of(one.command) for one in fix.commands]
     if fix.risk == "manual" or not changes or None in changes:
         return
-    pods = reaching(cluster.nodes).name == "kube"
+    pods = reaching(snapshot.cluster.nodes).name == "kube"
     if any((one.host is not None and pods) or (one.place or "").startswith("in ") for one in fix.commands):
         return
     for one, change in zip(fix.commands, changes, strict=True):
@@ -89,12 +89,13 @@ def _shown(undo: object, change: Change) -> str | None:
     return None if undo is None else str(undo)
 
 
-def _settings(found: Diagnosis, cluster: Cluster) -> Iterator[Step]:
-    """Yield the step that writes a job's variables into the hosts file, where they are the same on all hosts."""
-    file = ClusterSource(cluster).file
-    wanted = [found.fix.variables.get(node.name) for node in cluster.nodes]
-    first = wanted[0]
-    if file is None or not first or any(each != first for each in wanted):
+def _settings(found: Diagnosis, snapshot: Snapshot) -> Iterator[Step]:
+    """Yield the step that writes a job's variables into the hosts file, where they can be the same on all hosts."""
+    file = ClusterSource(snapshot.cluster).file
+    wanted = found.fix.variables
+    first, *others = wanted.values()
+    alike = all(each == first for each in others)
+    if file is None or not alike or any(host.name not in wanted and not _idle(first, host) for host in snapshot.hosts):
         return
     words = ", ".join(f"{name}: {word(value)}" for name, value in first.items())
     yield Step(
@@ -107,6 +108,14 @@ def _settings(found: Diagnosis, cluster: Cluster) -> Iterator[Step]:
         survives_reboot=True,
         settings=dict(first),
     )
+
+
+def _idle(variables: Mapping[str, str], host: Host) -> bool:
+    """Return whether variables would change nothing on a host: gloo takes the interface without them, too."""
+    devices = gloo_devices_of(host)
+    if variables.keys() != {GLOO_SOCKET_IFNAME} or not isinstance(devices, tuple):
+        return False
+    return [device.name for device in devices] == [variables[GLOO_SOCKET_IFNAME]]
 
 
 def undo_plan(done: Sequence[tuple[Step, StepResult]], file: str | None) -> tuple[Step, ...]:

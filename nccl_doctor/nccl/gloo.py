@@ -12,11 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.nccl.interfaces import Chosen, Failure
+from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.network import Interfaces, Resolution
 from nccl_doctor.text.inet import address_of
 
+GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
 LOOPBACK = "127.0.0.1"
+
+
+def gloo_devices_of(host: Host) -> tuple[Chosen, ...] | Failure | None:
+    """Return gloo's devices in a job on a host; None where a fact that decides is not known."""
+    facts = host.facts
+    if facts is None:
+        return None
+    identity, names, interfaces, env = facts.identity, facts.resolution, facts.interfaces, facts.env
+    if any(isinstance(fact, Unknown) for fact in (identity, names, interfaces, env)):
+        return None
+    own_name = known(names).get(known(identity).hostname)
+    return gloo_devices(known(interfaces), {**known(env), **host.node.env}, own_name)
 
 
 def gloo_devices(
@@ -27,9 +42,9 @@ def gloo_devices(
     One for each name of the comma-separated list. Without the variable, the first address of the host's own name that
     is local, or 127.0.0.1 where there is none; None where that name's resolution is not known.
     """
-    value = variables.get("GLOO_SOCKET_IFNAME", "")
+    value = variables.get(GLOO_SOCKET_IFNAME, "")
     if len(value) > 1:
-        devices = [exact(interfaces, name, "GLOO_SOCKET_IFNAME names it") for name in value.split(",")]
+        devices = [exact(interfaces, name, f"{GLOO_SOCKET_IFNAME} names it") for name in value.split(",")]
         for name, device in zip(value.split(","), devices, strict=True):
             if device is None:
                 there = any(link.name == name for link in interfaces.links)

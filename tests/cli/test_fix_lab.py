@@ -112,6 +112,17 @@ def test_a_fault_is_mended_and_taken_back(fresh_lab: Lab, name: str) -> None:
     assert ours(fresh_lab.host("node1")) == []
 
 
+def test_a_variable_that_two_of_three_hosts_need_goes_into_the_hosts_file(fresh_lab: Lab) -> None:
+    for name in ("node1", "node2"):
+        broken(fresh_lab, "hostname-loopback", name)
+    file = fresh_lab.controller.read("/root/hosts.yaml")
+    mended = fix(fresh_lab, "--yes")
+    assert (mended.code, mended.document["mended"]) == (0, ["hostname-loopback on node[1-2]"]), mended
+    assert "  GLOO_SOCKET_IFNAME: 'eth0'" in fresh_lab.controller.read("/root/hosts.yaml")
+    assert fix(fresh_lab, "--undo", "--yes").code == 0
+    assert fresh_lab.controller.read("/root/hosts.yaml") == file
+
+
 def test_a_way_back_is_not_taken_where_somebody_changed_it(fresh_lab: Lab) -> None:
     host = rejecting(fresh_lab)
     assert fix(fresh_lab, "--yes").code == 0

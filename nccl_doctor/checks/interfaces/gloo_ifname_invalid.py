@@ -26,15 +26,12 @@ from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, ifname_comman
 from nccl_doctor.model.base import known
 from nccl_doctor.model.effect import DIALS, LOST, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Fix, Severity
-from nccl_doctor.nccl.gloo import gloo_devices, lost_to
+from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices, lost_to
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.reachability import Peers, Reachable, reach
 from nccl_doctor.nccl.suggest import setting
 from nccl_doctor.text.hostlist import fold, quoted
 from nccl_doctor.text.inet import address_of
-
-VARIABLE = "GLOO_SOCKET_IFNAME"
-
 
 GLOO = Effect(
     ("gloo-ifname-invalid", "hostname-loopback", *WAITS, LOST, "peer-died"),
@@ -61,18 +58,18 @@ def gloo_ifname_invalid(view: View) -> Findings:
     for host, facts in view.facts:
         env = known(facts.env)
         interfaces = known(facts.interfaces)
-        value = {**env, **host.node.env}.get(VARIABLE, "")
-        outcome = gloo_devices(interfaces, {VARIABLE: value}, None)
+        value = {**env, **host.node.env}.get(GLOO_SOCKET_IFNAME, "")
+        outcome = gloo_devices(interfaces, {GLOO_SOCKET_IFNAME: value}, None)
         if isinstance(outcome, Failure):
             failed.setdefault(value, {})[host.name] = outcome.reason
             names[host.name] = ", ".join(dict.fromkeys(entry.interface for entry in interfaces.addresses))
     for value, hosts in failed.items():
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{VARIABLE}={quoted(value)} matches no interface with an address on {fold(hosts)}: gloo will "
-            "not start.",
+            message=f"{GLOO_SOCKET_IFNAME}={quoted(value)} matches no interface with an address on {fold(hosts)}: gloo "
+            "will not start.",
             evidence=folded((host, f"{reason}; with an address: {names[host]}") for host, reason in hosts.items()),
-            facts={VARIABLE: value},
+            facts={GLOO_SOCKET_IFNAME: value},
             fix=_fix(view, hosts),
         )
 
@@ -81,8 +78,8 @@ def _fix(view: View, hosts: Collection[str]) -> Fix:
     good = good_interfaces(view.nccl)
     if good.keys() >= set(hosts):
         summary = "Set the whole name in the job's environment (the hosts file's env)."
-        return setting(summary, VARIABLE, {host: good[host] for host in hosts})
-    return Fix(summary=f"Set {VARIABLE} to the whole name of the interface that leads to the other hosts.")
+        return setting(summary, GLOO_SOCKET_IFNAME, {host: good[host] for host in hosts})
+    return Fix(summary=f"Set {GLOO_SOCKET_IFNAME} to the whole name of the interface that leads to the other hosts.")
 
 
 def _may(reaches: Mapping[str, bool], peer: str, _address: str) -> bool:
@@ -97,8 +94,8 @@ def _unreachable(view: View) -> Findings:
     addresses: dict[str, str] = {}
     for host, facts in view.facts:
         own = nccl.by_host.get(host.name)
-        value = {**known(facts.env), **host.node.env}.get(VARIABLE, "")
-        devices = gloo_devices(known(facts.interfaces), {VARIABLE: value}, None)
+        value = {**known(facts.env), **host.node.env}.get(GLOO_SOCKET_IFNAME, "")
+        devices = gloo_devices(known(facts.interfaces), {GLOO_SOCKET_IFNAME: value}, None)
         if own is None or isinstance(devices, Failure):
             continue
         if devices is not None:
@@ -122,10 +119,10 @@ def _unreachable(view: View) -> Findings:
         given = ", ".join(dict.fromkeys(address for address, _ in hosts.values()))
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{VARIABLE}={quoted(value)} makes gloo advertise {given} on {fold(hosts)}, which no other host "
-            "can reach.",
+            message=f"{GLOO_SOCKET_IFNAME}={quoted(value)} makes gloo advertise {given} on {fold(hosts)}, which no "
+            "other host can reach.",
             evidence=folded((host, f"{address}: {why}") for host, (address, why) in hosts.items()),
-            facts={VARIABLE: value},
+            facts={GLOO_SOCKET_IFNAME: value},
             severity=None if is_without_gpus(view) else Severity.WARNING,  # beside NCCL, gloo may be but a helper
             fix=_fix(view, hosts),
         )

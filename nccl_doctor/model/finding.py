@@ -117,7 +117,10 @@ class Consequence(FrozenModel):
 
 
 class Diagnosis(FrozenModel):
-    """One fault, one diagnosis: its register entry, the finding, and what follows from it."""
+    """One fault, one diagnosis: its register entry, the finding, and what follows from it.
+
+    ``page`` is the address of its page, where the package names a site.
+    """
 
     code: str
     name: str
@@ -129,6 +132,7 @@ class Diagnosis(FrozenModel):
     fix: Fix
     explains: tuple[Consequence, ...] = ()
     entities: dict[str, Any] | None = None
+    page: str | None = None
 
 
 class Gap(FrozenModel):

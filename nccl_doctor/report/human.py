@@ -285,12 +285,19 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
     return ready, counts, line
 
 
+def more(codes: str, cause: Diagnosis | None) -> str:
+    """Return the words that name the pages of diagnoses, and the address of the cause's; empty without a cause."""
+    if cause is None:
+        return ""
+    return f"More: nccl-doctor explain {codes}" + (f" ({cause.page})" if cause.page else "")
+
+
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
     """Yield the line that counts and names pages, the cause's first; then the next step."""
     ready, counts, line = verdict(report, cause)
     alike = [each.code for each in report.diagnoses if cause and each.severity is cause.severity]
     codes = ", ".join(dict.fromkeys([*([cause.code] if cause else []), *alike]))
-    page = f"More: nccl-doctor explain {codes}" if codes else ""
+    page = more(codes, cause)
     fits = cell_len(line) + 1 + cell_len(page) <= screen.width
 
     first, *others = wrap(f"{line} {page}" if page and fits else line, screen.width)
@@ -366,4 +373,4 @@ def _hang_end(report: HangReport, screen: Screen) -> Iterator[str]:
     left = " The job was not touched." if report.ranks else ""
     yield from wrap(f"Verdict: {report.verdict} ({seconds:.1f} s).{left}", screen.width)
     if report.verdict in STANDS_STILL and report.diagnoses:
-        yield f"More: nccl-doctor explain {report.diagnoses[0].code}"
+        yield more(report.diagnoses[0].code, report.diagnoses[0])

@@ -88,7 +88,8 @@ def _diagnosis(found: Diagnosis) -> list[str]:
         f"{', '.join(filter(None, (one.host, one.place)))}: {one.command}" if one.host else one.command
         for one in found.fix.commands
     ]
-    return [_at(found.hosts) + found.message, *seen, found.fix.summary, *commands]
+    page = [f"More: {found.page}"] if found.page else []
+    return [_at(found.hosts) + found.message, *seen, found.fix.summary, *commands, *page]
 
 
 def _at(hosts: tuple[str, ...]) -> str:

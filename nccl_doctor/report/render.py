@@ -75,17 +75,17 @@ def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
 
 
 def render_json(document: Document, _options: RenderOptions) -> str:
-    """Return the document's JSON: every field, but ``entities`` only where a log named some.
+    """Return the document's JSON: every field, but ``entities`` and ``page`` only where a diagnosis has them.
 
     ASCII only, so that whatever a host name or a log holds can neither upset a terminal nor an encoding. Numbers that
     JSON doesn't know (infinities, not-a-number) become null.
     """
-    tree = _without_entities(json.loads(document.model_dump_json(by_alias=True)))
+    tree = _without_empty(json.loads(document.model_dump_json(by_alias=True)))
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"
 
 
-def _without_entities(tree: object) -> object:
+def _without_empty(tree: object) -> object:
     if isinstance(tree, dict):
-        kept = (item for item in tree.items() if item != ("entities", None))
-        return {name: _without_entities(value) for name, value in kept}
-    return [_without_entities(one) for one in tree] if isinstance(tree, list) else tree
+        kept = (item for item in tree.items() if item not in (("entities", None), ("page", None)))
+        return {name: _without_empty(value) for name, value in kept}
+    return [_without_empty(one) for one in tree] if isinstance(tree, list) else tree

@@ -46,7 +46,7 @@ DOCUMENTS: dict[str, tuple[type[Document], ...]] = {
 
 _BOUNDS = frozenset({"maxLength", "minLength", "maxItems", "maximum", "minimum", "pattern", "propertyNames"})
 _GROWING = (("FailedDial", "outcome"), ("RankReport", "stage"))
-_OF_LOGS = "entities"  # a field of diagnoses that only logs have
+_OF_SOME = ("entities", "page")  # of diagnoses: in logs, and where the package names a site
 
 
 def adapter_of(command: str) -> TypeAdapter[Document]:
@@ -75,6 +75,6 @@ def _promised(tree: Any) -> Any:  # noqa: ANN401 - any part of a schema
         return tree
     made = {key: _promised(inner) for key, inner in tree.items() if key not in _BOUNDS or isinstance(inner, dict)}
     if "properties" in made and isinstance(made["properties"], dict) and tree.get("type") == "object":
-        made["required"] = [name for name in made["properties"] if name != _OF_LOGS]
+        made["required"] = [name for name in made["properties"] if name not in _OF_SOME]
         made.pop("additionalProperties", None)
     return made

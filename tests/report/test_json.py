@@ -27,7 +27,7 @@ def unbounded(tree: Any) -> Any:
 
 
 def schema() -> dict[str, Any]:
-    """The models' schema: every field is there but ``entities``, which only logs have, and more may come.
+    """The models' schema: every field is there but ``entities`` and ``page``, which some lack, and more may come.
 
     Bounds of what hosts tell are those of our own trust, and more outcomes and stages may come: none are promised.
     """
@@ -38,7 +38,7 @@ def schema() -> dict[str, Any]:
     del exported["$defs"]["RankReport"]["properties"]["stage"]["enum"]
     for noun in (exported, *exported["$defs"].values()):
         if "properties" in noun:
-            noun["required"] = [field for field in noun["properties"] if field != "entities"]
+            noun["required"] = [field for field in noun["properties"] if field not in ("entities", "page")]
             del noun["additionalProperties"]
     return exported
 

@@ -77,7 +77,7 @@ def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]
 
     Raises:
         UsageError: it can't be read, is damaged where it is compressed, or is a pipe to which nobody writes.
-        CutOffError: behind all that there is, where it is compressed and ends too early; zstd does not tell.
+        CutOffError: behind all that there is, where it is compressed and ends too early.
     """
     try:
         with _opened(path) as file:
@@ -201,14 +201,16 @@ def _growing(file: io.BufferedReader, follow_s: float | None) -> Iterator[bytes]
 
 
 def _zstd_blocks(file: BinaryIO) -> Iterator[bytes]:
-    import zstandard
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
 
+    window: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _MOST_MEMORY.bit_length() - 1}
     try:
-        with zstandard.ZstdDecompressor(max_window_size=_MOST_MEMORY).stream_reader(
-            file, read_across_frames=True
-        ) as opened:
+        with zstd.ZstdFile(file, options=window) as opened:
             yield from _blocks(opened.read1)
-    except zstandard.ZstdError as error:
+    except zstd.ZstdError as error:
         raise UsageError(f"{file.name}: is compressed but damaged: {error}") from error
 
 

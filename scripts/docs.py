@@ -1,7 +1,8 @@
 """Builds the site into build/site: ``scripts/docs``; ``scripts/docs serve`` shows it on this machine.
 
 Sources are what the tool itself shows: README, topics, the page of each diagnosis with the messages that lead to it,
-the help of each command, SECURITY and CHANGELOG. Each diagnosis has two addresses that stay, by name and by code.
+the help of each command, the table of other tools, SECURITY and CHANGELOG. Each diagnosis has two addresses that stay,
+by name and by code.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ _HEADS = re.compile(r"^(What it means|How we know|Fix|References|See)(?=[:,])", 
 _LINKS = (
     (re.compile(r"nccl_doctor/judge/topics/(\w[\w-]*)\.md"), r"topics/\1.md"),
     (re.compile(r"\.github/SECURITY\.md"), "security.md"),
+    (re.compile(r"\.github/OTHER_TOOLS\.md"), "other-tools.md"),
     (re.compile(r"CHANGELOG\.md"), "changelog.md"),
     (re.compile(r"\.github/(report\.png|terminal\.svg)"), r"assets/\1"),
     (
@@ -143,6 +145,7 @@ def write_sources() -> None:
         shutil.copy(ROOT / ".github" / name, SOURCES / "assets" / name)
     pages = {
         "index": ROOT / "README.md",
+        "other-tools": ROOT / ".github" / "OTHER_TOOLS.md",
         "security": ROOT / ".github" / "SECURITY.md",
         "changelog": ROOT / "CHANGELOG.md",
     }
@@ -187,7 +190,7 @@ def configuration() -> str:
         "validation:\n  links:\n    not_found: warn\n    anchors: warn\n    unrecognized_links: warn\n"
         f"not_in_nav: |\n{codes}"
         "extra_javascript: [assets/errors.js]\n"
-        "nav:\n  - index.md\n  - errors.md\n  - commands.md\n"
+        "nav:\n  - index.md\n  - errors.md\n  - commands.md\n  - other-tools.md\n"
         f"  - Topics:\n{topics}  - Diagnoses:\n{diagnoses}  - security.md\n  - changelog.md\n"
     )
 

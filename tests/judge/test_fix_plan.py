@@ -20,7 +20,7 @@ def planned(patch: dict[str, Any]) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def two_of_three() -> dict[str, Any]:
-    patch = deepcopy(json.loads(LOOPBACK.read_text()))
+    patch: dict[str, Any] = json.loads(LOOPBACK.read_text())
     assert len(patch["hosts"]) == 2
     return patch | {"cluster": {"source": "hosts.yaml"}}
 

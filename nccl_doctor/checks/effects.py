@@ -1,6 +1,7 @@
-"""Effects of causes on an all-reduce, where several checks share the mechanism; that of one check stands in its file.
+"""Effects of causes on an all-reduce that several checks share; an effect of one check alone is in that check's file.
 
-Names of kinds are :data:`~nccl_doctor.model.effect.KINDS`, and those of what logs show, for an exception by its words.
+Their kinds are :data:`~nccl_doctor.model.effect.KINDS`; an exception has the name of the diagnosis that its message
+leads to in logs.
 """
 
 from nccl_doctor.model.effect import DIALS, GIVING_UP, LOST, WAITS, Effect, Reach

@@ -1,4 +1,4 @@
-"""Findings of NCCL's choice: faults of the same kind, setting and interface become one."""
+"""Findings about NCCL's choice of interface: faults of the same kind, setting and interface become one finding."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ EXPLAINS = ("port-unreachable", NCCL_CONNECTIONS)
 """The effects of addresses that can't reach each other."""
 
 MISLED = ("route-missing", *EXPLAINS)
-"""The effects where NCCL's choice is the reason for that."""
+"""The effects if NCCL's choice is the reason for that."""
 
 OTHERWISE = (
     "No single interface name was found by which all hosts provably reach each other: look at the addresses and routes "
@@ -30,7 +30,7 @@ OTHERWISE = (
 
 
 def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
-    """Yield one finding per setting and interface, and hosts without verdict."""
+    """Yield one finding per setting and interface, and the hosts without a verdict."""
     nccl = view.nccl
     groups = grouped(
         ((fault.wanted, fault.used.name if fault.used is not None else None, fault.severity), fault)
@@ -63,7 +63,7 @@ def findings(view: View, kind: Kind) -> Iterator[Finding | Unjudged]:
 
 
 def _idle_peers(view: View, group: list[Fault]) -> tuple[str, ...]:
-    """Return the hosts whose own interface is down, if no other host fails to reach them; else none."""
+    """Return the hosts whose own interface is down, if all other hosts reach them; otherwise none."""
     nccl = view.nccl
     standings = [nccl.bootstrap[fault.host] for fault in group if fault.host in nccl.bootstrap]
     lost = {one.source for each in standings for one in each.verdicts if one.answer is Reachable.NO}
@@ -73,7 +73,7 @@ def _idle_peers(view: View, group: list[Fault]) -> tuple[str, ...]:
 
 
 def good_interfaces(nccl: ClusterNccl) -> dict[str, str]:
-    """Return by host the interface that NCCL uses well, or should use."""
+    """Return for each host the interface that suits NCCL: its own choice, or the one that it should use."""
     used = {
         name: own.chosen.name
         for name, own in nccl.by_host.items()
@@ -98,7 +98,7 @@ def _fix(nccl: ClusterNccl, group: list[Fault]) -> Fix:
 
 
 def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = "") -> Fix:
-    """Return the remedy for an interface that does not run; ``other`` is what helps as well."""
+    """Return the remedy for an interface that is not running; ``other`` is another remedy."""
     links = [nccl.by_host[host].link(name) for host in hosts]
     if any(link is None or "up" in link.flags for link in links):
         return Fix(summary=f"Look at the cable and the switch port of {name}{other}.")
@@ -107,7 +107,7 @@ def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = 
 
 
 def _lack_family(nccl: ClusterNccl, group: list[Fault]) -> bool:
-    """Return whether NCCL finds nothing because it wants one family alone."""
+    """Return whether NCCL finds nothing because it is restricted to one address family."""
     for own in (nccl.by_host[fault.host] for fault in group):
         wanted = own.variables.get("NCCL_SOCKET_FAMILY")
         family = FAMILIES.get(wanted.value) if wanted is not None else None

@@ -1,4 +1,4 @@
-"""Hosts' own names, which gloo listens on; containers with a network of their own, and who reaches them there."""
+"""Hosts' own names, whose addresses gloo listens on; containers with their own network, and which hosts reach them."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -25,15 +25,15 @@ CHANCE = (
     "gloo still works, because the side with the lower address dials; it fails with a second such host, or in "
     "192.168.0.0/16"
 )
-"""Consequence of a name that resolves to a loopback address, where gloo may still work."""
+"""Consequence of a name that resolves to a loopback address, in cases in which gloo may still work."""
 
 ENOUGH = 128
-"""The number of hosts, spread over a larger cluster, with which gloo's connections are tried."""
+"""Number of hosts, spread over a larger cluster, with which gloo's connections are simulated."""
 
 
 @dataclass(frozen=True)
 class OwnName:
-    """A host's own name, gloo's address by it, and hosts thereby lost."""
+    """A host's own name, the address that gloo derives from it, and the hosts that can't connect because of it."""
 
     host: str
     name: str
@@ -43,21 +43,21 @@ class OwnName:
 
     @property
     def is_loopback(self) -> bool:
-        """True where the name itself gives gloo a loopback address."""
+        """True if the name resolves to a loopback address for gloo."""
         return self.gloo in self.resolution.addresses and is_loopback(self.gloo)
 
     @property
     def is_stale(self) -> bool:
-        """True where the name's addresses are none of the host's."""
+        """True if the host has none of the name's addresses."""
         return bool(self.resolution.addresses) and self.gloo not in self.resolution.addresses
 
 
 _known: WeakKeyDictionary[object, dict[tuple[str, ...], tuple[OwnName, ...]]] = WeakKeyDictionary()
-"""Results by what is derived of a snapshot and by hosts; three checks ask for the same one."""
+"""Results by derived snapshot and by hosts, since three checks need the same result."""
 
 
 def own_names(view: View) -> tuple[OwnName, ...]:
-    """Return the hosts whose own name matters to gloo, without GLOO_SOCKET_IFNAME."""
+    """Return the hosts without GLOO_SOCKET_IFNAME, on which gloo uses the host's own name."""
     known_names, hosts = _known.setdefault(view.derived, {}), tuple(host.name for host in view.hosts)
     if hosts not in known_names:
         known_names[hosts] = tuple(_own_names(view))
@@ -100,7 +100,7 @@ def _is_v4(address: str) -> bool:
 
 
 def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, str], *, usual: bool) -> bool:
-    """Return whether both are one machine, or the other's family is odd."""
+    """Return whether both are one machine, or the other's address family is the unusual one."""
     by_host = view.nccl.by_host
     ends = [by_host[name].machine for name in (host, other) if name in by_host]
     if len(ends) == 2 and ends[0] is not None and ends[0] == ends[1]:
@@ -110,7 +110,7 @@ def _cannot_conflict(view: View, host: str, other: str, addresses: Mapping[str, 
 
 
 def _reaches(view: View, host: str, source: str, address: str) -> bool:
-    """Return whether gloo on ``source`` may reach the address; NCCL's own address is judged by other checks."""
+    """Return whether gloo on ``source`` may reach the address; other checks judge NCCL's own address."""
     target, dialler = view.nccl.by_host.get(host), view.nccl.by_host.get(source)
     if target is None or dialler is None or (target.chosen is not None and target.chosen.address == address):
         return True
@@ -118,7 +118,7 @@ def _reaches(view: View, host: str, source: str, address: str) -> bool:
 
 
 def finding(view: View, caught: list[OwnName], message: str) -> Finding:
-    """Return the finding for some; GLOO_SOCKET_IFNAME mends it where interfaces are known."""
+    """Return the finding for these names; GLOO_SOCKET_IFNAME is the remedy if the interfaces are known."""
     nccl = view.nccl
     good = good_interfaces(nccl)
     summary = (
@@ -146,12 +146,12 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
 
 
 def is_without_gpus(view: View) -> bool:
-    """Return whether the job can't be NCCL's: no host shows a GPU."""
+    """Return whether the job can't use NCCL because no host has a GPU."""
     return all(facts.gpus == () for _, facts in view.facts)
 
 
 def has_own_network(facts: HostFacts) -> bool:
-    """Return whether the facts are of a container with another network."""
+    """Return whether the facts come from a container with its own network."""
     inside, outside = facts.surroundings, facts.outside
     if not isinstance(inside, Surroundings) or not isinstance(outside, Outside):
         return False

@@ -1,9 +1,10 @@
-"""Slow hosts, pairs and rails among measured rates: each against the others, in the fewest words that explain all.
+"""Slow hosts, pairs and rails, found by comparing measured rates: the fewest that explain all bad ones.
 
-A rate is bad that is under half of the usual one, or loses packets where the others do not; and only where it was so
-again with no one else sending, and no machine was the limit. Bad rates of nearly a whole row of the matrix are one
-host's that sends badly, of a column one's that receives badly; what is left are pairs. The usual rate is the median of
-hosts' best: a host that is slow both ways spoils all its pairs, of three hosts four of six, but two of six bests.
+A rate is bad if it is less than half of the usual one, or if it loses packets and the others do not. It must be so
+again while nobody else sends, and no machine may have been the limit. If nearly a whole row of the matrix is bad, its
+host sends badly; if a column is, its host receives badly; what remains are pairs. The usual rate is the median of the
+hosts' best rates, not of all pairs: of three hosts, one that is slow in both directions spoils four of six pairs, but
+only two of six best rates.
 """
 
 from collections import Counter
@@ -31,7 +32,7 @@ Direction = Literal["send", "receive"]
 
 @dataclass(frozen=True)
 class SlowLink:
-    """A diagnosis: a host with the directions in which it is bad, a pair with its ends, or a rail of all hosts."""
+    """A slow host with the directions concerned, a slow pair, or a slow rail of all hosts."""
 
     hosts: tuple[str, ...]  # one, the two of a pair with the sender first, or all of a rail
     rails: tuple[int, ...]
@@ -42,7 +43,7 @@ class SlowLink:
 
     @property
     def gbps(self) -> float:
-        """The usual one of the rates of a host."""
+        """The usual rate of the host."""
         return median(rate.gbps for rate in self.rates)
 
     @property
@@ -52,7 +53,7 @@ class SlowLink:
 
     @property
     def is_lossy(self) -> bool:
-        """True for a host that is no slower than others, and loses packets."""
+        """True if a host is as fast as the others but loses packets."""
         return self.share >= SLOW
 
 
@@ -94,7 +95,7 @@ class Rail:
         return self._is_slow(rate) or self._is_lossy(rate)
 
     def is_bad_again(self, rate: PairRate) -> bool:
-        """Return whether both measurements were bad for the same reason: a paused machine loses packets, too."""
+        """Return whether both measurements were bad for the same reason; a paused machine loses packets, too."""
         first = self.first[rate.src, rate.dst]
         return rate.alone and any(bad(rate) and bad(first) for bad in (self._is_slow, self._is_lossy))
 
@@ -128,7 +129,7 @@ def rails(rates: Rates) -> list[Rail]:
 
 
 def suspects(rates: Rates) -> list[PairRate]:
-    """Return the rates to be measured again: of what looks bad some of each row, column and rail."""
+    """Return the rates to measure again: of the bad ones, some of each row, column and rail."""
     found: list[PairRate] = []
     measured = rails(rates)
     for rail in measured:
@@ -145,7 +146,7 @@ def suspects(rates: Rates) -> list[PairRate]:
 
 
 def judge_rates(rates: Rates) -> Judgement:
-    """Return hosts, then pairs, then rails that are slow or lose packets; a host's rails together."""
+    """Return the hosts, pairs and rails that are slow or lose packets; the rails of a host are one entry."""
     judgement = Judgement()
     hosts: dict[str, list[tuple[Rail, Direction, list[PairRate]]]] = {}
     pairs: dict[frozenset[str], list[tuple[Rail, PairRate]]] = {}
@@ -183,7 +184,7 @@ def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairR
 
 
 def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> tuple[list[Line], list[PairRate]]:
-    """Return lines that are bad as a whole, the one with most bad rates first, and the bad rates beside them."""
+    """Return the rows and columns that are bad as a whole, worst first, and the other bad rates."""
     bad, known = dict(bad), set(known)
     lines: list[Line] = []
     while (best := max(_lines(bad, known), key=lambda line: len(line[2]), default=None)) is not None:
@@ -195,7 +196,7 @@ def _cover(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
 
 
 def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) -> Iterator[Line]:
-    """Yield rows and columns nearly all of which is bad, two rates at least."""
+    """Yield the rows and columns in which nearly all rates, and at least two, are bad."""
     for place, direction in ((0, "send"), (1, "receive")):
         all_of = Counter(pair[place] for pair in known)
         bad_of: dict[str, list[PairRate]] = {}
@@ -207,7 +208,7 @@ def _lines(bad: dict[tuple[str, str], PairRate], known: set[tuple[str, str]]) ->
 
 
 def _of_pair(bad: list[tuple[Rail, PairRate]]) -> SlowLink:
-    """Return a pair, with both ways and all rails that are bad."""
+    """Return a pair with all its bad directions and rails."""
     rates = tuple(rate for _, rate in bad)
     numbers = tuple(dict.fromkeys(rail.number for rail, _ in bad))
     return SlowLink((rates[0].src, rates[0].dst), numbers, rates, median(rail.usual for rail, _ in bad))
@@ -235,7 +236,7 @@ def _of_rails(measured: list[Rail], rates: Rates, judgement: Judgement) -> Itera
 
 
 def _slower_rail(rail: Rail, measured: list[Rail], rates: Rates) -> float | None:
-    """Return the rate that a whole rail falls short of: its links' speed, if known, or the other rails'."""
+    """Return the rate that a whole rail should have: its links' speed, or the rate of the other rails."""
     speeds = [speed for rate in rail.rates.values() if (speed := link_gbps(rates, rate)) is not None]
     if len(speeds) == len(rail.rates):
         usual = median(speeds)

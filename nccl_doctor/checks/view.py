@@ -1,4 +1,4 @@
-"""The view of a check: the snapshot, and what follows from all hosts together, worked out when first asked for.
+"""The view of a check: the snapshot, and what follows from all hosts together, computed on first use.
 
 A live check::
 
@@ -44,7 +44,7 @@ Findings = Iterator[Finding | Unjudged | Absent]
 
 
 class FailedDials:
-    """Failed dials of the mesh, and the causes that its hosts show."""
+    """Failed dials of the mesh, and their causes as far as the hosts show them."""
 
     def __init__(self, snapshot: Snapshot, nccl: ClusterNccl | None = None) -> None:
         self._snapshot = snapshot
@@ -87,7 +87,7 @@ class UnnamedDials(FailedDials):
 
 
 class Derived:
-    """Return the view of a snapshot; ``dials`` if they are known already."""
+    """The conclusions from a snapshot; ``dials`` are the failed dials, if they are known already."""
 
     def __init__(self, snapshot: Snapshot, dials: FailedDials | None = None) -> None:
         self.snapshot = snapshot
@@ -100,7 +100,7 @@ class Derived:
 
     @cached_property
     def kube(self) -> KubeFacts:
-        """The pods in the cluster API's words; empty outside Kubernetes."""
+        """The pods as the cluster's API describes them; empty outside Kubernetes."""
         return self.snapshot.cluster.options(KubeFacts)
 
     @cached_property
@@ -111,7 +111,7 @@ class Derived:
 
 @dataclass(frozen=True)
 class View:
-    """The snapshot, what follows, and the hosts whose needed facts are known."""
+    """The snapshot, what follows from it, and the hosts whose needed facts are known."""
 
     derived: Derived
     hosts: tuple[Host, ...]
@@ -168,7 +168,7 @@ class View:
         return nproc(host.node, facts, alone=len(self.snapshot.cluster.nodes) == 1)
 
     def hosts_by(self, key: Callable[[HostFacts], K | None]) -> dict[K, tuple[str, ...]]:
-        """Return groups hosts by what ``key`` makes of their facts, None left out."""
+        """Return the hosts grouped by the result of ``key`` for their facts, without those for which it is None."""
         groups = grouped((value, host.name) for host, facts in self.facts if (value := key(facts)) is not None)
         return {value: tuple(names) for value, names in groups.items()}
 
@@ -195,7 +195,7 @@ def check(
 
 
 def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Fold pairs of host and evidence to lines ``node[1-3]: line``, in order."""
+    """Combine pairs of host and evidence into lines ``node[1-3]: line``, in order."""
     hosts = grouped((text, host) for host, text in lines)
     return tuple(f"{fold(dict.fromkeys(those))}: {text}" for text, those in hosts.items())
 
@@ -206,7 +206,7 @@ def on_each(hosts: Iterable[str], *lines: Line | None) -> tuple[Command, ...]:
 
 
 def pasted(summary: str, commands: tuple[Command, ...], *, needs_root: bool = False) -> Fix:
-    """Return a fix by harmless commands; prose where none can be pasted."""
+    """Return a fix with safe commands; prose only if none can be pasted."""
     return Fix(summary=summary, risk="safe" if commands else "manual", needs_root=needs_root, commands=commands)
 
 
@@ -228,7 +228,7 @@ _IDENTITY = (
 
 
 def common_labels(kube: KubeFacts) -> dict[str, str]:
-    """Return the first label that names the job and all pods share."""
+    """Return the first label that names the job and that all pods share."""
     for key in _IDENTITY:
         values = {pod.labels.get(key) for pod in kube.pods.values()}
         if len(values) == 1 and (value := values.pop()):
@@ -240,7 +240,7 @@ def common_labels(kube: KubeFacts) -> dict[str, str]:
 class Difference:
     """A property that differs between hosts: hosts by value, the most common first.
 
-    Of two values that are as common, the one that comes first is taken for right.
+    Of two equally common values, the first is taken as the right one.
     """
 
     subject: str
@@ -248,7 +248,7 @@ class Difference:
 
     @property
     def outliers(self) -> tuple[str, ...]:
-        """The hosts that differ from most."""
+        """The hosts that differ from the majority."""
         _, *others = self.groups.values()
         return tuple(host for hosts in others for host in hosts)
 
@@ -265,7 +265,7 @@ def difference(subject: str, values: Mapping[str, str]) -> Difference | None:
 
 
 def minority(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the hosts without the majority's value; all where there is no majority."""
+    """Return the hosts without the majority's value; all if there is no majority."""
     usual, count = Counter(values.values()).most_common(1)[0]
     return tuple(host for host, value in values.items() if value != usual or count * 2 <= len(values))
 
@@ -286,7 +286,7 @@ def failed_by(view: View, address: str, sources: Collection[str]) -> list[dict[s
 
 
 def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> list[dict[str, str]]:
-    """Return the pairs whose unexplained failed dials all may follow from this."""
+    """Return the pairs whose unexplained failed dials may all follow from this."""
     otherwise = {(dial.src, dial.dst) for dial in view.dials.unexplained if not follows(dial)}
     return pairs_of(dial for dial in view.dials.unexplained if (dial.src, dial.dst) not in otherwise)
 
@@ -300,7 +300,7 @@ def described(job: TrainingJob) -> str:
 
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
-    """Return ``nccl-doctor fix-port`` about a host, to be pasted on this machine."""
+    """Return the ``nccl-doctor fix-port`` command for a host, to paste on this machine."""
     source = ClusterSource(cluster)
     known = {word for engine in engines() for flag in engine.flags if flag.fix_port for word in flag.words}
     where = _options(tuple((option, value) for option, value in source.engine_words if option in known))
@@ -313,7 +313,7 @@ def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, 
 
 
 def _options(words: Words) -> Line | None:
-    """Return options with values from anywhere; None where one can't be pasted."""
+    """Return options with untrusted values; None if one can't be pasted."""
     joined = script("")
     for option, value in words:
         more = line("{option} {*value}", option=argument(option), value=() if value is None else (value,))
@@ -324,19 +324,19 @@ def _options(words: Words) -> Line | None:
 
 
 def apply(made: Mapping[str, object]) -> Line | None:
-    """Return the line that makes an object of Kubernetes, or changes it."""
+    """Return the command that creates or changes a Kubernetes object."""
     return line("printf %s {text} | kubectl apply -f -", text=json.dumps(made, separators=(",", ":")))
 
 
 def ending(
     cluster: Cluster, node: Node, process: TrainingJob | Process, port: int | None = None
 ) -> tuple[Command, ...]:
-    """Return the command that ends a process, identified by its start time, with its job."""
+    """Return the command that ends a process, identified by its start time, and its job."""
     named = [] if port is None else [port]
     what = line("{*port} --pid {pid}@{ticks} --kill --yes", port=named, pid=process.pid, ticks=process.ticks or 0)
     return fix_port(cluster, node, what)
 
 
 def endable(process: TrainingJob | Process) -> bool:
-    """Return whether ``fix-port --kill`` would end it without ``--force``."""
+    """Return whether ``fix-port --kill`` would end the process without ``--force``."""
     return process.own and process.refusal is None and process.ticks is not None and process.age_s >= GRACE_S

@@ -105,7 +105,7 @@ class _Mender:
         self._of_root: set[str] = set()
 
     def mend(self, snapshot: Snapshot, report: Report) -> int:
-        """Run what a report's diagnoses propose; 0 where all that was chosen is mended."""
+        """Run what a report's diagnoses propose; return 0 if all that was chosen is mended."""
         from nccl_doctor.judge.fix_plan import all_mended, plan
         from nccl_doctor.model.finding import Severity
         from nccl_doctor.model.mending import FixReport
@@ -134,7 +134,7 @@ class _Mender:
         return 0 if all_mended(ran) else 1
 
     def take_back(self) -> int:
-        """Offer the ways back of the last run's steps; 0 where all of them were gone."""
+        """Offer to undo the last run's steps; return 0 if all of them were undone."""
         from nccl_doctor.collect.mending.record import latest, mark_undone
         from nccl_doctor.judge.fix_plan import undo_plan
         from nccl_doctor.model.mending import FixReport
@@ -166,7 +166,7 @@ class _Mender:
         return 0 if len(done) == len(steps) else 1
 
     def _run(self, document: FixReport, back: Mapping[str, str | None] | None = None) -> FixReport | None:
-        """Ask, and run what was chosen; None where nothing was, and that is said."""
+        """Ask, and run what was chosen; return None if nothing was, after saying so."""
         from nccl_doctor.cli.progress import progress
         from nccl_doctor.collect.mending import record
         from nccl_doctor.collect.mending.steps import Mending
@@ -211,7 +211,7 @@ class _Mender:
     def _roots(
         self, steps: Sequence[Step], transport: object, phase: Callable[[str, list[str]], None]
     ) -> dict[str | None, RootAccess]:
-        """Return the way to root on each host whose steps need it."""
+        """Return how to become root on each host whose steps need it."""
         from nccl_doctor.collect.connect.parallel import fan_out
         from nccl_doctor.collect.mending.root import root_access
 
@@ -232,7 +232,7 @@ class _Mender:
     def _without_root(
         self, document: FixReport, roots: Mapping[str | None, RootAccess]
     ) -> tuple[FixReport, dict[int, StepResult]]:
-        """Return the plan with a note of hosts where nobody becomes root, and the results of their steps."""
+        """Return the plan with a note about hosts without a way to become root, and the results of their steps."""
         from nccl_doctor.model.mending import StepResult
         from nccl_doctor.text.hostlist import fold, grouped
 
@@ -257,7 +257,7 @@ class _Mender:
         return document.model_copy(update={"note": note}), refused
 
     def _choose(self, document: FixReport, steps: Sequence[Step]) -> list[Step] | None:
-        """Return the steps that were chosen; None where nothing is to be run, which is shown."""
+        """Return the steps that were chosen; None if nothing is to be run, after showing why."""
         safe = [step for step in steps if step.risk == "safe"]
         why = ""
         if not steps:
@@ -272,7 +272,7 @@ class _Mender:
         return safe if self._wanted.yes else self._ask_for(document, steps, safe)
 
     def _ask_for(self, document: FixReport, steps: Sequence[Step], safe: Sequence[Step]) -> list[Step] | None:
-        """Show the plan on stderr and ask; disruptive steps are asked for one by one."""
+        """Show the plan on stderr and ask; ask for each disruptive step separately."""
         from nccl_doctor.report.fix import groups, plan_screen, question
         from nccl_doctor.report.render import RenderOptions
 
@@ -296,7 +296,7 @@ class _Mender:
         return sorted(chosen, key=lambda step: step.number)
 
     def _password(self, steps: Sequence[Step], roots: Mapping[str | None, RootAccess]) -> bytes | None:
-        """Ask for the password where a chosen step needs it."""
+        """Ask for the password if a chosen step needs it."""
         if not any(step.root and roots.get(step.host) == "password" for step in steps):
             return None
         import getpass
@@ -307,7 +307,7 @@ class _Mender:
             raise UsageError("--ask-sudo asks for the password on a terminal, and there is none") from None
 
     def _set(self, step: Step, back: Mapping[str, str | None] | None) -> StepResult:
-        """Write variables into the hosts file, or the values from before back."""
+        """Write variables into the hosts file, or restore their earlier values."""
         from datetime import datetime, timezone
 
         from nccl_doctor.inventory.edits import write_env
@@ -329,7 +329,7 @@ class _Mender:
         return StepResult(number=step.number, host=None, outcome="done", exit_code=0, at=at)
 
     def _checked_again(self, ran: FixReport) -> FixReport:
-        """Return the run with the diagnoses after it, and what became of those before."""
+        """Return the run with the diagnoses after it, compared with those before."""
         from nccl_doctor.cli.run import look_and_judge
         from nccl_doctor.judge.fix_plan import compared
         from nccl_doctor.model.finding import Severity
@@ -362,7 +362,7 @@ def _verdict(report: Report) -> str:
 
 
 def _ask(text: str, answers: tuple[str, ...]) -> str:
-    """Ask on the terminal; return the answer's first letter where it is one of these, else ""."""
+    """Ask on the terminal; return the answer's first letter if it is one of these, otherwise ""."""
     sys.stderr.write(text)
     sys.stderr.flush()
     answer = sys.stdin.readline().strip().lower()

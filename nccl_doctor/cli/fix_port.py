@@ -1,4 +1,4 @@
-"""``nccl-doctor fix-port``: after "Address already in use", from its options to its exit code."""
+"""``nccl-doctor fix-port``: the holder of a port after "Address already in use"."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class PortOptions:
         return replace(self, port=port, file=None, hosts=file)
 
     def process(self) -> Identity | None:
-        """Return the process that ``--pid`` means; UsageError where it means none."""
+        """Return the process that ``--pid`` names; UsageError if there is none."""
         from nccl_doctor.model.ports import as_identity
 
         process = None if self.pid is None else as_identity(self.pid)
@@ -95,14 +95,14 @@ class PortOptions:
         return process
 
     def arguments(self, port: int | None) -> tuple[str, ...]:
-        """Return the words that name the port and the host again."""
+        """Return the command-line words that name the port and the host again."""
         words = [] if port is None else [str(port)]
         words += written(self.engine)
         named = {"--hosts": self.hosts, "--host": self.host, "--inside": self.inside}
         return (*words, *(word for option, value in named.items() if value is not None for word in (option, value)))
 
     def job(self) -> HostSource | None:
-        """Return the hosts of an engine that are meant, in an allocation its job's."""
+        """Return the hosts of an engine that are meant; inside an allocation those of its job."""
         if self.host is None and not self.engine:
             return None
         from nccl_doctor.inventory.load import requested
@@ -125,7 +125,7 @@ def fix_port(
 
 
 class Countdown:
-    """Shows on stderr what is waited for: a live line on a terminal, elsewhere a line for each new thing."""
+    """Display on stderr of what is awaited: a live line on a terminal, elsewhere a line for each change."""
 
     def __init__(self, out: Out) -> None:
         self._out = out
@@ -133,7 +133,7 @@ class Countdown:
         self._kind = ""
 
     def __call__(self, text: str) -> None:
-        """Show the text in place of the one before."""
+        """Show the text in place of the last one."""
         text = self._out.hidden(text)
         kind = text.partition(" ")[0]
         if self._out.quiet or (not self._live and kind == self._kind):
@@ -156,7 +156,7 @@ class Countdown:
 
 
 def run(wanted: PortOptions, out: Out) -> int:
-    """Look, acts where asked to, reports; 0 where the port is free at the end."""
+    """Look, act if asked to, and report; return 0 if the port is free at the end."""
     from nccl_doctor.collect.ports.fix_port import about_port, about_process, moved, wanted_port
     from nccl_doctor.collect.ports.fleet import Fleet
 
@@ -210,7 +210,7 @@ def _steps(wanted: PortOptions, source: str | None, out: Out, countdown: Countdo
 
 
 def _show_next(wanted: PortOptions, report: PortReport, out: Out) -> int:
-    """Print the port of ``--next`` alone on stdout, for scripts."""
+    """Print only the port of ``--next`` on stdout, for scripts."""
     from nccl_doctor.report.fix_port import in_ephemeral_range
 
     if wanted.write and wanted.hosts is not None and report.port is not None:

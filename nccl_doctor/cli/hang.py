@@ -1,4 +1,4 @@
-"""``nccl-doctor hang``: a running job that stands still, and the rank, host, pid and line for which it waits."""
+"""``nccl-doctor hang``: the rank, host, pid and line for which a hanging job waits."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def hang(
 
 
 def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) -> None:
-    """Raise UsageError for options of --watch without it, and for those that have no meaning with it."""
+    """Raise UsageError for options of --watch without it, and for options that are meaningless with it."""
     if not watched.watch:
         if watched != options.WatchOptions():
             raise UsageError("--wait, --every, --after, --on-hang and --keep-watching belong to --watch")
@@ -125,7 +125,7 @@ def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) ->
 
 
 def exit_code(report: HangReport) -> int:
-    """1 where the job stands still, 0 where it moves, 3 where nobody can tell."""
+    """Return 1 if the job hangs, 0 if it advances, 3 if that is unknown."""
     from nccl_doctor.model.documents import STANDS_STILL
 
     return 1 if report.verdict in STANDS_STILL else 3 if report.verdict == "unknown" else 0

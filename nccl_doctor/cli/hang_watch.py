@@ -46,7 +46,7 @@ def watch(
     kept: KeepOptions,
     out: Out,
 ) -> int:
-    """Watch a job; 1 with the first hang or death, 0 where it ended by itself, 3 where there is none."""
+    """Watch a job; return 1 at the first hang or lost rank, 0 if the job ended by itself, 3 if there is none."""
     command = _argv(wanted.on_hang)
     cluster = which.cluster(login.overrides(), transport=reached.transport)
     watcher = Watcher(
@@ -86,7 +86,7 @@ class _Watch:
         self._reported = False  # a hang was reported, and the job has not moved since
 
     def run(self) -> int:
-        """Sample until there is an end."""
+        """Sample the job until it hangs, loses a rank or ends."""
         while True:
             began = time.monotonic()
             code = self._sample(began)
@@ -142,7 +142,7 @@ class _Watch:
         return 0
 
     def _looks_dead(self, both: HangSnapshot) -> int | None:
-        """Look closely where a rank is gone; report it where others wait for it, or it is still so a sample later."""
+        """Look closely if a rank is gone; report it if others wait for it, or if it is still gone one sample later."""
         if self._reported or judge_hang(both).verdict != "gone":
             self._dead = ""
             return None
@@ -157,7 +157,7 @@ class _Watch:
         return None
 
     def _examine(self, now: float) -> int | None:
-        """Look as ``hang`` does, and once more where the job stands still."""
+        """Examine the job as ``hang`` does, and once more if it hangs."""
         first = self._watcher.examine()
         found = None if first is None else report(first, patient=False)
         if found is not None and found.verdict in STANDS_STILL and not self._watcher.blind:
@@ -187,7 +187,7 @@ class _Watch:
         return None
 
     def _refresh(self, sample: HangSnapshot, now: float) -> None:
-        """Write the metrics of the sample, where they are wanted."""
+        """Write the metrics of the sample, if requested."""
         if self._out.form != "prometheus":
             return
         hosts, since = dict(rank_hosts(sample)), self._progress.ranks
@@ -240,7 +240,7 @@ def _words(seconds: float) -> str:
 
 
 def _tell(sample: HangSnapshot, found: HangReport, kept: KeepOptions, command: list[str], out: Out) -> None:
-    """Write the report and the snapshot, and run the program that was named; each that fails is said."""
+    """Write the report and the snapshot, and run the program of ``--on-hang``; report each failure."""
     stamp = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
     form = "json" if out.form == "prometheus" else out.form
     file = _stamped(out.file.with_suffix(".json") if form != out.form and out.file else out.file, stamp)
@@ -254,7 +254,7 @@ def _tell(sample: HangSnapshot, found: HangReport, kept: KeepOptions, command: l
 
 
 def _stamped(file: Path | None, stamp: str) -> Path | None:
-    """Return a file's name with a time stamp before its ending; what is no plain file stays."""
+    """Return a file name with a time stamp before its extension; a name that is no plain file is unchanged."""
     if file is None or (file.exists() and not file.is_file()):
         return file
     return file.with_name(f"{file.stem}-{stamp}{file.suffix}")

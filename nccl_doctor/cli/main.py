@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 GARBAGE = (50_000, 20, 50)
-"""The collector's thresholds. A run keeps nearly all that it makes, and every collection looks through it: with 4,096
-hosts a fifth of the time, at CPython's (700, 10, 10)."""
+"""Thresholds of the garbage collector. A run keeps nearly all objects that it makes, and every collection visits them:
+with 4,096 hosts that takes a fifth of the time at CPython's (700, 10, 10).
+"""
 
 
 def main() -> None:
@@ -65,13 +66,13 @@ def _run() -> None:
 
 
 class _End:
-    """Ends the process before the interpreter is taken down under threads that still run, which aborts it (SIGABRT).
+    """Exit that ends the process before the interpreter shuts down under running threads, which would abort it.
 
-    A thread may hold the lock of stderr, or stand in a library through which it can't be unwound: only the exit code
-    would be lost by that.
+    A thread may hold the lock of stderr, or be inside a library that it can't be unwound from; all that would be lost
+    by an abort is the exit code.
 
     Attributes:
-        code: of the command's end; while it is unknown the interpreter ends in its own way.
+        code: exit code of the command; while it is unknown, the interpreter exits in its usual way.
     """
 
     def __init__(self) -> None:
@@ -87,7 +88,7 @@ class _End:
 
 
 class _Stderr(io.FileIO):
-    """Progress and sentences: what a full disk does not hold of them is lost, and costs no report."""
+    """Stream for progress and messages, which ignores a full disk so that the report is not lost."""
 
     def write(self, words: Buffer, /) -> int:
         try:
@@ -183,7 +184,7 @@ class _Formatter(Protocol):
 
 
 class PanelCommand(TyperCommand):
-    """A command whose help lists its options by panel, with metavars in place of Python's types."""
+    """A command whose help lists options by panel, with metavars in place of Python's types."""
 
     def format_options(self, ctx: Any, formatter: _Formatter) -> None:  # noqa: ANN401 - typer's own
         """Write the arguments, then the options of each panel, those without a panel first."""
@@ -216,7 +217,7 @@ class PanelCommand(TyperCommand):
 
 
 def _row(parameter: Any) -> tuple[str, str]:  # noqa: ANN401 - typer's own
-    """Return a parameter's words with its metavar, ``-w LIST``, which a flag has not, and its help with the default."""
+    """Return a parameter's options with its metavar (``-w LIST``; flags have none), and its help with the default."""
     is_option, is_flag = parameter.param_type_name == "option", getattr(parameter, "is_flag", False)
     words = ", ".join(sorted(parameter.opts, key=len)) if is_option else ""
     metavar = "" if is_flag else parameter.metavar or ""
@@ -233,7 +234,7 @@ _WORDS = (
     (re.compile(r"Input should be a valid integer.*"), "it has to be a whole number"),
     (re.compile(r"Input should be a valid number.*"), "it has to be a number"),
 )
-"""pydantic's sentences, by which typer refuses values, and ours in their place."""
+"""pydantic's messages for refused values, and ours in their place."""
 
 
 def _in_words(message: str) -> str:
@@ -243,7 +244,7 @@ def _in_words(message: str) -> str:
 
 
 def _wants_json(args: list[str]) -> bool:
-    """Return whether arguments that could not be read say ``-o json``; what stands behind "--" are a script's own."""
+    """Return whether unreadable arguments contain ``-o json``; those behind "--" belong to a script."""
     ours = itertools.takewhile(lambda word: word != "--", args)
     return _JSON.search("\0".join(ours)) is not None
 
@@ -251,7 +252,7 @@ def _wants_json(args: list[str]) -> bool:
 def app(first: str = "") -> typer.Typer:
     """Return the command line.
 
-    That of one command or of none where the first word says so: to register all takes 15 ms.
+    With only the command that the first word names, since registering all of them takes 15 ms.
     """
     made = typer.Typer(
         no_args_is_help=True,

@@ -1,7 +1,7 @@
-"""Tools for agents: each runs a command as a person would, and answers with its JSON and its screen.
+"""Tools for agents: each runs a command as a person would, and returns its JSON and its screen.
 
-A command runs in a process of its own, with bounds of time and output. Hosts come from the hosts file that the server
-was started with, never from the agent. This module needs the MCP SDK (the extra ``mcp``).
+A command runs in its own process, with limits on time and output. Hosts come from the hosts file that the server was
+started with, never from the agent. This module needs the MCP SDK (the extra ``mcp``).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ NOTICE = (
 
 @dataclass
 class Tools:
-    """The commands as tools, and the processes that run them, which end with the server.
+    """The commands as tools, and their processes, which end with the server.
 
-    The docstrings of tools are what an agent reads of them.
+    Agents read the docstrings of these tools.
     """
 
     hosts: str | None = None
@@ -96,7 +96,7 @@ class Tools:
         return self._run(command, *(() if self.hosts is None else (self.hosts,)), *words)
 
     def _run(self, command: str, *words: str, text: str | None = None) -> CallToolResult:
-        """Run a command and return its JSON and its screen; an error where it gave no document."""
+        """Run a command and return its JSON and its screen, or an error if it printed no document."""
         argv = [sys.executable, "-m", "nccl_doctor", command, "-o", "json", *words]
         pipe = subprocess.PIPE
         stdin = pipe if text is not None else subprocess.DEVNULL
@@ -130,7 +130,7 @@ class Tools:
 
 
 def _exchange(process: subprocess.Popen[bytes], text: str | None) -> tuple[bytes | None, bytes]:
-    """Return what a process wrote to both streams; None for an output past its bound."""
+    """Return what a process wrote to both streams; None if the output is too large."""
     assert process.stdout is not None
     assert process.stderr is not None
     complaint: list[bytes] = []

@@ -1,7 +1,7 @@
-"""The options that commands share, with their help texts, each in the panel that it belongs to.
+"""The options that commands share, with their help texts and panels.
 
-Options that go together are a dataclass, which a command takes as one keyword; typer reads single ones. A field whose
-metadata has "options" is a dictionary of several: their annotated types by name.
+Options that belong together are a dataclass, which a command takes as one keyword argument; typer gets its fields. A
+field with "options" in its metadata is a dictionary of several options: their annotated types by name.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from nccl_doctor.model.register import Check
 
 Codes = set[str] | None
-"""Codes of the checks that run. None means all of them, and saves a command that only waits for hosts the import of all
-checks."""
+"""Codes of the checks to run. None means all of them, so that a command that only waits for hosts need not import the
+checks.
+"""
 
 
 class _Options(Protocol):
@@ -57,7 +58,7 @@ def flattened(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _pop(option: Field[Any], given: dict[str, Any]) -> object:
-    """Return the value of a field; of several options by name, those that were given."""
+    """Return the value of a field; for a field of several options, those that were given."""
     if "options" not in option.metadata:
         return given.pop(option.name)
     values = {name: given.pop(name) for name in option.metadata["options"]}
@@ -87,7 +88,7 @@ of_run = partial(typer.Option, rich_help_panel="What to check")
 of_output = partial(typer.Option, rich_help_panel="Output")
 of_watch = partial(typer.Option, rich_help_panel="With --watch")
 PANELS = [str(one.keywords["rich_help_panel"]) for one in (of_watch, of_hosts, of_job, of_run, of_output, of_engine)]
-"""Panels in the order of ``--help``: from what most runs need to what few do."""
+"""Panels in the order of ``--help``, the most needed options first."""
 
 LONGEST_S = 7 * 86400
 """Upper bound of every timeout: longer than any useful wait, and within the range of the kernel's timers."""
@@ -100,7 +101,7 @@ def _transport(kind: str) -> str:
 
 
 def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
-    """Annotated types of engines' options, by name; ``chooser`` chooses among their hosts."""
+    """Return the annotated types of engines' options, by name; ``chooser`` selects among their hosts."""
     flags = [flag for engine in engines() for flag in engine.flags if flag.fix_port or not fix_port]
     made: dict[str, Any] = {}
     for flag in flags:
@@ -111,7 +112,7 @@ def of_engines(chooser: str, *, fix_port: bool = False) -> dict[str, Any]:
 
 
 def completing(*words: str) -> Callable[[str], list[str]]:
-    """Completion of a value that is one of these words."""
+    """Return the completion for a value that is one of these words."""
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in words if word.startswith(incomplete)]
@@ -120,7 +121,7 @@ def completing(*words: str) -> Callable[[str], list[str]]:
 
 
 def complete_check(incomplete: str) -> list[str]:
-    """Completion of a check's name or category."""
+    """Return the completions for a check's name or category."""
     from nccl_doctor.model.register import all_checks
 
     words = sorted({word for check in all_checks() for word in (check.name, check.category)})
@@ -128,7 +129,7 @@ def complete_check(incomplete: str) -> list[str]:
 
 
 def output(command: str) -> object:
-    """Return ``-o`` of a command, with its forms; :mod:`nccl_doctor.cli.output` refuses others."""
+    """Return the option ``-o`` of a command with its formats; :mod:`nccl_doctor.cli.output` refuses others."""
     complete = completing(*FORMS[command])
     return of_output("-o", "--output", metavar="|".join(FORMS[command]), help="Output format.", autocompletion=complete)
 
@@ -213,7 +214,7 @@ class NameOptions:
         transport: str | None = None,
         variables: dict[str, str] | None = None,
     ) -> Cluster:
-        """Return the hosts of a run, of this hosts file; ``transport`` is None where they will not be reached."""
+        """Return the hosts of a run from this hosts file; ``transport`` is None if they will not be contacted."""
         from nccl_doctor.inventory.load import load, requested
 
         return load(
@@ -228,7 +229,7 @@ class NameOptions:
 
 
 def _together(lists: list[str] | None) -> str | None:
-    """Return the lists of an option that was given several times as one, as pdsh and clush understand it."""
+    """Return the lists of an option that was given several times as one list, as pdsh and clush do."""
     return None if lists is None else ",".join(lists)
 
 
@@ -250,13 +251,13 @@ class HostOptions(NameOptions):
         transport: str | None = None,
         variables: dict[str, str] | None = None,
     ) -> Cluster:
-        """Return the hosts of a run; the hosts file is HOSTS, ``variables`` stand above the environment's."""
+        """Return the hosts of a run; the hosts file is HOSTS, and ``variables`` win over the environment."""
         return super().cluster(overrides, path or self.hosts, transport, variables)
 
 
 @dataclass(frozen=True)
 class LoginOptions:
-    """How the hosts are logged in to, and with what the probe runs there."""
+    """Options for the login to the hosts and for the interpreter there."""
 
     python: Annotated[
         str | None, of_hosts("--python", metavar="PATH", help="Python interpreter that training uses, on every host.")
@@ -267,7 +268,7 @@ class LoginOptions:
     inside: Inside = None
 
     def overrides(self) -> Overrides:
-        """Return the settings that were given in place of the hosts file."""
+        """Return the settings that override the hosts file."""
         from nccl_doctor.inventory.build import Overrides
 
         return Overrides(**{name: value for name, value in vars(self).items() if value is not None})
@@ -275,7 +276,7 @@ class LoginOptions:
 
 @dataclass(frozen=True)
 class JobOptions(LoginOptions):
-    """Settings of the job that the hosts file could hold, too."""
+    """Settings of the job that can also stand in the hosts file."""
 
     master_port: Annotated[
         int | None, of_job("--master-port", metavar="PORT", help="Port of the master (rank 0), 1 to 65535.", min=1)
@@ -293,7 +294,7 @@ class JobOptions(LoginOptions):
 
 @dataclass(frozen=True)
 class EngineOptions(JobOptions):
-    """The same, with what the hosts are for."""
+    """Settings of the job, and the engine that will run on the hosts."""
 
     engine: Annotated[
         str | None,
@@ -308,7 +309,7 @@ class EngineOptions(JobOptions):
 
 @dataclass(frozen=True)
 class ReachOptions:
-    """How hosts are reached."""
+    """Options for the connection to the hosts."""
 
     connect_timeout: ConnectTimeout = None
     transport: Transport = "auto"
@@ -331,7 +332,7 @@ class FileOptions:
 
 @dataclass(frozen=True)
 class ReportOptions(FileOptions):
-    """How the report is shown."""
+    """Options for the format of the report."""
 
     color: ColorWhen = "auto"
     quiet: Quiet = False
@@ -349,7 +350,7 @@ class DiagnosisOptions(ReportOptions):
 
 @dataclass(frozen=True)
 class SelectOptions:
-    """The diagnoses that are wanted: all of ``only`` (None: all there are), but none of ``skip``."""
+    """The selected diagnoses: all in ``only`` (None: all that exist), without those in ``skip``."""
 
     only: Annotated[
         list[str] | None,
@@ -371,7 +372,7 @@ class SelectOptions:
     ] = None
 
     def codes(self) -> Codes:
-        """Return the codes that words (code, name, category) mean; UsageError for others."""
+        """Return the codes for words (code, name or category); UsageError for other words."""
         if not self.only and not self.skip:
             return None
         from nccl_doctor.model.register import all_checks
@@ -381,7 +382,7 @@ class SelectOptions:
 
 
 def _named(lists: Iterable[str]) -> Iterator[Check]:
-    """Yield the checks of each word; several may stand in one, with commas."""
+    """Yield the checks for each word; a word may be a list with commas."""
     for word in (word for one in lists for word in one.split(",")):
         yield from _meant(word.strip())
 
@@ -401,7 +402,7 @@ def _meant(word: str) -> tuple[Check, ...]:
 
 
 def among(codes: Codes) -> Callable[[Check], bool]:
-    """Return the test of whether a check is one of them."""
+    """Return a function that tests whether a check is one of them."""
     return lambda check: codes is None or check.code in codes
 
 
@@ -417,7 +418,7 @@ class KeepOptions:
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """How a job is watched."""
+    """Options for watching a job."""
 
     watch: Annotated[bool, typer.Option("--watch", help="Watch the job, and report when it hangs or a rank dies.")] = (
         False

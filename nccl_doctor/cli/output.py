@@ -35,11 +35,11 @@ Shown = TypeVar("Shown")
 
 
 SUFFIXES = {".html": "html", ".json": "json", ".xml": "junit", ".prom": "prometheus"}
-"""File extensions, and the form that each one means."""
+"""File extensions, and the format that each one means."""
 
 
 def form_of(command: str, form: str, file: Path | None) -> str:
-    """Return the form that was asked for; else the one that the file's ending names, where the command has it."""
+    """Return the requested format; otherwise the one that the file's extension names, if the command has it."""
     named = SUFFIXES.get(file.suffix.lower(), "") if file is not None and form == "human" else ""
     return named if named in FORMS[command] else form
 
@@ -75,7 +75,7 @@ class Out(NamedTuple):
         return document if self.show_secrets else hide_secrets(document)
 
     def write(self, text: str) -> None:
-        """Print the text, or write it to the file; else raises DoctorError."""
+        """Print the text, or write it to the file; DoctorError if that fails."""
         if self.file is not None:
             # its owner's alone, but where another user's service reads it (node_exporter, a CI's agent)
             write_file(self.file, text, private=self.show_secrets or self.form not in ("prometheus", "junit"))
@@ -93,7 +93,7 @@ class Out(NamedTuple):
             raise DoctorError(unwritten(error)) from error
 
     def show(self, document: Document, observed_at: float | None = None) -> None:
-        """Print the document without secrets; UnwrittenError where stdout took a file's place."""
+        """Print the document without secrets; UnwrittenError if stdout had to replace the file."""
         document = with_pages(self.hidden(document))
         options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, observed_at, fail_on=self.fail_on)
         if self.form == "html":
@@ -119,17 +119,17 @@ class Out(NamedTuple):
 
 
 def unwritten(error: OSError) -> str:
-    """Return the sentence for a stdout that takes nothing more, as on a full disk."""
+    """Return the message for a stdout that can't be written to, for example on a full disk."""
     return f"the report can't be written to stdout: {error.strerror}"
 
 
 def supports_ansi(environ: Mapping[str, str]) -> bool:
-    """Return whether the terminal takes escapes: not an editor's or a serial line's."""
+    """Return whether the terminal understands escape sequences, unlike an editor's or a serial line's."""
     return environ.get("TERM", "dumb") not in ("", "dumb", "unknown")
 
 
 def exit_code(report: Report, fail_on: FailOn) -> int:
-    """1 with a diagnosis from ``fail_on`` on, else 3 where gaps are, else 0."""
+    """Return 1 for a diagnosis of severity ``fail_on`` or higher, otherwise 3 if there are gaps, otherwise 0."""
     if fail_on != "never":
         from nccl_doctor.model.finding import Severity
 
@@ -140,12 +140,12 @@ def exit_code(report: Report, fail_on: FailOn) -> int:
 
 
 def finish(out: Out, work: Callable[[], int]) -> NoReturn:
-    """End a command of typer's with :func:`exit_code_of` its work."""
+    """End a typer command with the :func:`exit_code_of` its work."""
     raise typer.Exit(exit_code_of(out, work))
 
 
 def exit_code_of(out: Out, work: Callable[[], int]) -> int:
-    """Return the work's own exit code, 2 with a sentence for a fault, 130 for Ctrl-C."""
+    """Return the exit code of the work; 2 with a message for an error, 130 for Ctrl-C."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _refuse_form(out)
@@ -175,7 +175,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
 
 
 def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> None:
-    """Raise UsageError where a file, behind its option, or ``--save-logs`` can't be written."""
+    """Raise UsageError if a file (given with its option) or the folder of ``--save-logs`` can't be written."""
     for option, path, look in (*((*named, try_file) for named in files), ("--save-logs", folder, try_folder)):
         try:
             if path is not None:
@@ -185,7 +185,7 @@ def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> No
 
 
 def failures(*writes: Callable[[], None]) -> list[str]:
-    """Return the sentences of those that failed; the others are made all the same."""
+    """Return the messages of those that failed; the others are still written."""
     sentences = []
     for write in writes:
         try:
@@ -212,7 +212,7 @@ def _refuse_form(out: Out) -> None:
 
 
 def _interrupted(interrupt: BaseException | None) -> str:
-    """Return the sentence for Ctrl-C, with the hosts that the first of several tells of."""
+    """Return the message for Ctrl-C, with the hosts that the first of several interrupts names."""
     while interrupt is not None and not isinstance(interrupt, InterruptedLogin):
         interrupt = interrupt.__context__
     words = "interrupted; nothing of nccl-doctor is left running on any host"
@@ -233,7 +233,7 @@ def _fail(out: Out, message: str, code: int) -> int:
 
 
 def error_document(command: str, message: str) -> None:
-    """Write the one document to stdout, whatever happened."""
+    """Write exactly one document to stdout, even after an error."""
     head = {"schema": 1, "version": __version__, "command": command, "status": "error", "complete": False}
     document = head | {"error": message, "hosts": [], "diagnoses": [], "checks": [], "timings": {}}
     try:
@@ -244,12 +244,12 @@ def error_document(command: str, message: str) -> None:
 
 
 def discard_stdout() -> None:
-    """Lead stdout nowhere: its reader left (a pager, head), or its disk is full."""
+    """Redirect stdout to /dev/null after its reader (a pager, head) left or its disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def for_html(options: RenderOptions) -> RenderOptions:
-    """Return the options of a report for others: with pages, who asked, and when."""
+    """Return the options of a report that others will read: with pages, the user and the time."""
     import getpass
     import socket
     import time

@@ -1,4 +1,4 @@
-"""Progress on stderr: a live checklist on a terminal, elsewhere a plain line a phase and one each ten seconds."""
+"""Progress on stderr: a live checklist on a terminal, elsewhere a plain line per phase and every ten seconds."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 AGAIN_S = 10.0  # how often a line tells a log that the phase goes on
 
 Decided = Callable[["Snapshot", "FailedDials | None"], "tuple[Phase, ...]"]
-"""The rows of the checklist that are decided by now."""
+"""The rows of the checklist that are already decided."""
 
 
 class Silent:
-    """For ``-q``: nothing is shown."""
+    """No progress at all, for ``-q``."""
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
         """Begin a phase."""
 
     def done(self, host: str) -> None:
-        """Note that a host has finished the phase."""
+        """Record that a host has finished the phase."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Note the stage of the all-reduce that a host's rank has reached."""
+        """Record the stage of the all-reduce that a host's rank has reached."""
 
     def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
         """Show what is known at the end of a phase."""
@@ -50,7 +50,7 @@ class Silent:
 
 
 class Lines(Silent):
-    """A plain line when a phase begins and each ten seconds of it, for logs and CI."""
+    """A plain line at the beginning of a phase and every ten seconds, for logs and CI."""
 
     every_s = AGAIN_S
 
@@ -62,19 +62,19 @@ class Lines(Silent):
         threading.Thread(target=self._tick, daemon=True).start()
 
     def phase(self, name: str, hosts: list[str], limit_s: float | None = None) -> None:
-        """Say the phase and the number of hosts."""
+        """Print the phase and the number of hosts."""
         with self._lock:
             self._wait = Wait(name, tuple(hosts), limit_s)
             self._began = self._shown_at = time.monotonic()
         self._begin(f"{name}  {plural(len(hosts), 'host')}")
 
     def done(self, host: str) -> None:
-        """Take a host off the list of those awaited."""
+        """Remove a host from those awaited."""
         with self._lock:
             self._wait.done.add(host)
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Note what a host does."""
+        """Record what a host does."""
         with self._lock:
             self._wait.stages[host] = stage
             self._wait.size = size or self._wait.size
@@ -96,13 +96,13 @@ class Lines(Silent):
 
     @property
     def line(self) -> str:
-        """The phase, and the hosts that are waited for now."""
+        """The phase, and the hosts that are still awaited."""
         with self._lock:
             return self._wait.line(time.monotonic() - self._began) if self._wait.name else ""
 
 
 class Checklist(Lines):
-    """The rows as they are decided and, below, what is waited for; gone when the report comes."""
+    """The rows as they are decided and, below, what is awaited; cleared before the report."""
 
     every_s = float("inf")
     frames_per_s = 4.0
@@ -151,7 +151,7 @@ class Checklist(Lines):
 
 
 def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
-    """Return the one that fits where stderr goes."""
+    """Return the kind of progress that suits stderr."""
     if quiet:
         return Silent()
     return Checklist(decided) if sys.stderr.isatty() and supports_ansi(os.environ) else Lines()
@@ -172,7 +172,7 @@ _SHOW_AFTER_S = 1.0
 
 @dataclass
 class Wait:
-    """A phase while it runs: for what it waits, for whom, and until when."""
+    """A running phase: what and whom it waits for, and until when."""
 
     name: str  # of the phase
     hosts: tuple[str, ...]  # all that take part, in order
@@ -202,11 +202,11 @@ class Wait:
 
     @property
     def _front(self) -> str:
-        """The latest stage that any host has reached."""
+        """Return the latest stage that any host has reached."""
         return max(self.stages.values(), key=STAGES.index)
 
     def _behind(self) -> list[str]:
-        """Return hosts that are awaited; of ranks that tell stages, those behind the first."""
+        """Return the awaited hosts; if ranks report stages, those behind the first."""
         waiting = [name for name in self.hosts if name not in self.done]
         if not self.stages:
             return waiting

@@ -1,1 +1,1 @@
-"""Judges a running job's ranks: does it stand still, and for which of them do the others wait. Pure."""
+"""Judges whether a running job hangs, and for which rank the others wait. Pure functions."""

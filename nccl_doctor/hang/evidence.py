@@ -1,4 +1,4 @@
-"""Evidence of a job's ranks for the verdict: where the calls that they made differ, and who can't take part."""
+"""Evidence for the verdict: where the calls of a job's ranks differ, and which ranks can't take part."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ class HangEvidence:
 
     @property
     def waiting(self) -> list[ObservedRank]:
-        """The ranks whose stacks stand in a collective."""
+        """The ranks whose stacks are in a collective."""
         return [one for one in self.present if one.waits is True]
 
     @property
     def outside(self) -> list[ObservedRank]:
-        """The ranks that are elsewhere; one that waits in the kernel is, whatever its stack showed."""
+        """The ranks outside of a collective; a rank that waits in the kernel is one, whatever its stack showed."""
         return [one for one in self.present if one.waits is False or (one.in_kernel and one.waits is None)]
 
     @property
     def stalled(self) -> list[Link]:
-        """Connections with data that is not acknowledged."""
+        """Connections with unacknowledged data."""
         gone = {one.rank for one in self.lost}
         return [link for link in self.links if link.stalled and link.target not in gone]
 
     @property
     def nccl(self) -> bool:
-        """True where a rank has loaded NCCL, whose ranks go on in Python while their GPUs wait."""
+        """True if a rank has loaded NCCL; Python goes on in such ranks while their GPUs wait."""
         return any(one.job_rank.nccl for one in self.ranks.values())
 
     @property
     def moves(self) -> bool:
-        """True where the job advanced between the looks: calls, bytes, or lines of waiting ranks."""
+        """True if the job advanced between the samples: calls, bytes, or lines of waiting ranks."""
         moved = sum(link.moved for link in self.links)
         if any(one.calls_moved for one in self.present) or moved > (CHATTER if self.serves_ras or self.nccl else 0):
             return True
@@ -75,7 +75,7 @@ class HangEvidence:
 
 
 def _spinning(host: HangHost) -> GpuWork | None:
-    """Return the first GPU that spins, if one spins in each sample and none works."""
+    """Return the first GPU that is busy-waiting, if one is in each sample and none works."""
     last = None
     for look in host.looks:
         busy = [] if isinstance(look.gpus, Unknown) else [one for one in look.gpus if one.busy > 0]
@@ -105,7 +105,7 @@ def gather_evidence(snapshot: HangSnapshot) -> HangEvidence:
 
 
 def counted_calls(snapshot: HangSnapshot) -> int:
-    """Return how many collectives all ranks have launched by NCCL's RAS; 0 where it does not count them."""
+    """Return how many collectives all ranks have launched according to NCCL's RAS; 0 if it does not count them."""
     answers = _answers(snapshot)[-1:]
     return sum(sum(rank.counts.values()) for answer in answers for one in answer.communicators for rank in one.ranks)
 
@@ -123,7 +123,7 @@ class Lost:
 
 
 def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
-    """Return the ranks that are gone, and those that nobody could look for."""
+    """Return the ranks that are gone, and those that could not be searched for."""
     dead = ((one, why) for one in ranks.values() if (why := one.gone))
     here = [Lost(one.rank, (one.host,), one.job_rank.pid, why, stopped=one.stopped) for one, why in dead]
     absent = sorted(set(range(world_size(ranks))) - set(ranks))
@@ -147,7 +147,7 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
 
 
 def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dict[int, str]:
-    """Return hosts of ranks of which NCCL's RAS has no data: those of found ranks that it has at the same address."""
+    """Return the hosts of ranks for which NCCL's RAS has no data, by found ranks that it lists at the same address."""
     by_pid = _pids(snapshot, ranks)
     homes: dict[int, str] = {}
     for answer in _answers(snapshot):
@@ -187,7 +187,7 @@ class Divergence:
 
 
 def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
-    """Return the first call in which ranks differ, or to which some have not come."""
+    """Return the first call in which ranks differ, or that some have not reached."""
     told = {number: one.recorded for number, one in ranks.items() if one.recorded is not None}
     known = {number: one for number, one in told.items() if one is not None}
     # one that was dumped long ago tells of the past, and is compared with its like alone
@@ -209,7 +209,7 @@ def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
 
 
 def _apart(last: dict[int, Call], ranks: int) -> Divergence | None:
-    """Return where every rank waits in its last call, and these are of several groups."""
+    """Return the divergence if every rank waits in its last call and these belong to several groups."""
     places = Counter((call.group, call.seq) for call in last.values())
     if len(places) < 2 or len(last) < ranks or any(call.done for call in last.values()):
         return None
@@ -236,7 +236,7 @@ class RasView:
 
 
 def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView | None:
-    """None where no service answered, or none that knows a process of this job."""
+    """Return None if no service answered, or none that knows a process of this job."""
     by_pid = _pids(snapshot, ranks)
     answers = [answer for answer in _answers(snapshot) if _ours(answer, ranks)]
     if not answers:
@@ -258,14 +258,13 @@ def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView 
 
 
 Launched = Mapping[str, tuple[RankGroup, ...]]
-"""Collectives that were launched unevenly in a communicator, and the groups of ranks for each, furthest behind
-first."""
+"""Collectives with different counts in a communicator, and the groups of ranks for each, furthest behind first."""
 
 
 def _numbered(
     tell: Callable[[Launched], Iterator[tuple[RasRank, str]]], communicators: Iterable[Communicator], by_pid: ByPid
 ) -> dict[int, str]:
-    """Return words about ranks, by the job's numbers of those that are found; the first, where it is told twice."""
+    """Return the phrases about ranks by their numbers in the job; the first one for a rank with two."""
     found: dict[int, str] = {}
     for communicator in communicators:
         for member, words in tell(communicator.launched()):
@@ -285,7 +284,7 @@ def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
 
 
 def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
-    """Return ranks of a communicator with their counts, where these can't be of one sequence of calls.
+    """Return ranks of a communicator with their counts, if these can't belong to one sequence of calls.
 
     Of two ranks that make the same calls in the same order, the later one has launched no fewer of any collective.
     """
@@ -303,7 +302,7 @@ def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
 
 
 DIAGNOSTICS = "diagnostics"
-"""The form of an answer of RAS that is no report of its state (:mod:`nccl_doctor.judge.hang_report` reads it)."""
+"""Format of RAS' answers about diagnostics, which :mod:`nccl_doctor.judge.hang_report` reads."""
 
 
 def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
@@ -323,7 +322,7 @@ def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
 
 
 def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
-    """Return whether an answer names a process of this job; one without processes may be any job's."""
+    """Return whether an answer names a process of this job; an answer without processes may belong to any job."""
     pids = {one.job_rank.inner_pid for one in ranks.values()}
     named = {rank.pid for one in answer.communicators for rank in (*one.ranks, *one.missing)}
     named |= {rank.pid for one in answer.communicators for group in one.groups for rank in group.ranks}
@@ -332,7 +331,7 @@ def _ours(answer: RasAnswer, ranks: dict[int, ObservedRank]) -> bool:
 
 
 ByPid = dict[tuple[int, str | None], int]
-"""Ranks by PID and address, and by PID alone, where -1 stands for several."""
+"""Ranks by PID and address, and by PID alone; -1 means several."""
 
 
 def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
@@ -346,7 +345,7 @@ def _pids(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> ByPid:
 
 
 def _by_pid(pid: int | None, host: str | None, by_pid: ByPid) -> int | None:
-    """Return the rank by its PID and address, else by a PID that no other rank has."""
+    """Return the rank with this PID and address; otherwise with this PID, if no other rank has it."""
     if pid is None:
         return None
     rank = by_pid.get((pid, host), by_pid.get((pid, None), -1))

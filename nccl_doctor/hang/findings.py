@@ -1,4 +1,4 @@
-"""A verdict as findings: the fault by its name, what was seen, what to do."""
+"""Findings for a verdict: the fault, the evidence, and the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nccl_doctor.text.shell import line
 
 
 def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    """Yield connections between ranks with data that nobody acknowledges."""
+    """Yield a finding about connections between ranks with unacknowledged data."""
     evidence = judged.evidence
     links = evidence.stalled if judged.verdict == "transport" else [one for one in evidence.links if one.stalled]
     if not links:
@@ -45,7 +45,7 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
 
 
 def even(judged: Judgement) -> Iterator[tuple[str, Finding]]:
-    """Yield all wait in the same collective, and no rank or connection is to blame."""
+    """Yield a finding for ranks that all wait in the same collective, with no rank or connection to blame."""
     evidence = judged.evidence
     if evidence.stalled or judged.culprits:
         return
@@ -267,7 +267,7 @@ MOST_RIVALS = 4
 
 
 def gaps(snapshot: HangSnapshot, evidence: HangEvidence) -> tuple[str, ...]:
-    """Return all that could not be examined and the verdict may hang on, gravest first."""
+    """Return what could not be examined and may matter for the verdict, most important first."""
     some = (_ranks_unknown(snapshot, evidence), _rivals(snapshot), _unread(evidence), _ras(snapshot, evidence))
     return tuple(chain(*some, _flows(evidence)))
 
@@ -296,7 +296,7 @@ def _ranks_unknown(snapshot: HangSnapshot, evidence: HangEvidence) -> Iterator[s
 
 
 def _rivals(snapshot: HangSnapshot) -> Iterator[str]:
-    """Yield processes that are the same rank as one that was looked at: either may be left over."""
+    """Yield processes with the same rank as one that was examined; either may be a leftover."""
     found = [(host, one) for host in snapshot.hosts for one in host.rivals]
     for host, one in found[:MOST_RIVALS]:
         other = next((rank.pid for rank in host.job.ranks if rank.rank == one.rank), None) if host.job else None

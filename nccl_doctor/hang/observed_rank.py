@@ -1,4 +1,4 @@
-"""Each rank as the looks at it show it: whether it is there, where it stands, whether it moved or worked."""
+"""Each rank as its samples show it: whether it exists, where it is, and whether it advanced or worked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nccl_doctor.snapshot.hang import Flow, Frame, HangSnapshot, JobRank, RankLo
 from nccl_doctor.text.hostlist import grouped, ranks_of
 
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python3|^<frozen |\.so[.0-9]*$|^(?!.*\.py$)[^/<]*$")
-"""Frames of code that the user did not write; a native frame has a library for its file, or none."""
+"""Files of frames that the user did not write; a native frame's file is a library or missing."""
 _COLLECTIVE = re.compile(
     r"torch/distributed/(?:distributed_c10d|c10d_logger|_functional_collectives\w*|collective_utils|rendezvous)\.py$"
     r"|torch/distributed/(?:fsdp|_composable|pipelining|algorithms|nn)/|torch/nn/parallel/distributed\.py$"
@@ -22,12 +22,12 @@ _BACKWARD = re.compile(r"torch/autograd/(?:graph|__init__)\.py$|torch/_tensor\.p
 _LOADER = re.compile(r"torch/utils/data/")
 _SYNC = re.compile(r"torch/cuda/")
 _BARE = frozenset({"__next__", "__call__", "_call_impl", "_wrapped_call_impl"})
-"""Names that say nothing by themselves: what they call tells more."""
+"""Function names without information; the function that they call is shown instead."""
 _WRAPPER = re.compile(r"wrapper|decorate|inner$")
 
 
 class Kind(Enum):
-    """A rank's work at a place; in BACKWARD and SYNC it may wait for the others or compute: the line can't say."""
+    """Kind of a rank's work at a place; in BACKWARD and SYNC it may wait for the others or compute."""
 
     COLLECTIVE = "collective"
     BACKWARD = "backward"
@@ -50,17 +50,17 @@ class StackPlace:
 
     @property
     def line(self) -> str:
-        """The user's file and line, "train.py:212"; empty where there is none."""
+        """The user's file and line, "train.py:212"; empty if there is none."""
         return "" if self.own is None else f"{PurePosixPath(self.own.file).name}:{self.own.line}"
 
     @property
     def frame(self) -> str | None:
-        """The user's line with its function, "train.py:212 in step"; None where there is none."""
+        """The user's line with its function, "train.py:212 in step"; None if there is none."""
         return None if self.own is None else f"{self.line} in {self.own.function}"
 
     @property
     def waits(self) -> bool:
-        """True where an idle rank in this frame may wait for the others."""
+        """True if an idle rank in this frame may wait for the others."""
         return self.kind in (Kind.COLLECTIVE, Kind.BACKWARD, Kind.SYNC)
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class StackPlace:
 
 
 def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
-    """Return where the main thread stands; None without a stack."""
+    """Return the place of the main thread; None without a stack."""
     # in a container, a thread's own number there may be the PID that its process has outside
     known = [one for one in threads if one.name == "MainThread"] or [one for one in threads if one.tid == pid]
     main = next(iter(known or threads), None)
@@ -91,7 +91,7 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
 
 
 def _called(frames: Sequence[Frame]) -> str:
-    """Return the outermost function below the user's line that is no wrapper.
+    """Return the outermost function called from the user's line that is no wrapper.
 
     Without torch's name for a class's method.
     """
@@ -102,9 +102,9 @@ def _called(frames: Sequence[Frame]) -> str:
 
 BUSY = 0.2  # share of a CPU that a rank has who works; below it are wake-ups of helpers
 WANTING = 0.6
-"""Share of the time in which one of its threads runs or waits for a CPU, likewise.
+"""Share of the time for which a thread of a working rank runs or waits for a CPU.
 
-On a busy machine each wake-up of a helper waits too, so that many of them add up to much: one thread alone counts.
+Only single threads count, since on a busy machine each wake-up of a helper thread waits, too, and many add up.
 """
 READING = 1 << 20  # bytes read or written between two looks that are more than such helpers'
 STOPPED = "Tt"
@@ -113,7 +113,7 @@ Ends = tuple[tuple[str, int], tuple[str, int]]
 
 @dataclass(frozen=True)
 class ObservedRank:
-    """A rank, as all looks at it show it."""
+    """A rank as all its samples show it."""
 
     host: str
     job_rank: JobRank  # what its process told when it was found
@@ -131,12 +131,12 @@ class ObservedRank:
 
     @property
     def place(self) -> StackPlace | None:
-        """The innermost frame of the user's in the last sample."""
+        """The innermost frame of the user's code in the last sample."""
         return self.places[-1] if self.places else None
 
     @property
     def stopped(self) -> bool:
-        """True where a signal had stopped the process in every sample, and it has not ended."""
+        """True if the process was stopped by a signal in every sample and has not ended."""
         ended = self.looks and self.looks[-1].state is None
         return not ended and bool(self.states) and all(state.state in STOPPED for state in self.states)
 
@@ -157,31 +157,31 @@ class ObservedRank:
 
     @property
     def recorded(self) -> Recorded | None:
-        """Its flight recorder at the last look."""
+        """Its flight recorder in the last sample."""
         last = self.looks[-1].recorder if self.looks else None
         return None if isinstance(last, Unknown) else last
 
     @property
     def calls_moved(self) -> int:
-        """The number of collectives that it issued between the looks, by its recorder."""
+        """The number of collectives that it issued between the samples, by its flight recorder."""
         recorders = (look.recorder for look in self.looks)
         counts = [sum(one.issued.values()) for one in recorders if isinstance(one, Recorded) and one.live]
         return counts[-1] - counts[0] if len(counts) > 1 else 0
 
     @property
     def stepped(self) -> bool:
-        """True where it was at another line of the user's in the last sample."""
+        """True if it was at another line of the user's code in the last sample."""
         known = [one for one in self.places if one is not None]
         return len(known) > 1 and known[0].path != known[-1].path
 
     @property
     def works(self) -> bool:
-        """True where it :func:`worked` between the first look and the last."""
+        """True if it :func:`worked` between the first and the last sample."""
         return len(self.states) > 1 and worked(self.states[0], self.states[-1], self.interval_s)
 
     @property
     def waits(self) -> bool | None:
-        """True where it waits in a collective: by its stack, else by its recorder; None where neither shows it."""
+        """True if it waits in a collective, by its stack or else its flight recorder; None if neither shows it."""
         recorded = self.recorded
         pending = recorded is not None and recorded.live and recorded.pending
         if pending and (self.place is None or self.place.waits or not self.place.called):
@@ -190,7 +190,7 @@ class ObservedRank:
 
 
 def worked(first: RankState, last: RankState, interval_s: float) -> bool:
-    """Return whether the rank or a process below it used CPU or I/O for much of that time."""
+    """Return whether the rank or a child process used CPU or I/O for much of that time."""
     if interval_s <= 0:
         return False
     used = [_less(last.cpu_s, first.cpu_s)]
@@ -233,7 +233,7 @@ def world_size(ranks: dict[int, ObservedRank]) -> int:
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between two ranks, seen from ``source``; ``target`` None where its owner was not looked at."""
+    """A connection between two ranks, as ``source`` sees it; ``target`` is None if its owner was not examined."""
 
     source: int
     target: int | None
@@ -242,12 +242,12 @@ class Link:
 
     @property
     def moved(self) -> float:
-        """Bytes that the connection carried between the looks."""
+        """Bytes that the connection carried between the samples."""
         return _less(self.last.acked, self.first.acked) + _less(self.last.received, self.first.received)
 
     @property
     def stalled(self) -> bool:
-        """True where data was sent again, or the window probed, and nothing was acknowledged."""
+        """True if data was retransmitted or the window probed, and nothing was acknowledged."""
         unmoved = self.first.acked == self.last.acked
         # of a peer that merely does not read, the kernel answers
         unheard = self.last.retransmits or self.last.probes > 1
@@ -255,7 +255,7 @@ class Link:
 
 
 def links(ranks: dict[int, ObservedRank]) -> list[Link]:
-    """Return the TCP connections of ranks that stood at both looks, but those to the store."""
+    """Return the TCP connections of ranks that existed in both samples, except those to the store."""
     owner = {ends: one.rank for one in ranks.values() for ends, _ in _ends(one, -1)}
     found = []
     for one in ranks.values():
@@ -294,7 +294,7 @@ KERNEL_WORDS = {  # beginnings of kernel functions to what a process does in the
 
 
 def doing(rank: ObservedRank) -> str:
-    """Describe the rank's state in words that can stand behind its name."""
+    """Return a phrase for the rank's state that can follow its name."""
     if rank.gone:
         return rank.gone
     if rank.place is not None:
@@ -310,7 +310,7 @@ def doing(rank: ObservedRank) -> str:
 
 
 def folded(ranks: Iterable[ObservedRank]) -> dict[str, tuple[int, ...]]:
-    """Return groups ranks by what they do, the largest group first."""
+    """Return the ranks grouped by what they do, the largest group first."""
     found = grouped((doing(one), one.rank) for one in ranks)
     return {words: tuple(numbers) for words, numbers in sorted(found.items(), key=lambda item: -len(item[1]))}
 
@@ -323,13 +323,13 @@ def rank_words(ranks: Iterable[ObservedRank], most: int = 6) -> str:
 
 
 def places(ranks: Iterable[ObservedRank]) -> Iterator[str]:
-    """Yield lines of evidence, one for each."""
+    """Yield a line of evidence for each rank."""
     for words, numbers in list(folded(ranks).items())[:MOST_LINES]:
         yield f"{ranks_of(numbers)} {words}"
 
 
 def named(ranks: Iterable[ObservedRank]) -> str:
-    """Return ``rank 3 (node2, pid 4711)``; of many, the numbers alone."""
+    """Return ``rank 3 (node2, pid 4711)``; for many ranks only the numbers."""
     some = list(ranks)
     if len(some) <= 4:
         return ", ".join(f"rank {one.rank} ({one.host}, pid {one.job_rank.pid})" for one in some)

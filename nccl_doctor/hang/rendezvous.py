@@ -1,7 +1,7 @@
-"""Launchers that wait for each other before there is a rank: who is not there, or was started otherwise.
+"""Launchers that wait for each other before any rank exists: which is missing, or was started with other settings.
 
-torchrun gives its nodes numbers when as many have met as ``--nnodes`` says, at one store. A node that was not started,
-one with another port or id, two with one ``--node_rank``: all others wait, and print nothing.
+torchrun numbers its nodes when ``--nnodes`` of them have met at one store. If a node was not started, has another port
+or id, or shares its ``--node_rank`` with another, all others wait and print nothing.
 """
 
 from __future__ import annotations
@@ -60,30 +60,30 @@ class Waiting:
 
     @property
     def nodes(self) -> int:
-        """The number of nodes it waits for, the first of "MIN:MAX"; 0 where unknown."""
+        """The number of nodes that it waits for, MIN of "MIN:MAX"; 0 if unknown."""
         least = self.option("nnodes", "1").partition(":")[0]
         return int(least) if least.isascii() and least.isdigit() and int(least[:8]) <= MOST_NODES else 0
 
     @property
     def meets(self) -> bool:
-        """True where it waits for other nodes; a static start of one node does not."""
+        """True if it waits for other nodes; a static start of one node does not."""
         return self.nodes != 1 or self.backend != STATIC
 
     @property
     def connected(self) -> bool:
-        """True where it has reached the store."""
+        """True if it is connected to the store."""
         return any(str(port) == self.place[1] and state == "ESTABLISHED" for _, port, state in self.starter.dials)
 
     @property
     def line(self) -> str:
-        """The settings with which it was started."""
+        """The settings that it was started with."""
         options = [f"--{name} {value}" for name, value in self.starter.asked.items()]
         return " ".join([f"{self.host}: {self.program} (pid {self.starter.pid})", *options])
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Findings of launchers that have no ranks yet."""
+    """Findings about launchers that have no ranks yet."""
 
     waiting: tuple[Waiting, ...]  # those that waited; ``works`` those that were still at it: starting, importing torch
     works: tuple[Waiting, ...]
@@ -92,7 +92,7 @@ class Rendezvous:
 
 
 def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
-    """Return the launchers without ranks; one that came or went between the looks works."""
+    """Return the launchers without ranks; one that appeared or ended between the samples counts as working."""
     waiting: list[Waiting] = []
     works: list[Waiting] = []
     absent, unseen = [], []
@@ -117,7 +117,7 @@ def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
 
 
 def _largest_job(waiting: list[Waiting]) -> tuple[Waiting, ...]:
-    """Without those of jobs that are complete, or have a launcher on a host of the largest."""
+    """Return the launchers of the largest job, without jobs that are complete or share a host with it."""
     groups = sorted(grouped((one.meeting, one) for one in waiting).values(), key=lambda some: -len(some))
     found: list[Waiting] = []
     for some in groups:
@@ -139,7 +139,7 @@ def _works(first: Starter, last: Starter, interval_s: float) -> bool:
 
 
 def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
-    """Return the one reason for which no rank is started, the surest first."""
+    """Return the most certain reason why no rank is started."""
     some = rendezvous.waiting
     if not some or rendezvous.works:
         return None
@@ -149,7 +149,7 @@ def find_launchers_fault(rendezvous: Rendezvous) -> RendezvousFault | None:
 
 
 def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
-    """Return launchers that can't meet; addresses may be names of one machine and are not compared."""
+    """Return the launchers that can't meet; addresses are not compared, since several may name one machine."""
     options: dict[str, Callable[[Waiting], str]] = {
         "--nnodes": lambda one: one.option("nnodes", "1"),
         "--rdzv_backend": lambda one: one.backend,
@@ -168,7 +168,7 @@ def _different(some: tuple[Waiting, ...]) -> RendezvousFault | None:
 
 
 def _same_number(some: tuple[Waiting, ...]) -> RendezvousFault | None:
-    """Return two with one number; without ``--node_rank`` every node is the first."""
+    """Return two launchers with the same node rank; without ``--node_rank`` every node has rank 0."""
     if any(one.backend != STATIC for one in some):
         return None
     groups = grouped((one.option("node_rank", "0"), one.host) for one in some)
@@ -209,7 +209,7 @@ def _missing_number(some: tuple[Waiting, ...]) -> str:
 
 
 def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
-    """Enough are there: some do not reach the store, nobody does, or all do."""
+    """Return the fault if enough launchers exist: some don't reach the store, none does, or all do."""
     away = [one for one in some if not one.connected]
     # other stores, as etcd, are spoken to now and then
     if not away or len(away) == len(some) or any(one.backend not in PORTS for one in some):
@@ -226,7 +226,7 @@ def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
 
 @dataclass(frozen=True)
 class RendezvousFault:
-    """Return why ranks, or launchers without ranks, wait for each other in vain, and the remedy."""
+    """A reason why ranks, or launchers without ranks, wait for each other in vain, and the remedy."""
 
     hosts: tuple[str, ...]
     message: str
@@ -246,13 +246,13 @@ class RendezvousFault:
 
 
 def find_ranks_fault(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
-    """Return why the ranks have not met, as far as it shows."""
+    """Return why the ranks have not met, if that can be seen."""
     missing = set(range(world_size(ranks))) - set(ranks)
     return _elsewhere(snapshot, ranks, missing) or _twice(snapshot, missing) or _without_store(ranks)
 
 
 def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: set[int]) -> RendezvousFault | None:
-    """Missing ranks that were told to meet others, or at another place."""
+    """Return the missing ranks that were started for another job or another meeting place."""
     if any(one.place is not None and not one.place.starts for one in ranks.values() if not one.gone):
         return None
     one = next(iter(ranks.values())).job_rank
@@ -283,7 +283,7 @@ def _elsewhere(snapshot: HangSnapshot, ranks: dict[int, ObservedRank], missing: 
 
 
 def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
-    """Find a rank that two processes have while another rank is missing."""
+    """Return a rank that two processes have while another rank is missing."""
     found = grouped((rank.rank, (host.name, rank)) for host in snapshot.hosts if host.job for rank in host.job.ranks)
     double = {number: some for number, some in found.items() if len(some) > 1}
     if not double or len(missing) < len(double) or any(host.failure for host in snapshot.hosts):
@@ -301,7 +301,7 @@ def _twice(snapshot: HangSnapshot, missing: set[int]) -> RendezvousFault | None:
 
 
 def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
-    """Return all wait for the others, and some are not connected to their store."""
+    """Return the fault if all ranks wait for the others and some are not connected to their store."""
     some = [one for one in ranks.values() if not one.gone]
     if not all(one.place is not None and one.place.starts and one.looks for one in some):
         return None

@@ -1,7 +1,7 @@
-"""From what was seen to one verdict: gone, transport, different collectives, outside NCCL, behind, slow, or can't tell.
+"""A single verdict from the evidence: rank gone, transport, different collectives, outside NCCL, behind, slow, unknown.
 
-The order is that of certainty: a process that is not there needs no reading of stacks; data that nobody acknowledges is
-the network's; only then does it count who stands where. A rank that works, wherever, is waited for, and nothing hangs.
+The most certain comes first: a missing process needs no stacks; unacknowledged data is the network's fault; only then
+do the ranks' places count. The others wait for a rank that works, wherever it is, so nothing hangs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Judgement:
 
 
 def judge_hang(snapshot: HangSnapshot, *, patient: bool = True) -> Judgement:
-    """Return why a job stands still, or that it does not.
+    """Return why a job hangs, or that it does not.
 
-    A ``patient`` look takes a rank that works for one that will come. Where the others have waited for long already, it
-    is a rank outside of NCCL, whatever it does there.
+    If ``patient``, a rank that works will come to the collective. If the others have waited long already, it counts as
+    outside of NCCL, whatever it does there.
     """
     evidence = gather_evidence(snapshot)
     if not evidence.ranks:
@@ -53,13 +53,13 @@ def judge_hang(snapshot: HangSnapshot, *, patient: bool = True) -> Judgement:
 
 
 def _all_others_wait(evidence: HangEvidence) -> bool:
-    """Return whether each rank that is not outside of a collective waits in one."""
+    """Return whether all ranks that are not outside of a collective wait in one."""
     there = len(evidence.waiting) + len(evidence.outside) == len(evidence.present)
     return bool(evidence.waiting and evidence.outside) and there and not evidence.unseen
 
 
 def _unmet(evidence: HangEvidence) -> Judgement | None:
-    """Return ranks that can't find each other, because the missing ranks were started with other values."""
+    """Return the verdict that ranks can't find each other, since the missing ones were started with other values."""
     if evidence.rendezvous_fault is None or evidence.moves:
         return None
     ranks = tuple(rank for rank in evidence.rendezvous_fault.ranks if rank in evidence.ranks)
@@ -67,7 +67,7 @@ def _unmet(evidence: HangEvidence) -> Judgement | None:
 
 
 def _gone(evidence: HangEvidence) -> Judgement | None:
-    """Return ranks without a process hold up the others, unless these go on."""
+    """Return the verdict that the others wait for ranks without a process, unless they go on."""
     sure = [one for one in evidence.lost if one.rank in evidence.ranks or len(one.hosts) == 1]
     if not evidence.lost or (evidence.moves and not sure):
         return None
@@ -94,7 +94,7 @@ def _transport(evidence: HangEvidence) -> Judgement | None:
 
 
 def _works(evidence: HangEvidence) -> Judgement | None:
-    """Return a rank that works is waited for: a validation, a checkpoint, a compilation."""
+    """Return the verdict that the others wait for a rank that works: a validation, a checkpoint, a compilation."""
     busy = [one for one in evidence.outside if one.works or one.stepped]
     if not evidence.nccl:  # whose ranks want the CPU while they wait, too
         computes = [one for one in evidence.waiting if one.place and one.place.kind in (Kind.BACKWARD, Kind.SYNC)]
@@ -111,7 +111,7 @@ def _different(evidence: HangEvidence) -> Judgement | None:
 
 
 def _outside(evidence: HangEvidence) -> Judgement | None:
-    """Return some wait for others that are elsewhere; or all stand in the kernel or in a data loader."""
+    """Return the verdict that some ranks wait for others outside of NCCL, or all are in the kernel or a data loader."""
     outside = evidence.outside
     # Where most stand at own lines, as behind ``work.wait()`` or ``.item()``, it is open who waits: C++ leaves no
     # frame, and who is in the minority in a collective may then be the one that came too far.
@@ -126,7 +126,7 @@ def _outside(evidence: HangEvidence) -> Judgement | None:
 
 
 def _crossed(evidence: HangEvidence) -> Judgement | None:
-    """Return some wait in one group for ranks that wait in another."""
+    """Return the verdict that some ranks wait in one group for ranks that wait in another."""
     if evidence.divergence is not None and evidence.divergence.crossed and not evidence.unseen:
         return Judgement("different-collectives", evidence.divergence.outliers, evidence)
     return None
@@ -141,7 +141,7 @@ def _behind(evidence: HangEvidence) -> Judgement | None:
 
 
 def _apart(evidence: HangEvidence) -> Judgement | None:
-    """Return all wait in different calls: nothing is missing or under way, so they wait for each other."""
+    """Return the verdict that all ranks wait in different calls, with nothing missing, so they wait for each other."""
     all_wait = len(evidence.waiting) == len(evidence.present) and len(evidence.ranks) >= evidence.world_size
     # with NCCL a rank may stand at a later line while its GPU is in the same collective: there lines prove nothing
     if evidence.nccl or evidence.unseen or not all_wait:
@@ -155,7 +155,7 @@ def _apart(evidence: HangEvidence) -> Judgement | None:
 
 
 def _even(evidence: HangEvidence) -> Judgement | None:
-    """Return all have launched the same by NCCL's count, or GPUs spin for ranks in one place; data does not arrive."""
+    """Return the verdict that data does not arrive: all have launched the same, or GPUs busy-wait at one place."""
     counted = evidence.ras is not None and evidence.ras.even
     spins = evidence.nccl and evidence.spinning and len({str(one.place) for one in evidence.waiting}) == 1
     if (

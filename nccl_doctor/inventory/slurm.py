@@ -1,4 +1,4 @@
-"""The nodes of a Slurm job: which, in what order, how many ranks on each; asked of scontrol, which knows a running job.
+"""The nodes of a Slurm job, their order and number of ranks, from scontrol, which knows running jobs.
 
 The order is that of ``scontrol show hostnames``, from which launch recipes take their master and srun its node ranks.
 """
@@ -28,7 +28,8 @@ NODELIST = "SLURM_JOB_NODELIST"
 ANSWER_S = 15.0
 _WORDS = 200
 """Limits for scontrol: seconds for its answer, and characters of its error that are shown. A busy controller answers
-within seconds, and scontrol itself gives up after 10 (MessageTimeout)."""
+within seconds, and scontrol gives up after 10 (MessageTimeout).
+"""
 
 _NUMBER = re.compile(r"[0-9]{1,10}([_+][0-9]{1,7})?")
 _BLOCK = re.compile(r"^JobId=(?P<id>[0-9]+)[^\n]*\n(?P<rest>.*?)(?=^JobId=|\Z)", re.MULTILINE | re.DOTALL)
@@ -43,7 +44,7 @@ _GPUS = re.compile(r"(?:^|,)gpu(?::[A-Za-z0-9_.-]+)?:(?P<count>[0-9]{1,4})(?=\(|
 
 @dataclass(frozen=True)
 class SlurmRequest:
-    """The job that is meant; ``steps`` reach its nodes, or SSH does."""
+    """The requested job; its nodes are reached with ``steps`` or over SSH."""
 
     job: str
     container_image: str = ""
@@ -56,7 +57,7 @@ class SlurmRequest:
         return "a job's steps run as its own user" if self.steps else ""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """Return the nodes of a job that runs; ``where`` chooses among them."""
+        """Return the nodes of a running job; ``where`` selects among them."""
         if self.steps and shutil.which("srun") is None:
             raise UsageError(_NO_SLURM.format(program="srun"))
         job, rest = _job(self.job)
@@ -94,9 +95,9 @@ class SlurmRequest:
 def request(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> SlurmRequest | None:
-    """Return the job that options or the environment mean, if any.
+    """Return the job that options or the environment name, if any.
 
-    Without a transport the environment's node list does.
+    Without a transport the environment's node list is enough.
     """
     steps, asked = transport in (None, "auto", "slurm"), options.get("slurm_job")
     image, name = options.get("container_image") or "", options.get("container_name") or ""
@@ -179,7 +180,7 @@ def _gpus_and_ranks(rest: str, names: list[str]) -> tuple[dict[str, int], dict[s
 
 
 def from_environment(environ: Mapping[str, str]) -> ParsedInventory:
-    """Return the hosts of the Slurm job that we run in (sbatch(1))."""
+    """Return the hosts of the Slurm job in which this process runs (sbatch(1))."""
     place = SourceLocation(NODELIST, is_file=False)
     ranks = None
     # a node's GPUs, else its tasks; one task is torchrun's own and says nothing of ranks

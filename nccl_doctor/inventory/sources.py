@@ -1,6 +1,6 @@
-"""The parts of an inventory as a source says them, each with the place where it stands; reading files.
+"""The parts of an inventory, each with its place in the source; reading files.
 
-Reading a hosts file, or another document: bounded in size and time. A hosts file is text or refused.
+Hosts files and other documents are read with limits on size and time. A hosts file that is not text is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """The place of what was said: a file and line, ``-w``, or a variable; ``note`` is for ``nccl-doctor hosts``."""
+    """The place of a value: a file and line, ``-w``, or a variable; ``note`` is for ``nccl-doctor hosts``."""
 
     source: str
     line: int | None = None
@@ -42,7 +42,7 @@ class SourceLocation:
         return replace(self, note=note)
 
     def error(self, problem: str) -> DoctorError:
-        """Return the exception that tells this place and what is wrong."""
+        """Return the exception that names this place and the error."""
         if self.is_file:
             return HostsFileError(self.source, self.line, problem)
         return UsageError(f"{self.source}: {problem}")
@@ -50,7 +50,7 @@ class SourceLocation:
 
 @dataclass(frozen=True)
 class Sourced(Generic[T]):
-    """A value and where it was said."""
+    """A value and its place."""
 
     value: T
     place: SourceLocation
@@ -58,7 +58,7 @@ class Sourced(Generic[T]):
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a host, of a group, or of all; None says nothing."""
+    """Settings of a host, of a group, or of all; None means not set."""
 
     python: Sourced[str] | None = None
     user: Sourced[str] | None = None
@@ -77,13 +77,13 @@ class Settings:
 
     @property
     def says_how_to_log_in(self) -> bool:
-        """True where an option of SSH is among them."""
+        """True if an SSH option is among them."""
         return bool(self.user or self.port or self.identity_file or self.ssh_options)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A host of the list; ``own`` wins over ``shared``; ``access``: how an engine reaches it, not SSH or ``local``."""
+    """A listed host; ``own`` wins over ``shared``; ``access`` is how an engine reaches it, if not by SSH or locally."""
 
     name: Sourced[str]
     address: Sourced[str]
@@ -95,7 +95,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class ParsedInventory:
-    """Contents of one source of hosts; ``access``: an engine's facts about all of them."""
+    """Contents of one source of hosts; ``access`` are an engine's facts about all of them."""
 
     place: SourceLocation
     entries: list[Entry]
@@ -114,7 +114,7 @@ class HostSource(Protocol):
         """Reason why ``--user`` and ``--port`` have no effect on these hosts; else empty."""
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:
-        """Find the hosts, with ``where`` selecting among them, or raise UsageError."""
+        """Return the hosts that ``where`` selects; UsageError if they can't be found."""
 
 
 MAX_BYTES = 1 << 20  # A line a host for 65,536 hosts fits in; more is some other file

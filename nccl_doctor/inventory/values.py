@@ -27,7 +27,7 @@ _SSH_FLAGS: dict[str, tuple[str, ...]] = {
     "-6": ("AddressFamily=inet6",),
     **{f"-{letters}": () for letters in ("v", "vv", "vvv", "t", "tt", *"CqaAxXYTnkK")},
 }
-"""Flags of ssh(1), and the options that they stand for; the last ones do not change who is let in."""
+"""Flags of ssh(1) and the options that they stand for; the last ones don't change authentication."""
 
 
 def host(text: str, place: SourceLocation) -> str:
@@ -48,7 +48,7 @@ def host(text: str, place: SourceLocation) -> str:
 
 
 def user(text: str, place: SourceLocation) -> str:
-    """Return a login name out of its text."""
+    """Return a login name, validated."""
     if not _USER.fullmatch(text):
         rule = 'up to 64 letters, digits, "_", ".", "-", "+" and "@", a letter, digit or "_" first'
         raise place.error(f"{quoted(text)} is not a user name: {rule}")
@@ -56,7 +56,7 @@ def user(text: str, place: SourceLocation) -> str:
 
 
 def port(text: str, place: SourceLocation) -> int:
-    """Return a TCP port, from 1 to 65535, out of its text."""
+    """Return the TCP port (1 to 65535) in a text."""
     number = as_port(text)
     if number is None:
         raise place.error(f"{quoted(text)} is not a port: a whole number from 1 to {LAST_PORT}")
@@ -64,7 +64,7 @@ def port(text: str, place: SourceLocation) -> int:
 
 
 def nproc(text: str, place: SourceLocation) -> int:
-    """Return a number of ranks on one host, from 1 on, out of its text."""
+    """Return the number of ranks on one host (at least 1) in a text."""
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_NPROC:
         raise place.error(f"{quoted(text)} is not a number of processes: a whole number from 1 to {MAX_NPROC}")
     return int(text)
@@ -78,7 +78,7 @@ def path(text: str, place: SourceLocation) -> str:
 
 
 def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
-    """Return arguments of ssh(1) as ``-o`` takes them, without what is irrelevant."""
+    """Return arguments of ssh(1) in the form of ``-o``, without irrelevant ones."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -98,7 +98,7 @@ def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
 
 
 def python(text: str, place: SourceLocation) -> str:
-    """Return an interpreter: a name to be found on PATH, or a path; no arguments."""
+    """Return an interpreter: a name on PATH or a path, without arguments."""
     path(text, place)
     if any(char.isspace() for char in text) and not text.startswith(("/", "~/")):
         rule = "a name such as python3.11 or a path such as /opt/train/bin/python, without arguments"
@@ -107,7 +107,7 @@ def python(text: str, place: SourceLocation) -> str:
 
 
 def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
-    """Return a container by runtime and name, or for "enter" a PID."""
+    """Return a container: its runtime and name, or for "enter" a PID."""
     kind = next((one for one in RUNTIMES if one == runtime), None)
     if kind is None:
         rule = f"allowed are {', '.join(RUNTIMES)}"
@@ -121,7 +121,7 @@ def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
 
 
 def variable(text: str, place: SourceLocation) -> str:
-    """Return the name of an environment variable, as a shell takes it."""
+    """Return the name of an environment variable that shells accept."""
     if not _VARIABLE.fullmatch(text):
         rule = 'letters, digits and "_", not beginning with a digit'
         raise place.error(f"{quoted(text)} is not a name of a variable: {rule}")
@@ -129,7 +129,7 @@ def variable(text: str, place: SourceLocation) -> str:
 
 
 def variable_value(text: str, place: SourceLocation) -> str:
-    """Return the value of an environment variable: any text in one line."""
+    """Return the value of an environment variable: any text on one line."""
     if has_control(text.replace("\t", " ")):
         raise place.error(f"{quoted(text)} can't be a variable's value: control characters and line breaks are refused")
     return text
@@ -146,7 +146,7 @@ def devices(text: str, place: SourceLocation) -> str:
     """Return a value of CUDA_VISIBLE_DEVICES; an empty one hides every GPU.
 
     CUDA C++ Programming Guide, "CUDA Environment Variables": indexes, ``GPU-…`` or ``MIG-…`` identifiers, joined by
-    commas; one that is invalid or stands twice hides itself and all behind it, so neither is ever meant.
+    commas; an entry that is invalid or a duplicate hides itself and all entries behind it, so it is refused here.
     """
     tokens = device_list(text)
     if not all(_DEVICE.fullmatch(token) for token in tokens):
@@ -163,7 +163,7 @@ def device_list(text: str) -> list[str]:
 
 
 def shared_devices(first: str, other: str) -> list[str]:
-    """Return GPUs that two values name; CUDA allows cut identifiers."""
+    """Return the GPUs that two values share; CUDA allows abbreviated identifiers."""
     return [
         a
         for a in device_list(first)

@@ -1,7 +1,7 @@
-"""YAML as a tree of text and lines, and what a part of it has to be.
+"""YAML as a tree of texts and lines, and conversions of its parts.
 
 The tree is made from the parser's events, and no value is ever constructed: ``1``, ``true`` and ``0,1`` stay as
-written, a tag names no Python object, and an alias is a leaf, so that nothing can grow beyond the file.
+written, a tag creates no Python object, and an alias is a leaf, so that nothing grows beyond the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import quoted
 
 @dataclass(frozen=True)
 class Scalar:
-    """A single value, as written; ``plain`` where it stands without quotes."""
+    """A single value, as written; ``plain`` if it has no quotes."""
 
     text: str
     plain: bool
@@ -70,7 +70,7 @@ Tree = Scalar | Alias | Listing | Mapping
 
 
 def as_text(tree: Tree, what: str) -> str:
-    """Return the text of a single value that is not null."""
+    """Return the text of a scalar that is not null."""
     _plainly_written(tree)
     if not isinstance(tree, Scalar):
         raise tree.place.error(f"{what} must be a single value, not {_kind(tree)}")
@@ -80,7 +80,7 @@ def as_text(tree: Tree, what: str) -> str:
 
 
 def as_list(tree: Tree, what: str) -> list[Tree]:
-    """Return the parts of a list; nothing at all is an empty list."""
+    """Return the items of a list; null is an empty list."""
     _plainly_written(tree)
     if isinstance(tree, Scalar) and tree.is_null:
         return []
@@ -90,7 +90,7 @@ def as_list(tree: Tree, what: str) -> list[Tree]:
 
 
 def as_mapping(tree: Tree, what: str) -> dict[str, tuple[SourceLocation, Tree]]:
-    """Return keys with place and value; nothing at all is an empty mapping."""
+    """Return keys with place and value; null is an empty mapping."""
     _plainly_written(tree)
     if isinstance(tree, Scalar) and tree.is_null:
         return {}
@@ -137,7 +137,7 @@ _HINTS = {
 
 @dataclass
 class _Open:
-    """A collection whose end has not come yet."""
+    """A collection that is still being parsed."""
 
     is_list: bool
     place: SourceLocation
@@ -154,7 +154,7 @@ class _Open:
 
 
 def parse(text: str, place: SourceLocation) -> Tree:
-    """Return the tree of the one document in ``text``."""
+    """Return the tree of the only document in ``text``."""
     try:
         return _build(text, place)
     except MarkedYAMLError as error:

@@ -26,8 +26,8 @@ def findings(
 ) -> Iterator[Finding]:
     """Yield one finding for all failures with the same remedy.
 
-    Behind the host's name stands ``joint`` where the detail does not go on the sentence, ``addition`` behind the
-    detail. The remedy's summary names no host; ``kind`` tells apart failures of one type.
+    The sentence is the hosts' names, ``joint`` (if the detail does not continue it), the detail, then ``addition``. The
+    remedy's summary names no host; ``kind`` separates failures of one type.
     """
     alike = grouped(
         ((failure.detail, addition(failure), _hop(failure), remedy((failure,)).summary), (host, failure))
@@ -66,7 +66,7 @@ def _hop(failure: AccessFailure) -> str | None:
 
 
 def _facts(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> dict[str, Any]:
-    """Return the facts that hold for all, and under "by_host" those that differ."""
+    """Return the facts that all share, and those that differ under "by_host"."""
     without = {"jump_host"}  # where there is none
     each = [failure.facts.model_dump(mode="json", exclude=None if _hop(failure) else without) for failure in failures]
     common = {key: value for key, value in each[0].items() if all(one.get(key) == value for one in each)}

@@ -50,7 +50,7 @@ _SAID = {
 
 @check("NCD106", severity=Severity.ERROR, explains=FOLLOWS)
 def probe_failed(view: View) -> Findings:
-    """Yield one finding for hosts that failed alike, and malformed facts."""
+    """Yield one finding for the hosts that failed alike, and one for malformed facts."""
     yield from findings(view, ProbeFailed, _remedy, joint=":")
     for host, facts in view.facts:
         malformed = [(field, value) for field, value in facts if isinstance(value, Unknown) and value.malformed]

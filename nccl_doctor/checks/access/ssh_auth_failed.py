@@ -35,8 +35,9 @@ from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
-"""A login that is safe to paste: ssh hands a host's name to shells of its own (ProxyCommand, Match exec), where quotes
-do not help."""
+"""A login that is safe to paste: ssh passes the host's name to shells (ProxyCommand, Match exec) in which our quotes do
+not count.
+"""
 
 _TYPED = (
     "A password or a second factor can't be typed here, but a login that stands can be shared: give the host "

@@ -62,7 +62,7 @@ def _remedy(failures: tuple[HostKeyUnknown, ...]) -> Fix:
 
 
 def _is_of(known: str, fingerprint: str) -> bool:
-    """Return whether the line holds the key whose fingerprint people compare."""
+    """Return whether the line holds the key with the fingerprint that the user is asked to compare."""
     found = _LINE.fullmatch(known)
     if found is None:
         return False

@@ -63,7 +63,7 @@ _SUMMARY = {
     "ssh-config": "Correct ~/.ssh/config; ssh -G with the host's name shows what it means.",
 }
 ANSWERS = ("stranger", "intercepted", "reset")
-"""Results of dials that were answered, but not by our listener; sshd is not ours either."""
+"""Results of dials that something other than our listener answered, sshd included."""
 UNANSWERED = ("timed-out", "no-route", "unreachable")
 """Results of dials that nobody answered."""
 _PADDED = re.compile(r"(?<=[A-Za-z-])0+(?=\d)")
@@ -77,7 +77,7 @@ def ssh_unreachable(view: View) -> Findings:
 
 
 def _from_peers(view: View, failure: SshUnreachable) -> str:
-    """Tell how other hosts reach it, or that they lack its name."""
+    """Describe whether other hosts reach it, or that its name does not resolve there."""
     name = failure.unresolved or ""
     told = ((host.name, facts.resolution) for host, facts in view.facts)
     answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))
@@ -115,7 +115,7 @@ def _remedy(failures: tuple[SshUnreachable, ...]) -> Fix:
 
 
 def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
-    """Return a hint where the names that do not resolve have numbers with zeros in front, as node[01-09] makes them."""
+    """Return a hint if the names that do not resolve have leading zeros, as node[01-09] makes them."""
     names = [failure.unresolved for failure in failures if failure.unresolved]
     bare = [_PADDED.sub("", name) for name in names]
     if not names or any(name == other for name, other in zip(names, bare, strict=True)):
@@ -139,7 +139,7 @@ RULES = (
 
 
 def _weigh(_event: Event, scene: Scene) -> Grade:
-    """Weigh words of a launcher's daemons: once NCCL spoke, ranks had begun."""
+    """Grade messages of a launcher's daemons: after NCCL's first line the ranks had started, so they are no cause."""
     facts = scene.log.facts
     return Grade.HINT if facts.processes or facts.nccl_versions else Grade.GENERIC
 

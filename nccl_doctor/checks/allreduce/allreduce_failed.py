@@ -34,7 +34,7 @@ WITHOUT_NCCL = "is built without NCCL"
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_failed(view: View) -> Findings:
-    """Yield a finding where a rank failed; names those without an echo's error."""
+    """Yield a finding if a rank failed; name the ranks whose error is not an echo of another's."""
     smoke = view.smoke
     if smoke.outcome != "failed":
         return

@@ -29,12 +29,12 @@ from nccl_doctor.text.hostlist import figure
 SHARE = 0.25
 GLOO_GB_PER_S = 1.25
 LATENCIES = 10
-"""A message counts where its ideal time is this many times what the smallest one took."""
+"""A message size counts if its ideal time is at least this many times the measured time of the smallest one."""
 
 
 @check("NCD704", severity=Severity.WARNING, needs=("smoke",))
 def allreduce_slow(view: View) -> Findings:
-    """Yield a finding where the link is hardly used, or all wait for one."""
+    """Yield a finding if the link is hardly used, or all ranks wait for one."""
     smoke, speed = view.smoke, link(view.snapshot)
     late = straggler(smoke)
     slow = speed is not None and _far_under(smoke, speed)

@@ -31,7 +31,7 @@ from nccl_doctor.snapshot.smoke import Smoke
 
 @check("NCD701", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_timeout(view: View) -> Findings:
-    """Yield a finding where the deadline came first; names the ranks to look at."""
+    """Yield a finding if the deadline passed; name the ranks to look at."""
     smoke = view.smoke
     if smoke.outcome != "timeout":
         return
@@ -54,7 +54,7 @@ def allreduce_timeout(view: View) -> Findings:
 
 
 def _what(smoke: Smoke, found: Culprits) -> str:
-    """Tell the rest of a sentence: what the ranks did."""
+    """Return the end of the sentence: what the ranks did."""
     first = found.ranks[0]
     if found.why == "launcher":
         return f"{first.host} was lost: {smoke.launchers[first.host]}"

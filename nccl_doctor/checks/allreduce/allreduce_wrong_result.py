@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD703", severity=Severity.ERROR, needs=("smoke",))
 def allreduce_wrong_result(view: View) -> Findings:
-    """Yield a finding where a rank found another sum than expected."""
+    """Yield a finding if a rank found a wrong sum."""
     smoke = view.smoke
     wrong = [rank for rank in smoke.ranks if rank.error and rank.error.startswith("WrongSumError")]
     if not wrong:
@@ -51,7 +51,7 @@ def allreduce_wrong_result(view: View) -> Findings:
 
 
 def _source(smoke: Smoke) -> tuple[int, ...]:
-    """Return the ranks wrong alone; else those that pairs share; else one pair."""
+    """Return the ranks that were wrong by themselves; else the one that all wrong pairs share; else one pair."""
     alone = tuple(group[0] for group in smoke.wrong_groups if len(group) == 1)
     if alone:
         return alone

@@ -17,14 +17,14 @@ from nccl_doctor.text.secrets import part
 
 @lru_cache(maxsize=256)
 def named_by(error: str) -> tuple[str, ...]:
-    """Return the diagnoses that an error's words show, likeliest first."""
+    """Return the diagnoses that an error message points to, likeliest first."""
     from nccl_doctor.logs.diagnose import LogSource, diagnose
 
     return tuple(cause.name for cause in diagnose([LogSource("error", [error.encode() + b"\n"])]).causes)
 
 
 def is_echo(error: str, *, lost: bool = False) -> bool:
-    """Return whether an error merely says that others (``lost``: hosts) are gone."""
+    """Return whether an error says only that other ranks (on the hosts ``lost``) are gone."""
     from nccl_doctor.logs.signs import echoes
 
     following = echoes().union(DIALS if lost else ())
@@ -44,9 +44,10 @@ MISSING: dict[Stage, str] = {
 """The action that a rank did not take, by the last stage that it reached."""
 
 Why = Literal["signal", "error", "exit", "launcher", "stopped", "start", "elsewhere", "behind", "echo"]
-"""They were killed; raised an error; left without one; their launcher or the connection to it ended; they are stopped,
-or sit in the kernel; never started, or still import torch; do something else while all others wait in a collective;
-came less far than others; or all that ranks show is that they lost others."""
+"""The ranks were killed; raised an error; exited without one; lost their launcher or the connection to it; are stopped
+or blocked in the kernel; never started or still import torch; do something else while all others wait in a collective;
+got less far than others; or show only that they lost other ranks.
+"""
 OWN_FAULT: frozenset[Why] = frozenset({"signal", "error", "exit", "launcher", "stopped", "start", "elsewhere"})
 """Reasons for which the ranks themselves are at fault, and not a connection between two of them."""
 
@@ -56,10 +57,10 @@ _SAYS_NOTHING = re.compile(
     r"(?:\[rank\d+\]: )?"
     r"(?:\s.*|Traceback.*|[=-]*|time *:.*|Root Cause.*|Failures:|\[\d+\]:|\S+ FAILED|.*\.ChildFailedError:.*)"
 )
-"""Lines of tracebacks and of torchrun's table of failures; they repeat what is known of a rank."""
+"""Lines of tracebacks and of torchrun's table of failures, which add nothing to what is known about a rank."""
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/")
 _BETWEEN = ("/torch/", "<frozen ", "/fd/")
-"""Frames that tell nothing: torch's own, the import system's, and those of our worker."""
+"""Stack frames without information: those of torch, of the import system and of our worker."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,13 @@ class Culprits:
 
     @property
     def isolation(self) -> IsolationReport | None:
-        """The repetition over groups of hosts, where it came to a verdict."""
+        """The all-reduce repeated in groups of hosts, if that led to a verdict."""
         found = self.smoke.isolation
         return found if isinstance(found, IsolationReport) and found.culprit is not None else None
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The hosts that the repetition blames, or else those of the ranks."""
+        """The hosts that the repeated all-reduce blames; otherwise those of the ranks."""
         return self.isolation.hosts if self.isolation else tuple(dict.fromkeys(rank.host for rank in self.ranks))
 
     @property
@@ -113,17 +114,17 @@ class Culprits:
 
     @property
     def counted(self) -> tuple[str, ...]:
-        """Evidence: how RDMA's counters grew, where nothing else tells."""
+        """Evidence: how RDMA's counters grew, if there is no other evidence."""
         return counters(self.smoke)[0] if self.is_unexplained else ()
 
     @property
     def is_unexplained(self) -> bool:
-        """True where neither ranks nor repetition show who is at fault."""
+        """True if neither the ranks nor the repeated all-reduce show who is at fault."""
         return self.why not in OWN_FAULT and self.isolation is None
 
     @property
     def advice(self) -> str:
-        """The next step where the failure itself does not say it."""
+        """The next step, if the failure itself does not name it."""
         if self.is_unexplained and (counted := counters(self.smoke)[1]):
             return counted
         many = len({rank.host for rank in self.smoke.ranks}) > 2
@@ -133,7 +134,7 @@ class Culprits:
 
 
 def culprits(smoke: Smoke) -> Culprits:
-    """Return the ranks to look at first; the surest sign decides."""
+    """Return the ranks to look at first, chosen by the most certain sign."""
     unfinished = [rank for rank in smoke.ranks if not rank.ok]
     lost = [rank for rank in unfinished if rank.host in smoke.launchers]
     # those that ended by themselves, or in a way that nobody could tell
@@ -160,7 +161,7 @@ def culprits(smoke: Smoke) -> Culprits:
 
 
 def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
-    """Yield evidence: a line for each stage at which ranks stopped, without those ``apart``."""
+    """Yield evidence: a line for each stage at which ranks stopped, without the ranks in ``apart``."""
     for stage in STAGES:
         if there := [rank for rank in smoke.ranks if rank.stage == stage and rank not in apart]:
             hosts = fold(list(dict.fromkeys(rank.host for rank in there)))
@@ -168,7 +169,7 @@ def stages(smoke: Smoke, apart: Sequence[RankReport] = ()) -> Iterator[str]:
 
 
 def stacks(smoke: Smoke, ranks: tuple[RankReport, ...], most: int = 2) -> Iterator[str]:
-    """Yield evidence: where the main thread of each rank stood, and what the others did."""
+    """Yield evidence: the place of each rank's main thread, and what the other ranks did."""
     shown = [rank for rank in ranks[:most] if place(rank)]
     yield from stages(smoke, shown)
     yield from (f"rank {rank.rank} ({rank.host}) was in {place(rank)}" for rank in shown)
@@ -183,7 +184,7 @@ def place(rank: RankReport) -> str:
 
 
 def last_words(smoke: Smoke, hosts: tuple[str, ...]) -> Iterator[str]:
-    """Yield the last lines that the hosts' ranks printed, NCCL's chatter left out."""
+    """Yield the last lines that the ranks on these hosts printed, without NCCL's info lines."""
     for name in hosts[:2]:
         lines = [one for one in smoke.output.get(name, ()) if "NCCL INFO" not in one]
         known = tuple(rank.error for rank in smoke.ranks if rank.error and rank.host == name) or "\n"

@@ -17,12 +17,12 @@ from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text.hostlist import grouped
 
 REAL = ("physical", "bond")
-"""Kinds of interface whose speed means something; veth always says 10 Gbit/s (drivers/net/veth.c)."""
+"""Kinds of interface whose reported speed is real; veth always reports 10 Gbit/s (drivers/net/veth.c)."""
 
 
 @dataclass(frozen=True)
 class LinkSpeed:
-    """A host's link: its interfaces or RDMA devices, and 10⁹ bytes a second, each way."""
+    """A host's link: its interfaces or RDMA devices, and its rate in GB/s (10⁹ bytes per second) in each direction."""
 
     host: str
     name: str
@@ -43,7 +43,7 @@ def link(snapshot: Snapshot) -> LinkSpeed | None:
 
 
 def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
-    """Return the usual rate of all rails as ``--rate`` measured them, for sockets whose drivers tell no speed."""
+    """Return the rate of all rails that ``--rate`` measured, for interfaces whose drivers report no speed."""
     if not isinstance(snapshot.rates, Rates) or any(rank.network == "IB" for rank in smoke.ranks):
         return None
     if any(rate.limited is not None for rate in snapshot.rates.rates):
@@ -66,7 +66,7 @@ def best(smoke: Smoke) -> float:
 
 
 def way(smoke: Smoke) -> str:
-    """Return how NCCL's channels go: "NET/IB" where any does, else "P2P", "SHM"."""
+    """Return the transport of NCCL's channels: "NET/IB" if any channel uses it, otherwise "P2P" or "SHM"."""
     ways = {one for rank in smoke.ranks for one in rank.transports}
     networks = sorted({"/".join(one.split("/")[:2]) for one in ways if one.startswith("NET/")})
     return networks[0] if networks else ", ".join(sorted({one.split("/")[0] for one in ways}))
@@ -78,7 +78,7 @@ def ideal_seconds(size: int, ranks: int, gb_per_s: float) -> float:
 
 
 def machines(snapshot: Snapshot) -> int:
-    """Return machines under the nodes: two nodes with one boot id are one."""
+    """Return the machines that the nodes run on; nodes with the same boot id are one machine."""
     told = ((host.name, host.facts.identity if host.facts else None) for host in snapshot.hosts)
     return len({(one.boot_id if isinstance(one, Identity) else None) or name for name, one in told})
 
@@ -99,7 +99,7 @@ def _of_host(host: Host, smoke: Smoke, snapshot: Snapshot) -> LinkSpeed | None:
 
 
 def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
-    """Return all active ports together: NCCL stripes its channels over them."""
+    """Return the link of all active ports together, since NCCL spreads its channels over them."""
     if isinstance(facts.rdma, Unknown):
         return None
     ports = [(device, port) for device in facts.rdma for port in device.ports if port.state == "ACTIVE"]
@@ -111,7 +111,7 @@ def _rdma(host: Host, facts: HostFacts) -> LinkSpeed | None:
 
 
 def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
-    """Return the named interfaces together, each as fast as its PCIe slot where that is known and less."""
+    """Return the link of the named interfaces together, each limited by its PCIe slot if that is known."""
     if isinstance(facts.interfaces, Unknown) or not names:
         return None
     links = [one for one in facts.interfaces.links if one.name in names and one.kind in REAL]
@@ -122,14 +122,14 @@ def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
 
 
 def _speed(host: str, names: Sequence[str], gbps: list[float], slots: Sequence[PciLink | None]) -> LinkSpeed:
-    """Return all together, each as fast as its PCIe slot where that is less."""
+    """Return the speed of all together, each limited by its PCIe slot."""
     least = [speed if slot is None else min(speed, slot.gbps) for speed, slot in zip(gbps, slots, strict=True)]
     slower = ", less by PCIe" if least != gbps else ""
     return LinkSpeed(host, ",".join(names), sum(least) / 8, links_words(gbps) + slower)
 
 
 def _gloo(host: Host, facts: HostFacts, snapshot: Snapshot) -> set[str]:
-    """Return GLOO_SOCKET_IFNAME's interfaces; else that by which another host is reached."""
+    """Return the interfaces that GLOO_SOCKET_IFNAME names; otherwise the one that leads to another host."""
     named = host.node.env.get("GLOO_SOCKET_IFNAME")
     if named:
         return set(named.split(","))
@@ -149,7 +149,7 @@ TELLING = {
 
 
 def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
-    """Return evidence: how RDMA's counters grew meanwhile; and what to do where they tell."""
+    """Return evidence, how RDMA's counters grew meanwhile, and the advice that follows from it."""
     signs = {COUNTERS[name][0] for ports in smoke.rdma_grown.values() for its in ports.values()
              for name in its if name in COUNTERS}  # fmt: skip
     advice = next((advice for sign, advice in TELLING.items() if sign in signs), None)
@@ -158,13 +158,14 @@ def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
 
 TIMES = 3.0
 LEAST_S = 2.0
-"""Seconds by which a rank must be slower than the others; less is noise of a busy machine."""
+"""Seconds by which a rank must be slower than the others; a smaller difference is noise of a busy machine."""
 
 
 def straggler(smoke: Smoke) -> RankReport | None:
-    """Return the rank that took far more time of its own than others.
+    """Return the rank that took far more time by itself than the others.
 
-    All leave an all-reduce together, but who takes long for the same work in between comes late to the next.
+    All ranks leave an all-reduce together, but a rank that needs long for the same work in between is late for the
+    next.
     """
     times = {rank.rank: rank.own_s for rank in smoke.ranks if rank.own_s is not None}
     if len(times) < 3 or len(times) < len(smoke.ranks):

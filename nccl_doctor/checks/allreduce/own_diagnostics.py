@@ -36,7 +36,7 @@ def diagnostics_words(smoke: Smoke) -> str | None:
 
 
 def findings_of_nccl(smoke: Smoke) -> Iterator[tuple[str, Finding]]:
-    """Yield findings of NCCL's own diagnostics by name, as warnings: its ranks went on all the same."""
+    """Yield findings of NCCL's own diagnostics by name, as warnings, since the ranks went on."""
     from nccl_doctor.logs.signs import Case
     from nccl_doctor.logs.verdict import finding
 

@@ -16,7 +16,7 @@ _ON_A_GPU = re.compile(r"CUDA|HIP|cuda|GPU")
 
 
 def shown(found: Culprits) -> tuple[Symptom, ...]:
-    """Return the symptoms of the ranks to blame; the hosts that a repetition blames, where there was one."""
+    """Return the symptoms of the ranks to blame, on the hosts that the repeated all-reduce blames, if there was one."""
     kinds: dict[str, list[RankReport]] = {}
     for rank in found.ranks:
         kinds.setdefault(_kind(rank, found), []).append(rank)
@@ -27,7 +27,7 @@ def shown(found: Culprits) -> tuple[Symptom, ...]:
 
 
 def everywhere(kind: str, hosts: Iterable[str], smoke: Smoke) -> Symptom:
-    """Return a symptom of these hosts that any host may have to do with."""
+    """Return a symptom of these hosts that any host may have caused."""
     return Symptom(kind, frozenset(hosts), frozenset(rank.host for rank in smoke.ranks), smoke.backend)
 
 
@@ -53,7 +53,7 @@ def _kind(rank: RankReport, found: Culprits) -> str:
 
 
 def _exception(error: str, smoke: Smoke) -> str:
-    """Return the kind of an exception, by its words."""
+    """Return the kind of an exception, by its message."""
     if is_echo(error, lost=bool(smoke.launchers)):
         return LOST
     return _where(next(iter(named_by(error)), "script-failed"), error)
@@ -64,9 +64,9 @@ def _where(name: str, text: str) -> str:
 
 
 def causes_from_output(smoke: Smoke, passed: Container[str] = ()) -> tuple[tuple[str, Finding], ...]:
-    """Return diagnoses that the ranks' output shows as causes, by name, with hosts.
+    """Return the diagnoses that the ranks' output shows as causes, by name, with their hosts.
 
-    ``passed``: checks that found nothing.
+    ``passed`` are the checks that found nothing.
     """
     from nccl_doctor.checks.processes.pinned_memory_short import instead
     from nccl_doctor.logs.diagnose import LogSource, diagnose
@@ -101,10 +101,10 @@ _ENDS = {
     "plugin-fault": ("SIGSEGV",),
     "shm-exhausted": ("SIGBUS",),
 }
-"""Effects that show in the output of ranks that ended otherwise."""
+"""Effects that show in the output of ranks that ended for another reason."""
 
 
 def words(name: str) -> Iterator[Effect]:
-    """Yield the effects of a fault that the ranks' own output names."""
+    """Yield the effects of a fault that the ranks' output names."""
     yield Effect((name, *_DIED, *_ENDS.get(name, ())), Reach.OWN, "the ranks' own words")
     yield Effect(tuple(AFTERMATH), Reach.MEETS, "the others wait for the ranks that say so, or lose them")

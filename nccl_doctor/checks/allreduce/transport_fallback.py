@@ -30,7 +30,7 @@ P2P_OFF = ("NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL")
 
 @check("NCD705", severity=Severity.WARNING, needs=("smoke",), explains=(SLOW,))
 def transport_fallback(view: View) -> Findings:
-    """Yield a finding where NCCL's lines show a slower way than the host has."""
+    """Yield a finding if NCCL's log shows a slower transport than the host allows."""
     smoke = view.smoke
     if smoke.backend != "nccl":
         return
@@ -81,7 +81,7 @@ def _active(host: Host) -> list[str]:
 
 
 def _reasons(hosts: list[Host], variables: tuple[str, ...]) -> Iterator[str]:
-    """Yield variables of the hosts file that forbid the faster way."""
+    """Yield the variables of the hosts file that forbid the faster transport."""
     for variable in variables:
         for value in dict.fromkeys(host.node.env[variable] for host in hosts if variable in host.node.env):
             names = [host.name for host in hosts if host.node.env.get(variable) == value]

@@ -20,7 +20,7 @@ from nccl_doctor.text.hostlist import fold, plural
 
 @dataclass(frozen=True)
 class Judged:
-    """A line against the hosts."""
+    """A launch line and the hosts that it is judged against."""
 
     view: View
     line: LaunchLine
@@ -33,23 +33,23 @@ class Judged:
 
     @property
     def master(self) -> str:
-        """The address that the other hosts were seen to reach."""
+        """The address at which the other hosts were seen to reach the master."""
         return self.view.snapshot.cluster.master_addr
 
     @property
     def world(self) -> int:
-        """All ranks, by the line where it says how many a node has."""
+        """The number of all ranks, from the line if it gives the ranks per node."""
         told = self.line.options.get("nproc_per_node", "")
         planned = sum(place.nproc for place in self.places.values())
         return max(1, int(told) * self.count if is_number(told) else planned)
 
 
 Fault = str | Unjudged
-"""A fault in words, or the reason why there is no judgement."""
+"""A fault as a phrase, or the reason why the line could not be judged."""
 
 
 def nodes(judged: Judged) -> Iterator[str]:
-    """Yield faults in the number of nodes, and in their places."""
+    """Yield faults in the number of nodes and in their ranks."""
     line, count = judged.line, judged.count
     told, rank = line.options.get("nnodes"), line.options.get("node_rank")
     if line.is_configured and told is None and count > 1:
@@ -73,7 +73,7 @@ def nodes(judged: Judged) -> Iterator[str]:
 
 
 def own_ways(judged: Judged) -> Iterator[str]:
-    """Yield faults in what one launcher alone has: its filters, totals, variables."""
+    """Yield faults in what only one launcher has: its filters, totals and variables."""
     line, count = judged.line, judged.count
     total, machines, rank = (line.options.get(name, "") for name in ("world_size", "nnodes", "node_rank"))
     if line.launcher == "deepspeed":
@@ -100,7 +100,7 @@ LLAMA = "llamafactory-cli"
 
 
 def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
-    """Yield faults in the number that the line gives its node, of so many that it tells."""
+    """Yield faults in the node rank that the line gives, against the number of nodes that it gives."""
     line, count = judged.line, judged.count
     if line.launcher == "deepspeed" and "no_ssh" in line.options and rank is None and count > 1:
         yield "--no_ssh without --node_rank: every host takes itself for node 0"
@@ -129,7 +129,7 @@ def started(judged: Judged) -> Iterator[Fault]:
 
 
 def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
-    """Yield faults in mpirun's own number of ranks, against the slots that it names."""
+    """Yield faults in mpirun's number of ranks, against the slots in its host list."""
     hydra = "hosts" in options  # of MPICH and Intel MPI, which knows no slots
     named = next((options[name] for name in ("hosts", "H", "host") if options.get(name)), "")
     ranks = options.get("world_size", "")
@@ -143,7 +143,7 @@ def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
 
 
 def sizes(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in an engine's parallel sizes, against the GPUs that there are."""
+    """Yield faults in an engine's parallel sizes, against the number of GPUs."""
     line = judged.line
     if line.launcher not in ("vllm", "sglang"):
         return
@@ -171,7 +171,7 @@ def sizes(judged: Judged) -> Iterator[Fault]:
 
 
 def ranks(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in the number of ranks a node, against the GPUs that there are."""
+    """Yield faults in the number of ranks per node, against the number of GPUs."""
     told = judged.line.options.get("nproc_per_node")
     total, machines = (judged.line.options.get(name, "") for name in ("world_size", "nnodes"))
     if judged.line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 0:
@@ -198,7 +198,7 @@ def ranks(judged: Judged) -> Iterator[Fault]:
 
 
 def devices(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in a script's own --device: numbers that a host has no GPU for.
+    """Yield faults in a script's own --device: numbers for which a host has no GPU.
 
     Lightning's --devices N is a count.
     """

@@ -36,7 +36,7 @@ MUST_AGREE = frozenset(
         *("NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_CROSS_NIC"),
     }
 )
-"""Variables without whose agreement a job fails; the others may cost speed."""
+"""Variables that must agree, or the job fails; a difference in others costs speed at most."""
 
 
 @check(
@@ -47,7 +47,7 @@ MUST_AGREE = frozenset(
     explains=(SETTING,),
 )
 def env_mismatch(view: View) -> Findings:
-    """Yield one finding per variable, on the hosts that differ from most."""
+    """Yield one finding per variable, on the hosts that differ from the majority."""
     for name in dict.fromkeys(name for own in view.by_host.values() for name in own.variables):
         # names that nobody knows are env-unknown-variable's
         if not name.startswith("NCCL_") or not is_known(name) or name in MAY_DIFFER or name.startswith(MAY_DIFFER_WITH):
@@ -87,7 +87,7 @@ _ROW = safe_regex(
 
 
 def _advice(case: Case) -> Advice:
-    """Return the variables with their values and ranks, as NCCL's report lists them."""
+    """Return advice with the variables, their values and ranks, as NCCL's report lists them."""
     names: dict[str, dict[str, str]] = {}
     for row in filter(None, (_ROW.search(event.text) for event in case.cause.events)):
         values = names.setdefault(row["name"] or row["alone"], {})

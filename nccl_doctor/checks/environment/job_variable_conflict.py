@@ -60,7 +60,7 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield where variables come from; the hosts file's and pod's are no leftovers."""
+    """Yield where variables come from; those of the hosts file or the pod are no leftovers."""
     own = host.node.env
     yield OURS, own
     there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}
@@ -74,7 +74,7 @@ def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[
 
 
 def planned_nodes(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
-    """Yield each host with its place in the plan."""
+    """Yield each host with its node rank."""
     ranks, world, first = rank_counts(snapshot), world_size(snapshot), 0
     for host in snapshot.hosts:
         nproc = ranks.get(host.name, host.node.nproc_per_node or 1)
@@ -87,7 +87,7 @@ def planned_nodes(snapshot: Snapshot) -> Iterator[tuple[str, PlannedNode]]:
 
 
 def _shared_master(view: View, places: dict[str, PlannedNode]) -> Iterator[Finding]:
-    """Yield jobs that meet where this one will, unless port-in-use says so."""
+    """Yield jobs that use the same master as this one, unless port-in-use reports them."""
     snapshot = view.snapshot
     first = snapshot.hosts[0].facts
     if first is None or (isinstance(first.master_port, PortTrial) and not first.master_port.free):

@@ -44,7 +44,7 @@ from nccl_doctor.text.shell import Line
 
 @check("NCD805", severity=Severity.ERROR, row="software")
 def launch_line_wrong(view: View) -> Findings:
-    """Yield one finding for all that the line says wrongly."""
+    """Yield one finding for all faults of the line."""
     cluster = view.snapshot.cluster
     try:
         line = line_to_judge(view.snapshot)
@@ -78,7 +78,7 @@ def launch_line_wrong(view: View) -> Findings:
 
 @dataclass(frozen=True)
 class Faults:
-    """Findings against a line: faults, by what they are about, and what could not be judged."""
+    """Faults of a line, by their subject, and what could not be judged."""
 
     all: list[str]
     meeting: list[str]
@@ -90,7 +90,7 @@ class Faults:
 
     @property
     def beyond_a_line(self) -> bool:
-        """True where no other line mends it: another port, GPUs that are not there."""
+        """True if no other line would help: a port is taken, or GPUs are missing."""
         return bool(self.devices or self.ports or self.lacks_gpus)
 
     @property
@@ -127,13 +127,13 @@ def _faults(judged: Judged) -> Faults:
 
 
 def _apart(found: Iterable[Fault]) -> tuple[list[str], list[Unjudged]]:
-    """Return faults, and what could not be judged."""
+    """Return the faults, and separately what could not be judged."""
     both = list(found)
     return [one for one in both if isinstance(one, str)], [one for one in both if isinstance(one, Unjudged)]
 
 
 def _commands(judged: Judged) -> tuple[Command, ...]:
-    """Return the corrected line: one for all hosts where it serves for all."""
+    """Return the corrected line: one for all hosts if it fits all."""
     counts = {name: place.nproc for name, place in judged.places.items()}
     lacking = {option for option, _ in _lacking(judged)}
     line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
@@ -146,7 +146,7 @@ def _commands(judged: Judged) -> tuple[Command, ...]:
 
 
 def _passes(judged: Judged, line: Line) -> bool:
-    """Return whether a remedy's own line, or one for each host, has no fault: what is printed must mend."""
+    """Return whether the corrected line, or each host's line, has no fault itself: only such a line is printed."""
     again = replace(judged, line=read_line(shlex.split(str(line))))
     return not _faults(again).all
 
@@ -163,7 +163,7 @@ def _unknown_options(judged: Judged) -> Iterator[str]:
 
 
 def _lacking(judged: Judged) -> Iterator[tuple[str, str]]:
-    """Yield each option that some hosts have, as it was written, with a host that has not."""
+    """Yield each option that only some hosts have, as it was written, with a host that lacks it."""
     for host, known in host_options(judged.view.snapshot).items():
         yield from ((option.written, host) for option in judged.line.own if option.name not in known)
 
@@ -191,7 +191,7 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
 
 
 def _deepspeed(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in the hosts and the address of deepspeed, which starts all hosts by itself (launcher/runner.py)."""
+    """Yield faults in deepspeed's hosts and master address; it starts all hosts by itself (launcher/runner.py)."""
     options = judged.line.options
     if not options.keys() & {"hostfile", "H", "no_ssh", "nnodes", "include", "i"}:  # they speak of /job/hostfile
         yield Unjudged((), "the launch line was not judged: deepspeed's hosts are not in it (--hostfile)")
@@ -200,7 +200,7 @@ def _deepspeed(judged: Judged) -> Iterator[Fault]:
 
 
 def _by_hand(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in the variables by which a script of its own is to meet the others (env://)."""
+    """Yield faults in the variables with which a script without a launcher joins the job (env://)."""
     addr = judged.line.variables.get("MASTER_ADDR")
     if addr and judged.line.launcher in ("script", "mpirun", "srun") and judged.count > 1:
         yield from _wrong_place(judged, f"MASTER_ADDR={addr}", addr, judged.line.variables.get("MASTER_PORT"))
@@ -227,7 +227,7 @@ def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Ite
 
 
 def _is_own(judged: Judged, addr: str) -> bool | None:
-    """Return True for any address of the first host's; None where those are not known."""
+    """Return whether it is an address of the first host; None if its addresses are not known."""
     facts = judged.view.snapshot.hosts[0].facts
     if facts is None or isinstance(facts.interfaces, Unknown):
         return None
@@ -240,7 +240,7 @@ def _split(place: str | None) -> tuple[str | None, str | None]:
 
 
 def _own_ports(judged: Judged) -> Iterator[str]:
-    """Yield faults in ports of an engine's line, which the engine takes for something else, too."""
+    """Yield faults in ports of an engine's line that the engine also uses for something else."""
     line = judged.line
     told = {name: line.options.get(name, "") for name in ("port", "master_port")}
     told["rdzv_endpoint"] = _split(line.options.get("rdzv_endpoint"))[1] or ""
@@ -252,7 +252,7 @@ def _own_ports(judged: Judged) -> Iterator[str]:
 
 
 def _shared(judged: Judged) -> Iterator[str]:
-    """Yield faults in the devices set in front, where a machine is two nodes."""
+    """Yield faults in the devices that stand before the line, if one machine is two nodes."""
     rank, said = judged.line.options.get("node_rank", ""), judged.line.variables.get("CUDA_VISIBLE_DEVICES")
     for host in judged.view.snapshot.hosts if said is not None else ():
         planned = host.node.cuda_visible_devices

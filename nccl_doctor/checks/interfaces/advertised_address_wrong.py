@@ -46,7 +46,7 @@ from nccl_doctor.text.inet import Address, address_of, endpoint, numeric
 from nccl_doctor.text.shell import line
 
 _JUDGED_ELSEWHERE = ("gloo", "torchrun")
-"""Diagnoses that judge these names already, hostname-loopback among them."""
+"""Programs whose addresses other diagnoses judge, such as hostname-loopback."""
 _OPTIONS = {"ray": "node_ip_address", "deepspeed": "master_addr"}
 _EXPORTS = {
     "vllm": "VLLM_HOST_IP",
@@ -61,8 +61,8 @@ class Misled:
     """A host on which a program tells its peers a wrong address.
 
     Attributes:
-        fault: what follows "vLLM on node1 ", alike for all hosts with this fault.
-        better: the address by which the others reach the host, where one is known.
+        fault: the phrase behind "vLLM on node1 ", the same for all hosts with this fault.
+        better: the address at which the others reach the host, if one is known.
     """
 
     host: str
@@ -97,7 +97,7 @@ def advertised_address_wrong(view: View) -> Findings:
 
 
 def _sides(view: View) -> Iterator[tuple[str, Side | Unknown]]:
-    """Yield each host as its programs see it, or why that is not known."""
+    """Yield each host as its programs see it, or why that is unknown."""
     for host, _ in view.facts:
         side = side_of(view.snapshot.cluster, host)
         lacks = host.name not in view.nccl.by_host
@@ -107,7 +107,7 @@ def _sides(view: View) -> Iterator[tuple[str, Side | Unknown]]:
 def _faults(
     view: View, wanted: list[str], meant: Mapping[str, set[str | None]], sides: Mapping[str, Side]
 ) -> Iterator[tuple[tuple[Severity, tuple[Misled, ...]], str]]:
-    """Yield each program with hosts on which it has one fault, and how grave that is."""
+    """Yield each program with the hosts on which it has the same fault, and the severity."""
     engine = view.snapshot.cluster.engine
     for program in wanted:
         hosts = {name: side for name, side in sides.items() if program in meant[name]}
@@ -120,7 +120,7 @@ def _faults(
 
 
 _SIDE_CHANNELS = {"vllm": ("nixl", "mooncake", "ucx"), "sglang": ("mooncake", "ucx")}
-"""Side channels that are an error too where somebody set them wrongly, by engine."""
+"""Side channels of each engine; one that was set wrongly is an error, too."""
 
 
 def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
@@ -142,7 +142,7 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
 
 
 def _by_line(view: View, program: str) -> Advertised | None:
-    """Return the address that the line to be judged gives the program, as it stands there for every host."""
+    """Return the address that the launch line gives the program, which is the same on every host."""
     with suppress(ValueError, UsageError):
         line, option = line_to_judge(view.snapshot), _OPTIONS.get(program)
         if line is None or option is None or line.launcher != program:
@@ -153,7 +153,7 @@ def _by_line(view: View, program: str) -> Advertised | None:
 
 
 def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, right: set[str | None]) -> str | None:
-    """Return the fault behind the program's name; None where the peers find the host by the address."""
+    """Return the fault, as a phrase that follows the program's name; None if the peers find the host at the address."""
     if given.address is None:
         return "finds no address to advertise, and exits"
     parsed = numeric(address or "")
@@ -188,7 +188,7 @@ def _of_peers(view: View, own: HostNccl, given: Advertised, address: str, right:
 
 
 def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None:
-    """Return the address that is given, or that the host makes of the name that is."""
+    """Return the address that is advertised, or to which the host resolves the advertised name."""
     if given.address is None or numeric(given.address) is not None:
         return given.address
     if given.address == "localhost":
@@ -200,7 +200,7 @@ def _numeric(view: View, name: str, side: Side, given: Advertised) -> str | None
 
 
 def _right_address(view: View, name: str, own: HostNccl) -> tuple[str | None, list[str]]:
-    """Return the host's address on the interface that serves NCCL, and those by which it is listed."""
+    """Return the host's address on the interface that suits NCCL, and those under which it is listed."""
     host = next(host for host in view.snapshot.hosts if host.name == name)
     names = host.facts.resolution if host.facts is not None and isinstance(host.facts.resolution, Names) else None
     told = names.get(host.node.address) if names is not None else None
@@ -301,7 +301,7 @@ def _message(case: Case) -> str:
 
 
 def _heads(log: Log) -> list[str]:
-    """Return the addresses at which an engine met Ray."""
+    """Return the addresses at which an engine connected to Ray."""
     events = (event for reading in log.readings for event in reading.events)
     return [event.address.ip for event in events if event.wording == _HEAD and event.address.ip]
 
@@ -328,7 +328,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Weigh a wait for a node whose address no host has."""
+    """Grade a wait for a node whose address no host has."""
     if scene.log.facts.serving:
         return Grade.HINT
     if event.wording != _WAITS:

@@ -35,7 +35,7 @@ from nccl_doctor.text.hostlist import fold, grouped
     ),
 )
 def duplicate_address(view: View) -> Findings:
-    """Yield one finding per address that several machines have, or a machine outside the cluster."""
+    """Yield one finding per address that several machines have, or that a machine outside the cluster has, too."""
     nccl = view.nccl
     by_host = view.by_host
     told = addresses_by_name(facts.resolution for _, facts in view.facts if isinstance(facts.resolution, Names))

@@ -42,5 +42,5 @@ def host_listed_twice(view: View) -> Findings:
 
 
 def _unmeant(node: Node, other: Node) -> bool:
-    """Return whether the list does not say that both are one machine."""
+    """Return whether nothing in the list shows that both entries are meant to be one machine."""
     return node.address != other.address and None in (node.cuda_visible_devices, other.cuda_visible_devices)

@@ -34,7 +34,7 @@ from nccl_doctor.text.inet import numeric
     in_logs=("no-route-to-host", "wrong-interface"),
 )
 def hostname_loopback(view: View) -> Findings:
-    """Yield a finding where gloo would listen on 127.x; info where it works anyway."""
+    """Yield a finding if gloo would listen on 127.x; info if it works anyway."""
     caught = [own for own in own_names(view) if own.is_loopback]
     if caught:
         hosts = tuple(own.host for own in caught)
@@ -84,7 +84,7 @@ RULES = (
 
 
 def _own_name(scene: Scene) -> list[Event]:
-    """Blame failed connections of gloo's to loopback addresses on hosts' own names."""
+    """Blame gloo's failed connections to loopback addresses on the hosts' own names."""
     dials = having("dials")
 
     def failed(event: Event) -> bool:
@@ -94,7 +94,7 @@ def _own_name(scene: Scene) -> list[Event]:
 
 
 def _within_host(scene: Scene) -> list[Event]:
-    """Take dial within a host whose ranks had met for merely refused."""
+    """Treat a dial within a host whose ranks had already connected as merely refused."""
     events = scene.events
     lost = min((e.order for e in events if e.name == "peer-died" and _of_gloo(e)), default=None)
     first = min((e.order for e in events if e.name == "hostname-loopback"), default=0)

@@ -34,7 +34,7 @@ from nccl_doctor.text.hostlist import fold, grouped, quoted
     explains=("port-unreachable", NAMES, "master-addr-not-local"),
 )
 def hostname_mismatch(view: View) -> Findings:
-    """Yield one finding per name, and one for all own names."""
+    """Yield one finding per name, and one for all hosts' own names."""
     stale = [own for own in own_names(view) if own.is_stale]
     master = view.snapshot.cluster.master_addr
     if stale:
@@ -79,7 +79,7 @@ def hostname_mismatch(view: View) -> Findings:
 
 
 def _lost_words(own: OwnName, given: list[str | None]) -> str:
-    """Tell what a host's own name does to the lost hosts."""
+    """Describe what the host's own name means for the hosts that lose it."""
     words = f"On {own.host} the host's own name resolves to {own.gloo}"
     mine = ":" in own.gloo
     if given and all(address is not None and (":" in address) != mine for address in given):
@@ -91,7 +91,7 @@ def _lost_words(own: OwnName, given: list[str | None]) -> str:
 
 
 def _reached(view: View, host: str, name: str) -> bool:
-    """Return whether a host met our listener by the master's name."""
+    """Return whether a host reached our listener by the master's name."""
     cluster, mesh = view.snapshot.cluster, view.snapshot.mesh
     master = cluster.nodes[0].name
     if not isinstance(mesh, Mesh) or name != cluster.master_addr or host == master:

@@ -44,7 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
     in_logs=("port-in-use", "ssh-unreachable"),
 )
 def hostname_unresolvable(view: View) -> Findings:
-    """Yield one finding for the names that the same hosts lack."""
+    """Yield one finding for the names that do not resolve on the same hosts."""
     cluster = view.snapshot.cluster
     resolved = {host.name: known(facts.resolution) for host, facts in view.facts}
     common = next(iter(resolved.values())).common if resolved else {}
@@ -81,7 +81,7 @@ def _is_lost(answer: tuple[str, Resolution | None]) -> bool:
 
 
 def _alias(view: View, name: str) -> Finding:
-    """Return the finding for a master that is listed by such a name."""
+    """Return the finding for a master that is listed by an alias of ~/.ssh/config."""
     hosts = tuple(host.name for host in view.snapshot.reached)
     master = view.snapshot.cluster.nodes[0].name
     address = view.nccl.addresses.get(master)
@@ -140,7 +140,7 @@ def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
 
 
 def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
-    """Explain which Service lets a pod's name not resolve; its mend."""
+    """Explain why a pod's name does not resolve, by its Service, and return the remedy."""
     if not kube.pods:
         return None
     pod_name, _, service_name = name.partition(".")
@@ -155,7 +155,7 @@ def why(kube: KubeFacts, name: str) -> tuple[str, Fix] | None:
 
 
 def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | None:
-    """Explain why an existing Service gives the pod no name."""
+    """Explain why an existing Service does not give the pod a name."""
     pod = next((one for one in kube.pods.values() if pod_name in (one.hostname, one.pod)), None)
     if not service.headless:
         summary = "Give the Service clusterIP: None (recreate it): only a headless Service gives pods names."
@@ -285,12 +285,13 @@ RULES = (
 )
 
 _AGAIN = 3
-"""Failed lookups after which a name that is never dialled is the fault: one for each kind of address, and one more for
-the next attempt (c10d/socket.cpp, tryConnect)."""
+"""Number of failed lookups after which a name that is never dialled is the cause: one for each address family, and one
+for the next attempt (c10d/socket.cpp, tryConnect).
+"""
 
 
 def _never_resolved(scene: Scene) -> list[Event]:
-    """Blame a name that was asked for in vain and never dialled."""
+    """Blame a name that never resolved and was never dialled."""
     dialled = {event.address.host for event in scene.events if event.name in having("dials")}
     given_up = {event.address.host for event in scene.events if event.name == "rendezvous-timeout"}
     hints = [event for event in scene.events if event.name == "hostname-unresolvable" and event.grade is Grade.HINT]

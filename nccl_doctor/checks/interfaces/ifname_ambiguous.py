@@ -20,5 +20,5 @@ from nccl_doctor.nccl.cluster_nccl import Kind
 
 @check("NCD209", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=MISLED)
 def ifname_ambiguous(view: View) -> Findings:
-    """Yield a finding where the variable lets good and wrong interfaces through."""
+    """Yield a finding if the variable matches both right and wrong interfaces."""
     yield from findings(view, Kind.AMBIGUOUS)

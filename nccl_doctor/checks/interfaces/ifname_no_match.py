@@ -64,7 +64,7 @@ RULES = roots(
 
 
 def _without_interface(scene: Scene) -> list[Event]:
-    """Take NCCL 2.27's unknown error for this where no interface shows."""
+    """Treat NCCL 2.27's "unknown error" as this diagnosis if no interface was printed."""
     facts = scene.log.facts
     if not facts.ifname or any(process.interfaces for process in facts.processes.values()):
         return scene.events

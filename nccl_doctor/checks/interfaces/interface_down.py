@@ -26,7 +26,7 @@ MISSED = ("ifname-wrong-interface", "ifname-needed", "ifname-ambiguous")
 
 @check("NCD211", severity=Severity.ERROR, needs=NEEDS, needs_nccl=True, explains=(*MISSED, *MISLED, CONNECTIONS))
 def interface_down(view: View) -> Findings:
-    """Yield a finding if an interface that the variable selects, or that leads to peers, is not running."""
+    """Yield a finding if an interface that the variable selects or that leads to peers is not running."""
     named: set[str] = set()
     for found in findings(view, Kind.DOWN):
         if isinstance(found, Finding):
@@ -45,7 +45,7 @@ def _state(view: View, found: Hindered) -> tuple[str, str, bool]:
 
 
 def _unused(view: View, group: list[Hindered]) -> Finding:
-    """Return the finding for hosts that use another route because their interface is down."""
+    """Return the finding for hosts whose packets take another route because their interface is down."""
     name, network, is_off = _state(view, group[0])
     hosts = tuple(one.host for one in group)
     ways = [(one.host, fault.way) for one in group for fault in one.route_faults]

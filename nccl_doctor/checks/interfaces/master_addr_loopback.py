@@ -18,7 +18,7 @@ from nccl_doctor.text.inet import is_loopback
 
 @check("NCD201", severity=Severity.ERROR, needs=("resolution",), explains=("port-unreachable", MASTER))
 def master_addr_loopback(view: View) -> Findings:
-    """Yield a finding where hosts but the first take the master address for themselves."""
+    """Yield a finding if the master address means the host itself on hosts other than the first."""
     nodes = view.snapshot.cluster.nodes
     if len({node.address for node in nodes}) < 2:
         return

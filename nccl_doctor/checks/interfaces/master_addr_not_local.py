@@ -30,7 +30,7 @@ from nccl_doctor.text.inet import is_loopback
     errors=("EADDRNOTAVAIL",),
 )
 def master_addr_not_local(view: View) -> Findings:
-    """Yield a finding where the master address is none of the first host's."""
+    """Yield a finding if the first host does not have the master address."""
     address = view.snapshot.cluster.master_addr
     everyone = [node.name for node in view.snapshot.cluster.nodes]
     for host, facts in view.facts:

@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def mtu_blackhole(view: View) -> Findings:
-    """Yield one finding per host of most stalled pairs, or one alone."""
+    """Yield one finding for each host that most stalled pairs share, or one finding for all."""
     mesh = view.mesh
     if isinstance(mesh.stalls, Skipped):
         return

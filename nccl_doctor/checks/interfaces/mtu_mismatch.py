@@ -29,7 +29,7 @@ ROCE_SIZES, ROCE_HEADERS = (256, 512, 1024, 2048, 4096), 96
 
 @check("NCD213", severity=Severity.WARNING, needs=NEEDS, needs_nccl=True)
 def mtu_mismatch(view: View) -> Findings:
-    """Yield one finding per subnet, on the hosts that differ from most."""
+    """Yield one finding per subnet, on the hosts that differ from the majority."""
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
     roce: set[tuple[str, str]] = set()  # hosts and interfaces under RoCE devices
     told: set[str] = set()  # hosts whose interfaces differ from others'
@@ -75,7 +75,7 @@ def mtu_mismatch(view: View) -> Findings:
 
 
 def _packets(mtu: int) -> str:
-    """Return words for the size of RoCE packets there, as the kernel derives it (``iboe_get_mtu``)."""
+    """Return a phrase for the size of RoCE packets there, as the kernel derives it (``iboe_get_mtu``)."""
     return f", RoCE packets of {max((size for size in ROCE_SIZES if size <= mtu - ROCE_HEADERS), default=0)}"
 
 

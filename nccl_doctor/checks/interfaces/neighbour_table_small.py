@@ -30,7 +30,7 @@ from nccl_doctor.text.shell import line
 NAME = "net.ipv4.neigh.default.gc_thresh"
 LIMIT = f"{NAME}3"
 FEW = 128
-"""Linux' default for gc_thresh1: up to here nothing is ever thrown out, whatever the other limits are."""
+"""Linux' default for gc_thresh1: up to this number no entry is ever removed, whatever the other limits are."""
 
 ROOM = 4
 """Entries of the raised limit for each peer: gateways, storage and containers need some too."""
@@ -73,11 +73,11 @@ def neighbour_table_small(view: View) -> Findings:
 
 
 _Cache = dict[tuple[frozenset[Network], bool], frozenset[str]]
-"""Addresses of the cluster that lie on a host's nets, by these nets and whether hosts share names."""
+"""Cache of the cluster's addresses in a host's subnets, by these subnets and by whether hosts share names."""
 
 
 def _peers(facts: HostFacts, names: frozenset[str], cache: _Cache) -> int:
-    """Return the cluster's IPv4 addresses on a net of the host's own."""
+    """Return the cluster's IPv4 addresses in the host's own subnets."""
     interfaces, resolved = known(facts.interfaces), known(facts.resolution)
     nets = frozenset(
         ipaddress.ip_interface(f"{entry.address}/{entry.netmask}").network

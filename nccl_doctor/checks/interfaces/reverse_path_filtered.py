@@ -24,7 +24,7 @@ from nccl_doctor.text.shell import line
 
 @check("NCD220", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
 def reverse_path_filtered(view: View) -> Findings:
-    """Yield one finding for each host that drops packets so."""
+    """Yield one finding for each host whose reverse-path filter drops packets."""
     for found in hindered_hosts(view, "filtered"):
         names = list(dict.fromkeys(fault.usual for fault in found.route_faults if fault.usual))
         # a VLAN's name has a dot of its own, so that sysctl(8) wants slashes between the parts

@@ -26,7 +26,7 @@ from nccl_doctor.text.shell import line
 
 @check("NCD219", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def route_diverted(view: View) -> Findings:
-    """Yield one finding for each host that does so."""
+    """Yield one finding for each host that sends packets for its peers elsewhere."""
     for found in hindered_hosts(view, "diverted"):
         lines = [_lines(fault) for fault in found.route_faults]
         ways = " and ".join(dict.fromkeys(words for words, _ in lines))
@@ -41,7 +41,7 @@ def route_diverted(view: View) -> Findings:
 
 
 def _lines(fault: RouteFault) -> tuple[str, str]:
-    """Return the way that packets go, for the sentence, and its evidence."""
+    """Return the route that packets take, as a phrase, and its evidence."""
     way = fault.way
     where = f"through {way.dev}" if way.gateway is None else f"to {way.gateway} through {way.dev}"
     source = f" from {way.source}" if way.source else ""

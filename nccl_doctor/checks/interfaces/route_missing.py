@@ -37,7 +37,7 @@ WHERE = "`ip rule; ip route show table all` tell where"
 
 @dataclass
 class Hindered:
-    """A host whose kernel stops dials or answers, with pairs and peers."""
+    """A host whose kernel stops connections or replies, with the pairs and peers concerned."""
 
     host: str
     route_faults: dict[RouteFault, None] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Hindered:
 
 
 def hindered_hosts(view: View, kind: Kind) -> Iterable[Hindered]:
-    """Return the hosts whose routes or filters hinder dials, in the dials' order."""
+    """Return the hosts whose routes or filters prevent dials, in the order of the dials."""
     found: dict[str, Hindered] = {}
     for dial in view.mesh.failed:
         fault = view.dials.route_faults.get(dial)
@@ -140,7 +140,7 @@ def _no_route(sources: tuple[str, ...], lacking: dict[str, dict[str, str]]) -> s
 def _finding(
     view: View, sources: tuple[str, ...], lacking: dict[str, dict[str, str]], reasons: dict[str, dict[str, str | None]]
 ) -> Finding:
-    """Return the finding for hosts alike; ``reasons`` hold the kernel's errors."""
+    """Return the finding for similar hosts; ``reasons`` are the kernel's errors."""
     first, evidence = view.by_host[sources[0]], []
     for source in sources:
         routes = view.by_host[source].routes or ()
@@ -162,7 +162,7 @@ def _finding(
 
 
 def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Command, ...]:
-    """Return the lines that delete refusing routes; none unless all are known."""
+    """Return the commands that delete rejecting routes; none unless all of these routes are known."""
     ways = [way for way in facts.ways if way.iif is None] if isinstance(facts.ways, tuple) else []
     found = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
     refusals = dict.fromkeys(refusal for each in found for refusal in each)
@@ -201,7 +201,7 @@ def answer_of(way: Way) -> str:
 
 
 def _remedy(own: HostNccl, targets: Iterable[str], errors: Collection[str | None]) -> str:
-    """Advice for ``{hosts}``; refusals and missing addresses come before routes."""
+    """Advice for ``{hosts}``: rejecting routes and missing addresses come before missing routes."""
     standing = [words for error, words in NO_WAY.items() if error in errors]
     if standing:
         return f"Take it out on {{hosts}}: {' and '.join(standing)} ({WHERE})"

@@ -35,8 +35,8 @@ class _Shared:
 
     Attributes:
         settings: each interface with its values of KEYS.
-        strict: reverse-path filtering is, on one of them.
-        meets: the host and a peer reach each other all the same.
+        strict: whether one of them has strict reverse-path filtering.
+        meets: whether the host and a peer reach each other anyway.
     """
 
     network: Network
@@ -96,7 +96,7 @@ def _finding(view: View, found: _Shared, hosts: list[str]) -> Finding:
 
 
 def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
-    """Return the subnets on which NCCL uses several links; aliases don't count."""
+    """Return the subnets in which NCCL uses several links; aliases don't count."""
     found: dict[Network, dict[str, None]] = {}
     for use in (*((own.chosen,) if own.chosen is not None else ()), *own.choice.net_socket):
         for network in own.networks(use.address):
@@ -106,7 +106,7 @@ def shared(own: HostNccl) -> dict[Network, tuple[str, ...]]:
 
 
 def effective(sysctls: dict[str, str], key: str, link: str) -> int:
-    """Return the higher of conf.all and the link's own (ip-sysctl.rst); 0 where the kernel has no such file."""
+    """Return the higher of the values for "all" and for the link (ip-sysctl.rst); 0 without such a setting."""
     return max(int(sysctls.get(f"net.ipv4.conf.{where}.{key}", "0")) for where in ("all", link))
 
 

@@ -40,7 +40,7 @@ FEW = Effect(
 ANYWAY = ("port-in-use", "ifname-model-differs", FEW)
 OWN_PORTS = 6
 WIDE = (15000, 65000)
-"""A range of 50,001 ports that leaves most services' own ports alone."""
+"""A range of 50,001 ports without the ports of most services."""
 
 
 @check("NCD307", severity=Severity.WARNING, needs=("port_range",), explains=("port-unreachable", *ANYWAY))

@@ -19,7 +19,7 @@ from nccl_doctor.model.finding import Severity
 
 @check("NCD302", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_ephemeral(view: View) -> Findings:
-    """Yield one finding per rule that stops these ports alone."""
+    """Yield one finding per rule that blocks only ephemeral ports."""
     for blames in by_rule(view, master=False):
         what = whose(blames)
         who = "the others pick" if blames[0].direction == "output" and what == OWN else "NCCL picks"

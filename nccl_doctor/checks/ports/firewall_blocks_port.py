@@ -37,19 +37,21 @@ OWN = "its own outgoing connections"
 UNSEEN = "not tested because the port is busy; concluded from the rules"
 
 EXPLAINS = ("port-unreachable", CONNECTIONS)
-"""Failed dials without a rule that stops them follow only where some of the host's rules are not understood."""
+"""The effects; failed dials that no known rule explains are among them only if some of the host's rules are not
+understood.
+"""
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_port(view: View) -> Findings:
-    """Yield one finding per rule that stops the master port somewhere."""
+    """Yield one finding per rule that blocks the master port on some host."""
     for blames in by_rule(view, master=True):
         yield finding(blames, view, f"{rule_of(blames)} {_what(blames, view.snapshot)}, so the ranks can't meet.")
     yield from gaps(view, master=True)
 
 
 def _what(blames: list[Blame], snapshot: Snapshot) -> str:
-    """Name what the rules stop, NCCL's own ports included."""
+    """Return a phrase for what the rules block, with NCCL's own ports."""
     met = [dial for blame in blames for dial in blame.dials if dial.dst == blame.host.name]
     if met and blames[0].direction == "input" and not any(to_master(dial, snapshot) for dial in met):
         return "replies to its own connections and the other hosts' connections to the ports that NCCL picks"
@@ -67,12 +69,12 @@ def to_master(dial: FailedDial, snapshot: Snapshot) -> bool:
 
 
 def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
-    """Return whether the host stops dials to the master port."""
+    """Return whether the host blocks dials to the master port."""
     return any(to_master(dial, snapshot) for dial in blame.dials)
 
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
-    """Return hosts with the same rule, by whether it stops the master port."""
+    """Return hosts with the same rule, by whether it blocks the master port."""
     blames = sorted(view.dials.firewall.blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
     inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
 
@@ -97,7 +99,7 @@ def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
 
 
 def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
-    """Yield the hosts whose unread rules may explain a dial."""
+    """Yield the hosts whose rules could not be read and may explain a dial."""
     snapshot = view.snapshot
     apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
     mine = [gap for gap in view.dials.firewall.gaps if to_master(gap.dial, snapshot) is master]
@@ -107,7 +109,7 @@ def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
 
 
 def whose(blames: Sequence[Blame]) -> str:
-    """Name what rules stop: the others' connections, the host's own, or answers."""
+    """Return a phrase for what the rules block: other hosts' connections, the host's own, or replies."""
     among = [(blame, dial) for blame in blames for dial in blame.dials if dial.src != dial.dst]
     made, met = (any(getattr(dial, end) == blame.host.name for blame, dial in among) for end in ("src", "dst"))
     if blames[0].direction == "input" and met:
@@ -118,7 +120,7 @@ def whose(blames: Sequence[Blame]) -> str:
 
 
 def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
-    """Return the finding for hosts that stop dials alike."""
+    """Return the finding for hosts that block the same dials by similar rules."""
     first = blames[0]
     snapshot, listens = view.snapshot, view.nccl.addresses
     by_direction = grouped((blame.direction, blame) for blame in blames)

@@ -81,7 +81,7 @@ SIGNS = LogSigns(
 
 @check("NCD320", severity=Severity.WARNING, explains=(SLOW,), also=("rates",), row="rate")
 def link_slow(view: View) -> Findings:
-    """Yield findings of PCIe links, and one a host, pair or rail by rates; hosts too busy to be judged are gaps."""
+    """Yield findings about PCIe links, and one for each slow host, pair or rail; hosts that were too busy are gaps."""
     rates = view.snapshot.rates
     if rates == skipped(PENDING):
         yield Absent(PENDING, skipped=True)
@@ -123,7 +123,7 @@ def _by_rates(view: View, rates: Rates) -> Findings:
 
 
 def _lanes(view: View, rates: Rates | None) -> Findings:
-    """Yield findings of GPUs and NICs without all their PCIe lanes."""
+    """Yield findings about GPUs and NICs that use fewer PCIe lanes than they have."""
     gpus = [(host.name, *told) for host, facts in view.facts for told in _gpu_links(host, facts)]
     for host, facts in view.facts:
         if isinstance(facts.gpu_driver, Unknown):
@@ -159,7 +159,7 @@ def _gpu_links(host: Host, facts: HostFacts) -> Iterator[tuple[str, PciLink]]:
 
 
 def _nic_links(view: View) -> Iterator[tuple[str, str, PciLink]]:
-    """Host, name and link of each interface of NCCL's sockets whose PCIe link gives less than its port."""
+    """Host, name and link of each interface that NCCL's sockets use and whose PCIe link is slower than its port."""
     for host, _ in view.facts:
         own, side = view.nccl.by_host.get(host.name), view.nccl.rdma.sides.get(host.name)
         if own is None or own.chosen is None or (side is not None and side.rdma.entries):
@@ -221,7 +221,7 @@ def _interfaces(slow: SlowLink) -> str:
 
 
 def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
-    """Yield the figures beside the others', and what is known of the links."""
+    """Yield the rates, compared with those of the others, and what is known about the links."""
     bad = {(one.src, one.dst, one.rail) for one in slow.rates}
     others = [
         one for pair, one in rates.final.items() if pair not in bad and (one.rail in slow.rails) != slow.whole_rail
@@ -253,7 +253,7 @@ def _evidence(slow: SlowLink, rates: Rates, view: View) -> Iterator[str]:
 
 
 def link_words(rates: Rates, host: str, name: str, view: View) -> str:
-    """Return the link in words: ``10000 Mb/s, full duplex, MTU 1500, 4 of 16 PCIe lanes, without tso``."""
+    """Return a description of the link: ``10000 Mb/s, full duplex, MTU 1500, 4 of 16 PCIe lanes, without tso``."""
     link = rates.link(host, name)
     facts = next((facts for one, facts in view.facts if one.name == host), None)
     known = () if facts is None or isinstance(facts.interfaces, Unknown) else facts.interfaces.links

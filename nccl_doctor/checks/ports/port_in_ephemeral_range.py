@@ -22,7 +22,7 @@ from nccl_doctor.text.shell import line
 
 @check("NCD306", severity=Severity.WARNING, needs=("port_range",), explains=("port-in-use",), scope="master")
 def port_in_ephemeral_range(view: View) -> Findings:
-    """Yield a finding where the kernel may give the master port away."""
+    """Yield a finding if the kernel may assign the master port to another connection."""
     port = view.snapshot.cluster.master_port
     for host, facts in view.facts:
         own = known(facts.port_range)

@@ -66,7 +66,7 @@ TAKEN = Effect(
     errors=("EADDRINUSE",),
 )
 def port_in_use(view: View) -> Findings:
-    """Yield a finding where torch would not get the master port; names the holder."""
+    """Yield a finding if torch would not get the master port; name the process that holds it."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         if trial.free or trial.error == "EACCES":
@@ -118,7 +118,7 @@ def _stop_container(host: Host, trial: PortTrial) -> Fix:
 
 
 def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
-    """Return the way out by the cause of the failed bind."""
+    """Return the remedy for the cause of the failed bind."""
     if trial.cause == "time-wait":
         wait = fix_port(cluster, host.node, line("{port} --wait", port=trial.port))
         seconds = f"{trial.time_wait_s or 60:.0f} seconds"

@@ -32,7 +32,7 @@ PRIVILEGED = Effect(
     errors=("EACCES",),
 )
 def port_privileged(view: View) -> Findings:
-    """Yield an error where the bind was refused; a warning for root."""
+    """Yield an error if the bind was refused; a warning for root."""
     for host, facts in view.facts:
         trial = known(facts.master_port)
         refused = trial.error == "EACCES"

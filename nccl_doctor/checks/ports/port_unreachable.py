@@ -60,7 +60,7 @@ MEANS = {
 
 @check("NCD303", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def port_unreachable(view: View) -> Findings:
-    """Yield one finding for each of the fewest hosts that explain all."""
+    """Yield one finding for each host of the smallest set of hosts that explains all failed dials."""
     mesh = view.mesh
     for name, reason in mesh.not_listening.items():
         yield Unjudged((name,), reason)
@@ -78,7 +78,7 @@ def port_unreachable(view: View) -> Findings:
 
 
 def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[Finding]:
-    """Yield the findings for the failed dials of one rail; None: the first."""
+    """Yield the findings for the failed dials of one rail; None is the first rail."""
     for group in groups((dial.src, dial.dst) for dial in dials):
         among = [dial for dial in dials if dial.src in group.hosts]
         if not group.is_certain:
@@ -94,7 +94,7 @@ def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[F
 
 
 def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
-    """Tell what a host and the others can't do, no full stop."""
+    """Return the sentence about a host and the others, without a full stop."""
     incoming = {dial.src for dial in dials if dial.dst == name}
     outgoing = {dial.dst for dial in dials if dial.src == name}
     if incoming == outgoing:
@@ -109,7 +109,7 @@ def _sentence(name: str, dials: list[FailedDial], count: int) -> str:
 
 
 def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -> Finding:
-    """Return the finding where none is likelier."""
+    """Return the finding if no host is more likely than the others."""
     names = tuple(node.name for node in view.snapshot.cluster.nodes if node.name in group.hosts)
     pairs = {(dial.src, dial.dst) for dial in dials}
     if len(names) == 2:
@@ -150,7 +150,7 @@ def _finding(
 
 
 def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None:
-    """Advice where all reach the master's port, by NCCL's address alone."""
+    """Advice for a case in which all hosts reach the master port, but only at NCCL's address."""
     cluster, mesh = view.snapshot.cluster, view.mesh
     master = cluster.nodes[0].name
     address = view.nccl.addresses.get(master)
@@ -167,7 +167,7 @@ def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None
 def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fix:
     """Return the advice.
 
-    Hosts' own rules come first where nobody could read them, those of the side that has fewer hosts.
+    Rules that could not be read come first, those of the side with fewer hosts.
     """
     diallers, listeners = ({dial.src for dial in dials}, {dial.dst for dial in dials})
     ends = diallers | listeners
@@ -192,12 +192,12 @@ def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fi
 
 
 def rail_of(mesh: Mesh, dial: FailedDial) -> Rail | None:
-    """Return the interface that a dial went to, unless its host's first."""
+    """Return the interface that a dial went to, unless it is the host's first."""
     return mesh.rails.get(dial.dst, {}).get(dial.address)
 
 
 def _leave_out(view: View, rail: Rail) -> Fix | None:
-    """Return the setting that leaves an interface out, where it would do."""
+    """Return the setting that excludes an interface, if that would help."""
     first = {name: own.chosen.name for name, own in view.nccl.by_host.items() if own.chosen is not None}
     others_fail = any(rail_of(view.mesh, dial) is None for dial in view.mesh.failed)
     if others_fail or rail.interface in first.values() or len(first) < len(view.snapshot.reached):
@@ -208,7 +208,7 @@ def _leave_out(view: View, rail: Rail) -> Fix | None:
 
 
 def between(kube: KubeFacts, ends: Collection[str]) -> str | None:
-    """Tell what to look at between pods, in order; None without pods."""
+    """Return what to check between pods, in order; None without pods."""
     pods = [kube.pods[name] for name in ends if name in kube.pods]
     if not pods:
         return None

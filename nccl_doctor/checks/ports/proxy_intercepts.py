@@ -41,7 +41,7 @@ OTHERWISE = (
     explains=("port-unreachable", "firewall-blocks-port", "firewall-blocks-ephemeral", CONNECTIONS),
 )
 def proxy_intercepts(view: View) -> Findings:
-    """Yield one finding for all pairs; an error where dials fail."""
+    """Yield one finding for all pairs; an error if dials fail."""
     mesh = view.mesh
     sidecars = {
         name: next((one for one in pod.containers if one in SIDECARS), None) for name, pod in view.kube.pods.items()

@@ -25,7 +25,7 @@ OTHERS = 0.1  # of their dials that may have had packets sent again
 
 @check("NCD321", severity=Severity.INFO, needs=("mesh",))
 def round_trip_long(view: View) -> Findings:
-    """Yield one finding per host, of those that others can be compared with."""
+    """Yield one finding per slow host, if there are others to compare it with."""
     trips = view.mesh.trips
     if not trips:
         yield Absent("no round trips were kept")
@@ -52,7 +52,7 @@ def round_trip_long(view: View) -> Findings:
 
 
 def _resends(own: Trips, others: list[Trips]) -> bool:
-    """Return whether half of its dials had packets sent again, and hardly any between the others."""
+    """Return whether packets were retransmitted in half of the host's dials, but hardly in any between the others."""
     elsewhere = sum(one.again for one in others) - own.again  # each of its dials is one of another host's, too
     dials = sum(one.pairs for one in others) - own.pairs
     return 2 * own.again >= own.pairs and elsewhere <= OTHERS * dials

@@ -49,7 +49,7 @@ NVIDIA, INFINIBAND = "/dev/nvidia", "/dev/infiniband/"
 
 @dataclass(frozen=True)
 class Aspect:
-    """A difference of a container, and ``docker run`` options that mend it."""
+    """A difference between container and host, and the ``docker run`` options that remove it."""
 
     name: str
     phrase: str
@@ -60,7 +60,7 @@ class Aspect:
 
 @dataclass(frozen=True)
 class Sides:
-    """A host, and what both sides of its container's wall told."""
+    """A host, with the facts from inside and outside its container."""
 
     view: View
     host: Host
@@ -90,7 +90,7 @@ LACKS = (
     outside=True,
 )
 def container_differs(view: View) -> Findings:
-    """Yield one finding for containers that differ from their hosts alike."""
+    """Yield one finding for containers that differ from their hosts in the same way."""
     told = [
         Sides(view, host, facts, inside, outside)
         for host, facts in view.facts
@@ -166,7 +166,7 @@ def _network(sides: Sides) -> Iterator[Aspect]:
 
 
 def _names(sides: Sides) -> Iterator[Aspect]:
-    """Return names of the host's /etc/hosts that resolve to nothing inside."""
+    """Return names in the host's /etc/hosts that do not resolve in the container."""
     told = sides.facts.resolution
     if not isinstance(told, Names) or is_unreached(sides.view.snapshot, sides.host):
         return
@@ -178,7 +178,7 @@ def _names(sides: Sides) -> Iterator[Aspect]:
 
 
 def _shm(sides: Sides) -> Iterator[Aspect]:
-    """Yield less than the host, and docker's default or too little."""
+    """Yield a difference if /dev/shm is smaller than the host's and has docker's default size or is too small."""
     shm, outside = sides.facts.shm, sides.outside.shm_bytes
     if isinstance(shm, Unknown) or shm.problem is not None or outside is None or shm.total_bytes >= outside:
         return
@@ -191,7 +191,7 @@ def _shm(sides: Sides) -> Iterator[Aspect]:
 
 
 def _shm_needed(sides: Sides) -> int:
-    """Return bytes of /dev/shm that the ranks want (shm_small)."""
+    """Return the bytes of /dev/shm that the ranks need (see shm_small)."""
     return WANTED * sides.view.nproc(sides.host, sides.facts)
 
 
@@ -220,14 +220,14 @@ def _host(limit: int | None, unit: int) -> str:
 
 
 def _gpus(sides: Sides) -> Iterator[Aspect]:
-    """None of the host's GPUs, or such as do not open."""
+    """Yield a difference if the container has none of the host's GPUs, or can't open some."""
     phrase = _lacking(sides, NVIDIA, "GPU")
     if phrase and sides.host.node.cuda_visible_devices != "":
         yield Aspect("gpus", phrase, ("--gpus=all",), ("gpu-count-low", CUDA), Severity.ERROR)
 
 
 def _rdma(sides: Sides) -> Iterator[Aspect]:
-    """Yield missing or inaccessible RDMA devices, if a port is up."""
+    """Yield a difference if RDMA devices are missing or can't be opened, and a port is up."""
     devices = sides.facts.rdma
     up = not isinstance(devices, Unknown) and any(port.state == "ACTIVE" for one in devices for port in one.ports)
     phrase = _lacking(sides, INFINIBAND, "RDMA device") if up else ""
@@ -238,7 +238,7 @@ def _rdma(sides: Sides) -> Iterator[Aspect]:
 
 
 def _lacking(sides: Sides, prefix: str, what: str) -> str:
-    """Return devices of a kind that can't be used inside, as a phrase."""
+    """Return a phrase for the devices of a kind that can't be used in the container."""
     there = [path for path in sides.outside.devices if path.startswith(prefix)]
     inside = {path: error for path, error in sides.inside.devices.items() if path.startswith(prefix)}
     refused = [f"{path} ({error})" for path, error in inside.items() if error is not None]

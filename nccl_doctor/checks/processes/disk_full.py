@@ -28,7 +28,7 @@ MIB = 1 << 20
 LEAST_BYTES = 64 * MIB
 LEAST_FILES = 100
 _PLAIN = re.compile(r"/[\w./+-]{0,200}", re.ASCII)
-"""Paths that are shown and pasted; any other path is named by its variable."""
+"""Paths that may be shown and pasted; any other path is named by its variable."""
 
 
 @check(
@@ -40,7 +40,7 @@ _PLAIN = re.compile(r"/[\w./+-]{0,200}", re.ASCII)
     errors=("EDQUOT",),
 )
 def disk_full(view: View) -> Findings:
-    """Yield one finding for each folder that is full, folded over hosts."""
+    """Yield one finding for each full folder, with all its hosts."""
     full: dict[tuple[str, bool], dict[str, int]] = {}
     for host, facts in view.facts:
         for folder in known(facts.temporary):

@@ -25,9 +25,9 @@ from nccl_doctor.snapshot.system import GpuProcess, TrainingJob
 from nccl_doctor.text.hostlist import nouns
 
 TAKEN_MIB = 1024
-"""Memory in MiB above which a GPU counts as used: less is a context and little more."""
+"""Memory in MiB above which a GPU counts as used; less is hardly more than a CUDA context."""
 UNSEEN_MIB = 2048
-"""Memory in MiB that a driver may keep for itself, which some of them count as used."""
+"""Memory in MiB that a driver may keep for itself and report as used."""
 
 FULL = Effect(
     ("gpu-memory", "cuda-error"),

@@ -26,8 +26,9 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 MIB = 1 << 20
 FATAL = 64 * MIB
-"""The memory that one communicator registers at least with NCCL's default buffers (several channels of 4 MiB each
-way)."""
+"""The least memory that one communicator registers with NCCL's default buffers (several channels of 4 MiB in each
+direction).
+"""
 ENOUGH = 1024 * MIB
 
 
@@ -40,7 +41,7 @@ ENOUGH = 1024 * MIB
     row="limits",
 )
 def memlock_low(view: View) -> Findings:
-    """Yield one finding per limit, folded over hosts."""
+    """Yield one finding per limit, with all its hosts."""
     sides = view.nccl.rdma.sides
     low = ((limit, host.name) for host, its in view.facts if (limit := too_low(its, sides.get(host.name))) is not None)
     for limit, hosts in grouped(low).items():
@@ -69,7 +70,7 @@ def too_low(facts: HostFacts, side: Side | None) -> int | None:
 
 
 def registers(facts: HostFacts, side: Side | None) -> bool:
-    """Return whether NCCL registers memory with an RDMA port: one is up, and no variable leaves it out."""
+    """Return whether NCCL registers memory with an RDMA port: one is up, and no variable excludes it."""
     up = ((device.name, port.number) for device in known(facts.rdma) for port in device.ports if port.state == "ACTIVE")
     return any(side is None or (side.rdma.off is None and side.rdma.spec.accepts(*port)) for port in up)
 

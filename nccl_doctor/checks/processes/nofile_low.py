@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import fold
 BASE = 256
 PER_RANK = 16
 CERTAIN = 2
-"""Sockets for each rank that the store's process holds at least; with fewer no job of this size can start."""
+"""The least number of sockets per rank in the process of the store; with fewer no job of this size can start."""
 
 
 @check(
@@ -40,7 +40,7 @@ CERTAIN = 2
     errors=("EMFILE",),
 )
 def nofile_low(view: View) -> Findings:
-    """Yield one finding per pair of limits, folded over hosts."""
+    """Yield one finding per pair of limits, with all its hosts."""
     world = world_size(view.snapshot)
     need = BASE + PER_RANK * world
     limits = view.hosts_by(lambda facts: (known(facts.limits).nofile_soft, known(facts.limits).nofile_hard))

@@ -35,7 +35,7 @@ REMEDY = Fix(
 
 @check("NCD608", severity=Severity.INFO, needs=("limits", "rdma"), explains=(PINNING,), row="limits")
 def pinned_memory_short(view: View) -> Findings:
-    """Yield one finding per amount, folded over hosts; a warning on GB10."""
+    """Yield one finding per amount, with all its hosts; a warning on GB10."""
     sides = view.nccl.rdma.sides
     short = ((one, host.name) for host, its in view.facts if (one := _unpinnable(its, sides.get(host.name))))
     for (total, free, shared), hosts in grouped(short).items():
@@ -51,14 +51,14 @@ def pinned_memory_short(view: View) -> Findings:
 
 
 def _unpinnable(facts: HostFacts, side: Side | None) -> tuple[int, int, bool] | None:
-    """CmaTotal, CmaFree where it is above that, and whether GPU and processor share the memory."""
+    """Return the memory that can't be pinned (CmaTotal, or CmaFree if larger), and whether GPU and CPU share it."""
     cma = known(facts.limits).cma_kib
     shared = not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name for gpu in facts.gpus)
     return (*cma, shared) if cma is not None and cma[1] > cma[0] and registers(facts, side) else None
 
 
 def instead(found: Finding) -> tuple[str, Finding]:
-    """Return the name and finding in place of a memlock-low of the all-reduce's output, where no limit is low."""
+    """Return the name and finding that replace a memlock-low from the all-reduce's output if no limit is low."""
     words = f"The kernel can't pin memory for RDMA on {fold(found.hosts)}, although the limit allows it."
     return "pinned-memory-short", found.model_copy(update={"message": words, "fix": REMEDY})
 
@@ -68,7 +68,7 @@ RULES = (clue(UNLIMITED, "max locked memory           (kbytes, -l) unlimited"),)
 
 
 def _unlimited(scene: Scene) -> list[Event]:
-    """Blame the kernel where a registration failed and the log says that memlock is unlimited."""
+    """Blame the kernel if a registration failed and the log says that memlock is unlimited."""
     if all(event.wording != UNLIMITED for event in scene.events):
         return scene.events
     return scene.renamed("pinned-memory-short", Grade.ROOT, lambda e: e.name == "memlock-low" and e.grade is Grade.ROOT)

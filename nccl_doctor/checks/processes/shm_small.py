@@ -28,12 +28,12 @@ from nccl_doctor.text.shell import line
 MIB = 1 << 20
 WANTED = 64 * MIB
 LEAST = 128 * MIB
-"""Bytes for one rank whose data loaders have workers."""
+"""Bytes that one rank needs if its data loaders have workers."""
 
 
 @dataclass(frozen=True)
 class _Lack:
-    """Facts that hosts share which lack room alike."""
+    """Facts shared by hosts with the same lack of room."""
 
     ranks: int
     needed: int
@@ -47,7 +47,7 @@ class _Lack:
 
 @check("NCD605", severity=Severity.WARNING, needs=("shm",), explains=(SHARED_MEMORY,), row="limits")
 def shm_small(view: View) -> Findings:
-    """Yield one finding for the hosts that lack room alike; those with little join those with none."""
+    """Yield one finding for hosts with the same lack; hosts with too little are joined with those that have none."""
     lacks: dict[_Lack, dict[str, int]] = {}
     for host, facts in view.facts:
         shm = known(facts.shm)
@@ -76,7 +76,7 @@ def shm_small(view: View) -> Findings:
 
 
 def _both(missing: Finding, small: Finding) -> Finding:
-    """Return the finding for both, each with its remedy."""
+    """Return one finding for both groups, with a remedy for each."""
     commands = (*missing.fix.commands, *small.fix.commands)
     summary = small.fix.summary if not commands else f"{missing.fix.summary} {small.fix.summary}"
     return Finding(
@@ -90,12 +90,12 @@ def _both(missing: Finding, small: Finding) -> Finding:
 
 
 def is_fatal(facts: HostFacts, shm: Shm, needed: int) -> bool:
-    """Return whether ranks with GPUs lack half of the room they want."""
+    """Return whether ranks with GPUs have less than half of the room that they need."""
     return not isinstance(facts.gpus, Unknown) and bool(facts.gpus) and 2 * shm.free_bytes < needed
 
 
 def enough_gib(shm: Shm, needed: int) -> int:
-    """Return a size of /dev/shm that is enough, in GiB."""
+    """Return a sufficient size of /dev/shm, in GiB."""
     return max(1, math.ceil((shm.total_bytes - shm.free_bytes + 2 * needed) / (1 << 30)))
 
 

@@ -40,7 +40,7 @@ from nccl_doctor.text.hostlist import capital
     "NCD601", severity=Severity.WARNING, needs=("processes",), explains=("gpu-in-use",), row_words="nothing left behind"
 )
 def stale_process(view: View) -> Findings:
-    """Yield one finding per host: all that was left there."""
+    """Yield one finding per host, for all processes left there."""
     for host, facts in view.facts:
         processes = known(facts.processes)
         left = [job for job in processes if job.left_behind]
@@ -100,7 +100,7 @@ def _remedies(left: list[TrainingJob], gone: list[GpuProcess], *, whole: bool) -
 
 
 def _gone(facts: HostFacts) -> list[GpuProcess]:
-    """GPU memory of processes that are no more; never in a container."""
+    """Return the GPU memory of processes that no longer exist; none in a container."""
     if isinstance(facts.gpu_processes, Unknown) or isinstance(facts.identity, Unknown) or facts.identity.container:
         return []
     return [use for use in facts.gpu_processes if not use.alive]

@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import fold, grouped, plural
 
 GIB = 1 << 30
 ENOUGH = 2 * GIB
-"""A rank of torch with CUDA takes 1 to 3 GiB of the host's memory before it has loaded anything."""
+"""Memory that a rank needs: with CUDA, torch takes 1 to 3 GiB of the host's memory before the script loads anything."""
 FATAL = GIB // 2
 
 MEMORY = Effect(
@@ -45,7 +45,7 @@ MEMORY = Effect(
     row="limits",
 )
 def step_limits_low(view: View) -> Findings:
-    """Yield one finding for each thing that is too little."""
+    """Yield one finding for each resource that is too small."""
     low: list[tuple[tuple[str, int, int], str]] = []
     for host, facts in view.facts:
         limits = known(facts.step)

@@ -73,7 +73,7 @@ PEERS = Effect(
 
 @check("NCD402", severity=Severity.WARNING, needs=("pci", "gpus"), explains=(PEERS,))
 def gpudirect_hindered(view: View) -> Findings:
-    """Yield one finding per set of hindrances, folded over hosts; else those between GPUs."""
+    """Yield one finding per set of hindrances, with all its hosts; without any, findings about those between GPUs."""
     for host, facts in view.facts:
         if known(facts.gpus) and isinstance(facts.rdma, Unknown):
             yield Unjudged((host.name,), facts.rdma.reason)

@@ -39,7 +39,7 @@ LOAD = line("modprobe ib_uverbs")
     explains=("rdma-pair-unreachable", "rdma-mismatch", *EXPLAINS),
 )
 def rdma_device_inaccessible(view: View) -> Findings:
-    """Yield one finding per reason, folded over hosts."""
+    """Yield one finding per reason, with all its hosts."""
     rdma = view.nccl.rdma
     yield from _unmanaged(view)
     facts = {host.name: its for host, its in view.facts}
@@ -88,7 +88,7 @@ def _unmanaged(view: View) -> Findings:
 
 
 WAITING = ("INIT", "ARMED")
-"""States of a port that has a link, before a subnet manager makes it ACTIVE (InfiniBand specification, 14.3)."""
+"""States of a port that has a link but that no subnet manager has made ACTIVE yet (InfiniBand specification, 14.3)."""
 
 
 def _nodes(side: Side) -> str:

@@ -38,7 +38,7 @@ PIN = "NCCL_IB_GID_INDEX"
     explains=("rdma-mismatch", RDMA),
 )
 def rdma_gid_missing(view: View) -> Findings:
-    """Yield one finding for all ports whose GID can't serve."""
+    """Yield one finding for all ports whose GID is unusable."""
     rdma = view.nccl.rdma
     faults = rdma.gid_faults
     if not faults:

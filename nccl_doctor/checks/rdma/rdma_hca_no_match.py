@@ -30,12 +30,12 @@ from nccl_doctor.snapshot.hosts import gpu_wish
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 
 EXPLAINS = (SOCKETS, RDMA)
-"""The effects where NCCL finds no RDMA device on a host."""
+"""The effects if NCCL finds no RDMA device on a host."""
 
 
 @check("NCD405", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=EXPLAINS)
 def rdma_hca_no_match(view: View) -> Findings:
-    """Yield one finding per value that lets no device through."""
+    """Yield one finding per value that matches no device."""
     rdma = view.nccl.rdma
     lists = {name: side.rdma for name, side in rdma.sides.items()}
     lost = {name: own for name, own in lists.items() if own.off is None and own.present and not own.entries}
@@ -52,7 +52,7 @@ def rdma_hca_no_match(view: View) -> Findings:
 
 
 def gravity(view: View, names: list[str]) -> Severity | None:
-    """Return an error where NCCL must have RDMA, or has it on other hosts; gloo, without GPUs, takes none."""
+    """Return an error if NCCL needs RDMA or uses it on other hosts; gloo uses none."""
     gloo = all(facts.gpus == () and gpu_wish(host) is None for host, facts in view.facts)
     rdma = view.nccl.rdma
     return Severity.ERROR if _is_bound(rdma, names) or (rdma.having and not gloo) else None
@@ -63,7 +63,7 @@ def _is_bound(rdma: ClusterRdma, names: list[str]) -> bool:
 
 
 def end(rdma: ClusterRdma, names: list[str]) -> str:
-    """Return words for how NCCL goes on there."""
+    """Return a phrase for what NCCL does there instead."""
     if _is_bound(rdma, names):
         return "with NCCL_NET=IB, NCCL fails"
     others = fold(rdma.having)
@@ -84,7 +84,7 @@ def _fix(lists: dict[str, RdmaList]) -> Fix:
 
 
 def _meant(own: RdmaList) -> list[str]:
-    """Return the devices that the value may mean: as its names without blanks, or as network interfaces; else all."""
+    """Return the devices that the value may mean (blanks removed, or names of network interfaces); otherwise all."""
     items = [item.name.strip(" =\"'") for item in own.spec.items]
     there = [(device.name, {gid.interface for gid in port.gids}) for device, port in own.present]
     close = [

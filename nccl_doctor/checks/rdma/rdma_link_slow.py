@@ -48,7 +48,7 @@ FIRMWARE = "Update the board's firmware (fwupdmgr refresh, fwupdmgr update): old
     explains=("link-slow", SLOW),
 )
 def rdma_link_slow(view: View) -> Findings:
-    """Yield one finding for links that lost lanes or speed, one for slow ports, one for unused halves."""
+    """Yield one finding for links with too few lanes or too low speed, one for slow ports, one for unused halves."""
     sides = view.nccl.rdma.sides
     lists = {name: side.rdma.entries for name, side in sides.items()}
     sparks = {host.name for host, facts in view.facts if has_gb10(facts)}
@@ -88,12 +88,12 @@ def rdma_link_slow(view: View) -> Findings:
 
 
 def has_gb10(facts: HostFacts) -> bool:
-    """Return True on a DGX Spark and its like."""
+    """Return whether it is a DGX Spark or a similar machine with a GB10."""
     return not isinstance(facts.gpus, Unknown) and any("GB10" in gpu.name.split() for gpu in facts.gpus)
 
 
 def _bare_halves(rdma: RdmaList) -> Iterator[tuple[Entry, Entry]]:
-    """Yield halves of ports that hold no address, each with the other half, which does."""
+    """Yield the halves of ports without an address, each with the other half, which has one."""
     for a, b in rdma.halves:
         bare = [not any(map(is_usable, entry.port.gids)) for entry in (a, b)]
         if bare[0] != bare[1]:

@@ -33,7 +33,7 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD401", severity=Severity.WARNING, needs=("rdma", *NEEDS), needs_nccl=True, explains=(RDMA,))
 def rdma_mismatch(view: View) -> Findings:
-    """Yield one finding for all that differs."""
+    """Yield one finding for all differences."""
     sides = view.nccl.rdma.sides
     names = {device.name for side in sides.values() for entry in side.rdma.entries for device in [entry.device]}
     profiles = {
@@ -65,7 +65,7 @@ def rdma_mismatch(view: View) -> Findings:
 
 
 def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tuple[str, str]]:
-    """Everything that has to be equal, by subject; ``names``: of devices that NCCL takes on some host."""
+    """Return all that has to be equal, by subject; ``names`` are those of devices that NCCL uses on some host."""
     if not rdma.closed and (rdma.entries or not rdma.present):  # else what hides them has its own diagnosis
         yield "devices in NCCL's list", str(len(rdma.entries))
     for device, port in rdma.down:

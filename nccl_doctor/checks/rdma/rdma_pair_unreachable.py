@@ -48,7 +48,7 @@ ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "
     explains=("rdma-mismatch", RDMA),
 )
 def rdma_pair_unreachable(view: View) -> Findings:
-    """Yield one finding for each host whose devices can't talk, or for all where nobody knows whose fault it is."""
+    """Yield one finding for each host whose devices can't connect, or one for all if the host at fault is unknown."""
     rdma = view.nccl.rdma
     untold = {name: side.rdma.untold for name, side in rdma.sides.items() if side.rdma.untold}
     if untold:
@@ -87,7 +87,7 @@ def _evidence(rdma: ClusterRdma, pairs: tuple[Pair, ...]) -> Iterator[str]:
 
 
 def _fallen(rdma: ClusterRdma, host: str) -> list[str]:
-    """Return devices that are down on a host while they are up on others."""
+    """Return the devices that are down on a host and up on others."""
     others = [side.rdma.entries for name, side in rdma.sides.items() if name != host]
     up = {entry.device.name for entries in others for entry in entries}
     shorter = len(rdma.sides[host].rdma.entries) < max(map(len, others), default=0)

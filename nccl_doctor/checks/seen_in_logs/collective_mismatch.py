@@ -92,7 +92,7 @@ _MUST_AGREE = frozenset(
 
 @dataclass(frozen=True)
 class Work:
-    """A collective that a rank waits in; ``group`` "" where unknown."""
+    """A collective that a rank waits in; ``group`` is "" if unknown."""
 
     rank: int
     group: str
@@ -112,7 +112,7 @@ def work(event: Event) -> Work | None:
 
 
 def mismatch(events: Iterable[Event]) -> list[Event]:
-    """Return the events of ranks in one place with different collectives or sizes."""
+    """Return the events of ranks that are at the same place with different collectives or sizes."""
     places: dict[tuple[str, int], dict[int, tuple[Work, Event]]] = {}
     for event in events:
         found = work(event) if event.name == "collective-timeout" else None
@@ -127,7 +127,7 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
 
 
 def waiting(events: Iterable[Event]) -> dict[tuple[int, str], list[int]]:
-    """Return the ranks that wait at each (SeqNum, OpType); smaller is behind."""
+    """Return the ranks that wait at each (SeqNum, OpType); a smaller SeqNum is behind."""
     found: dict[tuple[int, str], list[int]] = {}
     for event in events:
         one = work(event)
@@ -145,7 +145,7 @@ def never_started(events: Iterable[Event]) -> bool:
 
 
 def _recorded(dumps: dict[str, Dump]) -> list[Event]:
-    """Return events out of dumps where ranks part, culprits first."""
+    """Return the events in dumps at which the ranks diverge, culprits first."""
     found = compare(dumps.values())
     if found is None:
         return []
@@ -175,7 +175,7 @@ def _recorded(dumps: dict[str, Dump]) -> list[Event]:
 
 
 def _compared(scene: Scene) -> list[Event]:
-    """Return the events, with what ranks wait in that differs."""
+    """Return the events, with a comparison of what the ranks wait in."""
     differing = mismatch(scene.events)
     events = [replace(e, name="collective-mismatch", grade=Grade.ROOT) if e in differing else e for e in scene.events]
     return events + _recorded(scene.log.dumps)

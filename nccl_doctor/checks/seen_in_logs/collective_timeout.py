@@ -67,7 +67,7 @@ def _advice(case: Case) -> Advice:
 
 
 def _silence(case: Case) -> Advice:
-    """Return ranks had just connected, and no line follows."""
+    """Return whether the ranks had just connected and no line follows."""
     where = rank_progress(case.log.facts).phrase() or "a rank had its communicator"
     shared = any(event.wording == rule.SHARED for reading in case.log.readings for event in reading.events)
     way = ", over shared memory (SHM)" if shared else ""
@@ -144,10 +144,10 @@ RULES = (
 _PLACES = frozenset({rule.CHOSEN, rule.STARTED, rule.CONNECTED, rule.TABLE, rule.MEETING, rule.TALKING})
 
 _NEAR = 25
-"""Lines between the last sign of life and the interrupt: a stack trace, not the steps of a training."""
+"""Most lines between the last sign of life and the interrupt: enough for a stack trace, too few for training steps."""
 
 _LATER = 3
-"""Lines of other programs after which a log no longer ends with NCCL's own."""
+"""Number of lines of other programs after which a log no longer counts as ending with NCCL's."""
 
 _TABLE_OF_GPUS = re.compile(
     rb"\s*(?:$|[|+]|.{0,80}nvidia-smi|\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\s*$)|.{0,200}NCCL (?:INFO|WARN)"
@@ -156,7 +156,7 @@ _TABLE_OF_GPUS = re.compile(
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return events of where the run stood; none where it may go on."""
+    """Return events that show where the run stopped; none if it may go on."""
     for reading in readings:
         found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if found:
@@ -198,7 +198,7 @@ def _empty_table(reading: Reading, facts: Facts) -> list[Event]:
 
 
 def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return the last line of a log: a rank waits for others."""
+    """Return the last line of a log if it shows that a rank waits for others."""
     for reading in () if facts.came_together else readings:
         last = _events_of(reading, rule.STARTED)[-1:]
         after = reading.after(last[0].line) if last else None
@@ -210,7 +210,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
     """Return the last line of a log that ends after the ranks connected.
 
-    A log of NCCL's lines alone (NCCL_DEBUG_FILE) ends so in a healthy run.
+    A log with only NCCL's lines (NCCL_DEBUG_FILE) ends like that in a healthy run, too.
     """
     together = all(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
     if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
@@ -225,7 +225,7 @@ def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _name(place: Event) -> str:
-    """Return the diagnosis of a run that stands there."""
+    """Return the diagnosis of a run that stopped there."""
     return "rendezvous-timeout" if place.wording == rule.CHOSEN else place.name
 
 
@@ -234,14 +234,14 @@ def _blamed(events: list[Event], name: str) -> list[Event]:
 
 
 def _standing_still(scene: Scene) -> list[Event]:
-    """Return events that show a hang, where no fault but an interrupt stands."""
+    """Return events that show a hang, if the log shows no fault but an interrupt."""
     if any(event.wording != rule.INTERRUPTED for event in scene.events):
         return scene.events
     return stalled(scene.log.readings, scene.log.facts) or scene.events
 
 
 def likely_hang(case: Case) -> Severity | None:
-    """Return a warning where only the log's end, maybe an excerpt's, shows it."""
+    """Return a warning if only the log's end shows the hang, since the log may be an excerpt."""
     wordings = {event.wording for event in case.cause.events}
     guessed = rule.BUSY in wordings or wordings <= {rule.STARTED, rule.CONNECTED}
     return Severity.WARNING if guessed else None

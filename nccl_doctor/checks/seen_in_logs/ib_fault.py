@@ -46,14 +46,14 @@ _ERRORS = {
     22: "the GID index names no GID of this port, or one of another type than the other side's (22)",
     19: "the device or its interface is gone (19)",
 }
-"""Errors of ibv_modify_qp by errno; NCCL before 2.19 writes the words alone."""
+"""Errors of ibv_modify_qp by errno; NCCL before 2.19 writes only the message."""
 _SAYS = {
     "not found in PKey table": "no partition key of the port is NCCL_IB_PKEY_VALUE's; ask the subnet manager's owner, "
     "or unset it",
     "RTR failed": "the port is still down, or its GID is not registered yet",
     "WQE stall": "what was posted is not done: the peer, its link or a switch does not answer",
 }
-"""Meanings of words that NCCL has since 2.31."""
+"""Meanings of words that NCCL prints since 2.31."""
 _ERRNO = re.compile(r"ibv_modify_qp failed with (?:error .*errno )?(\d+)")
 _WORDS = {"Connection timed out": 110, "No route to host": 113, "Network is unreachable": 101, "No data available": 61}
 _WORDS |= {"Invalid argument": 22, "No such device": 19}

@@ -105,13 +105,13 @@ def exit_code(event: Event) -> int | None:
 
 
 def killed(event: Event) -> bool:
-    """Return whether a signal, not its own SIGABRT, ended the first failure."""
+    """Return whether a signal other than its own SIGABRT ended the process that failed first."""
     code = exit_code(event)
     return code is not None and code < 0 and code != _ABORTED
 
 
 def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts) -> list[Event]:
-    """Return the events, with rank and host of a process to blame."""
+    """Return the events, with the rank and host of the process to blame."""
     others = [one for one in events if one.grade >= Grade.SYMPTOM and (exit_code(one) is None or killed(one))]
     losers: set[int | None] = {None}
     if others and all(one.name == "peer-died" for one in others):
@@ -121,7 +121,7 @@ def blamed(events: Sequence[Event], source: Mapping[str, Reading], facts: Facts)
 
 
 def _blamed(event: Event, reading: Reading, losers: set[int | None]) -> Event:
-    """Blame a process of which nothing but its exit code speaks."""
+    """Blame a process about which only its exit code is known."""
     pid, code = _PID.search(event.text), exit_code(event)
     found = [one for one in reading.summary if pid and one.pid == pid[1] and code in (None, one.code)]
     own = [one for one in found if one.label == label(event.prefix)] or found
@@ -142,8 +142,9 @@ _FRAME = re.compile(
 """Lines of stacks, and those that Python, torch and trackers print as they end."""
 
 _ABOVE, _STACK, _SOON = 60, 80, 200
-"""Line limits: from an exception to a launcher's notice, from the head of its stack to the notice, and to those that
-then waited."""
+"""Line limits: from an exception to a launcher's notice, from the head of its stack to the notice, and to messages of
+ranks that then waited.
+"""
 
 _ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
 _ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|Force Terminated StepId|MPI_ABORT was")
@@ -153,11 +154,11 @@ _OWN = re.compile(
     r"(?:^|[ .])(?:Value|Type|Key|Index|Attribute|Name|Assertion|ZeroDivision|FileNotFound|IsADirectory|Import"
     r"|NotImplemented|ModuleNotFound|UnicodeDecode|JSONDecode|EOF|Unpickling)Error\b"
 )
-"""Exceptions of a script's own; no library raises them for a lost connection."""
+"""Exceptions of a script itself; no library raises them for a lost connection."""
 
 
 def accused(event: Event, reading: Reading, left: set[str]) -> Event:
-    """Weigh an exception or a kill; sources in ``left`` lost others."""
+    """Grade an exception or a kill; the sources in ``left`` lost other ranks."""
     if event.name not in {"killed", "script-failed"} or event.grade is Grade.CLUE:
         return event
     before = [one for one in reading.events if one.line < event.line]
@@ -185,7 +186,7 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
 
 
 def broken_off_after(event: Event, reading: Reading) -> bool:
-    """Return whether somebody pressed Ctrl-C behind a run's good end."""
+    """Return whether somebody pressed Ctrl-C after a run had ended well."""
     stood = (one.line > reading.well for one in reading.events if one.wording in (MEETING, TALKING))
     return event.wording == INTERRUPTED and 0 < reading.well < event.line and not any(stood)
 
@@ -196,13 +197,13 @@ def _aborted(event: Event) -> bool:
 
 
 def _of_another(event: Event, losses: list[Event]) -> bool:
-    """Return whether all losses beside a plain exception are other processes'."""
+    """Return whether all lost connections near a plain exception belong to other processes."""
     others = all(one.rank is not None and label(one.prefix) != label(event.prefix) for one in losses)
     return bool(losses) and others and _OWN.search(event.message) is not None
 
 
 def only_frames(after: list[bytes] | None) -> bool:
-    """Return whether lines are but the stacks of other processes."""
+    """Return whether the lines are only stacks of other processes."""
     return after is not None and all(_FRAME.match(line) or b'File "' in line for line in after)
 
 
@@ -216,7 +217,7 @@ def _ended(scene: Scene) -> list[Event]:
 
 
 def _ended_after_a_wait(scene: Scene) -> list[Event]:
-    """Take a process ended after a collective's time-out for no cause."""
+    """Do not treat a process as the cause if it ended after a collective's time-out."""
     waits = [event for event in scene.events if event.name == "collective-timeout"]
     timed = min((e for e in waits if e.prefix.time), key=lambda e: e.prefix.time or (), default=None)
     first: dict[tuple[str, bool], Event] = {}

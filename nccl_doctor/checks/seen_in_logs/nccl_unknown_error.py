@@ -59,7 +59,7 @@ STRANGER = generic(
 )
 
 NEAR = 20
-"""Lines between a warning and its hint, since other processes write into the same log."""
+"""Most lines between a warning and its hint, since other processes write into the same log."""
 
 RULES = (
     STRANGER,  # before any warning
@@ -81,7 +81,7 @@ RULES = (
 
 
 def _with_the_warning(scene: Scene) -> list[Event]:
-    """Give each of NCCL's hints to the warning that it stands behind."""
+    """Assign each of NCCL's hints to the warning before it."""
     warned: dict[tuple[str, str | None], Event] = {}
     events = []
     for event in scene.events:
@@ -97,7 +97,7 @@ def _with_the_warning(scene: Scene) -> list[Event]:
 
 
 def _unknown_warning(case: Case) -> Severity | None:
-    """Info for unknown warnings in a log where nothing failed."""
+    """Grade unknown warnings as info in a log in which nothing failed."""
     only_warned = all(event.prefix.level == "WARN" for event in case.cause.events)
     return Severity.INFO if only_warned and not case.log.facts.gave_up else None
 

@@ -65,7 +65,7 @@ RULES = roots(
 
 
 def _without_caught(scene: Scene) -> list[Event]:
-    """Return the events without caught failures of a script that tries sizes."""
+    """Return the events without failures that a script caught while it tried sizes."""
     return [
         event
         for event in scene.events

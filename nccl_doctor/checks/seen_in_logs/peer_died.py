@@ -93,11 +93,11 @@ RULES = (
 )
 
 _STACK = 80
-"""Lines from the head of a stack to the exception that ended the process."""
+"""Most lines from the head of a stack to the exception that ended the process."""
 
 
 def _is_shutdown_noise(event: Event, reading: Reading, world: int | None, *, others_well: bool) -> bool:
-    """Return whether a process missed the store when all was done."""
+    """Return whether a process missed the store only after all work was done."""
     if not _of_the_store(event):
         return False
     if others_well or 0 < reading.well < event.line:
@@ -112,13 +112,13 @@ def _of_the_store(event: Event) -> bool:
 
 
 def _in_trouble(reading: Reading, line: int) -> bool:
-    """Return whether something had failed before a line, where a communicator went."""
+    """Return whether something failed before the line at which a communicator was aborted."""
     failed = any(one.grade > Grade.HINT and one.line < line and not _of_the_store(one) for one in reading.events)
     return failed or any(0 < line - one <= _STACK for one in reading.tracebacks)
 
 
 def _without_shutdown_noise(scene: Scene) -> list[Event]:
-    """Return the events without words of a store gone at the end."""
+    """Return the events without messages about a store that is gone at the end."""
     well = {reading.name for reading in scene.log.readings if reading.well}
     world = scene.log.facts.world_size
 

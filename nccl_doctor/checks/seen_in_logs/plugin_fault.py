@@ -103,7 +103,7 @@ RULES = (
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Weigh a missing plugin by sockets, its advice by NCCL's failure."""
+    """Grade a missing plugin by whether NCCL fell back to sockets, and a plugin's advice by whether NCCL failed."""
     if event.wording == _RECOMMENDED:
         return Grade.LIKELY if "nccl-unknown-error" in scene.names else Grade.HINT
     sockets = any(process.network == "Socket" for process in scene.log.facts.processes.values())

@@ -29,7 +29,7 @@ _PLAIN = (
 )
 
 _BEGINS = r"(?:^|\\n|\] |\]: |>:? ?|\) |\| |\d: )"
-"""The beginning of a line, also of one inside a JSON string, or the end of a launcher's prefix."""
+"""Beginning of a line, also of a line inside a JSON string, or end of a launcher's prefix."""
 
 
 _DIVIDES = re.compile(r"batch\D{0,20}(?P<batch>\d{1,9}) must be (?:a )?multiple of \D{0,40}(?P<by>\d{1,6})")
@@ -106,14 +106,14 @@ RULES = (
 )
 
 _LAST_WORDS = 1
-"""Lines that may follow the exception at the end of a source, frames of stacks apart."""
+"""Lines that may follow the exception at the end of a source, besides stack frames."""
 
 _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
-"""A server goes on: what failed was a request."""
+"""Signs that a server goes on, so that only a request failed."""
 
 
 def _given_up(scene: Scene) -> list[Event]:
-    """Note that an exception was not caught, but ended its process."""
+    """Record that an exception was not caught and ended its process."""
     own = [event for event in scene.events if event.name == "script-failed"]
     exceptions = {event.file: event.line for event in own if event.grade is Grade.HINT}
 

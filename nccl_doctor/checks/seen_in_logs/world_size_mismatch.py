@@ -87,7 +87,7 @@ _BARRIER = re.compile(r"world_size=(?P<size>\d+), worker_count=(?P<workers>\d+)"
 
 
 def _crowded_barrier(scene: Scene) -> list[Event]:
-    """Blame a barrier to which more workers came than there are."""
+    """Blame a barrier that more workers reached than the job has."""
 
     def is_crowded(event: Event) -> bool:
         barrier = _BARRIER.search(event.text) if event.name == "rendezvous-timeout" else None

@@ -30,7 +30,7 @@ _VIRTUAL = (
     r"(?:lo|docker\d*|virbr\d*|veth\w*|br-\w+|lxc\w*|lxdbr\d*|cni\d*|flannel\S*|cali\w*|tailscale\d*|wg\d*|tun\d*"
     r"|tap\d*|podman\d*|vmnet\d*)"
 )
-"""Interfaces that other hosts do not reach, or only under another address."""
+"""Interfaces that other hosts can't reach, or only at another address."""
 
 
 def _advice(case: Case) -> Advice:
@@ -70,7 +70,7 @@ _NETS = tuple(
 
 
 def _apart(scene: Scene) -> list[Event]:
-    """Add hosts that chose different nets, where only the way failed."""
+    """Add hosts that chose different subnets, if only the connection failed."""
     if scene.log.facts.came_together or not faults(scene.events) <= on_the_way():
         return scene.events
     chosen: dict[str, Event] = {}
@@ -86,7 +86,7 @@ def _apart(scene: Scene) -> list[Event]:
 
 
 def _nowhere(scene: Scene) -> list[Event]:
-    """Blame failed connections to a loopback, link-local or docker0 address on it."""
+    """Blame failed connections to a loopback, link-local or docker0 address on the interface."""
     return scene.renamed("wrong-interface", Grade.ROOT, _leads_nowhere)
 
 
@@ -103,7 +103,7 @@ def _leads_nowhere(event: Event) -> bool:
 
 
 def _weigh(event: Event, scene: Scene) -> Grade:
-    """Weigh an interface out of reach; alone, only among several hosts."""
+    """Grade an unreachable interface; without other signs it counts only among several hosts."""
     names, facts = scene.names | scene.stuck, scene.log.facts
     several = len(facts.hosts) > 1 or (facts.nodes or 1) > 1
     if names:

@@ -26,7 +26,7 @@ C10D_S = 15.0
 
 @check("NCD507", severity=Severity.WARNING, needs=("clock",))
 def clock_skew(view: View) -> Findings:
-    """Yield one finding for all hosts off the median."""
+    """Yield one finding for all hosts whose clocks differ from the median."""
     clocks = {host.name: facts.clock for host, facts in view.facts if isinstance(facts.clock, Clock)}
     if len(clocks) < 2:
         return

@@ -59,12 +59,12 @@ def code_mismatch(view: View) -> Findings:
 
 
 def _is_of_line(view: View, path: str) -> bool:
-    """Return True for a relative path that stands in the line that is judged."""
+    """Return whether it is a relative path in the launch line."""
     return not path.startswith(("/", "~")) and path in (view.snapshot.cluster.line or "").split()
 
 
 def _summary(entry: SameEntry) -> str:
-    """Sum up an entry in words that tell like from unlike."""
+    """Summarize an entry so that different entries have different summaries."""
     if entry.kind == "missing":
         return "missing"
     changed = hashlib.sha256(repr(sorted(entry.files.items())).encode()).hexdigest()[:12] if entry.files else ""

@@ -35,7 +35,7 @@ START = line("systemctl enable --now nvidia-fabricmanager")
     in_logs=("cuda-driver-mismatch", "cuda-error", "gpu-count-low"),
 )
 def fabric_manager_down(view: View) -> Findings:
-    """Yield one finding per state of the service, folded over hosts."""
+    """Yield one finding per state of the service, with all its hosts."""
     down: dict[tuple[str, str, str], list[str]] = {}
     joining: list[str] = []
     for host, facts in view.facts:

@@ -46,7 +46,7 @@ UNSET = (
     row="GPUs",
 )
 def gpu_count_low(view: View) -> Findings:
-    """Yield one finding per node with too few GPUs, one if uneven."""
+    """Yield one finding per node with too few GPUs, and one if the counts differ."""
     if all(facts.gpus == () for _, facts in view.facts):
         yield from _absent(view)
         amd = {host.name: count for host, facts in view.facts if (count := _amd(facts)) is not None}
@@ -111,7 +111,7 @@ NO_GPU = "no GPU was found: nvidia-smi is not installed, or shows none"
 
 
 def _absent(view: View) -> Findings:
-    """Yield a finding for all hosts that are asked for GPUs where no host has any."""
+    """Yield one finding for all hosts that should have GPUs if no host has any."""
     wishes = grouped((wish, host.name) for host, _ in view.facts if (wish := gpu_wish(host)))
     hosts = tuple(name for names in wishes.values() for name in names)
     if hosts:
@@ -129,7 +129,7 @@ def _absent(view: View) -> Findings:
 
 
 def _not_judged(facts: HostFacts) -> str | None:
-    """Return words for GPUs of makers of which no more than the number is looked at; None where there are none."""
+    """Return a phrase for GPUs of vendors for which only the number is checked; None if there are none."""
     if amd := _amd(facts):
         return f"{plural(amd, 'GPU')} of AMD's by the driver; they are counted, but the all-reduce does not use them"
     if isinstance(facts.torch, Unknown) or facts.torch is None or "+xpu" not in facts.torch.version:
@@ -138,7 +138,7 @@ def _not_judged(facts: HostFacts) -> str | None:
 
 
 def _amd(facts: HostFacts) -> int | None:
-    """Return AMD's GPUs that the driver holds, where torch is built for them; nvidia-smi shows none of these."""
+    """Return the AMD GPUs that the driver manages, if torch is built for them; nvidia-smi does not show these."""
     if isinstance(facts.torch, Unknown) or facts.torch is None or facts.torch.hip is None:
         return None
     if isinstance(facts.gpu_driver, Unknown) or facts.gpu_driver is None:
@@ -147,7 +147,7 @@ def _amd(facts: HostFacts) -> int | None:
 
 
 class _Short(NamedTuple):
-    """The lack of a node, which several may share."""
+    """The lack of a node; several nodes may have the same."""
 
     wants: str
     gpus: int

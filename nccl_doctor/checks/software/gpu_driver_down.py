@@ -40,12 +40,12 @@ FAILURES = (
     "Unable to determine the device handle",
     "GPU is lost",
 )
-"""nvidia-smi's own messages; one that hangs or is not installed accuses no driver."""
+"""nvidia-smi's own messages; an nvidia-smi that hangs or is not installed says nothing about the driver."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A way in which a driver is down: its words behind "no working driver:", what shows it, what mends it."""
+    """A way in which a driver is down: the phrase behind "no working driver:", the message, and the remedy."""
 
     problem: str
     evidence: str
@@ -53,10 +53,10 @@ class Fault:
     commands: tuple[Line | None, ...] = ()
     reboot: bool = False
     lost: str | None = None
-    """The bus address of the GPU, where the message names a single one."""
+    """The bus address of the GPU, if the message names exactly one."""
 
     def words(self, names: Sequence[str], gpus: int) -> str:
-        """Return the sentence; the hosts have so many GPUs each."""
+        """Return the sentence for hosts with that many GPUs each."""
         if self.lost is not None and gpus > 1:
             return f"The driver of {fold(names)} has lost GPU {self.lost}, one of {gpus}: nvidia-smi fails for all."
         has = "has" if len(names) == 1 else "have"
@@ -82,7 +82,7 @@ HANGS = Effect(("not-started", "in-kernel", "exit"), Reach.OWN, "a driver that d
     row="GPUs",
 )
 def gpu_driver_down(view: View) -> Findings:
-    """Yield one finding per fault, folded over the hosts that have it."""
+    """Yield one finding per fault, with all its hosts."""
     found = [
         ((fault, _severity(host, facts)), (host, driver))
         for host, facts in view.facts
@@ -104,7 +104,7 @@ def gpu_driver_down(view: View) -> Findings:
 
 
 def _severity(host: Host, facts: HostFacts) -> Severity:
-    """Return an error where the job is one for GPUs, by what asks for them or by what is installed for them."""
+    """Return an error if the job needs GPUs, judged by its settings or by what is installed."""
     driver, torch = known(facts.gpu_driver), facts.torch
     cuda = isinstance(torch, TorchInfo) and (torch.cuda is not None or torch.hip is not None)
     inside = isinstance(facts.identity, Identity) and facts.identity.container is not None
@@ -186,7 +186,7 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> Fault:
 
 
 def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
-    """Yield ROCm's side; only where torch is built for it, for a processor's own graphics are AMD's as well."""
+    """Yield findings about ROCm, only if torch is built for it, since a CPU's integrated graphics may be AMD's, too."""
     gpus = [gpu for gpu in driver.gpus if gpu.vendor == "amd" and gpu.driver != "vfio-pci"]
     if not gpus or not isinstance(facts.torch, TorchInfo) or facts.torch.hip is None:
         return

@@ -30,12 +30,13 @@ PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a sound GPU (NVIDIA's "Xid Errors", column "User app error")."""
 RECOVERY = 154
 LOST = frozenset({79, 119, 120, 140, RECOVERY})
-"""Xids after which no job runs: fallen off the bus, no answer of its system processor, an ECC error that was not
-corrected, recovery needed."""
+"""Xids after which no job runs: the GPU fell off the bus, its system processor does not answer, an uncorrected ECC
+error, recovery needed.
+"""
 
 
 MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")
-"""The driver's words (Xid 154) for a GPU that needs no more recovery."""
+"""The driver's message (Xid 154) for a GPU that no longer needs recovery."""
 _AFTER = "if the errors come back, leave the host out (-x) and have the GPU looked at."
 
 
@@ -71,7 +72,7 @@ def gpu_errors(view: View) -> Findings:
 
 
 def _standing(xids: Iterable[Xid]) -> Iterator[Xid]:
-    """Yield Xids that concern the GPU and were not revoked by a later message of the driver."""
+    """Yield the Xids of the GPU that no later message of the driver revoked."""
     mended: dict[str, float] = {}
     every = list(xids)
     for one in every:
@@ -167,7 +168,7 @@ _MEANING = {
 
 
 def meaning_of_xid(case: Case) -> Advice | None:
-    """Return the number's meaning, and its GPU; None where no line holds one."""
+    """Return the meaning of an Xid, and its GPU; None if no line has one."""
     found = next((match for event in case.cause.events if (match := _XID.search(event.text))), None)
     if found is None:
         return None

@@ -42,7 +42,7 @@ SIGNS = LogSigns(
 
 @check("NCD509", severity=Severity.WARNING, needs=("gpus",), row="GPUs")
 def gpu_model_mismatch(view: View) -> Findings:
-    """Yield one finding: hosts whose GPUs are unlike."""
+    """Yield one finding for hosts with different models of GPUs."""
     kinds = {}
     for host, facts in view.facts:
         seen = visible_gpus(host.node, facts)

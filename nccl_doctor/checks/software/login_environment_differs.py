@@ -30,12 +30,12 @@ from nccl_doctor.snapshot.system import LoginShell, PythonInfo
 from nccl_doctor.text.hostlist import fold, quoted
 
 SEARCHED = frozenset({"LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_HOME", "CUDA_PATH"})
-"""Search paths of libraries and modules; torch's own wheels don't need them."""
+"""Variables with search paths of libraries and modules, which torch's own wheels don't need."""
 
 
 @check("NCD511", severity=Severity.WARNING, needs=("python",))
 def login_environment_differs(view: View) -> Findings:
-    """Yield one finding per set of differences, folded over hosts."""
+    """Yield one finding per set of differences, with all its hosts."""
     groups: dict[tuple[str, ...], list[str]] = {}
     matters: set[tuple[str, ...]] = set()
     for host, facts in view.facts:

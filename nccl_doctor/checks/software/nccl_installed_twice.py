@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import fold
 
 @check("NCD513", severity=Severity.WARNING, needs=("torch",), in_logs=("version-mismatch",))
 def nccl_installed_twice(view: View) -> Findings:
-    """Yield one finding per set of copies, folded over hosts."""
+    """Yield one finding per set of copies, with all its hosts."""
     for why, hosts in view.hosts_by(_unjudged).items():
         yield Unjudged(hosts, why)
     for torch, hosts in view.hosts_by(_torn).items():
@@ -50,7 +50,7 @@ def _packages(torch: TorchInfo) -> list[NcclCopy]:
 
 
 def _torn(facts: HostFacts) -> TorchInfo | None:
-    """Return a host's torch if two packages provide NCCL, or torch loads another NCCL than the package's."""
+    """Return a host's torch if two packages provide NCCL, or if torch loads an NCCL other than the package's."""
     torch = known(facts.torch)
     if torch is None or torch.cuda is None:
         return None
@@ -60,7 +60,7 @@ def _torn(facts: HostFacts) -> TorchInfo | None:
 
 
 def _unjudged(facts: HostFacts) -> str | None:
-    """Return why nobody knows whether a package's NCCL is loaded or one of LD_LIBRARY_PATH or LD_PRELOAD."""
+    """Return why it is unknown whether torch loads the package's NCCL or one from LD_LIBRARY_PATH or LD_PRELOAD."""
     torch = known(facts.torch)
     if torch is None or torch.cuda is None or torch.nccl_unlinked is None or len(_packages(torch)) != 1:
         return None

@@ -33,7 +33,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @cache
 def rows() -> tuple[dict[str, Any], ...]:
-    """Known faults; .github/CONTRIBUTING.md tells what a row is made of."""
+    """Known faults; .github/CONTRIBUTING.md explains the rows."""
     return tuple(json.loads((Path(nccl.__path__[0]) / "known_bad.json").read_text("utf-8")))
 
 
@@ -47,7 +47,7 @@ FAULT = Effect(
 
 @check("NCD514", severity=Severity.WARNING, needs=("gpus", "torch"), explains=(FAULT,), row="software")
 def nccl_known_bad(view: View) -> Findings:
-    """Yield one finding per fault, folded over the hosts that meet it."""
+    """Yield one finding per fault, with the hosts that are affected."""
     size = len(view.snapshot.cluster.nodes)
     known_on = [(one, host.name) for host, facts in view.facts for one in _matching(host, facts, size)]
     for (number, version, subject), hosts in grouped(known_on).items():

@@ -25,7 +25,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 @check("NCD501", severity=Severity.ERROR, needs=("torch", "python"), explains=(STARTING,))
 def torch_missing(view: View) -> Findings:
-    """Yield one finding per interpreter that lacks torch, folded over its hosts."""
+    """Yield one finding per interpreter without torch, with all its hosts."""
     present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)
     lacking = view.hosts_by(lambda facts: None if known(facts.torch) else known(facts.python).executable)
     for executable, hosts in lacking.items():
@@ -45,7 +45,7 @@ def torch_missing(view: View) -> Findings:
 
 
 def _without_cuda(view: View) -> Findings:
-    """Yield one finding per build for processors, over the hosts whose GPUs it can't use."""
+    """Yield one finding per CPU-only build of torch, with the hosts whose GPUs it can't use."""
     idle: list[tuple[tuple[str, str], str]] = []
     for host, facts in view.facts:
         torch, gpus = known(facts.torch), visible_gpus(host.node, facts)

@@ -56,7 +56,7 @@ MATTERS = {
     in_logs=("collective-mismatch", "cuda-error", "torch-missing"),
 )
 def version_mismatch(view: View) -> Findings:
-    """Yield one finding for all that differs: the outliers against the majority."""
+    """Yield one finding for all differences between the outliers and the majority."""
     versions = {host.name: _versions(facts) for host, facts in view.facts}
     smoke = view.snapshot.smoke
     # what ranks really loaded, which an LD_LIBRARY_PATH may have changed; the first of a host counts
@@ -153,7 +153,7 @@ _SIZES = re.compile(r"mismatch in info from procs, nranks (?P<one>\d{1,9}) vs (?
 
 
 def _other_builds(scene: Scene) -> list[Event]:
-    """Blame hosts that tell of sockets from src/misc/socket.cc (to 2.28) and src/os/linux.cc (2.29 on)."""
+    """Blame NCCL versions if sockets' messages name both src/misc/socket.cc (to 2.28) and src/os/linux.cc (2.29 on)."""
     files: dict[str, set[str]] = {"os/linux.cc": set(), "misc/socket.cc": set()}
     for event in scene.events:
         file = event.prefix.where.partition(":")[0].rpartition("src/")[2]
@@ -166,7 +166,7 @@ def _other_builds(scene: Scene) -> list[Event]:
 
 
 def _garbled(scene: Scene) -> list[Event]:
-    """Blame two builds where ranks of equal sizes misunderstand each other."""
+    """Blame different builds if ranks with equal sizes misunderstand each other."""
 
     def equal_sizes(event: Event) -> bool:
         sizes = _SIZES.search(event.text) if event.name == "world-size-mismatch" else None

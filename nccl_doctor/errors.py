@@ -1,11 +1,11 @@
 """The exceptions that end a command, and their exit codes.
 
-    DoctorError                 2   an error of the tool's own; one sentence, no traceback
+    DoctorError                 2   an error of this tool; one sentence, no traceback
     ├── UsageError              2   an argument or option that can't be served
     ├── HostsFileError          2   FILE:LINE: what is wrong, what is allowed
-    ├── ControllerError         2   this machine lets us log in nowhere, whatever the hosts are like
+    ├── ControllerError         2   this machine can't log in anywhere
     ├── SnapshotError           2   a snapshot that can't be read or written
-    ├── UnwrittenError          2   a file that was asked for could not be written; the report stands on stdout
+    ├── UnwrittenError          2   a requested file could not be written; the report stands on stdout
     └── NotReachedError         3   a host that a command is about did not answer
 
 A fault found on a host is no exception but a diagnosis: see :mod:`nccl_doctor.model.report`.
@@ -20,7 +20,7 @@ _WORDS = 300
 
 
 class DoctorError(Exception):
-    """Ends the command with one clear sentence on stderr, and lines to paste below it where there are ``commands``."""
+    """An error that ends the command with one clear sentence on stderr, followed by ``commands`` to paste."""
 
     exit_code = 2
     commands: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class HostsFileError(DoctorError):
 
 
 class ControllerError(DoctorError):
-    """This machine lets us log in nowhere, which is no host's fault."""
+    """This machine can't log in anywhere, which is no host's fault."""
 
 
 class SnapshotError(DoctorError):
@@ -57,10 +57,10 @@ class UnwrittenError(DoctorError):
 
 
 class InterruptedLogin(KeyboardInterrupt):
-    """Ctrl-C while hosts were still letting us in.
+    """Ctrl-C during the login to hosts.
 
     Args:
-        hosts: those.
+        hosts: names of the hosts that had not finished the login.
     """
 
     def __init__(self, hosts: tuple[str, ...]) -> None:
@@ -69,13 +69,13 @@ class InterruptedLogin(KeyboardInterrupt):
 
 
 class NotReachedError(DoctorError):
-    """A host that a command is about did not answer, so that nothing can be said of it."""
+    """The host that a command is about did not answer, so nothing is known about it."""
 
     exit_code = 3
 
 
 def describe(fault: BaseException) -> str:
-    """Return an internal error in words: its type, its message, and the last line of ours in its traceback."""
+    """Return a phrase for an internal error: its type, its message, and the last line of our code in its traceback."""
     place, trace = "", fault.__traceback__
     while trace is not None:
         path = Path(trace.tb_frame.f_code.co_filename)

@@ -1,4 +1,4 @@
-"""The way from options to a judged report, which ``check`` and ``smoke`` share."""
+"""From options to a judged report, for ``check`` and ``smoke``."""
 
 from __future__ import annotations
 
@@ -41,18 +41,17 @@ from nccl_doctor.transport.base import Transport
 
 LEAST_TOTAL_S = 300.0  # what a run may take where nobody says
 BESIDE_SMOKE_S = 240.0
-"""Seconds for everything besides the all-reduce: connections, facts, dials, imports of torch (up to 120 s), groups that
-are tried."""
+"""Seconds for all but the all-reduce: connections, facts, dials, imports of torch (up to 120 s), smaller groups."""
 
 
 PLACES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "NNODES",
           "GROUP_RANK")  # fmt: skip
-"""Variables with a rank's place in the job, which are judged with the launch line."""
+"""Variables that give a rank's place in the job; they are judged with the launch line."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A call of ``check`` or ``smoke``, as its options have it."""
+    """A call of ``check`` or ``smoke``, from its options."""
 
     which: HostOptions
     chosen: SelectOptions = field(default_factory=SelectOptions)
@@ -74,7 +73,7 @@ class Request:
     line: tuple[str, ...] = ()
 
     def cluster(self) -> Cluster:
-        """Return the hosts, and the launch line, which says where the master is where nothing else does."""
+        """Return the hosts, and the launch line, which names the master if nothing else does."""
         found = self.which.cluster(self.overrides, transport=self.reached.transport)
         if not self.line:
             return found
@@ -96,20 +95,20 @@ class Request:
 
     @staticmethod
     def _where(script: str, cluster: Cluster) -> str:
-        """Return the script's path on the hosts: in this folder where this machine is one, else in their homes."""
+        """Return the script's path on the hosts: in this folder if this machine is a host, otherwise in their homes."""
         here = Path.cwd() / script
         return str(here) if any(node.local for node in cluster.nodes) and here.is_file() else script
 
 
 def _of_the_job(line: LaunchLine, cluster: Cluster) -> dict[str, str]:
-    """Return the variables that a line sets for the job, without those of a rank's place and of each host's GPUs."""
+    """Return the variables that a line sets for the job, without those for a rank's place and for a host's GPUs."""
     own = any(node.cuda_visible_devices or node.nproc_per_node for node in cluster.nodes)
     left = {*PLACES, *(("CUDA_VISIBLE_DEVICES",) if own else ())}
     return {name: value for name, value in line.variables.items() if name not in left}
 
 
 def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report], int] | None = None) -> int:
-    """Collect, judge and report; return the exit code, or that of what is to be done then."""
+    """Collect, judge and report; return the exit code, or that of the action that follows."""
     selected = request.chosen.codes()
     files = (("--save", request.kept.save), ("--write-hosts", request.passed), ("--write-failed", request.failed))
     try_files(*files, folder=request.save_logs)
@@ -146,7 +145,7 @@ def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report],
 
 
 def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:
-    """Raise UsageError for hosts and settings beside a snapshot, which would be passed over."""
+    """Raise UsageError for hosts and settings given with a snapshot, which would be ignored."""
     hosts = {"-w": which.where, "-x": which.exclude}
     settings = {f"--{name.replace('_', '-')}": value for name, value in vars(overrides).items()}
     flags = [name for name, value in (hosts | settings).items() if value]
@@ -156,7 +155,7 @@ def refuse_other_hosts(which: HostOptions, overrides: Overrides) -> None:
 
 
 def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
-    """Return the phases that this run, or the snapshot, is without, and why."""
+    """Return the phases that this run or the snapshot leaves out, and why."""
     if kept is None:
         options = {"smoke": not request.smoke and "--no-smoke", "mesh": request.mesh == "none" and "--mesh none"}
         return {phase: f"which {option} leaves out" for phase, option in options.items() if option}
@@ -174,7 +173,7 @@ def look(request: Request, selected: Codes, out: Out) -> Snapshot:
 
 
 def look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapshot, Report]:
-    """Return the snapshot of :func:`look`, judged; an unexplained failure of the all-reduce is bisected first."""
+    """Return the judged snapshot of :func:`look`; an unexplained failure of the all-reduce is first isolated."""
     with _opened(request, selected, out) as run:
         snapshot = run.snapshot()
         report = judge(snapshot, out.command, among(selected), run.dials)
@@ -221,12 +220,12 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
 
 
 def total_s(asked: float | None, smoke: SmokeLimits) -> float:
-    """Return seconds for the run: those asked for, else enough for a whole all-reduce."""
+    """Return the time limit of the run in seconds: the requested one, otherwise enough for a whole all-reduce."""
     return max(LEAST_TOTAL_S, BESIDE_SMOKE_S + smoke.deadline_s) if asked is None else asked
 
 
 def _refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str], *, rate: bool) -> None:
-    """Raise UsageError where nothing, or not the rates asked for, is looked at: it would look like a clean bill."""
+    """Raise UsageError if nothing, or not the requested rates, would be checked: the result would look good."""
     if selected is None:
         return
     some = [check for check in all_checks() if check.function and check.code in selected]

@@ -1,4 +1,4 @@
-"""The project's site, where the package names one: each diagnosis has a page there, at an address that stays."""
+"""The project's site, if the package names one; each diagnosis has a page there, at a stable address."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def site_of(urls: Iterable[str]) -> str | None:
 
 
 def own_site() -> str | None:
-    """Return the address of the site of this package; None where it names none, or is not installed."""
+    """Return the address of this package's site; None if it names none, or is not installed."""
     try:
         return site_of(metadata("nccl-doctor").get_all("Project-URL", []))
     except PackageNotFoundError:
@@ -34,7 +34,7 @@ def own_site() -> str | None:
 
 
 def with_pages(document: Shown) -> Shown:
-    """Return a document whose diagnoses, where it has such, have the addresses of their pages."""
+    """Return the document with the address of its page in each diagnosis."""
     diagnoses = getattr(document, "diagnoses", ())
     site = own_site() if isinstance(diagnoses, tuple) and diagnoses else None
     if site is None:

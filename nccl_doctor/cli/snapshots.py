@@ -1,4 +1,4 @@
-"""Snapshots and lists of hosts, read from files and written to them."""
+"""Reading and writing of snapshots and lists of hosts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 << 20  # of a snapshot's file; that of 4,096 hosts has 22 MB
 MOST_VALUES, VALUE_BYTES = 6_000_000, 8
-"""Values of a snapshot, and the bytes that each takes at least on average; 4,096 hosts have 900,000 values of 25
-bytes."""
+"""Most values of a snapshot, and the least bytes per value on average; 4,096 hosts have 900,000 values of 25 bytes."""
 MOST_CONTAINERS, CONTAINER_BYTES = 1_500_000, 24
-"""Lists and objects likewise; 4,096 hosts have 250,000 of 65 bytes without blanks."""
+"""Most lists and objects, and the least bytes per one; 4,096 hosts have 250,000 of 65 bytes without blanks."""
 FREE = 16_384  # so many of each are in any snapshot's rights, however small: they take a few megabytes
 DEEPEST = 32
 
@@ -41,10 +40,10 @@ AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 
 
 def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot:  # type: ignore[assignment]  # mypy: python/mypy#3737
-    """Return a snapshot of this kind that ``--save`` wrote; else SnapshotError.
+    """Return a snapshot of this kind that ``--save`` wrote; SnapshotError for anything else.
 
-    It takes 64 MiB and at most 32 times the bytes of its file: the values are counted before one is made, and the first
-    that does not fit ends the reading.
+    Reading needs 64 MiB and at most 32 times the size of the file: values are counted before any is made, and the first
+    invalid one ends the reading.
     """
     try:
         return kind.model_validate(_parsed(read_bytes(str(path), "a snapshot", MOST_BYTES, PATIENCE_S)))
@@ -59,7 +58,7 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
 
 
 def _parsed(data: bytes) -> object:
-    """Return the value of JSON no larger and no denser than a snapshot; else ValueError."""
+    """Return the parsed JSON; ValueError if it is larger or denser than a snapshot."""
     if len(data) > MOST_BYTES:
         raise ValueError(f"bigger than {MOST_BYTES >> 20} MiB")
     values = min(MOST_VALUES, FREE + len(data) // VALUE_BYTES)
@@ -93,7 +92,7 @@ def keep(snapshot: Snapshot | HangSnapshot, kept: KeepOptions) -> None:
 
 
 def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
-    """Write what the ranks printed: a file a host, its owner's alone; else DoctorError."""
+    """Write the ranks' output to one private file per host; DoctorError if that fails."""
     if folder is None:
         return
     try:
@@ -107,7 +106,7 @@ def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
 
 
 def write_hosts(report: Report, passed: Path | None, failed: Path | None, least: Severity | None) -> None:
-    """Write passed and failed hosts, one name per line: by diagnoses from ``least`` on; None: by reachability."""
+    """Write passed and failed hosts, one per line, by diagnoses from ``least`` on, or by reachability (None)."""
     at_fault = {host.name for host in report.hosts if not host.reached}
     for diagnosis in report.diagnoses:
         if least is not None and diagnosis.severity.rank >= least.rank:

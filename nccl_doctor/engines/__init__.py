@@ -1,4 +1,4 @@
 """Addresses that vLLM, SGLang, Ray and other engines advertise on a host. Pure functions."""
 
 ENGINES = ("vllm", "sglang", "ray", "deepspeed", "accelerate")
-"""Programs that hosts may be for (``--engine``)."""
+"""Programs that ``--engine`` accepts."""

@@ -1,10 +1,10 @@
-"""The address that each program tells its peers, step by step as it looks for one.
+"""The address that each program advertises to its peers, by the steps in which it looks for one.
 
-Read and run: vLLM 0.11 to 0.33 (vllm/utils/network_utils.py ``get_ip``), SGLang 0.4.6, 0.5.5 and 0.5.23
-(srt/utils/network.py ``get_local_ip_auto``), Ray 2.44 (ray/_private/services.py) and 2.60
+Taken from the source and from runs of: vLLM 0.11 to 0.33 (vllm/utils/network_utils.py ``get_ip``), SGLang 0.4.6, 0.5.5
+and 0.5.23 (srt/utils/network.py ``get_local_ip_auto``), Ray 2.44 (ray/_private/services.py) and 2.60
 (src/ray/util/network_util.cc), DeepSpeed 0.19 (launcher/runner.py), torch 2.13 (elastic/agent/server/api.py,
-ProcessGroupGloo.cpp), NIXL in vLLM 0.33 and ai-dynamo 1.6, Mooncake 0.3, UCX 1.22. Between two of them, the newer
-one's steps are taken.
+ProcessGroupGloo.cpp), NIXL in vLLM 0.33 and ai-dynamo 1.6, Mooncake 0.3, UCX 1.22. A version between two of them is
+treated as the newer one.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Advertised:
-    """The address that a program tells its peers; None where it ends without one.
+    """The address that a program advertises; None if it exits without one.
 
     Attributes:
         address: an address, or a name that the peers resolve.
-        why: the step that gave it, in a phrase.
-        by: the variable or option that says so; None for the program's own choice.
+        why: the step that led to it, as a phrase.
+        by: the variable or option that sets it; None for the program's own choice.
     """
 
     address: str | None
@@ -46,7 +46,7 @@ class Advertised:
 
 @dataclass(frozen=True)
 class Side:
-    """A host as its programs see it; ``towards`` is its address on the way to the master."""
+    """A host as its programs see it; ``towards`` is its source address for packets to the master."""
 
     hostname: str
     engines: Engines
@@ -57,12 +57,12 @@ class Side:
     towards: str | None
 
     def version(self, package: str) -> tuple[int, ...] | None:
-        """Return the numbers of an installed package's version, none of a branch's name."""
+        """Return the numbers of an installed package's version; none for a branch name."""
         known = {} if isinstance(self.engines.packages, Unknown) else self.engines.packages
         return tuple(map(int, re.findall(r"\d+", known[package])[:3])) if package in known else None
 
     def interface(self, address: str) -> str:
-        """Return the interface that has an address, as words behind "at"."""
+        """Return the interface that has an address, as a phrase behind "at"."""
         return next((e.interface for e in self.interfaces.addresses if e.address == address), "no interface of its own")
 
 
@@ -78,7 +78,7 @@ def _variable(name: str) -> Step:
 
 
 def _nic(side: Side) -> Advertised | None:
-    """SGLANG_LOCAL_IP_NIC, which needs netifaces; a wrong name is passed over."""
+    """Return the address by SGLANG_LOCAL_IP_NIC, which needs netifaces; a wrong name is ignored."""
     name = side.variables.get("SGLANG_LOCAL_IP_NIC")
     if not name:
         return None
@@ -105,7 +105,7 @@ def _by_way(side: Side, address: str | None, there: str) -> Advertised | None:
 
 
 def _towards(side: Side) -> Advertised | None:
-    """Return ray's: of a worker, the address on its way to the head."""
+    """Return Ray's address: on a worker, the source address for packets to the head."""
     if side.is_first:
         return _route(side)
     way = f"its way to the master begins at {side.interface(side.towards)}" if side.towards is not None else ""
@@ -139,7 +139,7 @@ def _inet_first(side: Side) -> str | None:
 
 
 def _first(side: Side) -> Advertised | None:
-    """Return the first word of ``hostname -I``, which leaves out loopback and link-local ones."""
+    """Return the first word of ``hostname -I``, which omits loopback and link-local addresses."""
     there = (e.address for e in side.interfaces.addresses if not is_loopback(e.address))
     address = next((one for one in there if not one.startswith("fe80:")), None)
     return None if address is None else Advertised(address, "hostname -I gives it first")
@@ -160,7 +160,7 @@ def _full_name(side: Side) -> Advertised | None:
 
 
 def _dynamo(side: Side) -> Advertised | None:
-    """dynamo.vllm's for NIXL: its own name first, which is the reverse of vLLM's own order."""
+    """Return dynamo.vllm's address for NIXL: the host's own name comes first, unlike in vLLM."""
     if side.version("ai_dynamo") is None:
         return None
     own = {entry.address for entry in side.interfaces.addresses}
@@ -171,7 +171,7 @@ def _dynamo(side: Side) -> Advertised | None:
 
 
 def _by_metadata(side: Side) -> Advertised | None:
-    """Return the address of mooncake with a metadata server: the first running interface, docker0 included."""
+    """Return Mooncake's address with a metadata server: that of the first running interface, docker0 included."""
     if side.variables.get("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE") == "P2PHANDSHAKE":
         return None
     running = {link.name for link in side.interfaces.links if {"up", "running"} <= {*link.flags} and link.name != "lo"}
@@ -182,12 +182,12 @@ def _by_metadata(side: Side) -> Advertised | None:
 
 
 def _vllms_store(side: Side) -> Advertised | None:
-    """Return mooncake's in vLLM, which gives it its own address."""
+    """Return Mooncake's address in vLLM, which passes its own."""
     return advertised("vllm", side) if side.version("vllm") and not side.version("sglang") else None
 
 
 def ucx_interfaces(side: Side) -> tuple[str, ...]:
-    """Return the interfaces to which UCX_NET_DEVICES keeps UCX; none where it uses all, or RDMA devices."""
+    """Return the interfaces to which UCX_NET_DEVICES restricts UCX; none if it uses all, or RDMA devices."""
     named = side.variables.get("UCX_NET_DEVICES", "all").split(",")
     return () if "all" in named or any(":" in name or not name for name in named) else tuple(named)
 
@@ -234,7 +234,7 @@ STEPS: dict[str, tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...]] = {
     "mooncake": (((0,), (_by_metadata, *map(_variable, _STORES), _vllms_store, _else("localhost", "its default"))),),
     "ucx": (((0,), (_ucx,)),),
 }
-"""Steps of each program from a version on, oldest first."""
+"""Steps of each program by the version that introduced them, oldest first."""
 
 TITLES = {
     "vllm": "vLLM", "sglang": "SGLang", "ray": "Ray", "deepspeed": "DeepSpeed", "accelerate": "Accelerate",
@@ -242,7 +242,7 @@ TITLES = {
     "ucx": "UCX",
 }  # fmt: skip
 ALWAYS = ("vllm", "sglang", "ray", "gloo", "torchrun")
-"""Programs that every host is judged for, whether they are installed or not."""
+"""Programs that are judged on every host, installed or not."""
 PACKAGES = {"mooncake": "mooncake_transfer_engine"}
 VARIABLES = {
     "vllm": ("VLLM_HOST_IP",),
@@ -251,18 +251,18 @@ VARIABLES = {
     "mooncake": (*_STORES[:2], "MC_TCP_BIND_ADDRESS"),
     "ucx": ("UCX_NET_DEVICES",),
 }
-"""Variables that show that a program is meant, where it is not known to be installed."""
+"""Variables that show that a program will be used, even if it is not known to be installed."""
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Ports that an engine takes besides those of its line.
+    """Ports that an engine uses besides those on its command line.
 
     Attributes:
-        last: of the range from ``first``.
-        of: their use, as words behind "which are".
-        by: the option or variable that moves them.
-        only_with: the option of a line without which they are not taken; "" for any line.
+        last: last port of the range that begins at ``first``.
+        of: their use, as a phrase behind "which are".
+        by: the option or variable that changes them.
+        only_with: the command-line option without which they are not used; "" if they always are.
     """
 
     first: int
@@ -319,7 +319,7 @@ def side_of(cluster: Cluster, host: Host) -> Side | Unknown:
 
 
 def advertised(program: str, side: Side) -> Advertised:
-    """Return the address that the installed version of a program, else the newest, tells its peers."""
+    """Return the address that the installed version of a program, or else the newest, advertises."""
     version = side.version(PACKAGES.get(program, program))
     fitting = [steps for since, steps in STEPS[program] if not version or since <= version]
     found = (step(side) for step in fitting[-1])
@@ -327,7 +327,7 @@ def advertised(program: str, side: Side) -> Advertised:
 
 
 def programs(side: Side) -> Iterator[str]:
-    """Yield the programs that are installed there, or whose variables are set."""
+    """Yield the programs that are installed there or whose variables are set."""
     for program in STEPS:
         meant = any(side.variables.get(name) for name in VARIABLES.get(program, ()))
         if (meant and (program != "ucx" or ucx_interfaces(side))) or side.version(
@@ -337,7 +337,7 @@ def programs(side: Side) -> Iterator[str]:
 
 
 def tell(snapshot: Snapshot, answers: InterfaceAnswers) -> InterfaceAnswers:
-    """Return the answers of ``ifname`` with what each program would tell its peers."""
+    """Return the answers of ``ifname`` with the addresses that each program would advertise."""
     from nccl_doctor.model.documents import AdvertisedAddress
 
     def of_host(host: Host) -> dict[str, AdvertisedAddress]:

@@ -1,4 +1,4 @@
 """Sources of hosts: files, patterns, Slurm, Kubernetes.
 
-What can't be understood raises HostsFileError where it stands in a file, else UsageError; in one sentence.
+Input that can't be understood raises HostsFileError if it is in a file, otherwise UsageError, with one sentence.
 """

@@ -1,9 +1,9 @@
-"""Ansible inventories, however they are written: groups, what they hand down, and hosts in file order.
+"""Ansible inventories in INI and YAML: groups, the variables that they pass down, and hosts in file order.
 
 In INI ``[group]``, ``[group:children]`` and ``[group:vars]``, in YAML groups with ``hosts``, ``children`` and ``vars``;
-ranges of host names have colons. Only the variables that say how to reach a host are read. Rules after Ansible's
-documentation, "How to build your inventory": host variables win over a group's, what files say of any group over what
-the inventory itself says of one, a child group's over its parent's, and on one level the last by name.
+ranges of host names have colons. Only the variables for the connection to a host are read. By Ansible's documentation,
+"How to build your inventory", host variables win over group variables, group_vars files over the inventory, a child
+group over its parent, and on the same level the last group by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RANGE = re.compile(r"\[([0-9]{1,9}|[a-zA-Z]):([0-9]{1,9}|[a-zA-Z])(?::([0-9]{1,
 
 
 def expand(pattern: str, place: SourceLocation) -> list[str]:
-    """Return ansible's ranges: ``node[01:04]``, ``db-[a:c]``, ``[1:9:2]``; at most 65,536 names."""
+    """Return the names of Ansible's ranges: ``node[01:04]``, ``db-[a:c]``, ``[1:9:2]``; at most 65,536 names."""
     parts: list[list[str]] = []
     position, count = 0, 1
     for match in _RANGE.finditer(pattern):
@@ -80,7 +80,7 @@ Variables = dict[str, Sourced[str]]
 
 @dataclass
 class Group:
-    """A group: its hosts, groups and variables; ``filed``: those of group_vars."""
+    """A group: its hosts, groups and variables; ``filed`` are those of group_vars."""
 
     hosts: list[str] = field(default_factory=list)
     children: dict[str, SourceLocation] = field(default_factory=dict)
@@ -98,13 +98,13 @@ class Inventory:
     members: int = 0
 
     def group(self, name: str, place: SourceLocation) -> Group:
-        """Return the group of that name, which is made where there is none."""
+        """Return the group of that name, after creating it if necessary."""
         if name not in self.groups and len(self.groups) >= MAX_GROUPS:
             raise place.error(f"more than {MAX_GROUPS} groups")
         return self.groups.setdefault(name, Group())
 
     def add(self, group: Group, pattern: str, place: SourceLocation, variables: Variables) -> None:
-        """Put a pattern's hosts into a group; their variables add up."""
+        """Put a pattern's hosts into a group, and merge their variables."""
         names = expand(pattern, place)
         self.members += len(names)
         if self.members > MAX_MEMBERS:
@@ -117,7 +117,7 @@ class Inventory:
             group.hosts.append(name)
 
     def parsed(self) -> ParsedInventory:
-        """Return the hosts, with what their groups hand down to them."""
+        """Return the hosts, with the variables that their groups pass down."""
         if not self.hosts:
             raise self.place.error("the inventory names no host; at least one is needed")
         order = self._top_down()
@@ -294,7 +294,7 @@ _PARTS = ("hosts", "children", "vars")
 
 
 def looks_like_group(tree: Tree) -> bool:
-    """Return whether a mapping has nothing but the parts of a group."""
+    """Return whether a mapping has only the parts of a group."""
     keys = [key.text if isinstance(key, Scalar) else "" for key, _ in tree.pairs] if isinstance(tree, Mapping) else []
     return bool(keys) and set(keys) <= set(_PARTS)
 
@@ -326,7 +326,7 @@ def _group(name: str, place: SourceLocation, tree: Tree, inventory: Inventory) -
 
 
 def wanted(keys: dict[str, tuple[SourceLocation, Tree]], note: str) -> Variables:
-    """Return the variables of a mapping that configure the connection to a host."""
+    """Return the variables in a mapping that configure the connection to a host."""
     chosen = ((name, *keys[name]) for name in keys if name in WANTED)
     return {name: Sourced(as_text(value, name), place.noted(note)) for name, place, value in chosen}
 
@@ -337,7 +337,7 @@ _FOLDERS = "group_vars", "host_vars"
 
 
 def stand_beside(place: SourceLocation) -> bool:
-    """Return whether folders beside it make a list an inventory."""
+    """Return whether group_vars or host_vars beside the file make a plain list an inventory."""
     return place.is_file and any((Path(place.source).parent / folder).is_dir() for folder in _FOLDERS)
 
 

@@ -1,6 +1,6 @@
-"""From a parsed inventory to the cluster: what holds for the whole list, defaults, ranks, and each value's origin.
+"""From a parsed inventory to the cluster: common settings, defaults, ranks, and the origin of each value.
 
-Options in place of a hosts file, for all hosts, and which host of a list is the machine that we run on.
+Also options that override the hosts file, and which listed host is this machine.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ LAUNCH_LINE = "launch line"
 def build(
     parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine, only: Collection[str] | None = None
 ) -> Cluster:
-    """Return the cluster without what ``exclude`` names, of what ``only`` names.
+    """Return the cluster of the hosts that ``only`` names, without those that ``exclude`` names.
 
-    Ranks follow the places that remain.
+    Node ranks are the places among the hosts that remain.
     """
     settings: SettledHosts = {}
     for entry in parsed.entries:
@@ -96,7 +96,7 @@ def _settle_devices(settings: Settings, entry: Entry) -> Settings:
 
 
 def refuse_more_ranks_than_gpus(name: str, ranks: int | None, devices: str | None, place: SourceLocation) -> None:
-    """Raise at ``place`` where a node has fewer GPUs than ranks."""
+    """Raise an error at ``place`` if a node has fewer GPUs than ranks."""
     named = values.device_list(devices) if devices else []
     if named and ranks and ranks > len(named):
         visible = f'{plural(len(named), "GPU")} (cuda_visible_devices "{devices}")'
@@ -181,7 +181,7 @@ def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: 
 
 @dataclass(frozen=True)
 class Overrides:
-    """Options that win over the hosts file; None and empty say nothing."""
+    """Options that win over the hosts file; None and empty mean not given."""
 
     python: str | None = None
     master_port: int | None = None
@@ -195,7 +195,7 @@ class Overrides:
     line: Mapping[str, str] = field(default_factory=dict)  # variables that the launch line sets, which win over all
 
     def applied(self, cluster: Cluster) -> Cluster:
-        """Return the cluster with them, each named as the origin of its value."""
+        """Return the cluster with these options, each recorded as the origin of its value."""
         python = None if self.python is None else values.python(self.python, _place("--python"))
         nproc = self.nproc_per_node and values.nproc(str(self.nproc_per_node), _place("--nproc-per-node"))
         login: dict[str, Any] = {
@@ -268,7 +268,7 @@ class ThisMachine:
     addresses: frozenset[str]
 
     def answers_to(self, named: str) -> str | None:
-        """Return why a name means this machine, as a phrase, without a DNS query."""
+        """Return why a name means this machine, as a phrase; no DNS query is sent."""
         text = canonical(named)
         if text == "localhost" or is_loopback(text):
             return "a loopback address is this machine"
@@ -280,7 +280,7 @@ class ThisMachine:
 
 
 def this_machine() -> ThisMachine:
-    """Return the machine that we run on; no name server is waited for."""
+    """Return this machine's names and addresses, without waiting for a name server."""
     name = canonical(socket.gethostname())
     return ThisMachine(frozenset({name, name.partition(".")[0]} - {""}), own_addresses())
 
@@ -298,7 +298,7 @@ def own_addresses() -> frozenset[str]:
 
 
 def canonical(named: str) -> str:
-    """Return the canonical spelling of a host: addresses as in RFC 5952."""
+    """Return the canonical spelling of a host, for addresses that of RFC 5952."""
     try:
         return str(ipaddress.ip_address(named.partition("%")[0]))
     except ValueError:
@@ -315,10 +315,10 @@ def own_name() -> str:
 
 
 def training_python(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the interpreter that a training here would use, and why.
+    """Return the interpreter that a training job on this machine would use, and why.
 
-    An active environment decides through PATH. Without one, ``.venv/bin/nccl-doctor check`` is asked about that
-    environment; but one that pipx or uv made for a tool alone (by the file that each leaves in it) trains nothing.
+    An active environment decides through PATH. Without one, ``.venv/bin/nccl-doctor check`` means its own environment,
+    unless pipx or uv made that only for the tool (shown by the file that each leaves in it).
     """
     prefix = Path(sys.prefix)
     in_venv = sys.prefix != sys.base_prefix

@@ -1,6 +1,6 @@
 """Edits of a hosts file in YAML: another master port, or variables of the job.
 
-Of the file the values alone change; comments, order, quotes and line ends stay. What can't be done so is refused.
+Only these values change; comments, order, quotes and line ends stay. An edit that would change more is refused.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def write_master_port(path: str, port: int) -> None:
-    """Change the file at once; a reader never sees half of it."""
+    """Change the file atomically."""
     _rewrite(path, lambda text: with_master_port(text, port, path))
 
 
 def write_env(path: str, variables: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set variables of the job for all hosts, or take them out (None), and return the values before."""
+    """Set variables of the job for all hosts, or remove them (None), and return the previous values."""
     before: dict[str, str | None] = {}
 
     def changed(text: str) -> str:
@@ -77,7 +77,7 @@ def env_of(text: str, source: str, names: Iterable[str]) -> dict[str, str | None
 
 
 def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str:
-    """Return the text of a hosts file with variables set for all hosts, or without those whose value is None."""
+    """Return the text of a hosts file with variables set for all hosts, and without those whose value is None."""
     place, names = SourceLocation(source), frozenset(variables)
     rest = _rest_of(text, place, names, "variables")
     own = _set_by_hosts(parse(text, place)) & names
@@ -95,7 +95,7 @@ def with_env(text: str, variables: Mapping[str, str | None], source: str) -> str
 
 
 def _rest_of(text: str, place: SourceLocation, names: frozenset[str], what: str) -> list[tuple[object, object]]:
-    """Return what an edit must leave alone; HostsFileError where the file has no place for ``what``."""
+    """Return the parts that an edit must not change; HostsFileError if the file has no place for ``what``."""
     rest = None
     with suppress(DoctorError):
         rest = _rest(parse(text, place), names)
@@ -117,7 +117,7 @@ def _edit(text: str, port: int) -> tuple[int, int, str]:
 def _before_all(
     text: str, mapping: MappingStartEvent, parts: Sequence[Event], words: str, more: str
 ) -> tuple[int, int, str]:
-    """Return the edit that puts a pair before the others of a mapping; ``more`` stands below it, further in."""
+    """Return the edit that puts a pair at the beginning of a mapping; ``more`` goes below it, indented."""
     if mapping.flow_style:
         at = mapping.start_mark.index + 1
         return at, at, f"{words}{' ' * bool(more)}{more}, "
@@ -154,7 +154,7 @@ def _with_variable(text: str, name: str, value: str) -> str:
 
 
 def _without_variable(text: str, name: str) -> str:
-    """Return the text without a variable, and without an "env" that has no other."""
+    """Return the text without a variable, and without "env" if it has no other."""
     _, parts = _top(text)
     for at, (key, start) in enumerate(zip(parts[::2], parts[1::2], strict=True)):
         if isinstance(key, ScalarEvent) and key.value == ENV and isinstance(start, MappingStartEvent):
@@ -175,7 +175,7 @@ def _without_variable(text: str, name: str) -> str:
 
 
 def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
-    """Return the outermost mapping, and its keys and values in turn; a collection stands there as its start."""
+    """Return the outermost mapping, and its keys and values alternately; a collection is given as its start event."""
     depth = 0
     opened: MappingStartEvent | None = None
     found: list[Event] = []
@@ -190,7 +190,7 @@ def _top(text: str) -> tuple[MappingStartEvent, list[Event]]:
 
 
 def _inside(text: str, start: MappingStartEvent) -> list[Event]:
-    """Return the keys and values of a mapping inside the outermost one, as :func:`_top` has them."""
+    """Return the keys and values of a mapping inside the outermost one, in the form of :func:`_top`."""
     events, depth, found = _from(text, start), 0, list[Event]()
     for event in events:
         if depth == 1 and isinstance(event, (ScalarEvent, CollectionStartEvent)):
@@ -212,7 +212,7 @@ def _end_of(text: str, start: MappingStartEvent) -> int:
 
 
 def _from(text: str, start: MappingStartEvent) -> Iterator[Event]:
-    """Return the events from the beginning of a mapping on, which no other event shares."""
+    """Return the events from the beginning of a mapping on."""
     events: Iterator[Event] = YAML(typ="safe", pure=True).parse(io.StringIO(text))
     place = start.start_mark.index, start.end_mark.index
     return itertools.dropwhile(
@@ -224,7 +224,7 @@ def _from(text: str, start: MappingStartEvent) -> Iterator[Event]:
 
 
 def _rest(tree: Tree, names: frozenset[str]) -> list[tuple[object, object]]:
-    """Return the pairs of a file without some, which are keys of its own or variables of its "env"."""
+    """Return the pairs of a file without those named, which are top-level keys or variables in "env"."""
     pairs = tree.pairs if isinstance(tree, yaml_tree.Mapping) else ()
     kept: list[tuple[object, object]] = []
     for key, value in pairs:
@@ -241,14 +241,14 @@ def _rest(tree: Tree, names: frozenset[str]) -> list[tuple[object, object]]:
 
 
 def _mapping(tree: Tree, name: str) -> Sequence[tuple[Tree, Tree]]:
-    """Return the pairs of the mapping that stands at a key of a file."""
+    """Return the pairs of the mapping at a top-level key."""
     pairs = tree.pairs if isinstance(tree, yaml_tree.Mapping) else ()
     found = next((value for key, value in pairs if isinstance(key, Scalar) and key.text == name), None)
     return found.pairs if isinstance(found, yaml_tree.Mapping) else ()
 
 
 def _set_by_hosts(tree: Tree) -> set[str]:
-    """Return the variables that hosts have in an "env" of their own."""
+    """Return the variables that hosts set in their own "env"."""
     pairs = tree.pairs if isinstance(tree, yaml_tree.Mapping) else ()
     hosts = next((value for key, value in pairs if isinstance(key, Scalar) and key.text == "hosts"), None)
     items = hosts.items if isinstance(hosts, Listing) else ()

@@ -1,4 +1,4 @@
-"""Hosts files of every kind: which one it is, by its content."""
+"""Hosts files of every kind, recognised by their content."""
 
 from __future__ import annotations
 

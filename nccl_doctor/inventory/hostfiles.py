@@ -1,9 +1,9 @@
-"""Our own hosts file, torchrun's words in YAML, and hostfiles of MPI and DeepSpeed: a host a line, with its ranks.
+"""Our own hosts file (YAML), and hostfiles of MPI and DeepSpeed, with one host and its ranks per line.
 
 Open MPI (orte_hosts(7)): ``node1 slots=8 max_slots=16``; MPICH (hydra): ``node1:8``; DeepSpeed (launcher/runner.py):
 ``worker-0 slots=4``; PBS ($PBS_NODEFILE) repeats the name for each rank.
 
-Hosts named by a pattern, as behind ``-w``, in Slurm's list, and in a line of a file.
+Also hosts named by a pattern, in ``-w``, in Slurm's list, or in a line of a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nccl_doctor.text.hostlist import MAX_HOSTS, expand, quoted
 
 
 def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> list[str]:
-    """:func:`nccl_doctor.text.hostlist.expand`, whose errors tell the place."""
+    """Return :func:`nccl_doctor.text.hostlist.expand` of the pattern; errors name the place."""
     try:
         return expand(pattern, limit=limit)
     except ValueError as error:
@@ -32,7 +32,7 @@ def expanded(pattern: str, place: SourceLocation, limit: int = MAX_HOSTS) -> lis
 
 
 def named(pattern: str, place: SourceLocation, own: Settings, shared: Settings, limit: int = MAX_HOSTS) -> list[Entry]:
-    """Return the hosts that a pattern names; ``user@`` before a name logs in."""
+    """Return the hosts that a pattern names; ``user@`` before a name is the login."""
     entries = []
     for text in expanded(pattern, place, limit):
         login, at, name = text.rpartition("@")
@@ -77,7 +77,7 @@ def _options(text: str, place: SourceLocation) -> dict[str, str]:
 
 
 def _counted(entries: list[Entry]) -> list[Entry]:
-    """Return the hosts as PBS means them: a bare name listed n times has n ranks; one with slots is a double."""
+    """Return the hosts as PBS means them: a bare name listed n times has n ranks; with slots it is a duplicate."""
     times = Counter(entry.name.value for entry in entries)
     with_slots = {entry.name.value for entry in entries if entry.own.nproc_per_node}
     first: dict[int | str, Entry] = {}

@@ -1,4 +1,4 @@
-"""The pods of a job as the hosts of a run, ``--kube KIND/NAME`` or ``--kube -l LABELS``, by their indexes."""
+"""The pods of a job as the hosts of a run (``--kube KIND/NAME`` or ``--kube -l LABELS``), ordered by their indexes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _MASTER = ("MASTER_ADDR", "PET_MASTER_ADDR", "LWS_LEADER_ADDRESS")
 
 @dataclass(frozen=True)
 class KubeRequest:
-    """The pods that are meant: KIND/NAME, and labels for ``kubectl -l``."""
+    """The requested pods: KIND/NAME, and labels for ``kubectl -l``."""
 
     job: str = ""
     selector: str | None = None
@@ -58,7 +58,7 @@ class KubeRequest:
         return "pods are entered as the user of their container"
 
     def read(self, where: str | None, environ: Mapping[str, str]) -> ParsedInventory:  # noqa: ARG002 - pods know nothing of ours
-        """Return the pods, as the API server lists them now."""
+        """Return the pods that the API server lists now."""
         if where is not None:
             raise UsageError(_TWICE)
         pods, what = _pods_of(self)
@@ -76,7 +76,7 @@ def request(
     *,
     named: bool,
 ) -> KubeRequest | None:
-    """Return the pods that ``--kube``, ``-l`` and ``-n`` mean together, if given."""
+    """Return the pods that ``--kube``, ``-l`` and ``-n`` select together, if given."""
     if "kube" not in options:
         if "namespace" in options or "selector" in options:
             raise UsageError("-n and -l choose pods; say --kube with them")
@@ -161,7 +161,7 @@ def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
 
 
 def parsed(pods: Sequence[Pod], place: SourceLocation, **more: object) -> ParsedInventory:
-    """Return the pods as hosts; ``more``: further fields of KubeFacts."""
+    """Return the pods as hosts; ``more`` are further fields of KubeFacts."""
     chosen = [(pod, training_container(pod)) for pod in pods]
     known = {pod.metadata.name: facts(pod, container) for pod, container in chosen}
     ports = (Sourced(values.port(text, place), noted) for text, noted in _variables(chosen, _PORTS, place))

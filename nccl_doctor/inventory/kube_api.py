@@ -1,7 +1,7 @@
-"""The Kubernetes API's answers, as types: of each object the fields that are used, and nothing that is not one.
+"""Types for the Kubernetes API's answers: of each object only the fields that are used.
 
-Names are RFC 1123's, so that they are safe in a command; an answer of another shape ends in one sentence. Of a
-namespace's Services, NetworkPolicies and labels, what may not be read is unknown, with the right it wants.
+Names follow RFC 1123, so they are safe in a command; an answer of another shape leads to one sentence. Services,
+NetworkPolicies and labels of a namespace that may not be read are unknown, with the permission that is missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class ApiObject(BaseModel):
-    """Base of all: null is as if not there, unknown fields are ignored."""
+    """Base of all objects: null counts as missing, and unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -130,7 +130,7 @@ class StateDetail(ApiObject):
 
 
 class State(ApiObject):
-    """State of a container, one of three."""
+    """State of a container: waiting, running or terminated."""
 
     running: dict[str, Any] | None = None
     waiting: StateDetail | None = None
@@ -181,7 +181,7 @@ POD_LIST = TypeAdapter(PodList)
 
 
 def typed(kind: TypeAdapter[T], answer: bytes, what: str) -> T:
-    """Return an answer of the API as its type, or a UsageError naming the field."""
+    """Return an answer of the API as its type; UsageError with the name of a wrong field."""
     try:
         return kind.validate_python(from_json(answer, allow_inf_nan=False))
     except ValidationError as error:
@@ -251,7 +251,7 @@ def _labels(answer: bytes) -> dict[str, str]:
 
 
 def read_namespace(namespace: str) -> dict[str, Any]:
-    """Return fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`, asked for side by side."""
+    """Return fields of :class:`~nccl_doctor.snapshot.surroundings.KubeFacts`, queried in parallel."""
     within = ("-n", namespace)
     with ThreadPoolExecutor(3) as pool:
         answers: dict[str, Future[Any]] = {

@@ -1,8 +1,7 @@
-"""From a pod of the API to what is kept of it, and to how it is entered.
+"""From a pod in the API to the facts that are kept, and how to enter the pod.
 
-Why nobody can enter a pod yet, or no more, in a sentence of its own for each reason.
-
-In which order the pods of a job are its nodes, and which pods of a list are the job.
+Also why a pod can't be entered yet or any more, with one sentence for each reason, and which pods of a list are the
+job's nodes, in which order.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _LONGEST = 600
 
 
 def not_ready(pod: Pod, container: Container) -> NotReady | None:
-    """Return why the container can't be entered; None where it runs."""
+    """Return why the container can't be entered; None if it is running."""
     status, describe = pod.status, str(line("kubectl describe pods -n {namespace}", namespace=pod.metadata.namespace))
     if pod.metadata.deleted is not None:
         remedy = f"Wait until its controller has made another. It stays so where its node is lost: {describe}."
@@ -42,7 +41,7 @@ def not_ready(pod: Pod, container: Container) -> NotReady | None:
 
 
 def unready(pod: Pod) -> str | None:
-    """Return why the cluster calls a running pod not ready, if it does."""
+    """Return why the cluster reports a running pod as not ready, if it does."""
     lacking = [one.name for one in pod.status.containers if not one.ready]
     condition = next((one for one in pod.status.conditions if one.type == "Ready"), None)
     if condition is None or condition.status == "True":
@@ -109,7 +108,7 @@ def _evidence(message: str) -> tuple[str, ...]:
 
 
 SIDECARS = frozenset({"istio-proxy", "linkerd-proxy", "consul-dataplane", "kuma-sidecar", "envoy", "cilium-envoy"})
-"""Containers of service meshes, which accept connections in a pod's place."""
+"""Containers of service meshes, which accept connections on behalf of a pod."""
 _DEFAULT = "kubectl.kubernetes.io/default-container"
 _NETWORKS = "k8s.v1.cni.cncf.io/network-status"
 _OWN = frozenset({"pytorch", "trainer", "node"})  # What Kubeflow's operators call the container that trains
@@ -119,7 +118,7 @@ _DEVICE = re.compile(r"(nvidia\.com|amd\.com)/[\w.-]+|rdma/[\w.-]+|vpc\.amazonaw
 
 
 def training_container(pod: Pod) -> Container:
-    """Return the default of kubectl exec, Kubeflow's, one with devices, or the first."""
+    """Return the training container: kubectl exec's default, Kubeflow's, one with devices, or the first."""
     containers = pod.spec.containers
     named = {one.name: one for one in containers}
     wished = pod.metadata.annotations.get(_DEFAULT, "")
@@ -130,7 +129,7 @@ def training_container(pod: Pod) -> Container:
 
 
 def facts(pod: Pod, container: Container) -> PodFacts:
-    """Return the facts of a pod that judging may want."""
+    """Return the facts of a pod that checks may need."""
     spec, security = pod.spec, container.security
     shm = next((one.name for one in container.mounts if one.path.rstrip("/") == "/dev/shm"), "")  # noqa: S108 - a name
     volumes = (one.empty_dir for one in spec.volumes if shm and one.name == shm)
@@ -161,14 +160,14 @@ def facts(pod: Pod, container: Container) -> PodFacts:
 
 
 def devices(container: Container) -> dict[str, int]:
-    """Return GPUs and RDMA devices that a container gets."""
+    """Return the numbers of GPUs and RDMA devices of a container."""
     asked: Mapping[str, object] = {**container.resources.requests, **container.resources.limits}
     found = {name: quantity(count) for name, count in asked.items() if _DEVICE.fullmatch(name)}
     return {name: count for name, count in found.items() if count}
 
 
 def quantity(text: object) -> int | None:
-    """Return a quantity of the API, ``64Gi``, as a number, if whole."""
+    """Return a quantity of the API, such as ``64Gi``, as a number, if it is whole."""
     found = re.fullmatch(r"([0-9]{1,15})([A-Za-z]{0,2})", str(text))
     return int(found[1]) * _UNITS[found[2]] if found and found[2] in _UNITS else None
 
@@ -202,7 +201,7 @@ Rank = tuple[int, str, int, int, tuple[str | int, ...]]
 
 
 def rank(pod: Pod) -> Rank:
-    """Return a key to sort pods by: role, Job of the set, index, name."""
+    """Return a sort key for pods: role, Job in the set, index, name."""
     labels = pod.metadata.annotations | pod.metadata.labels
     role = labels.get(_ROLE, "").lower()
     job, own = (_first(labels, names) for names in _INDEXES)
@@ -213,7 +212,7 @@ def rank(pod: Pod) -> Rank:
 
 
 def current(pods: Iterable[Pod]) -> list[Pod]:
-    """Return the pods in order, one a place: living ones, then newer ones."""
+    """Return the pods in order, one per place: a living one before one that has ended, then the newest."""
     by_place: dict[tuple[Rank, str], Pod] = {}
     for pod in pods:
         place = rank(pod), pod.owner.name if pod.owner else ""

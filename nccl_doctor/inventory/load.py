@@ -1,4 +1,4 @@
-"""The hosts of a run: a hosts file, a Slurm job, ``-w``, Slurm's own list, or this machine alone, in this order."""
+"""The hosts of a run, from the first of: a hosts file, a Slurm job, ``-w``, Slurm's own list, this machine alone."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def load(  # noqa: PLR0913 - each is a word of the command line
 ) -> Cluster:
     """Return the cluster that a command works on.
 
-    ``path`` is the hosts file (``-`` is standard input), ``where`` the pattern of ``-w``, which names hosts or chooses
-    among those of the file, ``exclude`` that of ``-x``;
-    ``engine`` finds hosts in place of a file, ``transport`` reaches those that are named; ``environ`` has Slurm's and
-    the master's variables; ``here`` None looks which machine this is.
+    ``path`` is the hosts file (``-`` is standard input). ``where`` is the pattern of ``-w``, which names hosts or
+    selects among those of the file; ``exclude`` is that of ``-x``. ``engine`` finds hosts instead of a file;
+    ``transport`` reaches hosts that are named. ``environ`` has Slurm's and the master's variables. If ``here`` is None,
+    this machine's names and addresses are looked up.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
     if engine is not None:
@@ -96,7 +96,7 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
 def requested(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> HostSource | None:
-    """Return the hosts of an engine that options or the environment mean, if any.
+    """Return the engine's hosts that options or the environment name, if any.
 
     Without a transport nobody is contacted.
     """

@@ -1,4 +1,4 @@
-"""A run's options, its progress as others follow it, and the time that it has."""
+"""The options of a run, observers of its progress, and its time limits."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class Progress(Protocol):
         """Begin a phase that waits for these hosts, at most ``limit_s`` seconds."""
 
     def done(self, host: str) -> None:
-        """Note that a host has finished the phase."""
+        """Record that a host has finished the phase."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Note the stage of the all-reduce that a host's rank has reached, and the bytes measured last."""
+        """Record the stage of the all-reduce that a host's rank has reached, and the message size measured last."""
 
     def refresh(self, snapshot: Callable[[], Snapshot], dials: FailedDials | None) -> None:
-        """Show what is known at the end of a phase: the snapshot, and dials that failed."""
+        """Show the results at the end of a phase: the snapshot, and failed dials."""
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Bounds of a run, in seconds. ``total_s`` ends everything: a phase that no longer fits in is not begun.
+    """Limits of a run in seconds. ``total_s`` ends everything: a phase that would exceed it is not begun.
 
-    ``import_ahead``: hosts import torch while they are looked at, for an all-reduce that will most likely be run.
+    ``import_ahead``: hosts import torch during the first phases, for an all-reduce that will most likely be run.
     """
 
     connect_s: float | None = None
@@ -65,7 +65,7 @@ class Clock:
         return time.monotonic() - self._began
 
     def within(self, seconds: float) -> float:
-        """So many seconds, or what is left where that is less; never nothing."""
+        """Return this many seconds, or the time left if that is less; never 0."""
         return min(seconds, max(self.until - time.monotonic(), 0.1))
 
     def left(self) -> float:
@@ -73,20 +73,20 @@ class Clock:
         return self.until - time.monotonic()
 
     def lacks(self, seconds: float, what: str) -> str | None:
-        """Return why there is no time for something that may take so many seconds; None where there is."""
+        """Return why there is no time for something that may take this many seconds; None if there is."""
         if self.within(seconds) == seconds:
             return None
         return f"--timeout {self._total_s:.0f} leaves no time for {what}, which may take {seconds:.0f} s"
 
     def busy(self, host: str, phase: str, since: float, until: float | None = None) -> None:
-        """Note that a host was busy with a phase until then, or until now; the latest end that was noted counts."""
+        """Record that a host was busy with a phase until then, or until now; the latest end counts."""
         end = self.now() if until is None else until
         _, latest = self.spent.setdefault(host, {}).get(phase, (0.0, 0.0))
         self.spent[host][phase] = (round(since, 3), round(max(end, latest), 3))
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[float]:
-        """Note what the block took; it is given the seconds at which it begins."""
+        """Record the time that the block takes, and yield the seconds at its beginning."""
         began = self.now()
         try:
             yield began

@@ -1,7 +1,7 @@
-"""The probe's possible answers as types: nothing of a host goes further as a loose list or dict.
+"""Types for the probe's possible answers: nothing from a host is passed on as a plain list or dict.
 
-An answer that is none of these is :class:`MalformedError`: the host runs something else than our probe, and whatever it
-says is not used. Facts alone are looked at one by one (:mod:`nccl_doctor.collect.facts.host_facts`).
+Any other answer is a :class:`MalformedError`: the host runs something other than our probe, and its answers are not
+used. Only facts are validated one by one (:mod:`nccl_doctor.collect.facts.host_facts`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ from nccl_doctor.transport.base import AccessError
 T = TypeVar("T")
 
 MAX_ITEMS = 150_000
-"""Values in one answer: the facts of a host among 4,096 have a quarter; each takes some 100 bytes of our memory."""
+"""Most values in one answer: the facts of a host among 4,096 have a quarter of that; each takes some 100 bytes of
+memory.
+"""
 _REASON = 300  # Characters of why a part of an answer does not fit: it may quote that part
 _SEPARATORS = (b",", b"[", b"{")
 _TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')  # A text of JSON without escapes, and what stands before or behind each value
 
 
 class ProbeError(Exception):
-    """The probe ended, gave no answer in time, or answered with an error; says what it was asked for."""
+    """The probe ended, did not answer in time, or answered with an error; the message names the request."""
 
     def __init__(self, message: str, traceback: str | None = None) -> None:
         self.traceback = traceback
@@ -40,24 +42,27 @@ class ProbeError(Exception):
 
 
 class NoAnswerError(ProbeError):
-    """The deadline came before the answer."""
+    """The deadline passed before the answer came."""
 
 
 class ConnectionLostError(ProbeError):
-    """The connection ended or broke: this host will answer nothing more; ``failure`` where the transport knows why."""
+    """The connection ended or broke, so this host answers nothing more.
+
+    ``failure`` is the reason, if the transport knows it.
+    """
 
     failure: AnyAccessFailure | None = None
 
 
 class HeartbeatLostError(ConnectionLostError):
-    """The host heard nothing from this machine for so many seconds, and let go."""
+    """The host received no heartbeat from this machine for this many seconds, and ended the probe."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the connection stood still: it heard nothing from this machine for {seconds:.0f} s")
 
 
 class ControllerPausedError(ConnectionLostError):
-    """This machine told the hosts nothing for so long that they ended what they ran for us."""
+    """This machine sent no heartbeat for so long that the hosts ended what they ran for us."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -68,7 +73,7 @@ class ControllerPausedError(ConnectionLostError):
 
 
 class MalformedError(ConnectionLostError):
-    """It answered what the probe never says, and is not listened to any more."""
+    """The host answered something that the probe never sends; its further answers are ignored."""
 
     def __init__(self, what: str) -> None:
         super().__init__(f"it answered what the probe never says: {what}")
@@ -82,7 +87,7 @@ class OwnFaultError(ConnectionLostError):
 
 
 def attempt(work: Callable[[], T]) -> T:
-    """Do work over a host's words; OwnFaultError for each end that nobody foresees."""
+    """Process a host's answer; OwnFaultError for any unforeseen exception."""
     try:
         return work()
     except (ProbeError, AccessError, DoctorError):
@@ -103,14 +108,14 @@ class Hello(base.Observed):
 
 
 class Listening(base.Observed):
-    """Ports in the order of the listeners asked for, None where one could not be opened; errors by their places."""
+    """Ports in the order of the requested listeners, None if one could not be opened; errors by their places."""
 
     ports: tuple[base.Port | None, ...]
     errors: dict[str, base.Clipped]
 
 
 class DialRow(NamedTuple):
-    """A dial that did not reach our listener, the seconds it took; ``target`` is the place in the list of targets."""
+    """A dial that did not reach our listener, and its seconds; ``target`` is the place in the list of targets."""
 
     target: base.Count
     port: base.Port
@@ -120,7 +125,7 @@ class DialRow(NamedTuple):
 
 
 class TripRow(NamedTuple):
-    """A target that was reached: the shortest round trip in µs, and how many packets were sent again."""
+    """A target that was reached: the shortest round trip in µs, and the number of retransmitted packets."""
 
     target: base.Count
     rtt_us: base.Count
@@ -136,7 +141,7 @@ class Dialled(base.Observed):
 
 
 class Accepted(NamedTuple):
-    """Connections that a listener took, from one peer; one that dialled an address of its own is a peer, too."""
+    """Connections that a listener accepted from one peer; a host that dials its own address is a peer, too."""
 
     address: base.HostAddress
     port: base.Port
@@ -145,7 +150,7 @@ class Accepted(NamedTuple):
 
 
 class Heard(base.Observed):
-    """Connections to a host's listeners; ``crowds``: by peer, how often its connections left no room for others."""
+    """Connections to a host's listeners; ``crowds``: by peer, how often its connections took the place of others."""
 
     accepted: Annotated[tuple[Accepted, ...], Field(max_length=4096)] = ()
     crowds: Annotated[tuple[tuple[base.HostAddress, base.Count], ...], Field(max_length=4096)] = ()
@@ -162,13 +167,13 @@ class PathMtuResult(base.Observed):
 
 
 class NoRate(base.Observed):
-    """Name of the errno with which the streams failed."""
+    """Streams that failed, with the name of the errno."""
 
     error: base.Clipped
 
 
 class RankEvent(base.Observed):
-    """A report of a rank, or of the probe on it; see probe/smoke/worker.py and allreduce.py."""
+    """A report by a rank, or by the probe about it; see probe/smoke/worker.py and allreduce.py."""
 
     local_rank: base.Count
     since: base.Seconds = 0.0
@@ -189,7 +194,10 @@ class RankEvent(base.Observed):
 
 
 class SmokeEnd(base.Observed):
-    """A host's end of the all-reduce: ``exit`` 0, 1 or the status of what forks, ``broken``: why there is no answer."""
+    """A host's end of the all-reduce: ``exit`` is 0, 1 or the launcher's status.
+
+    ``broken`` is why there is no answer.
+    """
 
     exit: base.Signed | None = None
     signal: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -208,7 +216,7 @@ class TrialEnd(base.Observed):
 
 
 class FirewallAgain(base.Observed):
-    """The rules as they are now."""
+    """The current firewall rules."""
 
     firewall: base.Fact[FirewallFacts]
 
@@ -234,7 +242,7 @@ TRACEBACK: TypeAdapter[str | None] = TypeAdapter(base.ClippedEnd | None)
 
 
 def parsed(text: bytes) -> dict[str, Any]:
-    """Return a line of the probe as an object; MalformedError where it is none, or has too many values."""
+    """Return a line of the probe as an object; MalformedError if it is none or has too many values."""
     if sum(map(text.count, _SEPARATORS)) > MAX_ITEMS:
         values = texts = 0  # what stands in texts separates nothing
         for token in _TOKEN.finditer(text.replace(b"\\\\", b"").replace(b'\\"', b"")):
@@ -254,7 +262,7 @@ def parsed(text: bytes) -> dict[str, Any]:
 
 
 def typed(kind: TypeAdapter[T], what: str, value: object) -> T:
-    """Return a part of an answer as its type; raises MalformedError: it is no such thing."""
+    """Return a part of an answer as its type; MalformedError if it does not fit."""
     try:
         return kind.validate_python(value)
     except ValidationError as error:
@@ -278,9 +286,9 @@ def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...],
 
 
 def problems(error: ValidationError) -> dict[str, str]:
-    """Return the first fault of each part of a value, as a phrase.
+    """Return the first error in each part of a value, as a phrase.
 
-    A part is named as far as it is a field or a place.
+    A part is named by its fields and places.
     """
     found: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):

@@ -1,4 +1,4 @@
-"""From a cluster to a snapshot: connect, facts, mesh, all-reduce; whatever happens, all that was started ends."""
+"""From a cluster to a snapshot: connect, facts, mesh, all-reduce; in the end all that was started ends, too."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ WORTH_S = 5.0  # A run begins anew where that much time is left
 def open_run(
     cluster: Cluster, connect: Callable[[], Transport], options: RunOptions, progress: Progress
 ) -> Iterator[Run]:
-    """Look at every host, anew where this machine stood still, or NotReachedError; connected until the block's end."""
+    """Query every host, again if this machine was paused; stay connected until the block ends.
+
+    NotReachedError on failure.
+    """
     until = time.monotonic() + options.total_s
     run = Run(cluster, connect(), options, progress)
     try:
@@ -65,7 +68,7 @@ def open_run(
 
 
 class Run:
-    """A run over all hosts, phase by phase; ``dials`` tells why dials of the mesh failed, None without a mesh."""
+    """A run over all hosts, phase by phase; ``dials`` explains failed dials of the mesh, None without a mesh."""
 
     def __init__(self, cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> None:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
@@ -86,7 +89,10 @@ class Run:
         self._aliases: tuple[str, ...] = ()
 
     def all(self) -> None:
-        """Every phase; ControllerPausedError where this machine stood still: what was seen since is no host's fault."""
+        """Run every phase.
+
+        ControllerPausedError if this machine was paused, since failures after that are no host's fault.
+        """
         self.look()
         self._go_on()
         self.mesh()
@@ -98,7 +104,7 @@ class Run:
         self._still_there()
 
     def look(self) -> None:
-        """Reach the hosts, and ask each what it knows of itself as soon as it is there."""
+        """Connect to the hosts, and request each one's facts as soon as it is connected."""
         names = {self._cluster.master_addr, *(node.address for node in self._cluster.nodes)}
         around = partial(host_facts.look_outside, self._transport, names)
         asking = Asking(self._cluster, self._options.facts_limits, self._clock.until, around)
@@ -205,7 +211,7 @@ class Run:
         self._sessions = [session for session in self._sessions if session.lost is None]
 
     def names(self) -> None:
-        """Look up the names of the hosts file here, where what is to be done may hang on them."""
+        """Resolve the names of the hosts file on this machine, if the next steps may depend on them."""
         seen = [facts.resolution.own for facts in self._facts.values() if isinstance(facts.resolution, Names)]
         lost = any(not told.addresses for told in chain(self._names.values(), *(own.values() for own in seen)))
         if lost or (isinstance(self._mesh, Mesh) and self._mesh.failed):
@@ -213,7 +219,7 @@ class Run:
             self._resolved, self._aliases = look_up(names, self._clock.within(NAMES_S))
 
     def rate(self) -> None:
-        """Have the hosts send to each other at full speed, where that was asked for."""
+        """Have the hosts send to each other at full speed, if requested."""
         if not self._options.rate:
             return
         if len(self._sessions) < 2:
@@ -235,7 +241,7 @@ class Run:
         self._rates = found.among(names) if isinstance(found, Rates) else found
 
     def smoke(self) -> None:
-        """Run the all-reduce, where it can succeed."""
+        """Run the all-reduce, if it can succeed."""
         limits = self._options.smoke_limits
         if not self._options.smoke:
             self._smoke = skipped(f"{NOT_ASKED} (--no-smoke)")
@@ -259,7 +265,7 @@ class Run:
             self._clock.busy(rank.host, "smoke", since, since + max(rank.times.values(), default=0.0))
 
     def bisect(self) -> None:
-        """Repeat a failed all-reduce over groups of hosts to find the faulty one, if that can help."""
+        """Repeat a failed all-reduce in groups of hosts to find the faulty one, if that can help."""
         smoke = self._smoke
         if not isinstance(smoke, Smoke) or smoke.outcome not in ("failed", "timeout") or len(self._sessions) < 3:
             return

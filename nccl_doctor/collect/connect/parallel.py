@@ -1,13 +1,13 @@
-"""The one way to ask many hosts at once, and to reach them; what becomes of one of them is no other's matter.
+"""Queries and connections to many hosts at once; the failure of one host does not affect the others.
 
-What is small is asked of all at once (:class:`AllAtOnce`). Handshakes, and what takes a host or this machine work, go
-in turns (:class:`Window`), for a fixed number accuses healthy hosts: each one's time then runs while it waits for the
-others. Here a host's time begins with its turn; the next one's turn comes as handshakes end, sooner while they end
-fast, and a host that merely waits in silence, dead or slow to log in, holds nobody up.
+Small requests go to all hosts at once (:class:`AllAtOnce`). Handshakes, and requests that cost a host or this machine
+work, take turns (:class:`Window`): with a fixed number at once, a healthy host could time out while it waits for
+others. Here a host's time begins with its turn. Turns come as handshakes end, sooner while they end fast; a host that
+is silent, because it is dead or slow to log in, does not hold up the others.
 
-A host's answer is typed, and made into what is kept of it, in that host's own worker. What fails there beside the
-connection is a fault of ours which that host's words have found: it is told as such, nothing more is asked of that
-host, and the others are judged. A host that ran out of time is tried again, alone, before anything is said of it.
+A host's answer is parsed in that host's own worker. A failure there other than the connection's is a bug of ours that
+the answer has triggered: it is reported as such, that host is asked nothing more, and the others are judged. A host
+that timed out is tried again by itself before it is reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ _SILENCE_S = 1.0
 
 @dataclass
 class Window:
-    """As many at once as end fast: ``limit`` but for the long silent; ``usual``: what those that ended well took."""
+    """Window of work at once: ``limit`` items, not counting long silent ones.
+
+    ``usual`` is the time that successful ones took.
+    """
 
     limit: float = FIRST
     usual: float = 0.0
@@ -58,17 +61,17 @@ class Window:
         return len(self._active(now)) < int(self.limit) and len(self._began) < IN_ALL
 
     def wait(self, now: float) -> float | None:
-        """Return the seconds until one more may begin although none has ended; None: not before."""
+        """Return the seconds until one more may begin although none has ended; None if it must wait for an end."""
         if len(self._began) >= IN_ALL:
             return None
         return max(0.01, min(self._active(now), default=now) + self._silence() - now)
 
     def begin(self, number: int, now: float) -> None:
-        """Note the begin of a handshake."""
+        """Record the beginning of a handshake."""
         self._began[number] = now
 
     def end(self, number: int, now: float, *, well: bool) -> None:
-        """Note the end of a handshake; a failed one does not count for the speed of the others."""
+        """Record the end of a handshake; a failed one says nothing about the usual time."""
         took = max(_SHORTEST_S, now - self._began.pop(number))
         if not well:
             return
@@ -89,25 +92,25 @@ class Window:
 
 @dataclass
 class AllAtOnce(Window):
-    """So many at once, whatever they take: for what each host answers by itself."""
+    """A fixed number at once, however long they take, for requests that cost nothing."""
 
     limit: float = AT_ONCE
 
     def admits(self, _now: float) -> bool:
-        """While fewer than the limit run."""
+        """Return whether fewer than the limit run."""
         return len(self._began) < self.limit
 
     def wait(self, _now: float) -> None:
-        """Only an end makes room."""
+        """Return None: only an end makes room."""
 
     def end(self, number: int, _now: float, *, well: bool) -> None:  # noqa: ARG002 - as a window
-        """Count it out."""
+        """Record the end of one."""
         del self._began[number]
 
 
 @dataclass
 class Stage(Generic[Item]):
-    """Work on every item, as much at once as the window admits; ``on_done`` hears of each that is through."""
+    """Work on every item, as much at once as the window admits; ``on_done`` is called with each finished item."""
 
     work: Callable[[Item], object]
     on_done: Callable[[Item], None] = lambda _item: None
@@ -115,10 +118,10 @@ class Stage(Generic[Item]):
 
 
 def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.inf) -> list[Exception | None]:
-    """Take every item through all stages, a thread a turn; why each went no further, None where it came through.
+    """Take every item through all stages, one thread per turn; return why each failed, None if it did not.
 
-    Threads are daemons, so that Ctrl-C never waits for a host; what has not ended ``until`` then (monotonic) is left
-    behind: a :class:`TimeoutError`. A ControllerError, a fault of this machine, is raised.
+    Threads are daemons, so that Ctrl-C never waits for a host. An item that has not ended at ``until`` (monotonic) is
+    abandoned with a :class:`TimeoutError`. A ControllerError, a fault of this machine, is raised.
     """
     todo = list(items)
     ends: list[Exception | None] = [None] * len(todo)
@@ -169,7 +172,7 @@ def fan_out(
     window: Window | None = None,
     until: float = math.inf,
 ) -> list[Result | Exception]:
-    """Return the results in the items' order, exceptions among them; ``until`` as :func:`in_turns` has it."""
+    """Return the results in the items' order, with exceptions among them; ``until`` as in :func:`in_turns`."""
     todo = list(items)
     results: dict[int, Result] = {}
 
@@ -192,9 +195,9 @@ def ask_all(
     on_done: Callable[[ProbeSession], None] = lambda _session: None,
     window: Window | None = None,
 ) -> list[T | Exception]:
-    """Return the answers as of :func:`fan_out`; a fault of ours ends its session alone.
+    """Return the answers as :func:`fan_out` does; a bug of ours ends only that host's session.
 
-    A window gives the late more time.
+    With a window, late hosts get more time.
     """
     work, todo = apart(ask), list(sessions)
     results = fan_out(work, todo, on_done, window)
@@ -206,7 +209,7 @@ def ask_all(
 
 
 def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
-    """Return the work on one host, whose failure by a fault of ours ends that host's session."""
+    """Return the work on one host, wrapped so that a bug of ours ends only that host's session."""
 
     def work(session: ProbeSession) -> T:
         try:
@@ -218,7 +221,7 @@ def apart(ask: Callable[[ProbeSession], T]) -> Callable[[ProbeSession], T]:
 
 
 def failure_of(error: Exception, stage: str, doing: str) -> AnyAccessFailure:
-    """Return why a host is unknown: an error of :func:`ask_all`, at a stage of ``ProbeFacts``, while ``doing`` that."""
+    """Return why a host is unknown after an error of :func:`ask_all` in a stage of ``ProbeFacts`` (``doing``)."""
     if isinstance(error, ConnectionLostError) and error.failure is not None:
         return error.failure
     lines = (getattr(error, "traceback", None) or "").strip().splitlines()[-_LINES:]
@@ -230,7 +233,7 @@ _TICK_S = 0.05
 
 
 class LoadWatch:
-    """Measures how busy this machine is, from its making to :meth:`stop`: a late answer may be owed to us."""
+    """Measurement of how busy this machine is, from creation to :meth:`stop`; an answer may be late for that."""
 
     def __init__(self) -> None:
         self._lag_s = 0.0
@@ -238,12 +241,12 @@ class LoadWatch:
         threading.Thread(target=self._watch, name="load", daemon=True).start()
 
     def now(self) -> MachineLoad:
-        """Up to now."""
+        """Return the load up to now."""
         queue, cpus = psutil.getloadavg()[0], psutil.cpu_count() or 1
         return MachineLoad(queue=round(queue, 2), cpus=cpus, lag_s=round(self._lag_s, 3))
 
     def stop(self) -> MachineLoad:
-        """Return of the whole time."""
+        """Return the load of the whole time."""
         self._done.set()
         return self.now()
 
@@ -257,16 +260,15 @@ class LoadWatch:
 
 AGAIN = 0.35  # The quiet try's share of the first one's time, where hosts answer fast: what is healthy needs far less
 CONNECT_S = 10.0
-"""Seconds for a host to answer where neither ``--connect-timeout`` nor the user's ssh configuration sets a limit."""
+"""Seconds for a host to answer if neither ``--connect-timeout`` nor the user's ssh configuration sets a limit."""
 PATIENCE = 4.0  # Times that the others needed; whoever takes longer alone is not merely one of many
 Look = Callable[[ProbeSession, float], None]
-"""A function that asks a host within this share of its time; it raises :class:`NoAnswerError` where more time may
-help."""
+"""A function that asks a host within a share of its time; it raises :class:`NoAnswerError` if more time may help."""
 
 
 @dataclass
 class Reach:
-    """Hosts to reach, and what became of them."""
+    """Hosts to connect to, and the results."""
 
     transport: Transport
     # for a host to answer once it is its turn, and as much again for its probe; a login has more (transport.base).
@@ -287,7 +289,7 @@ class Reach:
     _entering: set[str] = field(default_factory=set)
 
     def all(self, nodes: Sequence[Node]) -> Load:
-        """Try each, and say how busy this machine and they were meanwhile."""
+        """Try each host, and return how busy this machine and the hosts were meanwhile."""
         self._began, watch, since = time.monotonic(), LoadWatch(), heartbeat.begin()
         usual = self._try(nodes, 1.0)
         # whatever failed meanwhile is no host's fault: its time ran, and the host may have hung up on us
@@ -310,14 +312,17 @@ class Reach:
         return Load(controller=controller, hosts=hosts, second_try=self.again)
 
     def _quiet_share(self, usual: float, load: MachineLoad) -> float:
-        """Return the factor for a second try's timeout, by the pace of the others; larger on a busy machine."""
+        """Return the factor for the timeout of a second try, by the speed of the others; larger on a busy machine."""
         most = max(1.0, load.queue / load.cpus) if load.busy else 1.0
         alone = min(most, PATIENCE) if load.busy else 0.0
         wanted = PATIENCE * usual / (self.connect_s or CONNECT_S) if usual else alone
         return min(most, max(AGAIN, wanted))
 
     def _try(self, nodes: Sequence[Node], share: float) -> float:
-        """Try each once, for a share of its time; what a host that answered needed, in seconds, 0 where none did."""
+        """Try each once, for a share of its time.
+
+        Return the seconds that the answering hosts needed, 0 if none answered.
+        """
         window = Window()
 
         def connected(node: Node) -> None:

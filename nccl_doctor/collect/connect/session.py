@@ -1,9 +1,9 @@
-"""A probe on a host: starts it over a transport's channel and exchanges requests and answers.
+"""Session with a probe on a host: starts it over a transport's channel and exchanges requests and answers.
 
-A word goes to every host each second: a probe that hears none for a while ends all that it runs, for we may be gone. A
-pulled cable, a laptop asleep and a suspended run close no connection. One thread does it for all hosts, so no channel
-may wait in its :meth:`~nccl_doctor.transport.base.Channel.pulse`. It is late, too, when this machine itself stands
-still, which is no host's fault.
+Every second a heartbeat goes to every host: a probe that misses it for a while ends all that it runs, since we may be
+gone. (An unplugged cable, a sleeping laptop or a suspended run closes no connection.) One thread sends them all, so no
+channel may block in its :meth:`~nccl_doctor.transport.base.Channel.pulse`. Heartbeats are also late if this machine
+itself was paused, which is no host's fault.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ MAX_REQUEST = 64 << 20  # Bytes that a host may send for one request, chatter an
 
 
 class Messages:
-    """The messages of a probe; ``chatter`` are others' last lines, ``came``: the login shell came to our line."""
+    """The messages of a probe; ``chatter`` are the last lines of other programs.
+
+    ``came``: the login shell reached our line.
+    """
 
     def __init__(self, channel: base.Channel, nonce: str, silence_s: float) -> None:
         self._channel, self._silence_s = channel, silence_s
@@ -42,11 +45,11 @@ class Messages:
         self.came = False
 
     def requested(self) -> None:
-        """Take note of a request: its answer may have all the bytes that one may have."""
+        """Record a request, whose answer may have the maximum size."""
         self._allowance = base.Allowance(MAX_REQUEST)
 
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
-        """Return the next message, within ``after_login`` s of the login shell's end.
+        """Return the next message, at most ``after_login`` seconds after the login shell's end.
 
         NoAnswerError, ConnectionLostError.
         """
@@ -66,7 +69,7 @@ class Messages:
                 self.chatter.append(chatter[:300].decode(errors="replace"))
 
     def last_word(self, deadline: float, otherwise: str) -> probe_answers.ConnectionLostError:
-        """Return why a connection takes nothing any more: what the probe said as it ended, if it said so."""
+        """Return why a connection accepts nothing more: the probe's last message, if there was one."""
         try:
             while True:
                 self.next(deadline)
@@ -101,7 +104,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Heartbeat:
-    """Words to hosts whose answers are waited for, and the gaps between them: pauses of this machine."""
+    """Heartbeats to the hosts whose answers are awaited, and their gaps, which are pauses of this machine."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,7 +113,7 @@ class Heartbeat:
         self._last: float | None = None  # None until somebody is to be told
 
     def begin(self) -> float:
-        """Start it, once; the time for :meth:`longest_gap`."""
+        """Start the heartbeat, once, and return the time for :meth:`longest_gap`."""
         with self._lock:
             if self._last is None:
                 self._last = now()
@@ -118,17 +121,17 @@ class Heartbeat:
             return now()
 
     def add(self, channel: base.Channel) -> None:
-        """Send words on a channel, too."""
+        """Also send on this channel."""
         with self._lock:
             self._channels.add(channel)
 
     def remove(self, channel: base.Channel) -> None:
-        """Send none on it any more."""
+        """Stop sending on this channel."""
         with self._lock:
             self._channels.discard(channel)
 
     def longest_gap(self, since: float) -> float:
-        """Return the longest time, in seconds, without a word; of those that ended after ``since``."""
+        """Return the longest gap in seconds among those that ended after ``since``."""
         with self._lock:
             gaps = [seconds for end, seconds in self._gaps if end > since]
             return max([*gaps, now() - (self._last or now())])
@@ -146,7 +149,7 @@ class Heartbeat:
 
 
 def now() -> float:
-    """Return seconds, those that this machine slept included."""
+    """Return seconds on a clock that also counts while this machine sleeps."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -157,7 +160,7 @@ T = TypeVar("T")
 
 
 class ProbeSession:
-    """A probe that answers; ``lost`` says why it is not listened to any more."""
+    """A probe that answers; ``lost`` is why its answers are no longer read."""
 
     def __init__(self, node: Node, channel: base.Channel, nonce: str, silence_s: float = SILENCE_S) -> None:
         self.node = node
@@ -181,7 +184,10 @@ class ProbeSession:
         latest: float = math.inf,
         silence_s: float = SILENCE_S,
     ) -> ProbeSession:
-        """Connect before the deadline, start the probe in as much time again before ``latest``; or AccessError."""
+        """Connect before the deadline, then start the probe in the same time again, before ``latest``.
+
+        Otherwise AccessError.
+        """
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
         channel = transport.open(node, bundle.command(node.python, nonce, silence_s), deadline, latest)
         session = cls(node, channel, nonce, silence_s)
@@ -219,9 +225,9 @@ class ProbeSession:
         deadline: float,
         on_event: Callable[[probe_answers.RankEvent], None] | None = None,
     ) -> T:
-        """Return the answer to a request; NoAnswerError: it can be waited for again.
+        """Return the answer to a request; after a NoAnswerError it can be waited for again.
 
-        ConnectionLostError, ProbeError: not.
+        After a ConnectionLostError or ProbeError it can't.
         """
         try:
             return self._answer(kind, number, deadline, on_event)
@@ -229,7 +235,7 @@ class ProbeSession:
             raise self.gone(error) from error
 
     def ask(self, kind: TypeAdapter[T], do: str, deadline: float, **arguments: object) -> T:
-        """Send a request and wait as :meth:`wait`; one whose answer was late is not sent again, but waited for."""
+        """Send a request and wait as :meth:`wait` does; a request whose answer was late is not sent again."""
         request = do, json.dumps(arguments)
         number = self._late.pop(request, None) or self.send(do, deadline, **arguments)
         try:
@@ -239,11 +245,14 @@ class ProbeSession:
             raise
 
     def large_packets_vanish(self, by: float) -> bool:
-        """Return whether provably an answer does not come because its packets are large."""
+        """Return whether an answer is provably missing because its packets are large."""
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: probe_answers.ConnectionLostError) -> probe_answers.ConnectionLostError:
-        """Take note that the host is not listened to any more; the error, our own fault where it heard nothing."""
+        """Record that the host's answers are no longer read, and return the error.
+
+        It is our fault if heartbeats were missing.
+        """
         still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(
             error, (probe_answers.MalformedError, probe_answers.OwnFaultError)
@@ -252,7 +261,7 @@ class ProbeSession:
         return self.lost
 
     def close(self) -> None:
-        """End the probe and everything it started; idempotent and bounded."""
+        """End the probe and everything that it started; may be called twice, and takes bounded time."""
         heartbeat.remove(self._channel)
         self._channel.close()
 

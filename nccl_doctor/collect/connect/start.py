@@ -1,9 +1,9 @@
-"""How a probe is started on a host, and why it did not come up.
+"""How a probe is started on a host, and why it did not start.
 
-``python -`` would read stdin to its end before it runs anything, so a loader stands on the command line and reads
-exactly the bundle's length; the rest of stdin then carries requests. It ends where nothing comes for a while.
+``python -`` would read stdin to its end before it runs anything, so the command line holds a loader that reads exactly
+the bundle's length; the rest of stdin then carries requests. The loader exits if nothing comes for a while.
 
-The words are those of dash, bash, zsh, fish, tcsh and busybox's ash, of ld.so and of Python itself, in English.
+Messages are recognised as dash, bash, zsh, fish, tcsh, busybox's ash, ld.so and Python print them, in English.
 """
 
 from __future__ import annotations
@@ -29,33 +29,33 @@ from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.text.secrets import part
 
 _NOT_FOUND = 127
-"""A shell's exit status for a command that it does not find (POSIX, 2.8.2)."""
+"""A shell's exit status if it does not find the command (POSIX, 2.8.2)."""
 
 _KILLED = (None, 128 + 9, 255)
-"""Exit statuses of a command that a signal ended, as paramiko, a shell and ssh report it."""
+"""Exit statuses of a command that a signal ended, as paramiko, shells and ssh report them."""
 
 DAMAGED = "the probe came damaged"
-"""The loader's message where the bytes of the program are not those that were sent."""
+"""The loader's message if the received program differs from the one that was sent."""
 
 SILENT = "nothing came from nccl-doctor for a while"
-"""The loader's last message where nothing more is sent to it."""
+"""The loader's last message if nothing more is sent to it."""
 
 _WORDS = 120
 
 
 @dataclass(frozen=True)
 class Start:
-    """The signs of a start that came to nothing.
+    """The signs of a failed start.
 
     Attributes:
-        python: the interpreter that was asked for.
-        place: the container that it was asked for in, "the docker container train"; empty for the host itself.
-        error: what went wrong on the channel, or the probe's own refusal.
-        came: the login shell came to our line, so that its start-up files did not end it.
-        ready: the interpreter said that it runs, so that neither the shell nor the path is at fault.
-        late: it was a deadline, so that the machine may be slow.
-        lied: it answered what the probe never says.
-        status: the command's exit status; None where nobody knows.
+        python: the requested interpreter.
+        place: the container in which it was to run, "the docker container train"; empty for the host itself.
+        error: the channel's error, or the probe's refusal.
+        came: the login shell reached our line, so its start-up files did not end it.
+        ready: the interpreter reported that it runs, so neither the shell nor the path is at fault.
+        late: a deadline passed, so the machine may be slow.
+        lied: it answered something that the probe never sends.
+        status: the command's exit status; None if unknown.
         stderr: its last lines.
         chatter: the last lines on stdout that were not the probe's.
     """
@@ -91,7 +91,7 @@ _PYTHON: tuple[tuple[PythonProblem, str, str], ...] = (
 
 
 def start_failure(start: Start) -> PythonMissing | ProbeFailed:
-    """Return the failure that what was seen shows."""
+    """Return the failure that these signs show."""
     evidence, inside = (*start.stderr, *start.chatter), f"in {start.place} " if start.place else ""
     found = _problem(start) if start.came and not (start.late or start.lied) else None
     if found is not None:
@@ -107,12 +107,12 @@ def start_failure(start: Start) -> PythonMissing | ProbeFailed:
 
 
 def _cut_off(start: Start) -> bool:
-    """Return whether the shell had reached our line, and the program was then killed or lost with its session."""
+    """Return whether the shell reached our line, and the program was then killed or lost with its session."""
     return start.came and not start.late and start.status in _KILLED
 
 
 def _problem(start: Start) -> tuple[PythonProblem, str] | None:
-    """Return the interpreter's fault, and the phrase; None where it is not the interpreter."""
+    """Return the interpreter's fault and a phrase for it; None if the interpreter is not at fault."""
     by_itself = _match(_PYTHON, (start.error, *start.stderr), start.python)
     if by_itself is not None or start.ready or start.status in (0, None):
         return by_itself
@@ -163,19 +163,21 @@ LOADER = (
     "for _ in iter(lambda:len(b)<{size},False)];zlib.crc32(b)=={crc} or sys.exit(e);"
     "d=zlib.decompressobj();exec(compile(d.decompress(b),n,'exec'))"
 )
-"""Says that it is ready, by the nonce and an empty object, and reads the probe only then: a login that runs something
-else would take it for commands. The nonce stands backwards, so that an echo of the command line is no such word. Its
-length and digest go ahead: channels are known that lost bytes (kubernetes#112834). By the name
-in front other probes know it. A virtualenv of before 2020 finds the standard library by its site alone."""
+"""Loader that reports that it is ready, with the nonce and an empty object, and reads the probe only then, since a
+login that runs something else would take the probe for commands. The nonce is written backwards, so that an echo of the
+command line does not look like the report. Length and digest come first, since some channels lose bytes
+(kubernetes#112834). Other probes recognise it by the name at its beginning. A virtualenv from before 2020 finds the
+standard library only by its site module.
+"""
 
 
 NEVER_IMPORTED = {"nccl_doctor.probe.bootstrap", "nccl_doctor.probe.smoke.worker"}
-"""Modules that run from their source."""
+"""Modules that are run from source and never imported."""
 
 
 @thread_safe_cache
 def bundle() -> bytes:
-    """Return the probe: bootstrap.py's text, compressed, and behind it what its call takes: all modules."""
+    """Return the probe: bootstrap.py's text, compressed, followed by all modules, which it loads."""
     root = Path(probe.__file__).parent
     # level 3 halves the time of the usual one, before which no host is asked, and adds a sixteenth
     nothing = zlib.compress(b"", 3)
@@ -194,7 +196,7 @@ _digest = lru_cache(1)(zlib.crc32)  # of the bundle, at the line for each host
 
 
 def _renamed(code: CodeType, name: str) -> CodeType:
-    """Return the code with a file name as if it had been compiled on the host."""
+    """Return the code object with the file name that it would have if compiled on the host."""
     constants = (_renamed(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
     return code.replace(co_filename=name, co_consts=tuple(constants))
 
@@ -205,13 +207,15 @@ def login_mark(nonce: str) -> str:
 
 
 def command(python: str, nonce: str, silence_s: float) -> str:
-    """Return the line that starts the probe under a host's interpreter; ``nonce``, letters and digits, marks its words.
+    """Return the command that starts the probe with a host's interpreter.
+
+    ``nonce`` (letters and digits) marks its messages.
 
     Its loader ends when nothing has come for ``silence_s``.
 
-    ``exec`` spares a shell that would have to die too. Double quotes without $, ` and ! mean the same to sh, csh and
-    fish. ``-I``: no file in somebody's home and no PYTHON* variable can shadow a module; ``-S``: nothing that
-    is installed beside the standard library runs, which takes 5 ms, or hundreds.
+    ``exec`` avoids a shell that would have to end, too. Double quotes without $, ` and ! mean the same in sh, csh and
+    fish. ``-I``: no file in a home directory and no PYTHON* variable can shadow a module; ``-S``: no installed package
+    runs code at start-up, which takes 5 ms or hundreds.
     """
     loader = LOADER.format(
         size=len(bundle()),

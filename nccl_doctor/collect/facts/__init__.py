@@ -1,1 +1,1 @@
-"""Facts of hosts: asked, typed, and what their names mean."""
+"""Facts of hosts: requested, parsed, and with their names resolved."""

@@ -1,4 +1,4 @@
-"""Asks hosts for their facts and types them, and what the hosts file's names mean to them and to this machine."""
+"""Requests and parses hosts' facts, and resolves the hosts file's names there and on this machine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ PATH_S = 10.0  # For a host that answered nothing to say what it sends in vain
 
 @dataclass(frozen=True)
 class FactLimits:
-    """How long collectors may take, in seconds, and whether ``sudo -n`` may be tried on the hosts."""
+    """Time limits of collectors in seconds, and whether ``sudo -n`` may be tried on the hosts."""
 
     timeout_s: float = 8.0
     sudo: bool = False
@@ -58,7 +58,7 @@ _MOST_TABLES = 8  # Answers that are learnt from: each a table of all names
 
 
 class CommonNames:
-    """A table that grows with the first hosts' answers; what a host makes of its own names is never learnt."""
+    """Resolvers' answers that the first hosts share; a host's answers about its own names are never included."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._wanted = dict.fromkeys(sorted({cluster.master_addr, *(node.address for node in cluster.nodes)}))
@@ -69,16 +69,16 @@ class CommonNames:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The answers that hold for all hosts, as far as known."""
+        """The answers that hold for all hosts, as far as they are known."""
         return self._tables[-1]
 
     def known_to(self, node: Node) -> str:
-        """Pack the names for a host (probe/facts/network.py unpacks them); the same in every call."""
+        """Return the names packed for a host (probe/facts/network.py unpacks them), the same in every call."""
         with self._lock:
             return self._asked.setdefault(node.name, (self.common, self._request))[1]
 
     def learn(self, node: Node, names: Names) -> None:
-        """Take what a host made of the names; of an error and addresses, the addresses."""
+        """Add a host's answers; addresses are preferred to an error."""
         with self._lock:
             before = self.common
             if len(self._tables) > _MOST_TABLES:
@@ -96,7 +96,7 @@ class CommonNames:
                 self._request = _packed({name: rows.get(name) for name in self._wanted})
 
     def final(self, name: str, names: Names | Unknown) -> Names | Unknown:
-        """Return the answers of the host of this name, in terms of the last table."""
+        """Return the answers of the host with this name, relative to the final table."""
         if isinstance(names, Unknown):
             return names
         asked, last = self._asked[name][0], self.common
@@ -109,9 +109,9 @@ def _packed(names: dict[str, list[Any] | None]) -> str:
 
 
 def look_up(names: Iterable[str], within_s: float) -> tuple[dict[str, tuple[IpAddress, ...]], tuple[str, ...]]:
-    """Return addresses by name, of getaddrinfo(3) or ~/.ssh/config, and the names that the latter alone knows.
+    """Return addresses by name, from getaddrinfo(3) or ~/.ssh/config, and the names that only the latter knows.
 
-    Without those that did not come in time.
+    Names without an answer in time are left out.
     """
     wanted = [name for name in dict.fromkeys(names) if numeric(name) is None]
     answers = fan_out(_look_up, wanted, until=time.monotonic() + within_s)
@@ -138,11 +138,11 @@ def _addresses(name: str | None) -> tuple[IpAddress, ...]:
 
 
 LookOutside = Callable[[Node, float], Outside | Unknown | None]
-"""Looks at the host around a node's container until a deadline; None where the node is none."""
+"""A function that looks at the host around a node's container until a deadline; None if the node is no container."""
 
 
 class Asking:
-    """Asks hosts for their facts; what the first make of names is told to the others, which tell where they deviate."""
+    """Requests for hosts' facts; the first hosts' resolutions are sent to the others, which report only differences."""
 
     def __init__(
         self, cluster: Cluster, limits: FactLimits, until: float, outside: LookOutside = lambda _node, _deadline: None
@@ -153,7 +153,7 @@ class Asking:
         self._launcher = read_line(shlex.split(cluster.line)).launcher if cluster.line else ""
 
     def __call__(self, session: ProbeSession, share: float) -> None:
-        """Ask one host, or wait again for what it was asked before; NoAnswerError where more time may help."""
+        """Ask one host, or wait again for an earlier request; NoAnswerError if more time may help."""
         timeout_s = self._limits.timeout_s
         deadline = time.monotonic() + max(0.1, min(share * timeout_s, self._until - time.monotonic())) + GRACE_S
         cluster, node = self._cluster, session.node
@@ -194,14 +194,14 @@ class Asking:
 
     @property
     def common(self) -> dict[str, ResolverAnswer]:
-        """The resolvers' answers that hold where a host's own facts say nothing else."""
+        """The resolvers' answers that hold unless a host's facts differ."""
         return self._names.common
 
 
 def firewalls_again(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], limits: FactLimits
 ) -> dict[str, HostFacts]:
-    """Return the facts with the firewalls' rules as they are now: their counters have moved since."""
+    """Return the facts with the current firewall rules, whose counters have advanced since."""
 
     def ask(session: ProbeSession) -> HostFacts:
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
@@ -213,7 +213,10 @@ def firewalls_again(
 
 
 def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
-    """Return the host's clock against ours, by one short exchange as in NTP: the error is half the round trip."""
+    """Return the difference between the host's clock and ours, from one short exchange as in NTP.
+
+    The error is half the round trip.
+    """
     sent = time.time()
     try:
         # sent anew: a late answer to an earlier question tells a time that has passed
@@ -229,14 +232,14 @@ ANYBODYS: dict[str, TypeAdapter[Any]] = {
     "gpu_processes": TypeAdapter(GpuProcess),
     "sockets": TypeAdapter(TcpSocket),
 }
-"""Facts that are lists to which any local user can add, and the type of their items."""
+"""Facts that are lists to which any local user can add items, and the type of their items."""
 
 
 def typed(answer: dict[str, Any]) -> HostFacts:
-    """Return the probe's answer as facts, each that does not fit unknown; MalformedError where it is no set of facts.
+    """Return the probe's answer as facts; those that do not fit are unknown; MalformedError if it is no set of facts.
 
-    Of lists in which any local user can have an item, those that do not fit are left out and counted. Of others, such
-    as routes and GPUs, one item less would be another fact: they are unknown as a whole.
+    In lists to which any local user can add items, those that do not fit are left out and counted. Other lists, such as
+    routes and GPUs, would be wrong without an item, so they are unknown as a whole.
     """
     misfits: dict[str, str] = {}
     answer = {**answer, "misfits": misfits}
@@ -258,7 +261,7 @@ def typed(answer: dict[str, Any]) -> HostFacts:
 
 
 def failure(error: Exception, session: ProbeSession, until: float) -> AnyAccessFailure:
-    """Return why a host gave no facts."""
+    """Return why a host returned no facts."""
     found = failure_of(error, "facts", NO_FACTS)
     if not isinstance(error, NoAnswerError) or not session.large_packets_vanish(min(until, time.monotonic() + PATH_S)):
         return found
@@ -284,7 +287,7 @@ echo {mark} hosts; cat /etc/hosts
 echo {mark} end
 exit
 """
-"""A script for /bin/sh; its devices are those of probe/facts/host.py."""
+"""A script for /bin/sh that looks at devices as probe/facts/host.py does."""
 _MOST = 8 << 20  # Bytes that it may print: a cluster's /etc/hosts has a line for each host
 _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +(unlimited|\d{1,20})\b")
 
@@ -292,7 +295,7 @@ _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +
 def look_outside(
     transport: Transport, wanted: Collection[str], node: Node, deadline: float
 ) -> Outside | Unknown | None:
-    """Look at the host of a node's container, of names those ``wanted``; None where the node is no container."""
+    """Look at the host of a node's container, resolving the names ``wanted``; None if the node is no container."""
     options = node.options(InsideOptions)
     if options.runtime is None:
         return None
@@ -315,7 +318,7 @@ def look_outside(
 def parse_outside(
     lines: Iterable[str], mark: str, options: InsideOptions, wanted: Collection[str]
 ) -> Outside | Unknown:
-    """Read what the script printed, each part behind a line with the mark and its name."""
+    """Parse the script's output, in which each part follows a line with the mark and its name."""
     parts: defaultdict[str, list[str]] = defaultdict(list)
     part: list[str] = []
     for line in lines:

@@ -1,1 +1,1 @@
-"""Ranks of a running job: found, chosen, looked at."""
+"""Finds, selects and samples the ranks of a running job."""

@@ -1,7 +1,7 @@
-"""Looks at a running job on all its hosts at once, as often as asked, and types what comes.
+"""Samples a running job on all its hosts at once, as often as requested, and parses the answers.
 
-py-spy is sent along, the controller's own and nothing else: nothing is fetched for a host that could not run it. Its
-wheel for Linux holds a program that is linked statically, so that one file serves every Linux of its machine.
+The controller's own py-spy is sent along; nothing is downloaded for a host that can't run it. Its wheel for Linux holds
+a statically linked program, so one file serves every Linux of the same architecture.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 
 ELF_MACHINES = {62: "x86_64", 183: "aarch64", 243: "riscv64", 21: "ppc64le"}
-"""e_machine of the ELF header (elf(5)) to what ``uname -m`` says."""
+"""Values of e_machine in the ELF header (elf(5)), and the names that ``uname -m`` prints."""
 REMEDY = "to have stacks there, install py-spy on that host, in root's PATH"
 
 
 @thread_safe_cache
 def pack(machine: str) -> dict[str, Any]:
-    """Return ``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the hosts repeat."""
+    """Return ``{"machine", "data": base64 of zlib}``, or ``{"missing": reason}``, which the hosts report."""
     program = own_program()
     if program is None or not program.is_file():
         return {"missing": "nccl-doctor's own py-spy has no program to send along"}
@@ -60,7 +60,7 @@ def pack(machine: str) -> dict[str, Any]:
 
 
 def own_program() -> Path | None:
-    """Return the one that was installed with us."""
+    """Return the py-spy that was installed with nccl-doctor."""
     try:
         files = distribution("py-spy").files or []
     except PackageNotFoundError:
@@ -69,7 +69,7 @@ def own_program() -> Path | None:
 
 
 def built_for(program: bytes) -> str:
-    """Return the machine of a Linux program, as ``uname -m`` says; else what it is not."""
+    """Return the architecture of a Linux program, as ``uname -m`` prints it; otherwise the reason why it is none."""
     if not program.startswith(b"\x7fELF"):
         return "another system than Linux"
     number = int.from_bytes(program[18:20], "little")
@@ -92,7 +92,7 @@ _RAS: TypeAdapter[Phased[Ras]] = TypeAdapter(Phased[Ras])
 
 @dataclass(frozen=True)
 class HangOptions:
-    """How to look: ``looks`` times, ``interval_s`` apart; ``force`` asks RAS where its version can crash a job, too."""
+    """Options: ``looks`` samples, ``interval_s`` apart; ``force`` queries RAS even in versions that can crash a job."""
 
     interval_s: float = 5.0
     looks: int = 2
@@ -105,7 +105,7 @@ class HangOptions:
 
 
 def take(cluster: Cluster, transport: Transport, options: HangOptions, progress: Progress) -> HangSnapshot:
-    """Look, and leave every host as it was; UsageError: several jobs. NotReachedError: this machine stood still."""
+    """Sample the job and leave every host; UsageError for several jobs, NotReachedError if this machine was paused."""
     watch = Observation(cluster, transport, options, progress)
     try:
         watch.connect()
@@ -115,9 +115,9 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
 
 
 class Observation:
-    """An observation of a job: its ranks are found, and looked at as often as asked.
+    """An observation of a job: its ranks are found and sampled as often as requested.
 
-    ``opened`` are connections that stand already, to which new ones are added.
+    ``opened`` are existing connections, to which new ones are added.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Observation:
         self._timings: dict[str, float] = {}
 
     def connect(self, left_out: Mapping[str, AnyAccessFailure] = MappingProxyType({})) -> None:
-        """Connect to the hosts that are not connected yet, but not to those that are left out, for a reason."""
+        """Connect to the hosts that are not connected yet, except those left out for a reason."""
         order = [node.name for node in self._cluster.nodes]
         wanted = [node for node in self._cluster.nodes if node.name not in {*self._opened, *left_out}]
         began, until = self._phase("connecting", [node.name for node in wanted]), self._began + self._options.total_s
@@ -155,7 +155,7 @@ class Observation:
         self._timings["connect"] = time.monotonic() - began
 
     def observe(self) -> HangSnapshot:
-        """Find the job, look at it, and return what was seen."""
+        """Find the job, sample it, and return the snapshot."""
         try:
             self.find()
             self.look()
@@ -198,7 +198,7 @@ class Observation:
         self._timings["find"] = time.monotonic() - began
 
     def look(self) -> None:
-        """Look at the ranks as often as asked."""
+        """Sample the ranks as often as requested."""
         if not self._with_ranks():
             return
         began = self._phase("looking", [name for name, job in self._jobs.items() if job.ranks])
@@ -219,7 +219,7 @@ class Observation:
         self._timings["look"] = time.monotonic() - began
 
     def look_at_starters(self) -> None:
-        """Take a second sample where there is no rank yet: one that imports torch has worked in between."""
+        """Take a second sample if there is no rank yet: one that imports torch will have worked in between."""
         starting = [name for name, job in self._jobs.items() if not isinstance(job.starters, Unknown) and job.starters]
         if self._with_ranks() or not starting:
             return
@@ -229,7 +229,7 @@ class Observation:
         self._timings["look"] = time.monotonic() - began
 
     def ask_ras(self) -> None:
-        """Each host's service knows the whole job; the second one is asked where the first does not answer."""
+        """Query RAS on one host, which knows the whole job; if it does not answer, query the next."""
         serving = {name for name, looks in self._looks.items() if any(look.serves_ras for look in looks)}
         asked = [session for session in self._with_ranks() if session.node.name in serving][:RAS_HOSTS]
         if not asked:
@@ -263,7 +263,7 @@ class Observation:
         self._transport.close()
 
     def snapshot(self) -> HangSnapshot:
-        """Return what was seen so far."""
+        """Return the snapshot so far."""
         self._timings["total"] = time.monotonic() - self._began
         return HangSnapshot(
             version=__version__,
@@ -303,7 +303,7 @@ class Observation:
     def _everywhere(
         self, work: Callable[[ProbeSession], Result], sessions: list[ProbeSession] | None = None
     ) -> dict[str, Result]:
-        """Return the hosts' answers, by name; a host that fails is a failure of its own."""
+        """Return the hosts' answers by name; a host that fails is recorded among the failures."""
         asked = self._sessions if sessions is None else sessions
         results = ask_all(work, asked, lambda session: self._progress.done(session.node.name), Window(MOST))
         found: dict[str, Result] = {}

@@ -1,4 +1,4 @@
-"""Chooses the job that is meant of all on the hosts, and finds hosts that tell what can't be."""
+"""Selects one of the jobs on the hosts, and finds hosts whose answers contradict the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Jobs = dict[HangingJob, dict[str, list[JobRank]]]  # The ranks of each job, by h
 
 
 class Choice(NamedTuple):
-    """The job that is meant, ``ranks`` by host, one process a rank; ``rivals``: older ones with the same numbers."""
+    """The selected job: ``ranks`` by host, one process per rank; ``rivals`` are older processes with the same ranks."""
 
     ranks: dict[str, tuple[JobRank, ...]]
     rivals: dict[str, tuple[JobRank, ...]]
@@ -47,9 +47,9 @@ class Choice(NamedTuple):
 
 
 def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> Choice:
-    """Return the job of ``pid``, else the one on most hosts, else at ``port``.
+    """Return the job of ``pid``; otherwise the one on most hosts; otherwise the one at ``port``.
 
-    UsageError with a line for each of several.
+    UsageError with a line for each if several remain.
     """
     jobs = _jobs(found)
     meant = sorted(jobs) if pid is None else sorted(_of_process(pid, found, jobs))
@@ -81,7 +81,7 @@ def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tup
 
 
 def _named(job: HangingJob, jobs: Jobs) -> str:
-    """Return the job in words; whose it is where that alone tells it from another."""
+    """Return a description of the job, with its user if nothing else distinguishes it from another."""
     alike = [one for one in jobs if str(one) == str(job)]
     words = [str(job)]
     words += [f"of {job.user}"] if len({one.user for one in alike}) > 1 else []
@@ -99,7 +99,7 @@ def _numbers(hosts: dict[str, list[JobRank]]) -> set[int]:
 
 
 def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[HangingJob, str, JobRank]]:
-    """Yield ranks of incomplete jobs of the same user whose numbers the chosen job lacks."""
+    """Yield ranks of incomplete jobs of the same user whose numbers are missing in the selected job."""
     there = _numbers(jobs[chosen])
     for job, hosts in jobs.items():
         numbers, alike = _numbers(hosts), (job.user, job.contained) == (chosen.user, chosen.contained)
@@ -110,7 +110,10 @@ def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[Hanging
 
 
 def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
-    """Return the jobs of a rank's own PID; else of its launcher's; none of a launcher that has no rank yet."""
+    """Return the jobs with a rank of this PID; otherwise with a launcher of this PID.
+
+    None for a launcher without ranks.
+    """
     below = {
         name: {child for one in told.launchers if one.pid == pid for child in one.children}
         for name, told in found.items()
@@ -128,7 +131,7 @@ def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[Hanging
 
 
 def _jobs(found: dict[str, JobRanks]) -> Jobs:
-    """Return all ranks by their jobs: the same variables, the same user, in containers or in none."""
+    """Return all ranks by job: ranks with the same variables and user, all in containers or all outside."""
 
     def job_of(host: str, rank: JobRank) -> HangingJob:
         alone = rank.master_addr in ("localhost", "::1") or rank.master_addr.startswith("127.")
@@ -145,7 +148,7 @@ def _jobs(found: dict[str, JobRanks]) -> Jobs:
 
 
 def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
-    """Return the name under which each is known everywhere; on one host several numbers are several users."""
+    """Return the common name of each user ID; different IDs on one host are different users."""
     alike: list[set[User]] = []
     for user in sorted({user for _, user in owners}, key=str):
         touching = [some for some in alike if any(user.is_same(one) for one in some)]
@@ -160,7 +163,7 @@ def _user_names(owners: list[tuple[str, User]]) -> dict[User, str]:
 
 
 def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
-    """Keep a process a rank: an orphan of an earlier start has the same number and is older."""
+    """Keep the newest process of each rank, since an older one is an orphan of an earlier start."""
     youngest: dict[int, JobRank] = {}
     for rank in ranks:
         if rank.rank not in youngest or rank.age_s < youngest[rank.rank].age_s:
@@ -169,9 +172,9 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Return hosts that claim ranks which several other hosts consistently claim.
+    """Return the hosts that claim ranks which several other hosts claim consistently.
 
-    The worst first.
+    The host with most such ranks comes first.
     """
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
@@ -193,7 +196,7 @@ LEAST = 2  # One process that dials itself is no job: a notebook does it
 
 
 class _Store(NamedTuple):
-    """A port that a process serves and has dialled itself: torch's TCPStore, or NCCL's."""
+    """A port on which a process listens and to which it is connected itself: torch's TCPStore, or NCCL's."""
 
     host: str
     port: int
@@ -203,7 +206,7 @@ class _Store(NamedTuple):
 
 
 def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
-    """Return the hosts' answers with the ranks of these jobs, counted by the order of hosts and of their start."""
+    """Return the hosts' answers with the unnumbered ranks numbered, by the order of hosts and start times."""
     told: dict[str, tuple[StoreClient, ...]] = {
         name: one.unnumbered for name, one in found.items() if not isinstance(one.unnumbered, Unknown)
     }
@@ -274,7 +277,7 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
 
 
 def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
-    """Assign numbers to the ranks of a host, and count them: by their common parent, else by their start."""
+    """Assign numbers to the ranks of a host and count them: by their common parent, otherwise by start time."""
     told = [one for one in clients if one.local_rank is not None]
     sizes, numbers = {one.local_world_size or 0 for one in told}, {one.local_rank for one in told}
     size = max(sizes, default=0)

@@ -1,4 +1,4 @@
-"""A look at a job's ranks as a host answered it, typed: what does not fit is unknown of that rank, the rest stands."""
+"""Parses a host's sample of a job's ranks: a value that does not fit is unknown, and the rest is kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Row(BaseModel):
 
 
 class RanksAnswer(BaseModel):
-    """A host's ranks as they come; any local user can have processes among them, whose variables say anything."""
+    """A host's ranks before validation; any local user can have processes among them, with any variables."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -56,7 +56,7 @@ _JOB = TypeAdapter(hang.JobRanks)
 
 
 def job_ranks(answer: RanksAnswer) -> hang.JobRanks:
-    """Type a host's ranks, each for itself: what does not fit is counted, and the others stand."""
+    """Parse a host's ranks one by one: those that do not fit are counted, and the others are kept."""
     parts, misfits = answer.model_dump(), {}
     for name, kind in _ITEMS.items():
         if isinstance(parts[name], list):
@@ -66,7 +66,7 @@ def job_ranks(answer: RanksAnswer) -> hang.JobRanks:
 
 
 class LookAnswer(BaseModel):
-    """A look as it comes; the parts that may be unknown are typed one by one, in :func:`host_look`."""
+    """A sample before validation; :func:`host_look` parses the parts that may be unknown one by one."""
 
     at_s: Seconds
     ranks: Annotated[tuple[_Row, ...], Field(max_length=4096)]
@@ -79,7 +79,7 @@ class LookAnswer(BaseModel):
 
 
 class _Status(BaseModel):
-    """A group's entry of ``pg_status``: -1 where nothing was issued or ended yet."""
+    """A group's entry in ``pg_status``; -1 if nothing was issued or ended yet."""
 
     last_enqueued_collective: int = -1
     last_completed_collective: int = -1
@@ -124,9 +124,9 @@ def _typed(kind: TypeAdapter[T], value: object) -> T | Unknown:
 
 
 def recorded(answer: object, rank: int, read_dump: ReadDump) -> Fact[hang.Recorded | None]:
-    """Return a rank's recorder out of ``{"live": document}`` or ``{"dump": {"name", "age_s", "data"}}``.
+    """Return a rank's flight recorder from ``{"live": document}`` or ``{"dump": {"name", "age_s", "data"}}``.
 
-    None for none.
+    None if it has none.
     """
     if answer is None:
         return None

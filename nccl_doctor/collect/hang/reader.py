@@ -1,8 +1,8 @@
-"""Reads what hosts wrote, in a process of its own: dumps of the flight recorder, and answers of RAS.
+"""Parses untrusted documents of hosts in a separate process: dumps of the flight recorder, and answers of RAS.
 
-The process may take little memory and time, and costs nothing until something is to be read. Where it ends, what it was
-reading is not known, and the next document gets a new one. It holds nothing but that document, and ends when its
-standard input does.
+The process has limits on memory and time, and is started only when there is something to parse. If it dies, that
+document is unknown, and the next one gets a new process. It holds nothing but the document, and ends with its standard
+input.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Kind = Literal["dump", "ras"]
 
 
 class UnreadableError(ValueError):
-    """A host's document could not be read; the message is a phrase."""
+    """A host's document could not be parsed; the message is a phrase."""
 
 
 class Reader:
-    """Starts the process when it is needed first; several threads may ask, and wait for one another."""
+    """The separate process, started on first use; threads that use it wait for one another."""
 
     def __init__(self, until: float) -> None:
         self._until = until
@@ -57,9 +57,9 @@ class Reader:
         self._closed = False
 
     def dump(self, host: str, name: str, data: bytes) -> flight.Dump | None:
-        """Return a dump's last calls, and the last of each group.
+        """Return the last calls of a dump, and the last of each group.
 
-        None where it is none, UnreadableError past its bounds.
+        None if it is no dump; UnreadableError if it exceeds the limits.
         """
         told = self._ask(host, "dump", name, data)
         if told is None:
@@ -67,7 +67,7 @@ class Reader:
         return flight.Dump(told["rank"], tuple(flight.Record(**record) for record in told["records"]), {})
 
     def look_through(self, host: str, answer: str) -> None:
-        """Parse an answer of RAS; UnreadableError where who parses it again would not stay within bounds."""
+        """Check an answer of RAS; UnreadableError if parsing it would exceed the limits."""
         self._ask(host, "ras", "", answer.encode(errors="replace"))
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class Reader:
 
 
 def serve() -> None:
-    """Answer documents on standard input until it ends; only for a separate process, which it limits."""
+    """Answer documents from standard input until it ends; only for a separate process, since it limits its process."""
     from resource import RLIMIT_AS, RLIMIT_CORE
 
     _bind(RLIMIT_AS, MEMORY)

@@ -1,4 +1,4 @@
-"""Observe a job again and again over connections that stay open, and reconnect where one ends."""
+"""Repeated samples of a job over connections that stay open, with reconnection if one ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
 
 @dataclass
 class _Away:
-    """A host that can't be observed now; it is tried again at ``at``, on the monotonic clock."""
+    """A host that can't be observed now; the next try is at ``at``, on the monotonic clock."""
 
     failure: AnyAccessFailure
     pause_s: float
@@ -32,7 +32,7 @@ class _Away:
 
 
 class Watcher:
-    """Connections to a job's hosts. A sample costs a host some milliseconds, and no new connection."""
+    """Connections to a job's hosts. A sample takes some milliseconds of a host's time, and no new connection."""
 
     def __init__(
         self, cluster: Cluster, connect: Callable[[], Transport], options: HangOptions, progress: Progress
@@ -48,12 +48,12 @@ class Watcher:
         return tuple(self._away)
 
     def sample(self, *, stacks: bool) -> HangSnapshot | None:
-        """Look once at the job; None where this machine itself stood still meanwhile."""
+        """Take one sample; None if this machine was paused meanwhile."""
         kind = self._options.stacks if stacks else "none"
         return self._observe(replace(self._options, looks=1, stacks=kind))
 
     def examine(self) -> HangSnapshot | None:
-        """Look as ``hang`` does."""
+        """Examine the job as ``hang`` does."""
         return self._observe(self._options)
 
     def _observe(self, options: HangOptions) -> HangSnapshot | None:
@@ -72,7 +72,7 @@ class Watcher:
         return seen
 
     def _note(self, failures: dict[str, AnyAccessFailure], waiting: dict[str, AnyAccessFailure]) -> None:
-        """Drop lost connections, and put off the next try of each, longer every time."""
+        """Drop lost connections, and delay the next try of each, a bit longer every time."""
         self._drop([name for name, session in self._opened.items() if session.lost is not None or name in failures])
         before, now = self._away, time.monotonic()
         self._away = {}

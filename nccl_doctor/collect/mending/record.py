@@ -1,7 +1,7 @@
-"""The record of what ``nccl-doctor fix`` ran, one small file for each run, readable by its owner alone.
+"""The record of what ``nccl-doctor fix`` ran: a small file for each run, readable only by its owner.
 
-It lies in ``$XDG_STATE_HOME/nccl-doctor/fix`` and holds the commands, where and when they ran, for which diagnosis,
-with their exit codes and the values before them: enough to take them back.
+It is in ``$XDG_STATE_HOME/nccl-doctor/fix`` and holds what is needed to undo the run: the commands, where and when they
+ran, for which diagnosis, their exit codes, and the previous values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_BYTES = 64 << 20
 
 
 class RanStep(FrozenModel):
-    """A step that was run, with all that its way back needs; ``undone`` once it was taken back."""
+    """A step that was run, with all that is needed to undo it; ``undone`` is set once that was done."""
 
     number: int
     host: str | None
@@ -50,7 +50,7 @@ class RanStep(FrozenModel):
         return cls(**shared | {name: getattr(result, name) for name in cls.model_fields if name in _OF_RESULTS})
 
     def parts(self) -> tuple[Step, StepResult]:
-        """Return the step and its result again."""
+        """Return the step and its result."""
         step = {name: getattr(self, name) for name in Step.model_fields if name in RanStep.model_fields}
         result = {name: getattr(self, name) for name in ("number", "host", *_OF_RESULTS)}
         return Step(**step), StepResult(**result)
@@ -60,7 +60,7 @@ _OF_RESULTS = ("outcome", "exit_code", "before", "was_there", "at")
 
 
 class Record(FrozenModel):
-    """Record of a run: its list of hosts, and its steps; ``settings_before`` are values of the hosts file."""
+    """Record of a run: its list of hosts and its steps; ``settings_before`` are the hosts file's previous values."""
 
     hosts: str
     began_at: str
@@ -72,7 +72,7 @@ class Record(FrozenModel):
 def begin(
     identifier: str, hosts: str, steps: Sequence[Step], file: str | None, environ: Mapping[str, str]
 ) -> tuple[Path, Record]:
-    """Write the record of a run before it begins, each step's outcome unknown; DoctorError where that is impossible."""
+    """Write the record of a run before it begins, with every outcome unknown; DoctorError if that fails."""
     began_at = datetime.now(timezone.utc)
     unknown = (StepResult(number=step.number, host=step.host, outcome="unknown") for step in steps)
     record = Record(
@@ -92,13 +92,13 @@ def finish(
     ran: Iterable[tuple[Step, StepResult]],
     settings_before: dict[str, str | None],
 ) -> None:
-    """Write the record of a run that has ended, without the steps that were not run."""
+    """Write the record of a finished run, without the steps that were not run."""
     steps = tuple(RanStep.of(step, result) for step, result in ran if result.outcome != "not-run")
     _write(path, record.model_copy(update={"steps": steps, "settings_before": settings_before}))
 
 
 def latest(identifier: str, environ: Mapping[str, str]) -> tuple[Path, Record] | None:
-    """Return the newest record of a list of hosts that has a step which was not taken back yet."""
+    """Return the newest record for a list of hosts in which a step is not undone yet."""
     for path in sorted(_folder(environ).glob(f"{identifier}-*.json"), reverse=True):
         record = _read(path)
         if record is not None and any(step.outcome in TAKEN and not step.undone for step in record.steps):
@@ -107,7 +107,7 @@ def latest(identifier: str, environ: Mapping[str, str]) -> tuple[Path, Record] |
 
 
 def mark_undone(path: Path, record: Record, numbers: Sequence[int]) -> None:
-    """Note in the record which steps were taken back."""
+    """Mark steps as undone in the record."""
     steps = tuple(step.model_copy(update={"undone": True}) if step.number in numbers else step for step in record.steps)
     _write(path, record.model_copy(update={"steps": steps}))
 
@@ -132,7 +132,7 @@ def _write(path: Path, record: Record) -> None:
 
 
 def _read(path: Path) -> Record | None:
-    """Return a record of ours; None where it is another user's, too large, or of another release."""
+    """Return a record; None if it belongs to another user, is too large, or is from another release."""
     try:
         known = path.stat()
         if known.st_uid != os.geteuid() or known.st_size > _MOST_BYTES:

@@ -1,4 +1,4 @@
-"""Ways to root on a host, and a shell as root; the password of sudo goes to its standard input and nowhere else."""
+"""Ways to become root on a host, and a root shell; sudo's password goes only to its standard input."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from nccl_doctor.text.shell import clean, nested, script
 from nccl_doctor.transport.base import AccessError, Allowance, Channel, FloodError, Transport
 
 RootAccess = str
-"""A way to root, a key of :data:`SUDO`; or the reason why there is none."""
+"""A way to become root, a key of :data:`SUDO`; or the reason why there is none."""
 
 CONNECT_S = 30.0
 SUDO = {"login": "", "sudo": "sudo -n ", "password": "sudo -k -S -p '' "}
-"""The beginning of a command by the way to root: the login itself, ``sudo -n``, or sudo with a password."""
+"""Prefixes of a command for each way to become root: the login itself, ``sudo -n``, or sudo with a password."""
 
 _LOOK_S = 0.3
 _SORRY = frozenset({"sorry,", "incorrect"})
-"""Words of sudo(8) where a password is wrong: "Sorry, try again.", "1 incorrect password attempt"."""
+"""Messages of sudo(8) for a wrong password: "Sorry, try again.", "1 incorrect password attempt"."""
 
 _ASK = script("id -u; sudo -n /bin/sh -c : 2>&1; echo status $?")
 
 
 class RootRefusedError(Exception):
-    """Nobody becomes root on a host; the message says why."""
+    """There is no way to become root on a host; the message is the reason."""
 
 
 def node_at(node: Node, place: str | None) -> Node:
-    """Return the node, or the host around its container for what belongs outside."""
+    """Return the node, or the host around its container for commands that belong outside."""
     if place is None or not place.startswith("outside"):
         return node
     return node.model_copy(update={"access": {k: v for k, v in node.access.items() if k != InsideOptions.engine}})
 
 
 def root_access(transport: Transport, node: Node, place: str | None) -> RootAccess:
-    """Return the way to root on a host, or the reason why there is none."""
+    """Return how to become root on a host, or the reason why that is impossible."""
     until = time.monotonic() + CONNECT_S
     try:
         channel = transport.open(node_at(node, place), f"LC_ALL=C exec /bin/sh -c {nested(_ASK)}", until)
@@ -61,7 +61,7 @@ def _few_lines(channel: Channel, until: float) -> Iterator[str]:
 
 
 def read_root_access(lines: Sequence[str]) -> RootAccess:
-    """Return the way to root by what ``id -u`` and ``sudo -n`` printed."""
+    """Return how to become root, by the output of ``id -u`` and ``sudo -n``."""
     numbers = [line for line in lines if line.isdecimal()]
     if numbers[:1] == ["0"]:
         return "login"
@@ -74,10 +74,10 @@ def read_root_access(lines: Sequence[str]) -> RootAccess:
 
 
 def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, root: bool) -> str:
-    """Return the host's boot id once the shell of a nonce is there; RootRefusedError where it will not be.
+    """Return the host's boot id once the shell with this nonce answers; RootRefusedError if it will not.
 
-    The nonce follows the password only after a while: sudo would take it for a second one. Where sudo did not ask, the
-    shell itself passes over what comes before the nonce.
+    The nonce is sent some time after the password, since sudo would take it for a second password. If sudo did not ask,
+    the shell skips what comes before the nonce.
     """
     until = time.monotonic() + ANSWER_S
     allowance = Allowance(MOST_OUTPUT)

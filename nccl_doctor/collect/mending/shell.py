@@ -1,6 +1,6 @@
-"""A shell on a host that runs numbered commands, and none without its number.
+"""A shell on a host that runs prepared commands by number, and nothing else.
 
-Where the connection ends, the shell ends the command that runs and itself; ``timeout`` bounds each.
+If the connection ends, the shell ends the running command and itself; ``timeout`` limits each command.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ echo; echo {nonce} end "$number" "$status"
 wait "$guard"
 done
 """
-"""A program for /bin/sh: it says that it is ready, and runs a command for each number that it reads."""
+"""A program for /bin/sh that reports that it is ready and runs a command for each number that it reads."""
 
 
 def shell_program(nonce: str, steps: Sequence[Step]) -> Line:
@@ -66,7 +66,7 @@ def shell_program(nonce: str, steps: Sequence[Step]) -> Line:
 
 
 def _commands(steps: Iterable[Step]) -> Iterator[tuple[float, str]]:
-    """Yield each command with its deadline, in the order in which :meth:`RemoteShell.take` asks for them."""
+    """Yield each command with its deadline, in the order in which :meth:`RemoteShell.take` runs them."""
     for step in steps:
         for look in filter(None, (step.in_place, step.reads)):
             yield ANSWER_S, look
@@ -74,7 +74,7 @@ def _commands(steps: Iterable[Step]) -> Iterator[tuple[float, str]]:
 
 
 def _own(command: str) -> str:
-    """Return a command with nccl-doctor as this very program, whatever PATH holds."""
+    """Return the command with the path of this program for nccl-doctor, whatever PATH holds."""
     name, space, rest = command.partition(" ")
     return f"{program(sys.executable)} -m nccl_doctor{space}{rest}" if name == "nccl-doctor" else command
 
@@ -88,7 +88,7 @@ class _Ended:
 
 
 class _StoppedError(Exception):
-    """A step ends before its command; ``outcome`` and the message say how."""
+    """A step ends before its command; ``outcome`` and the message are the reason."""
 
     def __init__(self, outcome: StepOutcome, reason: str, ended: _Ended) -> None:
         super().__init__(reason)
@@ -96,13 +96,13 @@ class _StoppedError(Exception):
 
 
 class RemoteShell:
-    """A shell that is ready for numbers."""
+    """A shell on a host that is ready to run steps."""
 
     def __init__(self, channel: Channel, nonce: str) -> None:
         self._channel, self._nonce, self._number = channel, nonce, 0
 
     def take(self, step: Step) -> StepResult:
-        """Run a step: what it needs to know before, and its command."""
+        """Run a step: the queries that come before, and its command."""
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         known: dict[str, object] = {"number": step.number, "host": step.host, "at": at}
         outcome: StepOutcome
@@ -128,7 +128,7 @@ class RemoteShell:
         return StepResult.model_validate(known | {"outcome": outcome, "reason": reason})
 
     def _looked(self, step: Step) -> dict[str, object]:
-        """Return what is known before the step's command runs."""
+        """Return the results of the queries before the step's command."""
         known: dict[str, object] = {}
         if step.in_place is not None:
             looked = self._run(ANSWER_S)
@@ -143,7 +143,7 @@ class RemoteShell:
         return known
 
     def _run(self, seconds: float) -> _Ended:
-        """Have the next command run; TimeoutError, OSError, EOFError or FloodError where its end is not seen."""
+        """Run the next command; TimeoutError, OSError, EOFError or FloodError if its end was not seen."""
         self._number += 1
         until = time.monotonic() + seconds + _KILL_S + ANSWER_S
         self._channel.send(f"{self._number}\n".encode(), until)

@@ -1,4 +1,4 @@
-"""Run the steps of a plan, each host's in their order and the hosts side by side."""
+"""Runs the steps of a plan: hosts in parallel, and the steps of each host in order."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Mending:
     Attributes:
         nodes: the hosts by name.
         transport: opens channels to them.
-        roots: the way to root on each host where steps need it.
-        password: for the hosts whose way is "password".
-        on_host: is called with a host's name once its steps have ended.
-        stop: set where no further step is to begin.
+        roots: the way to become root on each host whose steps need it.
+        password: sudo's password, for the hosts whose way is "password".
+        on_host: called with a host's name once its steps have ended.
+        stop: set if no further step may begin.
     """
 
     nodes: Mapping[str, Node]
@@ -70,12 +70,12 @@ class Mending:
         return sorted(results, key=lambda result: result.number)
 
     def abandon(self) -> None:
-        """Close the connections, which ends the commands that run."""
+        """Close the connections, which ends the running commands."""
         for channel in tuple(self._open):
             channel.close()
 
     def _on_host(self, host: str | None, steps: Sequence[Step]) -> list[StepResult]:
-        """Run a host's steps, those of a kind by one shell; the first failure ends them."""
+        """Run a host's steps, similar ones in one shell, until the first failure."""
         results: list[StepResult] = []
         reason = ""
         for part in _parts(steps):
@@ -127,7 +127,7 @@ class Mending:
 
 
 def _parts(steps: Sequence[Step]) -> Iterator[list[Step]]:
-    """Yield steps that one shell runs: alike in place and right, and not too long together."""
+    """Yield groups of steps for one shell: with the same place and user, and not too long together."""
     for _, alike in groupby(steps, key=lambda step: (step.place, step.root)):
         part: list[Step] = []
         size = 0

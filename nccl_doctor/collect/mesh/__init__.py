@@ -1,1 +1,1 @@
-"""Every host dials every other one."""
+"""The port mesh: every host dials every other one."""

@@ -1,12 +1,12 @@
-"""The listeners of a mesh, and rounds of dials to them, with what is dialled once more.
+"""The listeners of a mesh, and rounds of dials to them, with repetition of lost dials.
 
-Where a host could open no file for a dial, as those that dialled it had taken them all, it dials again when they are
-done; with none left then, too, it has not looked, which says nothing of the network.
+A host that has no file descriptor left for a dial, because the others' connections use them all, dials again when they
+are done. If it still has none, the result is unknown and says nothing about the network.
 
-Seen with 64 hosts on two processors: 3, and once 229, of 12,159 dials took longer than their three seconds. Where a
-rule or a switch drops packets, the second try fails as the first did, and has cost one more time-out. With 100 hosts on
-two busy processors most dials were late: what busy hosts dialled is tried as long as that helps. A reset, too, may come
-of lateness: from a queue that was full (tcp_abort_on_overflow), or from a listener that nobody heard in time.
+With 64 hosts on two processors 3, and once 229, of 12,159 dials took longer than their three seconds. If a rule or a
+switch drops packets, the second try fails like the first and costs one more time-out. With 100 hosts on two busy
+processors most dials were late, so dials of busy hosts are repeated as long as that helps. A reset may also be a sign
+of lateness: of a full queue (tcp_abort_on_overflow), or of a listener that was not read in time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def retry(
     answers: list[Dialled | Exception],
     dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
 ) -> list[Dialled | Exception]:
-    """Return the answers of all hosts, without the dials that came through when they were tried once more."""
+    """Return the answers of all hosts, without the failed dials that succeeded when they were repeated."""
     answers = _again(sessions, targets, answers, dial, _unopened)
     for place, answer in enumerate(answers):
         if missed := len(_unopened(answer)):
@@ -66,7 +66,7 @@ def _again(
     dial: Callable[[ProbeSession, list[plan.Target]], Dialled],
     lost: Callable[[Dialled | Exception], list[DialRow]],
 ) -> list[Dialled | Exception]:
-    """Return the answers without lost dials that came through; as they were where a host does not answer again."""
+    """Return the answers without the dials that succeeded now; unchanged for a host that does not answer again."""
 
     def again(place: int) -> Dialled | Exception:
         session, first = sessions[place], answers[place]
@@ -99,12 +99,12 @@ AT_ONCE = 256  # Dials that a host makes at once (probe/mesh/mesh.py)
 AGAIN = 2.0  # A dial's time when it is tried again, as a multiple of the first
 LISTEN_ANSWER_S = 5.0  # What listening, and reporting after the last dial timed out, may take
 Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
-"""Targets by the host that dials, and the results in the hosts' order."""
+"""Targets by dialling host, and the results in the hosts' order."""
 
 
 @dataclass
 class Dialling:
-    """Rounds of dials to one mesh's listeners; ``doubtful``: by host, others' addresses that it did not dial."""
+    """Rounds of dials to one mesh's listeners; ``doubtful`` are the addresses, by host, that it did not dial."""
 
     sessions: list[ProbeSession]
     facts: dict[str, HostFacts]
@@ -123,7 +123,7 @@ class Dialling:
 
     @cached_property
     def used(self) -> dict[str, plan.Rails]:
-        """The addresses over which each host will move data."""
+        """The addresses over which each host will transfer data."""
         return {name: plan.of_host(self.nodes[name], self.facts[name]) for name in self.ports}
 
     def run(
@@ -155,17 +155,17 @@ class Dialling:
 
     @cached_property
     def engine_addresses(self) -> dict[str, str]:
-        """The address that the cluster's engine tells each host's peers."""
+        """The address that the cluster's engine advertises for each host."""
         found = {name: plan.advertised_by(self.cluster, self.nodes[name], self.facts[name]) for name in self.ports}
         return {name: address for name, address in found.items() if address is not None}
 
     def is_engines_alone(self, to: plan.Target) -> bool:
-        """Return True for an address that is dialled only since an engine tells it."""
+        """Return whether an address is dialled only because an engine advertises it."""
         others = {self.addresses[to.dst], self.cluster.master_addr, *self.beside.get(to.dst, ())}
         return self.engine_addresses.get(to.dst) == to.address and to.address not in others
 
     def engines(self, partners: dict[str, list[str]], done: dict[str, list[plan.Target]]) -> Dials:
-        """Return every host dials the addresses that its partners' engines tell, where none of ``done`` is there."""
+        """Have every host dial the addresses that its partners' engines advertise, unless ``done`` has them."""
         targets = {
             name: list(
                 plan.engine_targets(done[name], others, self.engine_addresses, self.nodes, self.facts[name], self.ports)
@@ -193,9 +193,9 @@ def listening(
     window: Window | None = None,
     heard: dict[str, Heard] | None = None,
 ) -> Iterator[dict[str, Listening | Exception]]:
-    """Have hosts listen as long as the block runs: by host, on which ports of those asked for, or why it does not.
+    """Have hosts listen while the block runs; yield by host the requested ports that are open, or why none is.
 
-    ``heard`` gets what each host's listeners saw, once the block has ended.
+    ``heard`` receives what each host's listeners accepted, once the block has ended.
     """
     opened = ask_all(lambda session: open_listeners(session, nonce, sockets(session)), sessions, window=window)
     yield {session.node.name: told for session, told in zip(sessions, opened, strict=True)}
@@ -224,7 +224,7 @@ def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, An
 def failed_pairs(
     targets: dict[str, list[plan.Target]], names: list[str], dialled: list[Dialled | Exception]
 ) -> set[tuple[str, str]]:
-    """Return the pairs that could not connect on a port at least; without a host's dials to itself."""
+    """Return the pairs that could not connect on at least one port, without a host's dials to itself."""
     return {
         (name, targets[name][row.target].dst)
         for name, answer in zip(names, dialled, strict=True)
@@ -234,7 +234,7 @@ def failed_pairs(
 
 
 def together(names: list[str], first: Dials, second: Dials) -> Dials:
-    """Return two rounds as one; a host that did not report one of them has reported nothing."""
+    """Return two rounds as one; a host that did not report both has reported nothing."""
     targets = {name: [*first[0][name], *second[0][name]] for name in names}
     both: list[Dialled | Exception] = []
     for name, one, more in zip(names, first[1], second[1], strict=True):
@@ -257,7 +257,7 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
 def dial_targets(
     session: ProbeSession, targets: list[plan.Target], nonce: str, timeout_s: float, latest: float = math.inf
 ) -> Dialled:
-    """Have a host dial listeners of this nonce; its answer comes before ``latest``, on the monotonic clock."""
+    """Have a host dial listeners with this nonce; it must answer before ``latest``, on the monotonic clock."""
     wanted = [
         [target.address, list(target.ports), plan.own_nonce(nonce, target.dst), *filter(None, [target.interface])]
         for target in targets
@@ -277,7 +277,7 @@ def dial_targets(
 
 
 def doubts(doubtful: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Return the reasons, by host, why others did not dial it: which host, by whom, at which address."""
+    """Return, by host, why others did not dial it: who did not, and at which address."""
     by_host: dict[str, dict[str, list[str]]] = {}
     for source, addresses in doubtful.items():
         for name, address in addresses.items():

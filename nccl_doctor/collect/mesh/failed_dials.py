@@ -1,13 +1,13 @@
-"""Further questions where hosts don't reach each other: to their kernels, over other nets, to their peers.
+"""Further queries if hosts can't reach each other: to their kernels, over other networks, and to their peers.
 
-The management net often isolates hosts from each other, and the data net is fine: then the setting is wrong, not the
-network. Few pairs are tried, once, on one port of the kernel's choice.
+Often the management network isolates hosts from each other while the data network is fine; then the setting is wrong,
+not the network. A few pairs are tried once, on one port that the kernel chooses.
 
-Each host holds a port closed (bound, and nobody listens), and the one before it dials it. The kernel refuses that
-whatever the load is; a proxy takes the connection first and looks for its target afterwards. It is tried where the
-hosts are pods, or where a dial was taken and came to nothing.
+Each host keeps a port closed (bound, without a listener), and the host before it dials that port. The kernel refuses
+such a dial under any load; a proxy accepts the connection first and looks for its target afterwards. This is tried if
+the hosts are pods, or if a dial was accepted but led nowhere.
 
-The dialling host is asked first, for the address that it sends from; then both, for the way back and what comes in.
+The dialling host is asked first, for its source address; then both, for the route back and the incoming filter.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AlternativeAddresses = dict[str, dict[str, tuple[str, ...]]]  # By host and its 
 def find_other_nets(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, failed: Iterable[FailedDial], dial_s: float
 ) -> AlternativeAddresses:
-    """Return where the hosts of the dials that nothing on them explains can meet after all."""
+    """Return the other networks over which hosts with unexplained failed dials can connect."""
     wanted = _wanted(facts, mesh, list(failed))
     if not wanted:
         return {}
@@ -68,7 +68,7 @@ def find_other_nets(
 
 
 def _wanted(facts: dict[str, HostFacts], mesh: Mesh, failed: list[FailedDial]) -> dict[str, list[tuple[str, str]]]:
-    """Return the targets of each host of which it reached no port at all."""
+    """Return, for each host, the targets of which it reached no port."""
     wanted: dict[str, list[tuple[str, str]]] = {}
     for src, dst in dict.fromkeys((dial.src, dial.dst) for dial in failed if dial.src != dial.dst):
         mine = [dial for dial in mesh.failures.get((src, dst), ()) if dial.outcome in LOST]
@@ -92,7 +92,7 @@ CLOSED = listener(mute=True)
 def find_interceptions(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], mesh: Mesh, *, pods: bool
 ) -> tuple[Interception, ...]:
-    """Return the dials to closed ports that somebody took."""
+    """Return the dials to closed ports that were accepted."""
     if len(sessions) < 2 or not (pods or any(was_accepted(dial) for dial in mesh.failed)):
         return ()
     nonce = secrets.token_hex(16)
@@ -116,7 +116,7 @@ def find_interceptions(
 
 
 def was_accepted(dial: FailedDial | DialRow) -> bool:
-    """Return whether the connection of a failed dial came about, with whomever."""
+    """Return whether a failed dial was connected to anything."""
     return dial.outcome in ("stranger", "intercepted", "reset") or dial.error == "SILENT"
 
 
@@ -127,7 +127,7 @@ Packet = tuple[str, str | None, str | None]  # Where to, from which address, by 
 def look_up_routes(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], failed: Iterable[FailedDial]
 ) -> dict[str, HostFacts]:
-    """Return the facts of the hosts at both ends of dials that failed, with their ways."""
+    """Return the facts of the hosts at both ends of failed dials, with their routes."""
     pairs = list(dict.fromkeys((dial.src, dial.dst, dial.address) for dial in failed if numeric(dial.address)))
     out: dict[str, dict[Packet, None]] = {}
     for src, _, address in pairs:
@@ -157,7 +157,7 @@ def look_up_routes(
 
 
 def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) -> dict[str, tuple[Way, ...]]:
-    """Return the answers of the hosts that gave some; a host of which nothing is known explains nothing."""
+    """Return the answers of the hosts that answered; a host about which nothing is known explains nothing."""
 
     def ask(session: ProbeSession) -> tuple[Way, ...]:
         packets = list(wanted[session.node.name])[:AT_MOST]
@@ -174,7 +174,7 @@ def _ask(sessions: list[ProbeSession], wanted: dict[str, dict[Packet, None]]) ->
 
 
 def _between(sender: HostFacts, dev: str, receiver: HostFacts) -> str | None:
-    """Return the receiver's interface in a network that the sender's interface is in."""
+    """Return the receiver's interface that shares a network with the sender's interface."""
     if not isinstance(sender.interfaces, Interfaces) or not isinstance(receiver.interfaces, Interfaces):
         return None
     nets = [
@@ -194,19 +194,20 @@ PEER_DIAL_S = 2.0
 NAMES_S = 2.0
 PEER_ANSWER_S = 3.0
 TAKES_S = NAMES_S + 2 * PEER_DIAL_S + PEER_ANSWER_S
-"""Seconds for the whole second look: a silent listener is spoken to, and waited for as long again."""
+"""Seconds for the whole query of the peers: a silent listener is sent a line and given the same time again."""
 WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")  # Where nothing of the host's own was seen
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",
 )  # fmt: skip
-"""Results that tell about a peer, the most telling first, since one of a host's several addresses counts. The other
-results tell nothing: the peer could not open a socket, or had no address to dial from."""
+"""Results that say something about a peer, the most informative first, since one of a host's addresses is enough. The
+other results say nothing: the peer could not open a socket, or had no source address.
+"""
 
 
 def ask_reachability_from_peers(
     sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
 ) -> dict[str, SshUnreachable]:
-    """Return the failures of hosts with what two others saw of them before ``until``: sshd greets strangers."""
+    """Return the failures of hosts with the results of two peers' dials, made before ``until``: sshd greets anybody."""
     latest = time.monotonic() + TAKES_S
     chosen = [session for session in sessions if not session.node.local][:PEERS]
     lost = {
@@ -239,7 +240,7 @@ def ask_reachability_from_peers(
 
 
 def _resolve(lost: Mapping[str, SshUnreachable]) -> list[tuple[str, str]]:
-    """Return hosts and addresses as this machine resolves them, without forwards (127.0.0.1) and link-local ones."""
+    """Return hosts and addresses as this machine resolves them, without forwarded (127.0.0.1) and link-local ones."""
     if not lost:
         return []
     known, _ = look_up((failure.facts.address for failure in lost.values()), NAMES_S)

@@ -1,8 +1,8 @@
 """The port mesh: every host listens, every host dials every other one, in both directions.
 
-Each host listens on a sample of its own ephemeral range, from which NCCL's and gloo's listeners come, and the master
-also on the master port, where nobody holds it. A port that another program holds is never dialled: NCCL before 2.27.3
-dies of a stranger's connection. The controller sends each host two requests, however many pairs there are.
+Each host listens on a sample of its ephemeral range, from which NCCL's and gloo's ports come; the master also listens
+on the master port, if it is free. A port that another program holds is never dialled, since NCCL before 2.27.3 crashes
+when a stranger connects. The controller sends each host two requests, however many pairs there are.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MTU_ANSWER_S = 3.0
 def find_stalls(
     sessions: list[ProbeSession], targets: dict[str, list[plan.Target]], dials: list[Dialled | Exception]
 ) -> tuple[Stall, ...] | Unknown:
-    """Return the pairs between which large packets vanish, of those whose dials were answered."""
+    """Return the pairs between which large packets are lost although their dials were answered."""
     names = [session.node.name for session in sessions]
     chosen: dict[str, list[plan.Target]] = {}
     for place, (name, answer) in enumerate(zip(names, dials, strict=True)):
@@ -83,7 +83,7 @@ _MOST_ERRORS = 8  # Errors of one host's listeners that are told; it opens fewer
 
 @dataclass(frozen=True)
 class MeshLimits:
-    """How much is dialled: seconds for one connection, and which pairs."""
+    """Limits of the mesh: seconds for one connection, and which pairs dial."""
 
     dial_s: float = 3.0
     size: plan.MeshSize = "auto"
@@ -172,9 +172,10 @@ NOT_CONNECTED = frozenset({"timed-out", "refused", "no-route", "unreachable"})
 def disputes(
     failed: Sequence[FailedDial], facts: Mapping[str, HostFacts], heard: Mapping[str, Heard]
 ) -> tuple[Disputed, ...]:
-    """Return the dials that did not connect by their own host's word, and that the dialled host accepted.
+    """Return the dials that failed according to their own host but were accepted according to the dialled host.
 
-    A busy host can give up a dial that comes through a moment later; one that lies accuses its peer. Neither is known.
+    A busy host may give up a dial that succeeds a moment later, and a lying host may accuse its peer, so the result is
+    unknown.
     """
     owners: dict[str, set[str]] = {}
     for name, own in facts.items():
@@ -196,7 +197,7 @@ def disputes(
 
 
 def crowd(heard: Heard) -> str:
-    """Say who came so often that dials of ours may have been lost."""
+    """Return who connected so often that our dials may have been lost."""
     who = ", ".join(peer for peer, _ in sorted(heard.crowds, key=lambda row: -row[1])[:4])
     return f"dials to it failed while connections from {who} left no room on its listeners: not judged"
 
@@ -211,10 +212,10 @@ def dial_rdma(
     nonce: str,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[RdmaDial, ...]:
-    """Return the dials between the interfaces of RDMA ports that NCCL joins; none where there are no such ports.
+    """Return the dials between the interfaces of RDMA ports that NCCL connects; none without such ports.
 
-    To another network nobody dials: a host answers for all its addresses on each of its interfaces, also on one to
-    which no RDMA packet for that address may come. There the kernel is asked whether a rule leads there all the same.
+    No host dials into another network: a host answers for all its addresses on each of its interfaces, also on one that
+    RDMA packets for that address can't reach. Instead the kernel is asked whether a route leads there.
     """
     ways = grouped((way.src, way) for way in plan.rdma_ways(nodes, facts) if ports.get(way.dst))
     some = [session for session in sessions if session.node.name in ways]

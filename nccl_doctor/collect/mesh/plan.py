@@ -1,15 +1,15 @@
 """Plans the port mesh: the pairs that dial, their ports and addresses. Pure.
 
-A host claims the address of its NCCL interface, and often nothing else knows it: the plan has the name of another net.
-Each dialling host therefore judges a claim by what it knows itself. It dials what the plan names, what its own resolver
-makes of that, what lies in one of its own networks or behind a route of its own that is no default route, and what is
-in the same private block as an address of its own: a routed fabric gives every rack a net of 10.0.0.0/8 and its hosts
-a default route, clouds a /32. Nothing else, and never a loopback, multicast, broadcast or metadata address that the
-plan does not name: that pair is not tested, and the report says why.
+A host claims the address of its NCCL interface, and often nothing else confirms it, since the plan has a name in
+another network. Each dialling host therefore judges a claim by its own knowledge. It dials the names in the plan, the
+addresses to which it resolves them, addresses in its own networks or behind a route of its own other than the default
+route, and addresses in the same private block as one of its own: a routed fabric gives every rack a subnet of
+10.0.0.0/8 and its hosts only a default route, and clouds give a /32. It dials nothing else, and never a loopback,
+multicast, broadcast or metadata address that the plan does not name; that pair is not tested, and the report says why.
 
-NCCL moves data over every interface that NCCL_SOCKET_IFNAME lets through, gloo over every one that GLOO_SOCKET_IFNAME
-names, the first with the first of each other host, the second with the second. Only what lies in a network of the
-dialling host is tried: of what lies behind gateways routes tell.
+NCCL transfers data over every interface that NCCL_SOCKET_IFNAME matches, gloo over every one that GLOO_SOCKET_IFNAME
+names: the first with the first of each other host, the second with the second. Only addresses in a network of the
+dialling host are tried; for those behind gateways the routes are enough.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ MOST_SUSPECTS = 16  # Hosts that all others dial, after a dial failed that they 
 RANDOM_PORTS = 1  # Besides both ends of a host's ephemeral range: three ports in all
 TRIES = 16  # How far a listener may step aside from a port that somebody holds
 FIRST_UNPRIVILEGED = 1024
-"""The lowest port of a range: the kernel allows none below net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst), 1024 by
-default."""
+"""Lowest port of a range: the kernel allows none below net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst), 1024 by
+default.
+"""
 WHOLE = PortRange(low=32768, high=60999)
-"""Linux' default for net.ipv4.ip_local_port_range, for hosts whose own could not be read."""
+"""Linux' default for net.ipv4.ip_local_port_range, for hosts whose value could not be read."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +61,15 @@ class Target:
 
 
 def own_nonce(nonce: str, name: str) -> str:
-    """Return the word of a host's listeners: of this run, and of this host alone."""
+    """Return the greeting of a host's listeners, which differs for each run and host."""
     return hashlib.sha256(f"{nonce} {name}".encode()).hexdigest()[:32]
 
 
 def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
-    """Sample pairs of a job's hosts, by rank, in a circle: each dials as many as dial it; None for all of them."""
+    """Sample the pairs of a job's hosts, in a circle by rank, in which each dials as many as dial it.
+
+    None means all pairs.
+    """
     count = len(order)
     if size == "full" or count <= ALL_PAIRS_UP_TO:
         return None
@@ -74,7 +78,7 @@ def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
 
 
 def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[str]]:
-    """Return the targets of each host that takes part."""
+    """Return the targets of each host in the sample."""
     if sample is None:
         return {name: [other for other in names if other != name] for name in names}
     order, count = sample.order, len(sample.order)
@@ -87,9 +91,9 @@ def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[st
 
 
 def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the fewest hosts that explain the pairs that failed.
+    """Return the smallest set of hosts that explains the failed pairs.
 
-    None where they are so many that a sample shows enough.
+    None if they are so many that a sample is enough.
     """
     found = sorted(name for group in groups(failed) for name in group.minimal_cover)
     return tuple(found) if len(found) <= MOST_SUSPECTS else ()
@@ -98,8 +102,8 @@ def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict[str, Any]]:
     """Return the listeners to open on a host: the master port if given, and a sample of its ephemeral range.
 
-    NCCL and gloo bind port 0, so any port of the range may be theirs except the reserved ones; rules and cloud ACLs
-    often open a part of the range only, hence both ends. A port that somebody holds is left for the next in ``step``.
+    NCCL and gloo bind port 0, so they may get any port of the range except reserved ones; rules and cloud ACLs often
+    open only a part of the range, hence a port at each end. If a port is taken, the next one in ``step`` is used.
     """
     own = facts.port_range if isinstance(facts.port_range, PortRange) else WHOLE
     draw = random.Random(seed)  # noqa: S311 - no secret
@@ -111,21 +115,21 @@ def listeners(facts: HostFacts, master_port: int | None, seed: str) -> list[dict
 
 
 def listener(port: int = 0, step: int = 0, tries: int = 1, **more: bool) -> dict[str, Any]:
-    """Return a listener as a probe takes it (probe/mesh/mesh.py); port 0 is the kernel's choice."""
+    """Return a listener in the form that the probe expects (probe/mesh/mesh.py); for port 0 the kernel chooses."""
     return {"address": "", "port": port, "step": step, "tries": tries, **more}
 
 
 def could_open(wanted: dict[str, Any], port: int) -> bool:
-    """Return whether a listener that was asked for may have come to this port: a step aside, or the kernel's choice."""
+    """Return whether a requested listener may have this port: a step further, or the kernel's choice."""
     if wanted["port"] == 0:
         return port >= FIRST_UNPRIVILEGED
     return port in range(wanted["port"], wanted["port"] + (wanted["step"] or 1) * wanted["tries"], wanted["step"] or 1)
 
 
 def _unreserved(port: int, step: int, reserved: frozenset[int], own: PortRange) -> int:
-    """Return the first port from here that may be given out.
+    """Return the first port from here on that is not reserved.
 
-    0, the kernel's own choice, where none is left this way.
+    0, the kernel's choice, if none is left.
     """
     while port in reserved:
         port += step
@@ -134,17 +138,17 @@ def _unreserved(port: int, step: int, reserved: frozenset[int], own: PortRange) 
 
 _BLOCKS = "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "fc00::/7"
 PRIVATE = tuple(map(ipaddress.ip_network, _BLOCKS))
-"""Address blocks that organisations number themselves: RFC 1918, the shared space of RFC 6598, unique local addresses
-(RFC 4193)."""
+"""Private address blocks: RFC 1918, the shared space of RFC 6598, unique local addresses (RFC 4193)."""
 _SERVICES = "169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"
 METADATA = frozenset(map(ipaddress.ip_address, _SERVICES))
-"""Addresses at which clouds serve credentials to anything on a host: all clouds, ECS, Alibaba, and AWS and GCP over
-IPv6."""
+"""Addresses at which clouds serve credentials to any process on a host: all clouds, ECS, Alibaba, and AWS and GCP over
+IPv6.
+"""
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
 def address_of(node: Node, facts: HostFacts) -> str:
-    """Return the address on which NCCL will listen: of its interface, else of the host's own name."""
+    """Return the address on which NCCL will listen: its interface's, otherwise that of the host's own name."""
     chosen = nccl_interface(Host(node=node, facts=facts))
     if chosen is not None:
         return chosen.address
@@ -155,7 +159,7 @@ def address_of(node: Node, facts: HostFacts) -> str:
 
 
 def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
-    """Return whether a host that knows ``source`` may dial ``dst`` at the address that this one claims."""
+    """Return whether a host with the facts ``source`` may dial ``dst`` at the address that ``dst`` claims."""
     if address == dst.address:
         return True
     known = source.resolution.get(dst.address) if isinstance(source.resolution, Names) else None
@@ -178,7 +182,7 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
 
 
 def own_networks(source: HostFacts) -> Iterator[inet.Network]:
-    """Yield the pairs that include a host."""
+    """Yield the networks of a host's own addresses."""
     for entry in source.interfaces.addresses if isinstance(source.interfaces, Interfaces) else ():
         address = entry.address.partition("%")[0]
         yield inet.network_of(address if entry.netmask is None else f"{address}/{inet.prefix_length(entry.netmask)}")
@@ -186,7 +190,7 @@ def own_networks(source: HostFacts) -> Iterator[inet.Network]:
 
 @dataclass(frozen=True)
 class Rails:
-    """The interfaces that a host's NCCL and gloo use; each of gloo's in its place."""
+    """The interfaces that NCCL and gloo use on a host; those of gloo keep their places."""
 
     nccl: tuple[Chosen, ...] = ()
     gloo: tuple[Chosen, ...] = ()
@@ -199,7 +203,7 @@ class Rails:
 
 
 def of_host(node: Node, facts: HostFacts) -> Rails:
-    """Return the rails of a host; none where a fact that decides is not known."""
+    """Return the rails of a host; none if a necessary fact is unknown."""
     return Rails(_of_nccl(node, facts), _of_gloo(node, facts))
 
 
@@ -215,7 +219,7 @@ def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
 
 
 def on_link(source: HostFacts, address: str) -> bool:
-    """Return whether an address lies in a network that the host is in, and is not its own."""
+    """Return whether an address is in one of the host's networks and is not its own."""
     if not isinstance(source.interfaces, Interfaces) or on_own(source, address):
         return False
     there = inet.address_of(address)
@@ -225,7 +229,7 @@ def on_link(source: HostFacts, address: str) -> bool:
 
 
 def _of_nccl(node: Node, facts: HostFacts) -> tuple[Chosen, ...]:
-    """Return NET/Socket's dials: none beside RDMA devices; without GPUs only where NCCL's variables are set."""
+    """Return NET/Socket's interfaces: none if there are RDMA devices; without GPUs only if NCCL's variables are set."""
     seen = host_nccl(Host(node=node, facts=facts))
     if not isinstance(seen, HostNccl):
         return ()
@@ -256,7 +260,7 @@ def rail_targets(
     ports: dict[str, tuple[int, ...]],
     used: dict[str, Rails],
 ) -> Iterator[Target]:
-    """Yield the partners' other addresses over which data will move, each with the last of the host's ports."""
+    """Yield the partners' other addresses for data, each with the last of the host's ports."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         if ports.get(dst) and name in used:
@@ -266,7 +270,7 @@ def rail_targets(
 
 
 def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
-    """Return the ways between RDMA ports that NCCL joins, where the dialling host knows the address."""
+    """Return the connections between RDMA ports that NCCL makes, if the dialling host may dial the address."""
     if not any(isinstance(own.rdma, tuple) and own.rdma for own in facts.values()):
         return []
     seen = {name: host_nccl(Host(node=nodes[name], facts=own)) for name, own in facts.items()}
@@ -280,7 +284,7 @@ def rdma_ways(nodes: dict[str, Node], facts: dict[str, HostFacts]) -> list[Way]:
 
 
 def advertised_by(cluster: Cluster, node: Node, facts: HostFacts) -> str | None:
-    """Return the address that the cluster's engine tells its peers on a host; None where it is none."""
+    """Return the address that the cluster's engine advertises on a host; None if it is no address."""
     if cluster.engine not in STEPS:
         return None
     side = side_of(cluster, Host(node=node, facts=facts))
@@ -296,7 +300,7 @@ def engine_targets(
     source: HostFacts,
     ports: Mapping[str, tuple[int, ...]],
 ) -> Iterator[Target]:
-    """Yield the partners' addresses that their engines tell, where nothing dials them yet, each with one port."""
+    """Yield the addresses that the partners' engines advertise and that nothing dials yet, each with one port."""
     dialled = {(target.dst, target.address) for target in mine}
     for dst in partners_of:
         address = given.get(dst)
@@ -315,7 +319,7 @@ def on_own(source: HostFacts, address: str) -> bool:
 def own_targets(
     node: Node, facts: HostFacts, address: str, cluster: Cluster, mine: tuple[int, ...]
 ) -> Iterator[Target]:
-    """Yield a host's dials to itself at the address that others use: the master's store, and ranks on one host."""
+    """Yield a host's dials to itself at the address that others use: for the master's store and ranks on one host."""
     wanted = [port for port in mine if port == cluster.master_port and node.node_rank == 0]
     if nproc(node, facts, alone=False) > 1:
         wanted += mine[-1:]
@@ -333,7 +337,7 @@ def partner_targets(
 ) -> tuple[list[Target], dict[str, str]]:
     """Return each partner's address with all its ports, and the master address.
 
-    And by partner what nothing confirms.
+    Also return, by partner, the addresses that nothing confirms.
     """
     targets: list[Target] = []
     doubtful: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""Rounds of streams between all hosts: in each of them, every host sends to one and receives from one.
+"""Measures rates in rounds of streams: in each round every host sends to one host and receives from one.
 
-Up to some hosts every pair is measured, beyond it the neighbours by rank, which a ring uses, and others at random. Each
-rail is measured by itself, the source bound to its address. What looks slow is measured again with nobody else sending:
-a host whose way out is full of its own data is late with its acknowledgements, too, and a busy machine is no slow link.
+In small clusters every pair is measured; in larger ones the neighbours by rank, which a ring uses, and random others.
+Each rail is measured by itself, with the source bound to its address. Slow rates are measured again while nobody else
+sends: a host whose outgoing link is full is also late with acknowledgements, and a busy machine is no slow link.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Wanted:
 
 
 Ends = tuple[tuple[str, str], ...]
-"""The interfaces over which a host's NCCL moves data, each with its address."""
+"""The interfaces over which NCCL transfers data on a host, each with its address."""
 
 
 def ends_of(node: Node, facts: HostFacts) -> Ends:
-    """Return NCCL's interfaces of a host, else gloo's, else the bootstrap's alone."""
+    """Return NCCL's interfaces on a host; otherwise gloo's; otherwise only the bootstrap's."""
     used = plan.of_host(node, facts)
     found = tuple((one.name, one.address) for one in (used.nccl or used.gloo))
     chosen = nccl_interface(Host(node=node, facts=facts))
@@ -64,7 +64,7 @@ def ends_of(node: Node, facts: HostFacts) -> Ends:
 
 
 def distances(count: int) -> list[int]:
-    """Return how far behind it in the circle of ranks stands the host that each one sends to, round by round."""
+    """Return, for each round, the distance in the circle of ranks from a host to the one that it sends to."""
     if count <= ALL_PAIRS_UP_TO:
         return [*range(1, count)]
     draw = random.Random(count)  # noqa: S311 - no secret
@@ -72,7 +72,7 @@ def distances(count: int) -> list[int]:
 
 
 def rounds(names: Sequence[str], ends: dict[str, Ends], reaches: Callable[[str, str, str], bool]) -> list[list[Wanted]]:
-    """Return all rounds, of all rails; ``reaches``: a host may send to another one's address."""
+    """Return all rounds of all rails; ``reaches`` tells whether a host may send to another's address."""
     count = len(names)
     found: list[list[Wanted]] = []
     for behind in distances(count):
@@ -84,7 +84,7 @@ def rounds(names: Sequence[str], ends: dict[str, Ends], reaches: Callable[[str, 
 
 
 def _wanted(src: str, dst: str, rail: int, ends: dict[str, Ends]) -> Wanted | None:
-    """Return a rail's two ends, by their places; None where one host has fewer."""
+    """Return the two ends of a rail by its number; None if one host has fewer rails."""
     if rail >= min(len(ends[src]), len(ends[dst])):
         return None
     (interface, source), (peer_interface, address) = ends[src][rail], ends[dst][rail]
@@ -146,7 +146,7 @@ def run_rates(
 
 
 def _links(session: ProbeSession, ends: Ends, interfaces: dict[str, Interfaces]) -> tuple[RateLink, ...]:
-    """Return the links under a host's rails; speeds of hardware alone, for veth says the same of every link."""
+    """Return the links under a host's rails; only hardware has a speed, since veth reports the same for all."""
     wanted = [name.partition(":")[0] for name, _ in ends]
     found = session.ask(probe_answers.LINKS, "links", time.monotonic() + LINKS_S, interfaces=wanted)
     if [link.interface for link in found] != wanted:
@@ -164,7 +164,7 @@ def _links(session: ProbeSession, ends: Ends, interfaces: dict[str, Interfaces])
 
 @dataclass
 class _Measuring:
-    """The hosts' listeners, and what was measured up to now."""
+    """The hosts' listeners, and the rates measured so far."""
 
     sessions: dict[str, ProbeSession]
     nonce: str
@@ -174,7 +174,7 @@ class _Measuring:
     _streams: dict[tuple[str, int], int] = field(default_factory=dict)  # by sender and rail, what its last one took
 
     def round(self, wanted: Iterable[Wanted], *, alone: bool = False) -> None:
-        """Streams of each sender at once."""
+        """Run one stream of each sender at the same time."""
         by_src = {one.src: one for one in wanted if one.dst in self.ports and self.sessions[one.src].lost is None}
         asked = [self.sessions[name] for name in by_src]
         for one, told in zip(by_src.values(), ask_all(lambda s: self._ask(s, by_src[s.node.name]), asked), strict=True):

@@ -1,1 +1,1 @@
-"""fix-port: who holds a port, and how it is freed."""
+"""fix-port: finds who holds a port, and frees it."""

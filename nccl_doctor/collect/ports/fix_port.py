@@ -1,8 +1,8 @@
 """The steps of ``fix-port``: look, end a job, wait for the kernel, find a port that is free on all hosts.
 
-Before them, the port that is meant: the argument's, a log's, the hosts file's, MASTER_PORT's, or torch's default.
+The port comes from the argument, a log, the hosts file, MASTER_PORT, or torch's default.
 
-A port that is free is of no use where a firewall drops it; only what every host really connected to is suggested.
+A free port is useless if a firewall drops its packets; only a port to which every host really connected is suggested.
 """
 
 from __future__ import annotations
@@ -41,26 +41,27 @@ MOST_PROCESSES = 1 << 15  # Of a job, with all that it started while it was endi
 FIRST = 1024
 FEW, MANY = 16, 512  # Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial
 HALVES, TRIALS = 192, 2
-"""Number of ports from the whole range that the other hosts try at once where a firewall stops them, and number of
-attempts."""
+"""Number of ports of the whole range that the other hosts try at once if a firewall blocks them, and number of
+attempts.
+"""
 DIAL_S = 3.0
 AT_ONCE = 64
-"""Number of ports that are tried at once; fewer than a host dials at once, so they cost one time-out."""
+"""Number of ports that are tried at once: fewer than a host dials at once, so that they cost one time-out."""
 WELL_KNOWN = frozenset(
     {
         *(2049, 2222, 3000, 3306, 4444, 5000, 5432, 5555, 6006, 6379, 6443, 6817, 6818, 6819, 7860, 8000, 8080, 8265),
         *(8443, 8787, 8786, 8888, 8889, 9000, 9090, 9100, 9400, 10001, 10250, 11211, 11434, 19999, 27017, 28028, 29400),
     }
 )
-"""Ports on which hosts of training clusters often run something, whether it runs now or not.
+"""Ports that services on training clusters often use, running or not.
 
-Among them NFS, Slurm's daemons, Ray, Dask, Kubernetes' agent, notebooks and dashboards, NCCL's own RAS (28028) and
+They include NFS, Slurm's daemons, Ray, Dask, Kubernetes' agent, notebooks and dashboards, NCCL's own RAS (28028) and
 torchrun's c10d rendezvous (29400).
 """
 
 
 class Ended(NamedTuple):
-    """The end of a job: PIDs that are gone, PIDs that still live, and why some were not signalled."""
+    """The result of ending a job: PIDs that are gone, PIDs that still run, and why some were not signalled."""
 
     gone: tuple[int, ...]
     left: tuple[int, ...]
@@ -68,7 +69,7 @@ class Ended(NamedTuple):
 
 
 def look(machine: Machine, port: int | None, process: Identity | None, grace_s: float) -> PortReport:
-    """Find who holds a port on a machine, or the job of a process there."""
+    """Return who holds a port on a machine, or the job of a process there."""
     pid, started = process or (None, None)
     answer = machine.ask(PORT, port=port, pid=pid, started=started, grace_s=grace_s)
     trial = answer.trial or Trial(free=not answer.jobs)
@@ -88,7 +89,7 @@ def look(machine: Machine, port: int | None, process: Identity | None, grace_s: 
 
 
 def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: bool, tell: Tell) -> Ended:
-    """End whole jobs: SIGTERM, a grace period, SIGKILL; each process is looked at again right before each signal."""
+    """End whole jobs: SIGTERM, a grace period, SIGKILL; each process is examined again right before each signal."""
     named = [(member.pid, member.started) for job in jobs for member in job.members]
     answer = machine.ask(SIGNAL, processes=named, signal="TERM", force=force)
     denied = [why for _, why in answer.denied]
@@ -115,7 +116,7 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
 
 
 def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S) -> PortReport:
-    """Try the port again as long as waiting can help: the kernel ends a TIME_WAIT by itself, no process."""
+    """Try the port again as long as waiting can help, since only the kernel ends a TIME_WAIT."""
     began = time.monotonic()
     while not report.free:
         waiting = report.cause == "time-wait"
@@ -130,7 +131,7 @@ def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_
 
 
 def next_port(machines: Sequence[Machine], after: int, address: str | None = None) -> int | None:
-    """Return the first port after ``after``, then from 1024 on, that is free on all machines at ``address``."""
+    """Return the first port after ``after``, then from 1024, that is free on all machines at ``address``."""
     target, *others = machines
     candidates = chain(range(after + 1, LAST_PORT + 1), range(FIRST, after))
     wanted = (port for port in candidates if port >= FIRST and port not in WELL_KNOWN)
@@ -149,7 +150,7 @@ def next_port(machines: Sequence[Machine], after: int, address: str | None = Non
 
 
 def _let_in(machines: Sequence[Machine], address: str, after: int, answers: dict[str, set[int]]) -> int:
-    """Return a port that the first machine's firewall lets others reach, or DoctorError."""
+    """Return a port that the first machine's firewall opens to others, or raise DoctorError."""
     target, *others = machines
     halved = (int(f"{number:016b}"[::-1], 2) for number in range(1 << 16))
     named = list(target.ask(NAMED).ports)
@@ -180,11 +181,11 @@ def _free_on_all(machines: Sequence[Machine], ports: list[int], *, ephemeral: bo
 
 
 def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> Suggestion | None:
-    """Return the next port, and the line that sets it for what is started next from the same shell.
+    """Return the next port, and the line that sets it for the next start from the same shell.
 
     See :func:`next_port`.
 
-    ``holders`` have the port that it is in place of.
+    ``holders`` are the processes with the old port.
 
     torchrun and torch.distributed.launch read PET_MASTER_PORT (torch/distributed/argparse_util.py), ``env://`` reads
     MASTER_PORT (torch/distributed/rendezvous.py).
@@ -214,7 +215,7 @@ def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> S
 def _wait(
     alive: Callable[[], list[tuple[int, int]]], seconds: float, tell: Callable[[str, float], None]
 ) -> list[tuple[int, int]]:
-    """Wait until all processes have exited or the time is over, and return those still alive."""
+    """Wait until all processes have exited or the time is over, and return those that still run."""
     deadline = time.monotonic() + seconds
     while (living := alive()) and (left := deadline - time.monotonic()) > 0:
         tell(" ".join(str(pid) for pid, _ in living[:8]) + (" …" if len(living) > 8 else ""), left)
@@ -223,7 +224,10 @@ def _wait(
 
 
 class Steps(NamedTuple):
-    """Actions of fix-port; ``grace_s``: from SIGTERM to SIGKILL, ``confirm``: returns False to leave a job alone."""
+    """Actions of fix-port; ``grace_s`` is the time from SIGTERM to SIGKILL.
+
+    If ``confirm`` returns False, a job is left alone.
+    """
 
     kill: bool
     force: bool
@@ -235,7 +239,7 @@ class Steps(NamedTuple):
 
 
 def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) -> PortReport:
-    """Look at a port, or at what one process has on it, and do the steps."""
+    """Examine a port, or what one process has on it, and do the steps."""
     report = look(fleet.target, port, process, steps.grace_s)
     if report.gone and not report.free:
         report = look(fleet.target, port, None, steps.grace_s)
@@ -255,13 +259,13 @@ def about_port(fleet: Fleet, port: int, process: Identity | None, steps: Steps) 
 
 
 def about_process(fleet: Fleet, process: Identity, steps: Steps) -> PortReport:
-    """Look at the job of a process, whatever port it has, and end it where asked to."""
+    """Examine the job of a process, whatever port it has, and end it if asked to."""
     report = look(fleet.target, None, process, steps.grace_s)
     return _kill(report, fleet.target, steps) if steps.kill and report.jobs else report
 
 
 def moved(fleet: Fleet, port: int) -> PortReport:
-    """Return the next port that is free on every host, in place of this one; raises DoctorError: there is none."""
+    """Return the next port that is free on every host, to replace this one; DoctorError if there is none."""
     found = suggestion(fleet, port)
     if found is None:
         raise DoctorError("no port from 1024 to 65535 is free on every host and fit for a job")
@@ -271,7 +275,7 @@ def moved(fleet: Fleet, port: int) -> PortReport:
 
 
 def _kill(report: PortReport, machine: Machine, steps: Steps) -> PortReport:
-    """End the holders' jobs: all of them, or none where one may not be ended."""
+    """End the holders' jobs: all of them, or none if one may not be ended."""
     refused = _why_not(report, force=steps.force)
     if refused is None and not steps.confirm(report):
         refused = "you said no"
@@ -295,9 +299,9 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
-    """Return the target's free ports to which each host connects, as in a mesh.
+    """Return the target's free ports to which every host connects, as in a mesh.
 
-    NotReachedError for no answer.
+    NotReachedError if a host does not answer.
     """
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import Target, listener
@@ -325,7 +329,7 @@ MOST_BYTES = 64 << 20  # Of a log; the error stands near the start of a rank's o
 
 
 def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -> tuple[int, str | None]:
-    """Return the port, and its source where that was not the argument; UsageError where nothing names one."""
+    """Return the port, and its source unless that is the argument; UsageError if nothing names one."""
     if argument is not None and argument != STDIN:
         return _port(argument, "PORT"), None
     source = log if log is not None else STDIN if argument == STDIN or _is_piped() else None
@@ -349,7 +353,7 @@ def _port(text: str, source: str) -> int:
 
 
 def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
-    """Return the error in a log; None for a pipe that we were not pointed to and that says nothing."""
+    """Return the error in a log; None for an empty pipe that the user did not name."""
     try:
         data = sys.stdin.buffer.read(MOST_BYTES) if source == STDIN else read_bytes(source, "a log", MOST_BYTES)
     except OSError as error:
@@ -363,9 +367,9 @@ def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
 
 
 def _is_piped() -> bool:
-    """Return whether somebody has written into our stdin.
+    """Return whether something was written into our stdin.
 
-    A pipe that is open and empty, as under ssh, is left alone.
+    A pipe that is open but empty, as under ssh, does not count.
     """
     try:
         return stat.S_ISFIFO(os.fstat(0).st_mode) and bool(select.select([0], [], [], 0)[0])

@@ -1,4 +1,4 @@
-"""The hosts that ``fix-port`` asks, in our own process or through a probe, and what they may answer."""
+"""The hosts that ``fix-port`` queries, in our own process or through a probe, and the types of their answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 20.0
 LIFETIME_S = 300.0
-"""Seconds of silence after which a probe ends; the longest run waits for a grace period and a TIME_WAIT."""
+"""Seconds of silence after which a probe ends: the longest run waits for a grace period and a TIME_WAIT."""
 
 
 class _Answer(Observed):
@@ -36,7 +36,7 @@ class _Answer(Observed):
 
 
 class Trial(_Answer):
-    """The bind that torch would make, tried; as :class:`~nccl_doctor.snapshot.system.PortTrial`."""
+    """Result of the bind that torch would make, as :class:`~nccl_doctor.snapshot.system.PortTrial`."""
 
     free: bool
     error: Annotated[str, Field(pattern=r"^[A-Z0-9]{1,32}$")] | None = None
@@ -58,7 +58,7 @@ class Look(_Answer):
 
 
 class Signalled(_Answer):
-    """Processes, each by PID and start, that lived before a signal; PIDs that got it; those that did not, and why."""
+    """Processes (PID and start time) before a signal; PIDs that got it; those that did not, and why."""
 
     alive: Annotated[tuple[tuple[Pid, Count], ...], Field(max_length=MAX_PROCESSES)]
     sent: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)] = ()
@@ -66,7 +66,7 @@ class Signalled(_Answer):
 
 
 class FreePorts(_Answer):
-    """Ports that a job could use, and those that the kernel gives out unasked."""
+    """Ports that a job could use, and those that the kernel assigns by itself."""
 
     free: Annotated[tuple[Port, ...], Field(max_length=1 << 16)]
     drawn: PortRange | None = None
@@ -97,17 +97,17 @@ class Machine(Protocol):
 
     @property
     def name(self) -> str:
-        """The host's name for the user; "" for this machine."""
+        """The host's name as the user knows it; "" for this machine."""
 
     def ask(self, request: Request[T], **arguments: object) -> T:
-        """Return the answer to a request; raises NotReachedError: none came."""
+        """Return the answer to a request; NotReachedError if there is none."""
 
     def close(self) -> None:
-        """Leave the host as it was."""
+        """Disconnect from the host."""
 
 
 class ThisMachine:
-    """This machine: the probe's own functions, without a second interpreter."""
+    """This machine, with the probe's functions called directly."""
 
     name = ""
 
@@ -119,7 +119,7 @@ class ThisMachine:
         return request.answer.validate_python(HANDLERS[request.do](arguments))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, since nothing is open."""
 
 
 class SessionMachine:
@@ -129,7 +129,7 @@ class SessionMachine:
         self.session, self.name = session, session.node.name
 
     def ask(self, request: Request[T], **arguments: object) -> T:
-        """Return the answer to a request, of no other values than the probe can give."""
+        """Return the answer to a request, validated."""
 
         def answer(session: ProbeSession) -> T:
             return session.ask(request.answer, request.do, time.monotonic() + ANSWER_S, **arguments)
@@ -145,7 +145,7 @@ class SessionMachine:
 
 
 class Fleet:
-    """This machine alone; or one host, by default the master, of a hosts file; or one named directly, or UsageError."""
+    """This machine alone; or one host of a hosts file, by default the master; or one that was named directly."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is an option of the command
         self,
@@ -194,27 +194,27 @@ class Fleet:
         self._transport = make_transport(kind, cluster)
 
     def connect(self) -> None:
-        """Reach the target; raise NotReachedError: it did not answer."""
+        """Connect to the target; NotReachedError if it does not answer."""
         if self._target is not None:
             (self.target,) = self._connect((self._target,))
 
     def all(self) -> list[Machine]:
-        """Return every host of the job, the target first, connected to now.
+        """Connect to every host of the job, and return them, the target first.
 
-        NotReachedError where one did not answer.
+        NotReachedError if one does not answer.
         """
         others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
         return [self.target, *(self._connect(others) if others else ())]
 
     def close(self) -> None:
-        """Leave every host."""
+        """Disconnect from every host."""
         for machine in self._opened:
             machine.close()
         if self._transport is not None:
             self._transport.close()
 
     def _connect(self, nodes: Sequence[Node]) -> Sequence[Machine]:
-        """Return a session on each of the nodes, in their order; :meth:`close` ends those that answered."""
+        """Return a session on each node, in their order; :meth:`close` ends them."""
         from nccl_doctor.collect.connect.parallel import Reach
 
         assert self._transport is not None, "hosts are named"

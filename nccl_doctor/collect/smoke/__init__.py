@@ -1,1 +1,1 @@
-"""The all-reduce: planned, run, and repeated over parts of the hosts."""
+"""The all-reduce: its plan, its run, and its repetition in groups of hosts."""

@@ -1,6 +1,6 @@
-"""The all-reduce: starts it on all hosts at once, over the connections that stand, and follows it to its end.
+"""The all-reduce: starts it on all hosts at once over the existing connections, and follows it to its end.
 
-What its ranks have reported is kept as they say it, and what checks judge of it is made of that in the end.
+The ranks' reports are kept unchanged; in the end the facts for the checks are made from them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ START_S = 20.0  # What an interpreter gets at least from the last sign of its wo
 IMPORT_TIMES = 2.0  # How much longer than the slowest yet a rank may take to import torch
 ANSWER_S = 8.0  # What a host may take to take stacks, to hear how ranks died, to end the others and to say so
 MOST_EVENTS = 400
-"""Reports of one rank: its stages, its state, and of rank 0 a line a size; no rank has a quarter as many."""
+"""Most reports of one rank: its stages, its state, and for rank 0 a line per size; no rank sends a quarter as many."""
 SEND_S = 10.0
 POLL_S = 0.25
 
@@ -46,14 +46,14 @@ class Progress(Protocol):
     """Observer of the all-reduce's progress, part of the run's."""
 
     def stage(self, host: str, stage: str, size: int | None = None) -> None:
-        """Note the stage of a host's slowest rank, and the bytes of the message measured last."""
+        """Record the stage of a host's slowest rank, and the size of the message measured last."""
 
     def done(self, host: str) -> None:
-        """Note that a host has ended."""
+        """Record that a host has ended."""
 
 
 def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -> Skipped | None:
-    """Return the reason for which the all-reduce could not succeed and is spared; None where it is worth trying."""
+    """Return why the all-reduce can't succeed and is skipped; None if it is worth trying."""
     away = [node.name for node in cluster.nodes if node.name not in facts]
     if away:
         return skipped(f"needs every host; not reached: {fold(away)}")
@@ -69,7 +69,7 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
 
 
 def begin_import(session: ProbeSession, deadline: float, *, asked: bool) -> None:
-    """Have a host import torch while other things go on, a busy one once it was asked; ProbeError where it is lost."""
+    """Have a host import torch in the background, a busy one after its facts; ProbeError if it is lost."""
     load = session.hello.load
     if asked is (load is None or load.queue + 1 > load.cpus):
         session.send("import_torch", deadline, env=environment(session.node))
@@ -83,7 +83,7 @@ def run(
     until: float,
     progress: Progress,
 ) -> Smoke:
-    """Start every node's ranks at once and follow them, to ``until`` at most; ProbeError where it can't be begun."""
+    """Start every node's ranks at once and follow them, at most to ``until``; ProbeError if that can't begin."""
     what = plan(cluster, facts, limits)
     all_reduce = AllReduceRun(what, until - ANSWER_S)
     numbers = {s.node.name: s.send("smoke", time.monotonic() + SEND_S, **what.request(s.node)) for s in sessions}
@@ -138,7 +138,7 @@ class Rank:
     times: dict[str, float] = field(default_factory=dict)
 
     def take(self, event: probe_answers.RankEvent) -> None:
-        """Note a report."""
+        """Record a report."""
         if event.stage is not None:
             self.stage = event.stage
             self.times[self.stage] = round(event.since, 3)
@@ -149,10 +149,13 @@ class Rank:
 
 
 class AllReduceRun:
-    """Shared by the threads that listen to hosts and the one that watches the clock; ``ranks`` stand node by node."""
+    """State shared by the threads that read from hosts and the one that watches the time.
+
+    ``ranks`` are sorted by node.
+    """
 
     def __init__(self, plan: Plan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin now, and end in any case ``until`` then by the clock."""
+        """Begin now, and end at ``until`` at the latest."""
         self._clock = clock
         self.ranks: list[Rank] = []
         self.sizes: list[SizeReport] = []
@@ -172,7 +175,7 @@ class AllReduceRun:
         self._changed = threading.Condition()
 
     def event(self, host: str, event: probe_answers.RankEvent) -> None:
-        """Take a report of a rank on this host; MalformedError where it has no such rank, or reports without end."""
+        """Record a report of a rank on this host; MalformedError if it has no such rank, or reports too much."""
         with self._changed:
             self._events[host] = self._events.get(host, 0) + 1
             if event.local_rank >= self._counts[host] or self._events[host] > MOST_EVENTS * self._counts[host]:
@@ -199,12 +202,12 @@ class AllReduceRun:
                 self._set_deadline()
 
     def stage(self, host: str) -> str:
-        """Return how far the slowest rank of a host has come."""
+        """Return the stage of the slowest rank of a host."""
         first = self._offsets[host]
         return min((rank.stage for rank in self.ranks[first : first + self._counts[host]]), key=STAGES.index)
 
     def end(self, host: str, answer: probe_answers.SmokeEnd) -> None:
-        """Take a host's last answer."""
+        """Record a host's last answer."""
         with self._changed:
             self.ends[host] = answer
             if answer.exit != 0:
@@ -227,23 +230,23 @@ class AllReduceRun:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline as it stands now."""
+        """Seconds until the current deadline."""
         return self._stop_at - self._clock()
 
     @property
     def given_up(self) -> bool:
-        """True once the run no longer waits for a host that has not answered."""
+        """True once the run has stopped waiting for hosts that have not answered."""
         return self._stopped_at is not None and self._clock() > self._stopped_at + ANSWER_S
 
     def _wait_for_start(self) -> None:
-        """Note that an interpreter is still starting."""
+        """Record that an interpreter is still starting."""
         if not self._failed and all(rank.stage == "none" for rank in self.ranks):
             latest = min(self._clock() + START_S, self._began + self._limits.imports_s, self._until)
             self._stop_at = max(self._stop_at, latest)
             self._changed.notify_all()
 
     def _set_deadline(self) -> None:
-        """Note that a rank has started, or has imported torch."""
+        """Set the deadline after a rank has started or has imported torch."""
         now, limits = self._clock(), self._limits
         latest = self._began + max(limits.imports_s, limits.deadline_s)
         there = sum("torch" in rank.times for rank in self.ranks)
@@ -267,7 +270,7 @@ KEPT_CHATTER = 200  # of NCCL's INFO lines among them, fewer
 
 
 def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
-    """Return the all-reduce as it went."""
+    """Return the result of the all-reduce."""
     ranks: list[RankReport] = []
     facts: dict[str, Facts] = {}
     for name, own in grouped((rank.host, (number, rank)) for number, rank in enumerate(all_reduce.ranks)).items():
@@ -315,7 +318,7 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
 def _of_host(
     ranks: list[tuple[int, Rank]], lines: tuple[str, ...], *, nccl: bool
 ) -> tuple[list[RankReport], Facts | None]:
-    """Return a host's ranks by their numbers, and what NCCL says in their output."""
+    """Return a host's ranks by number, and NCCL's lines in their output."""
     from nccl_doctor.logs.facts import facts_of
 
     facts = facts_of(lines) if nccl else None
@@ -352,13 +355,13 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
 
 
 def _died(rank: RankReport) -> bool:
-    """Return whether a rank was dead before the deadline; ranks that lose peers afterwards may abort."""
+    """Return whether a rank died before the deadline; ranks that lose peers later may abort."""
     died = rank.state == "X" or rank.signal is not None or rank.exit_code is not None
     return died and not rank.ok and rank.error is None and rank.signal != signal.SIGABRT
 
 
 def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]) -> dict[str, str]:
-    """Return how each process that forks ranks ended, where that was not because of these or of us."""
+    """Return how each process that forks ranks ended, unless its ranks or we were the reason."""
     explained = {rank.host for rank in ranks if rank.error or rank.exit_code is not None or rank.signal is not None}
     found: dict[str, str] = {}
     for name in plan.counts:
@@ -373,7 +376,7 @@ def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]
 
 
 def signal_name(number: int) -> str:
-    """Return ``SIGKILL``; ``signal 64`` where it has no name."""
+    """Return ``SIGKILL``, or ``signal 64`` for a signal without a name."""
     try:
         return signal.Signals(number).name
     except ValueError:

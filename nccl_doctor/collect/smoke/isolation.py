@@ -1,9 +1,9 @@
-"""Bisects an all-reduce that fails: it is repeated over groups of hosts until one host or one pair is left.
+"""Isolates the fault behind a failed all-reduce: repeats it in groups of hosts until one host or one pair is left.
 
-Halves of a group that fails are tried at once. Where one of them fails, the search goes on in it; where both work, the
-fault lies between them, and pieces of the one are tried with pieces of the other. Two hosts that fail together are
-then tried with others, which tells a host that fails with everybody from two that fail with each other only. With n
-hosts that takes at most 2 + 2 log2(n) rounds. One fault is found at a time.
+The halves of a failing group are tried at once. If one of them fails, the search goes on in it; if both work, the fault
+is between them, and pieces of one are tried with pieces of the other. Two hosts that fail together are then tried with
+others, which distinguishes a host that fails with everybody from two that fail only with each other. With n hosts that
+takes at most 2 + 2 log2(n) rounds. One fault is found at a time.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from nccl_doctor.snapshot.hosts import HostFacts
 
 Group = tuple[str, ...]
 Attempt = Callable[[Sequence[Group]], Sequence[bool]]
-"""A function that runs the all-reduce over several disjoint groups at once, and returns True for those where it
-worked."""
+"""A function that runs the all-reduce in several disjoint groups at once, and returns True for those that worked."""
 
 
 class NoTimeError(Exception):
@@ -33,7 +32,7 @@ class NoTimeError(Exception):
 
 
 def bisect(hosts: Group, attempt: Attempt) -> IsolationReport:
-    """Return the verdict on hosts, three or more, whose all-reduce failed.
+    """Return the verdict on three or more hosts whose all-reduce failed.
 
     ``attempt`` may raise :class:`NoTimeError`.
     """
@@ -53,7 +52,7 @@ class _Search:
         self._trials: list[TrialReport] = []
 
     def failing_pair(self, group: Group) -> Group | None:
-        """Return two hosts of a failing group that fail with each other; None where no part of it fails alone."""
+        """Return two hosts of a failing group that fail with each other; None if no part of it fails alone."""
         if len(group) == 2:
             return group
         halves = _halves(group)
@@ -62,7 +61,7 @@ class _Search:
         return self._between(*halves)
 
     def _between(self, first_group: Group, second_group: Group) -> Group | None:
-        """Search two groups that fail together where each works alone."""
+        """Search two groups that fail together although each works alone."""
         if len(first_group) == len(second_group) == 1:
             return first_group + second_group
         first, second = _halves(first_group), _halves(second_group)
@@ -73,7 +72,7 @@ class _Search:
         return None
 
     def settled(self, pair: Group, hosts: Group) -> IsolationReport:
-        """Find which of two hosts that fail together fails with others too."""
+        """Return which of two hosts that fail together also fails with others."""
         proven = dict.fromkeys(chain.from_iterable(trial.hosts for trial in self._trials if trial.ok))
         doubtful = [host for host in pair if host not in proven]
         others = [host for host in dict.fromkeys((*proven, *hosts)) if host not in pair]
@@ -90,7 +89,7 @@ class _Search:
     def verdict(
         self, culprit: Literal["host", "pair"] | None = None, hosts: Group = (), end: str | None = None
     ) -> IsolationReport:
-        """Return the result, with all that was tried."""
+        """Return the result, with all groups that were tried."""
         return IsolationReport(culprit=culprit, hosts=hosts, trials=tuple(self._trials), end=end)
 
     def _failing(self, groups: Sequence[Group]) -> list[Group]:
@@ -110,13 +109,13 @@ TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
 """Seconds for one group: gloo connects in milliseconds, NCCL starts the GPUs and detects the topology."""
 ANSWER_S = 5.0  # What a host may take to answer what it need not work for; the end of all trials is one such question
 TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
-"""Bytes of the largest message, enough for packets of full size, and seconds for all messages."""
+"""Bytes of the largest message (enough for full-size packets), and seconds for all messages."""
 
 
 def run(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster, limits: SmokeLimits, until: float
 ) -> IsolationReport:
-    """Repeat a failed all-reduce over parts of the cluster; ``until`` then (monotonic) all hosts are given up."""
+    """Repeat a failed all-reduce in parts of the cluster; at ``until`` (monotonic) all hosts are abandoned."""
     groups = _Groups(sessions, plan(cluster, facts, limits), until - ANSWER_S)
     try:
         groups.prepare()
@@ -150,7 +149,10 @@ class _Groups:
                 raise ProbeError(f"{session.node.name}: {result}")
 
     def attempt(self, groups: Sequence[Group]) -> list[bool]:
-        """Run disjoint groups at once; a host without an answer has failed. NoTimeError: a round would not fit in."""
+        """Run disjoint groups at once; a host without an answer has failed.
+
+        NoTimeError if there is no time for a round.
+        """
         seconds = TRIAL_S[self._plan.backend]
         if time.monotonic() + ANSWER_S + seconds + ANSWER_S > self._until:
             raise NoTimeError
@@ -158,7 +160,7 @@ class _Groups:
         return [result is True for result in results]
 
     def close(self) -> None:
-        """End the processes that wait for another group."""
+        """End the processes that wait for a further group."""
         deadline = min(time.monotonic(), self._until) + ANSWER_S
         ask_all(lambda session: session.ask(probe_answers.NOTHING, "end_launcher", deadline), self._sessions.values())
 

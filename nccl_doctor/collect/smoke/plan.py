@@ -32,7 +32,7 @@ LOGGING = {  # Set whatever the hosts file says: it changes what NCCL prints and
 
 @dataclass(frozen=True)
 class SmokeLimits:
-    """Bounds of the all-reduce and what is asked of it."""
+    """Limits and options of the all-reduce."""
 
     # seconds until it is ended, once every rank has imported torch; for that there are ``imports_s``
     deadline_s: float = 60.0
@@ -50,7 +50,7 @@ class SmokeLimits:
 
 @dataclass(frozen=True)
 class Plan:
-    """The all-reduce of one cluster: ranks by host in the order of node ranks, the backend, and why this one."""
+    """The all-reduce of a cluster: ranks by host in the order of node ranks, the backend, and the reason for it."""
 
     cluster: Cluster
     limits: SmokeLimits
@@ -58,7 +58,7 @@ class Plan:
     backend: Backend
     reason: str
     diagnostics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Variables that make NCCL run its own diagnostics, by host, unless somebody set them otherwise."""
+    """Variables that make NCCL run its own diagnostics, by host, unless they are already set."""
 
     def request(self, node: Node) -> dict[str, Any]:
         """Return the request to a host's probe; see probe/smoke/allreduce.py."""
@@ -77,7 +77,7 @@ class Plan:
 
 
 def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: int) -> dict[str, Any]:
-    """Return the ranks of a host, and the variables that torchrun would set for each."""
+    """Return the order for a host: its ranks, and the variables that torchrun would set for each."""
     variables = {
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": str(master_port),
@@ -90,7 +90,7 @@ def order_of(counts: Sequence[int], place: int, master_addr: str, master_port: i
 
 
 def plan(cluster: Cluster, facts: dict[str, HostFacts], limits: SmokeLimits) -> Plan:
-    """Return the all-reduce that the training's start would be."""
+    """Return the plan of an all-reduce that starts as the training job would."""
     alone = len(cluster.nodes) == 1
     counts = {node.name: nproc(node, facts[node.name], alone=alone) for node in cluster.nodes}
     backend, reason = choose_backend(cluster, facts, counts, limits.backend)
@@ -111,7 +111,7 @@ def _unset(node: Node, facts: HostFacts) -> dict[str, str]:
 
 
 def environment(node: Node) -> dict[str, str]:
-    """Return the job's variables on a node, and those by which NCCL talks to us."""
+    """Return the job's variables on a node, and those that make NCCL log for us."""
     env = {**OF_TORCHRUN, **node.env, **LOGGING}
     if node.cuda_visible_devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
@@ -121,7 +121,7 @@ def environment(node: Node) -> dict[str, str]:
 def choose_backend(
     cluster: Cluster, facts: dict[str, HostFacts], counts: dict[str, int], wanted: Backend | None
 ) -> tuple[Backend, str]:
-    """NCCL where every rank has a GPU, else gloo; and why, as a phrase."""
+    """Return NCCL if every rank has a GPU, otherwise gloo; and the reason, as a phrase."""
     if wanted is not None:
         return wanted, "as asked for"
     short: dict[str, list[str]] = {}
@@ -135,7 +135,7 @@ def choose_backend(
 
 
 def _no_nccl(node: Node, facts: HostFacts, count: int) -> str | None:
-    """Return why a node's ranks can't use NCCL; None where they can."""
+    """Return why a node's ranks can't use NCCL; None if they can."""
     if isinstance(facts.gpus, Unknown):
         return f"did not show its GPUs: {facts.gpus.reason}"
     if not facts.gpus:

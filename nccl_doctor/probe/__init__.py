@@ -1,4 +1,4 @@
-"""The code that runs on the hosts: the standard library, Python 3.8; imports nothing else of ours.
+"""The code that runs on the hosts, for Python 3.8 with the standard library; imports nothing else from this package.
 
-Every ``deadline`` in it is on the clock of ``time.monotonic``.
+Every ``deadline`` in it is a time of ``time.monotonic``.
 """

@@ -1,9 +1,9 @@
 """The first code that runs on a host: makes the shipped modules importable from memory, then serves.
 
 Sent as plain source by collect/connect/start.py, which appends a call of :func:`start`. It must parse on any Python 3,
-so that one that is too old can be told so; the modules behind it need Python 3.8. They come as sources, and as the
-controller's Python compiled them: to compile them takes 50 ms, which a host with the same Python is spared. Each is
-packed by itself, for of sources none is wanted on most hosts, and of codes not half of them.
+so that it can refuse one that is too old; the modules behind it need Python 3.8. They come as source and as code that
+the controller's Python compiled: compiling takes 50 ms, which a host with the same Python saves. Each is packed
+separately, since most hosts need no source at all, and less than half of the code.
 """
 
 import gc
@@ -23,32 +23,35 @@ if TYPE_CHECKING:
 
 ROOT = "nccl_doctor"
 LEAST_MEMORY = 256 << 20
-"""Bytes of address space: the probe's threads need 150 MB, and torch can't be imported in less than twice as much."""
+"""Least address space in bytes: the probe's threads need 150 MB, and importing torch needs more than twice that."""
 
 
 class MemoryImporter:
-    """Finds and loads the modules of this bundle: nothing is written on the host, and tracebacks show real lines.
+    """Importer of the modules in this bundle: nothing is written on the host, and tracebacks show real lines.
 
-    The import protocol is spoken without its base classes: importlib.abc takes 11 ms to import.
+    It implements the import protocol without its base classes, since importlib.abc takes 11 ms to import.
     """
 
     def __init__(self, modules: "dict[str, tuple[bytes, bytes]]", native: bool) -> None:
-        """Take source and code of each, packed, by dotted name, a package's with ".__init__"; native: codes run."""
+        """Take the packed source and code of each module by dotted name (packages with ".__init__").
+
+        ``native``: the code can be run.
+        """
         self.modules = modules
         self._native = native
 
     def find_spec(self, fullname: str, _path: object = None, _target: object = None) -> "Any":
-        """Return the spec of a module of ours, None for any other; see importlib.abc."""
+        """Return the spec of one of these modules, None for any other; see importlib.abc."""
         package = fullname + ".__init__" in self.modules
         if not package and fullname not in self.modules:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=package)  # type: ignore[arg-type]  # no base
 
     def create_module(self, _spec: object) -> None:
-        """None asks for the ordinary kind of module."""
+        """Return None for the ordinary kind of module."""
 
     def get_source(self, fullname: str) -> str:
-        """Return the source of a module; traceback asks for it through linecache."""
+        """Return the source of a module, which traceback uses through linecache."""
         return zlib.decompress(self._packed(fullname)[0]).decode()
 
     def get_code(self, fullname: str) -> types.CodeType:
@@ -61,17 +64,17 @@ class MemoryImporter:
         return self.modules.get(fullname) or self.modules[fullname + ".__init__"]
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run a module in its name space."""
+        """Run a module in its namespace."""
         exec(self.get_code(module.__name__), module.__dict__)  # noqa: S102 - our own bundle, received over SSH
 
 
 def file_name(module: str) -> str:
-    """Return the name by which tracebacks show a module's lines."""
+    """Return the file name that tracebacks show for a module."""
     return "<probe>/" + module.replace(".", "/") + ".py"
 
 
 def why_not() -> str:
-    """Name what this interpreter lacks to run the probe; empty for nothing."""
+    """Return what this interpreter lacks to run the probe; "" for nothing."""
     memory = resource.getrlimit(resource.RLIMIT_AS)[0]
     if 0 <= memory < LEAST_MEMORY:  # RLIM_INFINITY is -1
         return "ulimit -v is " + str(memory >> 10) + " KiB"

@@ -1,12 +1,12 @@
 """Processes that the probe starts, and their certain end.
 
-Three nets, each for what slips through the one before: everything is a descendant of the probe, which is a
-subreaper, so :func:`end_all` finds and kills the whole tree; every child asks the kernel to be killed when the probe
-dies (PR_SET_PDEATHSIG, prctl(2)); and the all-reduce's ranks ask the same about what forked them.
+Three safety nets: everything is a descendant of the probe, which is a subreaper, so :func:`end_all` finds and kills the
+whole tree; every child has the kernel kill it when the probe dies (PR_SET_PDEATHSIG, prctl(2)); and the all-reduce's
+ranks do the same for the process that forked them.
 
-torch wants a folder for its files, and no folder goes away by itself: each has a keeper, a shell that waits for
-the probe's end, whatever ends it (SIGKILL and SIGALRM too), removes the folder and is gone. Only what kills the keeper
-in the same moment, as the end of a whole control group does, leaves the folder.
+torch needs a folder for its files. Each folder has a keeper, a shell that waits for the probe's end, however it ends
+(also by SIGKILL or SIGALRM), removes the folder and exits. The folder stays only if the keeper is killed at the same
+moment, as at the end of a whole control group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done'
-"""Its standard input ends with the probe. Ranks die with the probe, too, and may still write while it removes."""
+"""Script of the keeper, whose standard input ends with the probe. Ranks die with the probe, too, and may still write
+meanwhile.
+"""
 _keepers: dict[str, subprocess.Popen[bytes]] = {}
 _making = threading.Lock()  # held while a folder has no keeper yet, and for good once the probe leaves
 
@@ -38,7 +40,10 @@ def become_subreaper() -> None:
 def start(
     argv: list[str], env: dict[str, str], output: int, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a program in its own session, to be killed with the probe's main thread, which alone may call this."""
+    """Start a program in its own session, which is killed with the probe's main thread.
+
+    Only that thread may call this.
+    """
     parent = os.getpid()
     return subprocess.Popen(
         argv,
@@ -53,7 +58,10 @@ def start(
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this child with the thread that forked it; behind any change of user, which undoes it."""
+    """Have the kernel kill this child with the thread that forked it.
+
+    Call it after any change of user, which would undo it.
+    """
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died before the prctl
         os._exit(1)
@@ -75,14 +83,14 @@ def scratch() -> str:
 
 
 def leave() -> None:
-    """End all children and remove their folders, the one being made too; none is made any more."""
+    """End all children and remove their folders, also one that is being made; no new one can be made."""
     _making.acquire(timeout=2.0)
     end_all()
     remove_scratch()
 
 
 def remove_scratch(patience_s: float = 6.0) -> None:
-    """Remove what :func:`scratch` made, after the children's end; a second caller waits, too, until all is gone."""
+    """Remove what :func:`scratch` made, after the children have ended; a second caller also waits until all is gone."""
     deadline = time.monotonic() + patience_s
     for folder, keeper in list(_keepers.items()):
         assert keeper.stdin is not None
@@ -93,7 +101,7 @@ def remove_scratch(patience_s: float = 6.0) -> None:
 
 
 def end_all(patience_s: float = 2.0) -> None:
-    """Kill every descendant of this process, until none is left or patience ends."""
+    """Kill all descendants of this process, until none is left or the time is over."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         family = set(descendants(os.getpid())) - {keeper.pid for keeper in list(_keepers.values())}

@@ -2,9 +2,9 @@
 
     python3 enter.py PID PROGRAM [ARGUMENT ...]
 
-It stands alone, for the host's own Python, 3.6 too. What nsenter(1) starts as root has all capabilities of the host,
-and a container's shell is the container's word: here it gets what `docker exec` would give it, the bounding set of the
-process (CapBnd, capabilities(7)), and no new privileges where the process gains none.
+A standalone program for the host's own Python, from 3.6 on. A program started by nsenter(1) as root has all
+capabilities of the host, and a container's shell can't be trusted. Here it gets what `docker exec` would give it: the
+bounding set of the process (CapBnd, capabilities(7)), and no_new_privs if the process has it.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main(pid: str, program: "list[str]") -> int:
-    """Return the program's status; a signal that ended it ends this, too."""
+    """Return the program's exit status; a signal that ended it also ends this process."""
     try:
         enter("/proc/{}/".format(pid))
     except OSError as error:
@@ -52,7 +52,7 @@ def main(pid: str, program: "list[str]") -> int:
 
 
 def enter(place: str) -> None:
-    """Join the namespaces, root and bounding set of a process; its files in /proc are opened first."""
+    """Take over the namespaces, root and bounding set of a process; its files in /proc are opened first."""
     with open(place + "status") as file:
         status = dict(line.split(":\t", 1) for line in file if ":\t" in line)
     with open("/proc/sys/kernel/cap_last_cap") as file:
@@ -75,14 +75,14 @@ def enter(place: str) -> None:
 
 
 def _others(place: str, order: "tuple[tuple[str, int], ...]") -> "list[tuple[str, int, str]]":
-    """Return the namespaces of the process that are not this one's, and this kernel has."""
+    """Return the namespaces in which the process differs from this one, of those that the kernel has."""
     known = [(name, kind, "{}ns/{}".format(place, name)) for name, kind in order]
     return [one for one in known if os.path.exists("/proc/self/ns/" + one[0])
             and os.readlink(one[2]) != os.readlink("/proc/self/ns/" + one[0])]  # fmt: skip
 
 
 def _limit(allowed: int, last: int) -> None:
-    """Give up every capability but these, of so many, also for programs that are run as root."""
+    """Drop all capabilities but these, of this number, also for programs that are run as root."""
     for number in range(last + 1):
         if not allowed >> number & 1:
             _prctl(PR_CAPBSET_DROP, number)
@@ -100,7 +100,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Call the C library; raises OSError."""
+    """Call the C library, and raise OSError on failure."""
     if getattr(_libc, name)(*arguments):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 

@@ -1,4 +1,4 @@
-"""The host's GPUs and the processes that hold memory on them, as nvidia-smi's query mode tells."""
+"""The host's GPUs and the processes that use their memory, from nvidia-smi's query mode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_FOUND = 6  # nvidia-smi's exit status with those words (nvidia-smi(1), "RETU
 
 
 def list_gpus(deadline: float) -> list[dict[str, Any]]:
-    """Return snapshot.Gpu of each GPU; empty without NVIDIA's driver and tools."""
+    """Return a snapshot.Gpu for each GPU; none without NVIDIA's driver and tools."""
     try:
         return parse_gpus(query("gpu", FIELDS, deadline))
     except ValueError as error:
@@ -24,7 +24,10 @@ def list_gpus(deadline: float) -> list[dict[str, Any]]:
 
 
 def query(what: str, fields: Sequence[str], deadline: float) -> str:
-    """Run ``nvidia-smi --query-WHAT=FIELDS`` without header and units; "" where nothing of NVIDIA's is there."""
+    """Return the output of ``nvidia-smi --query-WHAT=FIELDS`` without header and units.
+
+    "" without NVIDIA's driver and tools.
+    """
     argv = ["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         return output(argv, deadline, accept=(0, NOT_FOUND, BAD_INFOROM))
@@ -36,7 +39,7 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
 
 
 def parse_gpus(text: str) -> list[dict[str, Any]]:
-    """Return the rows of ``--format=csv,noheader,nounits``; ValueError with a line that is none."""
+    """Return the rows of ``--format=csv,noheader,nounits``; ValueError with a line that is no row."""
     lines = [line for line in text.splitlines() if line.strip() and NO_DEVICES not in line and not WARNING.match(line)]
     found = [_gpu(line, place) for place, line in enumerate(lines)]
     driver = next((gpu["driver"] for gpu in found if gpu["driver"]), "")
@@ -44,18 +47,17 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
 
 
 WARNING = re.compile(r"WARNING: ", re.IGNORECASE)
-"""The beginning of lines behind the rows, as about an infoROM (nvidia-smi's exit status 14)."""
+"""Beginning of lines behind the rows, such as one about an infoROM (nvidia-smi's exit status 14)."""
 BAD_INFOROM = 14
 FAULT = re.compile(
     r"\[(?!N/A\]|Not (?:Supported|Available|Found)\]|Insufficient Permissions\])([^\[\],]{1,60})\]|(ERR!)"
 )
-"""Words in place of a value that show a fault of the GPU: "[GPU is lost]", "[GPU requires reset]", "[Unknown
-Error]"."""
+"""Words instead of a value that show a fault of the GPU: "[GPU is lost]", "[GPU requires reset]", "[Unknown Error]"."""
 UUID = re.compile(r"(?:(?:GPU|MIG)-)?[0-9a-fA-F][0-9a-fA-F-]{7,63}|\[[^\[\],]{1,60}\]|ERR!|N/A")
 
 
 def fault_in(row: str) -> str | None:
-    """Return words of a row about the GPU, in place of a value; None where each is a value, or not to be had."""
+    """Return the words in a row that show a fault of the GPU; None if each field is a value or unavailable."""
     match = FAULT.search(row)
     return match and (match[1] or match[2])
 
@@ -82,18 +84,18 @@ def _gpu(line: str, place: int) -> dict[str, Any]:
 
 
 def _mib(text: str) -> int | None:
-    """Return mebibytes; None for "[N/A]", "[Not Supported]" and the like, which a GPU in MIG mode gives."""
+    """Return a number of MiB; None for "[N/A]", "[Not Supported]" and the like, as for a GPU in MIG mode."""
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else None
 
 
 SIGNS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/dxg")
-"""A driver is there; without one nvidia-smi need not be started."""
+"""Signs of a driver; without one nvidia-smi is not started."""
 WORK_FIELDS = ("name", "utilization.gpu", "power.draw", "power.limit")
 PROCESS_FIELDS = ("gpu_uuid", "pid", "used_memory")
 
 
 def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
-    """Return snapshot.GpuUse of each process and GPU; none where there is no NVIDIA driver."""
+    """Return a snapshot.GpuUse for each process and GPU; none without an NVIDIA driver."""
     if not any(os.path.exists(path) for path in SIGNS):
         return []
     rows = query("compute-apps", PROCESS_FIELDS, deadline)
@@ -101,7 +103,7 @@ def list_gpu_processes(deadline: float) -> list[dict[str, Any]]:
 
 
 def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
-    """Return the rows of ``--format=csv,noheader,nounits``; memory in MiB, None where the platform does not tell it."""
+    """Return the rows of ``--format=csv,noheader,nounits``; memory in MiB, None if the platform does not report it."""
     index = {uuid.strip(): int(number) for number, _, uuid in (row.partition(",") for row in numbers.splitlines())}
     found = []
     for line in text.splitlines():
@@ -116,7 +118,7 @@ def parse_gpu_processes(text: str, numbers: str = "") -> list[dict[str, Any]]:
 
 
 def work(deadline: float) -> list[dict[str, Any]]:
-    """Return snapshot.GpuWork of each GPU; those that don't tell one of the numbers are left out."""
+    """Return a snapshot.GpuWork for each GPU, except those that lack one of the numbers."""
     rows = (row.rsplit(",", 3) for row in query("gpu", WORK_FIELDS, deadline).splitlines())
     fit = (
         row

@@ -1,7 +1,7 @@
-"""Decides which processes may be ended: what protects one for good, and what only ``--force`` lifts.
+"""Decides which processes may be ended: what protects one absolutely, and what ``--force`` overrides.
 
-A job that somebody still watches over is no leftover, however idle it is. Names are what a process likes to be called:
-its own, its title's and its program's all count, and only against ending it; none shows that nobody watches.
+A job that somebody still watches is no leftover, however idle it is. A process chooses its names, so its name, its
+title and its program all count, but only against ending it; none proves that nobody watches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEP = "slurmstepd"
 
 
 def watcher(job: JobProcesses, table: Table) -> str | None:
-    """Name what watches over a job, in a sentence; None where provably nothing does."""
+    """Return a sentence about what watches over a job; None if provably nothing does."""
     alive = [pid for pid in job.pids if pid in table.procs and table.procs[pid].state != "Z"]
     for pid in alive:
         if jobs.is_launcher(table.argv(pid)):
@@ -62,7 +62,7 @@ def attended(pids: Sequence[int], table: Table) -> str | None:
 
 
 def _names(pid: int, table: Table) -> list[str]:
-    """Return the names of a process: its own, its command line's program, and its executable."""
+    """Return the names of a process: its kernel name, the program in its command line, and its executable."""
     names = (table.procs[pid].name.partition(":")[0], jobs.program(table.argv(pid)), table.executable(pid))
     return [name.lstrip("-") for name in names]  # a login shell is "-bash"
 
@@ -102,11 +102,11 @@ def _of_top(pid: int, table: Table) -> str | None:
 GRACE_S = 10.0  # as port_model.GRACE_S: what was started less than that ago may just be starting
 Kind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
 SSHD = frozenset({"sshd", "sshd-session", "sshd-auth", "dropbear"})
-"""OpenSSH's server, from 9.8 on in several programs; and the one of small machines."""
+"""OpenSSH's server (several programs from 9.8 on), and dropbear."""
 
 
 def protected(pid: int, table: Table) -> str | None:
-    """Return why a process is never signalled, whatever was asked; None where it may be."""
+    """Return why a process is never signalled, not even with ``--force``; None if it may be."""
     proc = table.procs[pid]
     if pid == 1:
         return "pid 1 is the system's own"
@@ -132,9 +132,9 @@ class Refusal(NamedTuple):
 
 
 def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
-    """Return why a job is not ended, by one look, or None; for ``holders`` it is asked.
+    """Return why a job is not ended, by one look at it, or None; ``holders`` are the processes with the port.
 
-    Below ``grace_s`` it is too young.
+    Jobs younger than ``grace_s`` are refused.
     """
     alive = [pid for pid in job.pids if pid in table.procs]
     # a zombie runs nothing, and would tell nothing of what it ran
@@ -155,7 +155,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: fl
 def refusals(
     found: Sequence[JobProcesses], holders: Sequence[int], table: Table, grace_s: float
 ) -> list[Refusal | None]:
-    """Return the refusal of each job, as :func:`refusal` does, with two samples for unprotected ones."""
+    """Return the refusal of each job as :func:`refusal` does, after two samples of unprotected ones."""
     refused = [refusal(job, [pid for pid in holders if pid in job.pids], table, grace_s) for job in found]
     quiet = [place for place, one in enumerate(refused) if one is None]
     for place, sign in zip(quiet, progress.watch([found[place].pids for place in quiet])):
@@ -165,7 +165,7 @@ def refusals(
 
 
 def refuses(pid: int, table: Table, *, force: bool) -> str | None:
-    """Return why one process gets no signal right now, minutes after the look at its job; None where it may."""
+    """Return why a process must not be signalled now, minutes after its job was examined; None if it may be."""
     final = protected(pid, table)
     if final is not None or force:
         return final
@@ -175,12 +175,12 @@ def refuses(pid: int, table: Table, *, force: bool) -> str | None:
 
 
 def is_own(pid: int, table: Table) -> bool:
-    """Return True for a process of our own user, in our container, Slurm job and login."""
+    """Return whether it is a process of our user, in our container, Slurm job and login."""
     return table.uid(pid) == os.getuid() and procs.apart(pid, table) is None
 
 
 def user(uid: int) -> str:
-    """Return the login name, or the number where none is known."""
+    """Return the login name, or the number if the name is unknown."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

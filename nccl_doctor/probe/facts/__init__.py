@@ -1,8 +1,8 @@
-"""The answer to the request ``facts``: each fact from a collector of its own.
+"""The answer to the request ``facts``: each fact has its own collector.
 
-A collector is any function in this package's modules that :func:`~nccl_doctor.probe.tools.fact` registers for a field
-of snapshot.HostFacts. No other waits for it: an exception, a hanging name server, a dead NFS mount or an nvidia-smi
-that never returns costs its own fact alone.
+A collector is a function in this package that :func:`~nccl_doctor.probe.tools.fact` registers for a field of
+snapshot.HostFacts. Collectors don't wait for each other: an exception, a hanging name server, a dead NFS mount or an
+nvidia-smi that never returns affects only its own fact.
 
 Measured, ms of processor time on each of 8 hosts beside other work: until the probe answers 51, collectors' import
 15 and work 21, mesh 13; the child that asks libnccl 24, sshd 15, programs of the packet filters 4.
@@ -30,8 +30,8 @@ MARGIN_S = 0.3  # Collectors that can end in time by themselves are told to end 
 def collect(request: dict[str, Any]) -> dict[str, object]:
     """Return all facts but the clock, by field of snapshot.HostFacts: JSON, or ``{"$unknown": reason, "traceback"}``.
 
-    Of the request: ``launcher`` is a line's, ``same`` are paths to take digests of, ``inside`` says that this is a
-    container, ``sudo`` that ``sudo -n`` may be tried.
+    In the request, ``launcher`` is that of the launch line, ``same`` are paths to compare, ``inside`` means that this
+    is a container, and ``sudo`` that ``sudo -n`` may be tried.
     """
     from nccl_doctor.probe.facts.software import Interpreter
 
@@ -62,7 +62,7 @@ def import_collectors() -> None:
 
 
 def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dict[str, Callable[[], object]]:
-    """Return the collectors with their arguments; those that start a program come first."""
+    """Return the collectors with their arguments, those that start a program first."""
     from nccl_doctor.probe.facts.network import unpacked
 
     port, trial = request.get("trial_port"), None
@@ -91,9 +91,9 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
 
 
 def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, object]:
-    """Run collectors side by side; what is not there after ``deadline_s`` seconds is unknown.
+    """Run collectors in parallel; facts that are missing after ``deadline_s`` seconds are unknown.
 
-    A thread takes 0.3 ms. Those that end at once share one, and have another as soon as one of them keeps it waiting.
+    A thread takes 0.3 ms, so quick collectors share one; as soon as one blocks it, the others get another.
     """
     deadline = time.monotonic() + deadline_s
     answers: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
@@ -139,7 +139,7 @@ def _answer(collector: Callable[[], object]) -> object:
 
 
 def _too_few(error: RuntimeError) -> str:
-    """Return why no thread starts: each is a task, and takes 8 MiB of address space."""
+    """Return why no thread can be started: each is a task, and needs 8 MiB of address space."""
     space, count = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC))
     bounds = [f"ulimit -v is {space // 1024} KiB"] if space != resource.RLIM_INFINITY else []
     bounds += [f"ulimit -u is {count}"] if count != resource.RLIM_INFINITY else []
@@ -151,7 +151,7 @@ def _unknown(reason: str, trace: str | None = None) -> dict[str, object]:
 
 
 def _printable(value: object) -> object:
-    """Return the value with bytes that are no UTF-8 spelled out: JSON has no lone surrogates."""
+    """Return the value with bytes that are not UTF-8 escaped, since JSON has no lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

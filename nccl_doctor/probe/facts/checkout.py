@@ -1,7 +1,7 @@
 """State of a Git checkout, read from its files: the commit, the index, and modified tracked files.
 
-git itself is never run: its configuration names programs (filters, monitors, hooks), and whoever may write a word of
-it would have them run by whoever looks. Formats: gitrepository-layout(5), gitformat-index(5), Git 2.47.
+git itself is never run: its configuration names programs (filters, monitors, hooks), and anybody who can write to it
+would have them run by this user. Formats: gitrepository-layout(5), gitformat-index(5), Git 2.47.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LINK, SUBMODULE, SPARSE = 0o120000, 0o160000, 0o040000
 VALID, EXTENDED, SKIPPED = 0x8000, 0x4000, 0x4000
 FIXED = struct.Struct(">10I")
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize {}\n"
-"""The text that Git LFS commits in place of a file (its specification, v1)."""
+"""The text that Git LFS commits instead of a file (its specification, v1)."""
 
 
 class State(NamedTuple):
@@ -40,7 +40,7 @@ class State(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A tracked file as the index has it."""
+    """A tracked file in the index."""
 
     path: str
     mode: int
@@ -51,7 +51,7 @@ class Entry(NamedTuple):
 
 
 def is_checkout(root: int) -> bool:
-    """Return whether a folder holds a checkout, by a descriptor."""
+    """Return whether a folder, given by a descriptor, holds a checkout."""
     try:
         os.close(os.open(".git", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root))
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def read(root: int, deadline: float) -> State:
     """Return the state of a checkout.
 
     Raises:
-        Unavailable: it can't be read, or its format is not known.
+        Unavailable: it can't be read, or its format is unknown.
     """
     try:
         folder = _git_folder(root)
@@ -86,7 +86,7 @@ def read(root: int, deadline: float) -> State:
 
 
 def _git_folder(root: int) -> int:
-    """Open the folder of HEAD and index; a worktree's and a submodule's ``.git`` is a file that names it."""
+    """Open the folder with HEAD and index; in a worktree or submodule ``.git`` is a file that names it."""
     place = os.open(".git", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=root)
     status = os.fstat(place)
     if stat.S_ISDIR(status.st_mode):
@@ -169,7 +169,7 @@ def parse_index(data: bytes, width: int) -> list[Entry]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number of version 4's paths, and where it ends (as the offsets of gitformat-pack(5))."""
+    """Return a number in a path of version 4, and where it ends (encoded like the offsets in gitformat-pack(5))."""
     value = data[at] & 127
     while data[at] & 128:
         at += 1
@@ -199,7 +199,7 @@ def _differs(root: int, entry: Entry, written_ns: int, deadline: float) -> bool:
 
 
 def _is_changed(place: int, status: os.stat_result, entry: Entry, written_ns: int, deadline: float) -> bool:
-    """Return whether a file differs from the index, which was written at that time."""
+    """Return whether a file differs from the index, which was written at this time."""
     if not stat.S_ISREG(status.st_mode) or bool(entry.mode & 0o100) != bool(status.st_mode & 0o100):
         return True
     modified = (status.st_mtime_ns // 10**9 & 0xFFFFFFFF, status.st_mtime_ns % 10**9)
@@ -218,7 +218,7 @@ def _submodule_commit(place: int) -> str:
 
 
 def _identifiers(place: int, size: int, digits: int, deadline: float) -> tuple[str, str]:
-    """Return a file's identifiers as a blob, and as what Git LFS commits in its place."""
+    """Return a file's identifiers as a blob, and as the pointer that Git LFS commits instead."""
     own, whole = _hasher(digits), hashlib.sha256()
     own.update(b"blob %d\0" % size)
     for block in blocks(place, deadline):
@@ -238,7 +238,7 @@ def _hasher(digits: int) -> hashlib._Hash:
 
 
 def beneath(root: int, path: str) -> int:
-    """Open a path below a folder with O_PATH, and follow no link on the way."""
+    """Open a path below a folder with O_PATH, without following links."""
     here = os.dup(root)
     for name in path.split("/"):
         try:

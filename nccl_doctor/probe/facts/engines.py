@@ -1,6 +1,6 @@
-"""By what vLLM, SGLang, Ray and the like tell their own address: ways out, the host's own names, and their versions.
+"""The facts from which vLLM, SGLang, Ray and others derive their address: routes, the host's own names, versions.
 
-Nothing is sent: connect(2) on a UDP socket has the kernel choose a route and its source address.
+Nothing is sent: connect(2) on a UDP socket makes the kernel choose a route and its source address.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ PACKAGES = re.compile(
     r"(?:(vllm|sglang|ray|deepspeed|accelerate|ai_dynamo)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
     re.ASCII,
 )
-"""Packages by the names of their metadata folders (PEP 376); SGLang reads interfaces by netifaces, or its successors of
-that name."""
+"""Packages by the names of their metadata folders (PEP 376); SGLang reads interfaces with netifaces or a successor of
+that name.
+"""
 OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "2001:4860:4860::8888")}
-"""Addresses that engines ask the route to, by field of snapshot.Engines."""
+"""Addresses whose route engines look up, by field of snapshot.Engines."""
 
 
 @fact("engines")
 def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") -> dict[str, Any]:
-    """Return snapshot.Engines, with the options of a launcher."""
+    """Return snapshot.Engines, with the options that an installed launcher has."""
     own = socket.gethostname()
     by_name = side_by_side(lambda how: LOOK_UPS[how](own), list(LOOK_UPS), deadline)
     try:
@@ -49,9 +50,9 @@ def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") 
 
 
 def options_of(launcher: str, folders: list[str]) -> dict[str, bool]:
-    """Return the options of an installed launcher, read in its source, which is not run.
+    """Return the options of an installed launcher, read from its source without running it.
 
-    None where that is not there.
+    None if it is missing.
     """
     from nccl_doctor.probe.options import SOURCES, source_options
 
@@ -75,7 +76,7 @@ def _source(path: str) -> str | None:
 
 
 def installed(folders: list[str]) -> dict[str, str]:
-    """Return the packages' versions in the folders of sys.path, of which the first counts."""
+    """Return the packages' versions in the folders of sys.path; the first one found counts."""
     found: dict[str, str] = {}
     for folder in folders:
         with contextlib.suppress(OSError):  # sys.path may name what is not there, or a zip file
@@ -85,7 +86,7 @@ def installed(folders: list[str]) -> dict[str, str]:
 
 
 def raylets() -> list[str]:
-    """Return addresses by which this user's Ray nodes, that run here and in this network, are known."""
+    """Return the addresses of this user's Ray nodes that run here, in this network namespace."""
     found = set[str]()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):  # it may end meanwhile

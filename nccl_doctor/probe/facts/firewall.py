@@ -1,8 +1,8 @@
-"""The packet filters of this host, as their own tools print them: snapshot.FirewallFacts in JSON form.
+"""The packet filters of this host as their tools print them: snapshot.FirewallFacts in JSON form.
 
-Nothing is changed, no kernel module is loaded: iptables is asked only for tables that exist already. Only root may read
-rules; others run the system's own programs under ``sudo -n``, which never asks for a password, and which are looked for
-only in the system's own folders, since root is handed their paths.
+Nothing is changed and no kernel module is loaded: iptables is asked only for tables that already exist. Only root may
+read rules; other users run the system's programs with ``sudo -n``, which never asks for a password. These are searched
+for only in the system's folders, since root runs them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from nccl_doctor.probe import tools
 from nccl_doctor.probe.tools import Unavailable, fact
 
 MAX_BYTES = 8 << 20
-"""Bytes of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
+"""Most bytes of one command's output. Tens of thousands of rules (kube-proxy) fit; more would stall the connection."""
 CAP_NET_ADMIN = 12  # its bit (linux/capability.h, capabilities(7))
 
 
 class Root:
-    """Runs programs as root before one deadline; :class:`Unavailable` where we can't become root."""
+    """Runner of programs as root before one deadline; :class:`Unavailable` if we can't become root."""
 
     def __init__(self, deadline: float, sudo: bool) -> None:
         self.deadline = deadline
@@ -106,17 +106,17 @@ class Root:
 
 
 def find(program: str) -> str | None:
-    """Return where a program of probe/tools.py is, in the system's own folders, if only root can change it."""
+    """Return the path of a program of probe/tools.py in the system's folders, if only root can change it."""
     return tools.find(program, tools.SYSTEM, for_root=True)
 
 
 END_S = 5.0  # what a program that did not end in time may take to be ended
 FIREWALLD_DOWN = 252
-"""NOT_RUNNING: firewall-cmd's exit status where the daemon is not there (firewall/errors.py of firewalld)."""
+"""NOT_RUNNING: firewall-cmd's exit status if the daemon is not running (firewall/errors.py of firewalld)."""
 XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
-"""Words in a table that iptables-nft wrote; nft can't show all of such a rule."""
+"""Words in a table that iptables-nft wrote; nft can't show such rules completely."""
 FIREWALLD = ("firewalld", "_ZONES", "_direct")
-"""The table of its nftables back end, and chains of its iptables one (firewall/core/nftables.py, ipXtables.py)."""
+"""firewalld's table in nftables, and its chains in iptables (firewall/core/nftables.py, ipXtables.py)."""
 UFW = ("ufw-", "ufw6-")  # how ufw's chains begin (/usr/share/ufw)
 RULES = ('"table"', '"chain"', '"rule"')  # what every rule set that does something holds in nft's JSON
 INTERFACES = "/sys/class/net"
@@ -127,9 +127,9 @@ LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables
 
 @fact("firewall", slow=True)
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
-    """Return the fields of snapshot.FirewallFacts, or ``$unknown`` each.
+    """Return the fields of snapshot.FirewallFacts, each known or ``$unknown``.
 
-    ``again``, for counters, only the kernel is asked.
+    With ``again``, for counters, only the kernel is queried.
     """
     root = Root(deadline, sudo)
     nft = _part(lambda: _nft(root, "-j"))
@@ -157,7 +157,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
 
 
 def _signed(signs: tuple[str, ...], nft: object, iptables: object) -> bool:
-    """Return whether a manager's own names stand in the rules, or rules could not be read."""
+    """Return whether the rules contain a manager's names, or could not be read."""
     if not isinstance(nft, str) or not isinstance(iptables, list):
         return True
     return any(sign in text for text in (nft, *(save["text"] for save in iptables)) for sign in signs)

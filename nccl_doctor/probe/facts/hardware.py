@@ -1,4 +1,4 @@
-"""GPUs' health, the kernel's log of them and of killed processes, and what stands between GPUs and network."""
+"""The health of GPUs, kernel messages about them and about killed processes, and the path from GPUs to NICs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NVSWITCH_CLASS = "0x0680"
 GPU_CLASSES = ("0x0300", "0x0302")
 AMD = "0x1002"
 AMD_CLASSES = (*GPU_CLASSES, "0x0380", "0x1200")
-"""An Instinct is a display controller of another kind or a processing accelerator."""
+"""PCI classes of an Instinct: other display controller, or processing accelerator."""
 VENDORS = {NVIDIA: "nvidia", AMD: "amd"}
 NODES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD*")
 SERVICE_STATE = ("systemctl", "show", "-p", "LoadState", "-p", "ActiveState", "nvidia-fabricmanager.service")
@@ -44,7 +44,7 @@ def _pci_devices(root: str) -> list[tuple[str, str, str]]:
 
 @fact("pci", slow=True)
 def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
-    """Return snapshot.PciPaths; ``root`` stands before every path. lspci runs only where a GPU has peers."""
+    """Return snapshot.PciPaths; ``root`` is put before every path. lspci runs only if a GPU has peers."""
     devices = f"{root}/sys/bus/pci/devices"
     of_nvidia = [(address, kind) for address, vendor, kind in _pci_devices(root) if vendor == NVIDIA]
     switches = [address for address, kind in of_nvidia if kind == NVSWITCH_CLASS]
@@ -72,7 +72,7 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
 
 @fact("gpu_driver")
 def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
-    """Return snapshot.GpuDriver; None where no GPU is on the PCI bus. ``root`` stands before every path."""
+    """Return snapshot.GpuDriver; None if no GPU is on the PCI bus. ``root`` is put before every path."""
     devices = f"{root}/sys/bus/pci/devices"
     found = []
     for address, vendor, kind in _pci_devices(root):
@@ -98,14 +98,14 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
 
 
 def _node_problem(path: str) -> str | None:
-    """Return the errno with which a device can't be used; opens only the control device, since a GPU would wake."""
+    """Return the errno of using a device; only the control device is opened, since opening a GPU wakes it."""
     if path.endswith("nvidiactl"):
         return problem(path)
     return None if os.access(path, os.R_OK | os.W_OK) else "EACCES"
 
 
 def dmabuf(version: str | None, kernel: str) -> bool | None:
-    """Return whether GPU memory can be had as DMA-BUF, by /proc/driver/nvidia/version and ``uname -r``."""
+    """Return whether GPU memory can be exported as DMA-BUF, by /proc/driver/nvidia/version and ``uname -r``."""
     numbers = re.match(r"(\d+)\.(\d+)", kernel)
     if not version or not numbers:
         return None
@@ -113,7 +113,7 @@ def dmabuf(version: str | None, kernel: str) -> bool | None:
 
 
 def parse_acs(text: str) -> list[str] | None:
-    """Return bridges with redirection on in ``lspci -D -vvv``; None where a bridge's state is not shown."""
+    """Return the bridges with redirection enabled in ``lspci -D -vvv``; None if a bridge's state is not shown."""
     found: list[str] = []
     address = None
     for line in text.splitlines():
@@ -128,7 +128,7 @@ def parse_acs(text: str) -> list[str] | None:
 
 
 def parse_service(text: str) -> str | None:
-    """Return the state in ``systemctl show -p LoadState -p ActiveState UNIT``; None where systemd did not answer."""
+    """Return the state in ``systemctl show -p LoadState -p ActiveState UNIT``; None if systemd did not answer."""
     told = dict(line.strip().partition("=")[::2] for line in text.splitlines() if "=" in line)
     if told.get("LoadState") == "not-found":
         return "missing"
@@ -136,7 +136,7 @@ def parse_service(text: str) -> str | None:
 
 
 def _printed(argv: list[str], deadline: float) -> str | None:
-    """Return the output of a program; None where it is missing or fails, as in a container."""
+    """Return the output of a program; None if it is missing or fails, as in a container."""
     try:
         return output(argv, deadline)
     except (FileNotFoundError, Unavailable):
@@ -156,7 +156,7 @@ MOST_PLUGIN_BYTES = 64 * 1024 * 1024
 
 @fact("plugins")
 def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return snapshot.NcclPlugin of each; ``env`` holds the job's own variables."""
+    """Return a snapshot.NcclPlugin for each plugin; ``env`` are the job's variables."""
     library_path = {**os.environ, **env}.get("LD_LIBRARY_PATH", "")
     found: dict[str, dict[str, Any]] = {}
     for folder in dict.fromkeys([*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]):
@@ -179,14 +179,14 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def parse_plugin_version(data: bytes) -> str | None:
-    """Return the version that aws-ofi-nccl writes into its log, and so into its file."""
+    """Return the version of aws-ofi-nccl, from the log message in its file."""
     match = PLUGIN_VERSION.search(data)
     return match.group(1).decode() if match else None
 
 
 HEALTH_FIELDS = ("index", "pci.bus_id", "mig.mode.current", "ecc.errors.uncorrected.volatile.total", "fabric.state")
 ROW_FIELDS = ("gpu_bus_id", "remapped_rows.pending", "remapped_rows.failure")
-"""A query of its own: ``--query-remapped-rows``, known since the A100's drivers."""
+"""Fields of the separate query ``--query-remapped-rows``, known since the A100's drivers."""
 WARNED = re.compile(r"warning: (inforom is corrupted) at gpu ([0-9a-f:.]{4,20})\s*")
 NOT_A_FIELD = re.compile(r'Field "([^"]+)" is not a valid field')
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})\): ([0-9]{1,4})(?:, *(.*))?")
@@ -200,7 +200,7 @@ fact("gpus", slow=True)(gpus.list_gpus)
 
 @fact("gpu_health", slow=True)
 def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
-    """Return snapshot.GpuHealth of each GPU; empty without NVIDIA's driver and tools."""
+    """Return a snapshot.GpuHealth for each GPU; none without NVIDIA's driver and tools."""
     fields = list(HEALTH_FIELDS)
     while True:
         try:
@@ -240,7 +240,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
 
 
 def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
-    """Return, by bus id, whether memory rows wait for replacement, and whether a replacement failed."""
+    """Return, by bus address, whether memory rows wait for replacement, and whether a replacement failed."""
     found = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -251,7 +251,7 @@ def parse_rows(text: str) -> dict[str, tuple[bool | None, bool | None]]:
 
 @fact("xids")
 def xids(path: str = KMSG) -> list[dict[str, Any]]:
-    """Return snapshot.Xid of the last day, oldest first; PermissionError under kernel.dmesg_restrict."""
+    """Return the snapshot.Xid of the last day, oldest first; PermissionError under kernel.dmesg_restrict."""
     if path == KMSG and not any(os.path.exists(sign) for sign in gpus.DEVICES):
         return []
     return parse_xids(read_records(path), time.clock_gettime(time.CLOCK_MONOTONIC))
@@ -280,7 +280,7 @@ def _recent(
 
 
 def read_records(path: str) -> list[str]:
-    """Return each read(2) of /dev/kmsg gives one record; EPIPE says that some were overwritten meanwhile."""
+    """Return the records of /dev/kmsg: each read(2) returns one; EPIPE means that some were overwritten meanwhile."""
     found: list[str] = []
     try:
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -301,19 +301,19 @@ def read_records(path: str) -> list[str]:
 
 
 def _flag(text: str) -> bool | None:
-    """nvidia-smi's words for yes and no; None for "[N/A]" and the like."""
+    """Return nvidia-smi's word for yes or no as a truth value; None for "[N/A]" and the like."""
     return {"enabled": True, "yes": True, "1": True, "disabled": False, "no": False, "0": False}.get(text.lower())
 
 
 KILLED = re.compile(r"(?:Out of memory|out of memory): Killed process ([0-9]{1,10}) \(([^)]{0,64})\)")
-"""mm/oom_kill.c; "Memory cgroup out of memory: Killed process …" for a container's own limit."""
+"""Messages of mm/oom_kill.c; "Memory cgroup out of memory: Killed process …" for a container's limit."""
 MOST_KILLED = 50
 
 
 def killed(since_s: float) -> list[dict[str, Any]]:
-    """Return snapshot.OomKill of the last ``since_s`` seconds, oldest first.
+    """Return the snapshot.OomKill of the last ``since_s`` seconds, oldest first.
 
-    OSError where the log is hidden or missing.
+    OSError if the log is hidden or missing.
     """
     return parse_killed(read_records(KMSG), time.clock_gettime(time.CLOCK_MONOTONIC), since_s)
 

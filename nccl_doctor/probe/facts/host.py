@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RUNTIME_MARKS = (("/run/.containerenv", "podman"), ("/.dockerenv", "docker"), ("/.singularity.d", "apptainer"))
 CGROUP_MARKS = (("kubepods", "kubernetes"), ("libpod", "podman"), ("docker", "docker"), ("/lxc", "lxc"))
-"""Names in the path of pid 1's control group, where the runtime does not hide it in a cgroup namespace."""
+"""Names in the path of pid 1's control group, if the runtime does not hide it in a cgroup namespace."""
 
 
 @fact("identity")
@@ -45,10 +45,10 @@ def identity() -> dict[str, Any]:
 
 
 def container(root: str = "") -> str | None:
-    """Return the container runtime that we are in, or None; ``root`` stands before every path.
+    """Return the container runtime in which we run, or None; ``root`` is put before every path.
 
-    Sources: the files that Docker, Podman and Apptainer put in, Kubernetes' variable and mount (a login over SSH lacks
-    the variable), systemd's container interface (https://systemd.io/CONTAINER_INTERFACE), pid 1's control group.
+    Sources: files that Docker, Podman and Apptainer create in containers, Kubernetes' variable and mount (an SSH login
+    lacks the variable), systemd's container interface (https://systemd.io/CONTAINER_INTERFACE), pid 1's control group.
     """
     if "KUBERNETES_SERVICE_HOST" in os.environ or os.path.exists(root + "/run/secrets/kubernetes.io"):
         return "kubernetes"
@@ -64,7 +64,7 @@ def container(root: str = "") -> str | None:
 
 @fact("python")
 def python(interpreter: Interpreter) -> dict[str, Any]:
-    """Return snapshot.PythonInfo; ``failure`` as training would start it."""
+    """Return snapshot.PythonInfo; ``failure`` is that of starting it as training would."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     folder = os.path.dirname(os.path.abspath(sys.executable))
     above = os.path.dirname(folder)
@@ -108,7 +108,7 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 
 @fact("temporary")
 def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
-    """Return snapshot.TemporaryFolder, for the folder that TMPDIR names and those of every host.
+    """Return a snapshot.TemporaryFolder for the folder that TMPDIR names and for those that every host has.
 
     Missing ones are left out.
     """
@@ -133,7 +133,10 @@ _SETTINGS = (("gc_thresh1", NDTA_THRESH1), ("gc_thresh2", NDTA_THRESH2), ("gc_th
 
 
 def thresholds() -> dict[str, str]:
-    """gc_thresh1 to 3 of the IPv4 table (arp(7)) by their full names; OSError where the kernel does not tell."""
+    """Return gc_thresh1 to 3 of the IPv4 table (arp(7)) by their full names.
+
+    OSError if the kernel does not report them.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         for body in netlink.dump(kernel, RTM_GETNEIGHTBL, _NDTMSG.pack(socket.AF_INET, 0, 0)):
@@ -143,9 +146,9 @@ def thresholds() -> dict[str, str]:
 
 
 def parse_thresholds(body: bytes) -> dict[str, str]:
-    """Return the settings in one struct ndtmsg and its attributes.
+    """Return the settings in a struct ndtmsg and its attributes.
 
-    Empty where it is another table, or a single device's.
+    Empty if it is another table, or that of a single device.
     """
     told = netlink.attributes(body[_NDTMSG.size :])
     if told.get(NDTA_NAME, b"").rstrip(b"\0") != b"arp_cache":
@@ -164,7 +167,7 @@ TTL = "/proc/sys/net/ipv4/ip_default_ttl"
 
 @fact("sysctls")
 def read_sysctls() -> dict[str, str]:
-    """Return the settings by full name: "net.ipv4.conf.all.rp_filter", for "all" and each interface (ip-sysctl.rst)."""
+    """Return settings by full name ("net.ipv4.conf.all.rp_filter"), for "all" and each interface (ip-sysctl.rst)."""
     found: dict[str, str] = {}
     if (ttl := read(TTL)) is not None:
         found["net.ipv4.ip_default_ttl"] = ttl.strip()
@@ -185,7 +188,7 @@ UNBOUNDED = 1 << 60  # Control groups v1 write the largest number of pages for "
 
 @fact("step")
 def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """Return snapshot.StepLimits; None outside any job. ``root`` stands before every path."""
+    """Return snapshot.StepLimits; None outside any job. ``root`` is put before every path."""
     groups = read(root + "/proc/self/cgroup") or ""
     if "SLURM_JOB_ID" not in environ and not SLURM.search(groups):
         return None
@@ -208,14 +211,14 @@ def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[s
 
 
 def _upwards(folder: str) -> Iterator[str]:
-    """Yield the folder and those above it up to the controller's own: each bounds what is below."""
+    """Yield the folder and those above it up to the controller's: each limits what is below."""
     while "/sys/fs/cgroup" in folder:
         yield folder
         folder = folder.rpartition("/")[0]
 
 
 def _quota(folder: str) -> int | None:
-    """CPUs' worth of time, rounded up; None where nothing bounds it."""
+    """Return the limit on CPU time in CPUs, rounded up; None without a limit."""
     words = (read(f"{folder}/cpu.max") or "").split()
     if not words:
         words = [read(f"{folder}/cpu.cfs_quota_us") or "", read(f"{folder}/cpu.cfs_period_us") or ""]
@@ -229,7 +232,7 @@ PATTERNS = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/infi
 
 @fact("surroundings")
 def read_surroundings(inside: bool, patterns: Iterable[str] = PATTERNS) -> dict[str, Any] | None:
-    """Return snapshot.Surroundings; None where this is no container: opening a GPU wakes it."""
+    """Return snapshot.Surroundings; None outside of a container, since opening a GPU wakes it."""
     if not inside:
         return None
     import glob  # 1 ms, and most hosts are no container
@@ -239,7 +242,7 @@ def read_surroundings(inside: bool, patterns: Iterable[str] = PATTERNS) -> dict[
 
 
 def problem(path: str) -> str | None:
-    """Return why a device can't be opened as CUDA and libibverbs open it, by errno's name; None where it opens."""
+    """Return the errno's name if a device can't be opened as CUDA and libibverbs open it; None if it can."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK))
     except OSError as error:

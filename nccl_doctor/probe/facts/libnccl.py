@@ -1,11 +1,12 @@
 """Asks a libnccl on the host which interface it would use.
 
-``ncclGetUniqueId`` opens the bootstrap's listener and says where, without a GPU or a driver (NCCL 2.14 to 2.32 tried).
-It does so once per process, from the environment it finds, and leaves a thread behind: so a child process asks, and
-ends by ``os._exit``. Nothing is written on the host; the child dies with the probe and after its deadline.
+``ncclGetUniqueId`` opens the bootstrap's listener and reports its address, without a GPU or a driver (tried with NCCL
+2.14 to 2.32). It does so once per process, by that process's environment, and leaves a thread behind, so a child
+process calls it and ends with ``os._exit``. Nothing is written on the host; the child dies with the probe and at its
+deadline.
 
-This module is its own child: probe/facts/software.py hands it to the interpreter that training would run, which
-then runs :func:`main`; it imports as little as it can, for each import is of every host's cost.
+This module is also the child: probe/facts/software.py passes it to the interpreter that training would run, which runs
+:func:`main`. It imports as little as possible, since every host pays for each import.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ if TYPE_CHECKING:
 AF_INET, AF_INET6 = 2, 10  # Linux
 UNIQUE_ID_BYTES = 128  # NCCL_UNIQUE_ID_BYTES (src/nccl.h.in)
 MAGIC_SINCE = 21602
-"""From NCCL 2.16.2 on eight bytes of magic stand before the address in the id (src/include/bootstrap.h)."""
+"""From NCCL 2.16.2 on, eight magic bytes precede the address in the id (src/include/bootstrap.h)."""
 
 HIDES_THE_LINE = ("NCCL_DEBUG_FILE", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_TIMESTAMP_FORMAT")
-"""Variables that would send the line elsewhere, hide it, or change its form."""
+"""Variables that would redirect NCCL's line, hide it, or change its format."""
 
 _USING = rb"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?:(\S+?):(\d+(?:\.\d+){3})|([^\s:]+):(\S+?))<\d+>"
 """``Bootstrap : Using eth0:10.0.0.5<0>`` (2.8 to 2.23), without the blank (from 2.24.3), ``[0]eth0:…`` (to 2.7).
 
-Only an alias has a colon in its name, and only IPv4 has aliases."""
+Only aliases have a colon in their name, and only IPv4 has aliases.
+"""
 
 _ANSWER = b"\nnccl-doctor-libnccl "
 
@@ -40,15 +42,15 @@ class _UniqueId(ctypes.Structure):
 
 
 def variables(job: dict[str, str]) -> dict[str, str]:
-    """Return the child's environment: the process's, the job's own, and the line that we read."""
+    """Return the child's environment: the process's, the job's variables, and those that make NCCL print the line."""
     merged = {**os.environ, **job}
     return {**{name: value for name, value in merged.items() if name not in HIDES_THE_LINE}, "NCCL_DEBUG": "INFO"}
 
 
 def program(library: str, version: str = "") -> bytes:
-    """Return the program that an interpreter with :func:`variables` runs to ask a libnccl.so.2, by its path.
+    """Return the program that an interpreter with :func:`variables` runs to query a libnccl.so.2, by its path.
 
-    Its first line reads the rest: source, or what need not be compiled where ``version`` is this interpreter's own.
+    Its first line reads the rest: source, or compiled code if ``version`` is that of this interpreter.
     """
     loader: Any = __loader__  # type: ignore[name-defined]  # every module has it; typeshed lacks it
     if version == sys.version:
@@ -60,7 +62,10 @@ def program(library: str, version: str = "") -> bytes:
 
 
 def understand(output: bytes) -> dict[str, Any]:
-    """Read all that the child printed into snapshot.LibncclAnswer; ``error`` also says why it could not be asked."""
+    """Return snapshot.LibncclAnswer from the child's output.
+
+    ``error`` may also be the reason why it could not be queried.
+    """
     import re
 
     log, found, answer = output.rpartition(_ANSWER)
@@ -79,7 +84,7 @@ def understand(output: bytes) -> dict[str, Any]:
 
 
 def main(library: str) -> None:
-    """Ask, print the answer on stdout after NCCL's own lines, and exit."""
+    """Query libnccl, print the answer on stdout after NCCL's own lines, and exit."""
     data = spelt(call(library))
     ctypes.CDLL(None).fflush(None)  # NCCL prints through C's stdout, which os._exit would not flush
     while data:
@@ -88,13 +93,13 @@ def main(library: str) -> None:
 
 
 def spelt(answer: dict[str, Any]) -> bytes:
-    """Return the answer as :func:`understand` reads it."""
+    """Return the answer in the form that :func:`understand` reads."""
     fields = ((answer[name] or "").encode(errors="replace") for name in ("version", "address", "error"))
     return _ANSWER + b"\0".join(fields)
 
 
 def call(library: str) -> dict[str, Any]:
-    """Ask in this process, whose environment and file descriptor 1 NCCL then uses; once per process."""
+    """Query libnccl in this process, whose environment and file descriptor 1 it then uses; once per process."""
     try:
         nccl = ctypes.CDLL(library)
     except OSError as error:
@@ -121,7 +126,7 @@ def spell(number: int) -> str:
 
 
 def address_in(unique_id: bytes, number: int) -> str | None:
-    """Return the address in a unique id (src/include/bootstrap.h ``ncclBootstrapHandle``) of a version."""
+    """Return the address in a unique id (src/include/bootstrap.h ``ncclBootstrapHandle``) of an NCCL version."""
     at = unique_id[8 if number >= MAGIC_SINCE else 0 :]
     family = int.from_bytes(at[:2], sys.byteorder)
     if family == AF_INET:
@@ -134,5 +139,5 @@ def address_in(unique_id: bytes, number: int) -> str | None:
 
 
 def report(version: str | None = None, address: str | None = None, error: str | None = None) -> dict[str, Any]:
-    """Return snapshot.LibncclAnswer in JSON form, the interface yet unknown."""
+    """Return snapshot.LibncclAnswer in JSON form, without the interface."""
     return {"version": version, "interface": None, "address": address, "error": error}

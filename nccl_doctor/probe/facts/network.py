@@ -1,9 +1,8 @@
-"""Interfaces, addresses, routes, TCP sockets and names, as the kernel and the resolver tell of them.
+"""Interfaces, addresses, routes, TCP sockets and names, from the kernel and the resolver.
 
-Interfaces and addresses are read as getifaddrs(3) reads them for NCCL, by netlink (rtnetlink(7)): the order of the
-addresses is that of the kernel's dump, all IPv4 before all IPv6. What the drivers tell comes by ioctl(2). All of it is
-asked of the kernel for this network namespace; /sys/class/net may belong to another one, as it does in containers that
-share the host's /sys.
+Interfaces and addresses are read by netlink (rtnetlink(7)), as getifaddrs(3) reads them for NCCL: addresses are in the
+order of the kernel's dump, all IPv4 before all IPv6. Facts from drivers come by ioctl(2). All are those of this network
+namespace; /sys/class/net may belong to another one, as in containers that share the host's /sys.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def read_interfaces(deadline: float) -> dict[str, Any]:
 
 
 def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
-    """Return snapshot.Link of a struct ifinfomsg."""
+    """Return snapshot.Link from a struct ifinfomsg."""
     _, _, index, bits, _ = _LINK.unpack_from(body)
     told = netlink.attributes(body[_LINK.size :])
     name = _text(told[IFLA_IFNAME])
@@ -80,7 +79,7 @@ def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
 
 
 def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
-    """Return snapshot.InterfaceAddress of a struct ifaddrmsg; None for other families and newer interfaces."""
+    """Return snapshot.InterfaceAddress from a struct ifaddrmsg; None for other families and newer interfaces."""
     family, prefix, _, _, index = _ADDRESS.unpack_from(body)
     told = netlink.attributes(body[_ADDRESS.size :])
     # Of a point-to-point link, IFA_ADDRESS is the peer's.
@@ -101,7 +100,7 @@ def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
 
 
 def kind(driver: str, bus: str) -> str:
-    """Return snapshot.Link.kind of what the driver tells: physical where it sits on a bus, else what makes it."""
+    """Return snapshot.Link.kind: physical if the driver reports a bus, otherwise the kind of virtual device."""
     if bus not in NO_BUS:
         return "physical"
     if "VLAN" in driver:
@@ -110,7 +109,7 @@ def kind(driver: str, bus: str) -> str:
 
 
 def driver_info(asking: socket.socket, name: str) -> tuple[str, str]:
-    """Driver and bus address of an interface (struct ethtool_drvinfo); both empty where the kernel has none."""
+    """Return the driver and bus address of an interface (struct ethtool_drvinfo); both "" if the kernel has none."""
     try:
         answer = ask_driver(asking, name, ETHTOOL_GDRVINFO, DRIVER_INFO_SIZE)
     except OSError as error:
@@ -132,7 +131,7 @@ def speed(asking: socket.socket, name: str) -> int | None:
 
 
 def ask_driver(asking: socket.socket, name: str, command: int, size: int) -> bytes:
-    """Return the answer of an interface's driver to an ethtool command, as many bytes; or OSError."""
+    """Return the answer of an interface's driver to an ethtool command, of this size; OSError if it fails."""
     buffer = array.array("B", struct.pack("=I", command) + bytes(size - 4))
     fcntl.ioctl(asking, SIOCETHTOOL, struct.pack("16sP16x", os.fsencode(name), buffer.buffer_info()[0]))
     return buffer.tobytes()
@@ -148,7 +147,7 @@ RTF_CACHE, RTF_LOCAL, RTF_ANYCAST = 0x01000000, 0x80000000, 0x00100000
 
 @fact("routes")
 def read_routes() -> list[dict[str, Any]]:
-    """Return snapshot.Route of every route that could carry a packet to a peer."""
+    """Return a snapshot.Route for every route that could carry a packet to a peer."""
     with open("/proc/net/route") as file:
         found = parse_inet(file.read())
     try:
@@ -159,7 +158,7 @@ def read_routes() -> list[dict[str, Any]]:
 
 
 def parse_inet(text: str) -> list[dict[str, Any]]:
-    """Return the routes of /proc/net/route, whose addresses are hexadecimal in the machine's byte order."""
+    """Return the routes in /proc/net/route, whose addresses are hexadecimal in the machine's byte order."""
     found = []
     for line in text.splitlines()[1:]:
         interface, destination, gateway, flag_text, _, _, metric, mask, *_ = line.split()
@@ -173,7 +172,7 @@ def parse_inet(text: str) -> list[dict[str, Any]]:
 
 
 def parse_inet6(text: str) -> list[dict[str, Any]]:
-    """Return the routes of /proc/net/ipv6_route, without the host's own, multicast, anycast and loopback ones."""
+    """Return the routes in /proc/net/ipv6_route, without the host's own, multicast, anycast and loopback ones."""
     found = []
     for line in text.splitlines():
         destination, length, _, _, gateway, metric, _, _, flag_text, interface = line.split()
@@ -200,7 +199,7 @@ def _inet6(text: str) -> str:
 
 @fact("sockets")
 def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
-    """Return snapshot.TcpSocket of every listener and of every socket on these local ports."""
+    """Return a snapshot.TcpSocket for every listener and every socket on these local ports."""
     try:
         found = netlink.find_sockets(ports, listeners=True)
     except OSError as error:
@@ -211,14 +210,14 @@ def list_sockets(ports: set[int]) -> list[dict[str, Any]]:
 
 
 def unpacked(text: str) -> dict[str, list[Any] | None]:
-    """Return the cluster's names, thousands of them, as collect/facts/host_facts.py sends them: JSON, zlib, base64."""
+    """Return the cluster's names, maybe thousands, which collect/facts/host_facts.py sends as JSON, zlib, base64."""
     names: dict[str, list[Any] | None] = json.loads(zlib.decompress(binascii.a2b_base64(text)).decode())
     return names
 
 
 @fact("resolution")
 def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
-    """Return snapshot.Names: of what others made of each (``[addresses, error]``, or None) only what differs here."""
+    """Return snapshot.Names with only the names that resolve differently than on others (``[addresses, error]``)."""
     wanted = list(dict.fromkeys([*names, socket.gethostname()]))
     found = {name: look_up(name) for name in wanted if is_literal(name)}
     pending = [name for name in wanted if name not in found]
@@ -228,7 +227,7 @@ def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[s
 
 
 def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:
-    """Return snapshot.Names of all that was found: what others made otherwise, and from where most is sent."""
+    """Return snapshot.Names: results that differ from those of others, and the usual source address."""
     sources = Counter(told["source"] for told in found.values() if told.get("source"))
     source = sources.most_common(1)[0][0] if sources else None
     own = {}
@@ -241,7 +240,10 @@ def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | Non
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """Return snapshot.Resolution of one name: getaddrinfo(3) as torch and gloo call it; a literal is only parsed."""
+    """Return snapshot.Resolution of a name by getaddrinfo(3), called as torch and gloo do.
+
+    A literal address is only parsed.
+    """
     flags = socket.AI_NUMERICHOST if is_literal(name) else 0
     try:
         answers = socket.getaddrinfo(encoded(name), 9, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, flags)
@@ -255,9 +257,9 @@ def look_up(name: str) -> dict[str, Any]:
 
 
 def source_to(family: int, address: tuple[Any, ...]) -> tuple[str | None, str | None]:
-    """Return the local address that the kernel would send from, or the errno name.
+    """Return the source address that the kernel would use, or the errno's name.
 
-    Connect(2) on UDP sends no packet.
+    No packet is sent by connect(2) on a UDP socket.
     """
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -268,7 +270,7 @@ def source_to(family: int, address: tuple[Any, ...]) -> tuple[str | None, str | 
 
 
 def is_literal(name: str) -> bool:
-    """Return True for an IP address, false for a name."""
+    """Return whether it is an IP address, not a name."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, name.partition("%")[0])

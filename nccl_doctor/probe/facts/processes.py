@@ -1,6 +1,6 @@
-"""Training jobs on the host: those that run, and those that were left behind.
+"""Training jobs on the host, running or left behind.
 
-Most hosts have none, and need nothing of what judges one: it is imported where there is one.
+Most hosts have none, so the code that judges a job is imported only if there is one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nccl_doctor.probe.tools import fact
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 PROBE = "<nccl-doctor>"  # in the command line of every probe (collect/connect/start.py)
 TRAINING_NAMES = ("pt_main_thread", "torchrun")
-"""Kernel names of ranks and launchers; all that is left of a zombie. torch gives its main thread the first."""
+"""Kernel names of ranks and launchers, all that is known of a zombie. torch gives its main thread the first."""
 
 
 @fact("processes")
 def find_jobs() -> list[dict[str, Any]]:
-    """Return snapshot.TrainingJob of each job, by the PID of its root."""
+    """Return a snapshot.TrainingJob for each job, by the PID of its root."""
     table = Table()
     # all probes that run here, of this run or another, what they started, and what started them
     probes = {os.getpid(), *(pid for pid in table.procs if any(PROBE in word for word in table.argv(pid)))}
@@ -48,7 +48,7 @@ def find_jobs() -> list[dict[str, Any]]:
 
 
 def _trained(zombie: Proc, table: Table) -> bool:
-    """Return whether a zombie was a rank or a launcher, by its name, or as any Python below one."""
+    """Return whether a zombie was a rank or a launcher, by its name or as a Python process below one."""
     parent = zombie.ppid
     below = parent in table.procs and (is_launcher(table.argv(parent)) or jobs.is_rank(parent, table))
     return zombie.name.startswith(TRAINING_NAMES) or (below and zombie.name.startswith("python"))
@@ -56,7 +56,7 @@ def _trained(zombie: Proc, table: Table) -> bool:
 
 @fact("gpu_processes", slow=True)
 def on_gpus(deadline: float) -> list[dict[str, Any]]:
-    """Return snapshot.GpuProcess of each process and GPU."""
+    """Return a snapshot.GpuProcess for each process and GPU."""
     uses = list_gpu_processes(deadline)
     if not uses:
         return []
@@ -75,7 +75,7 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
 
 @fact("master_port")
 def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
-    """Return snapshot.PortTrial of a port and the error of binding it, tried before any collector ran."""
+    """Return snapshot.PortTrial for a port and the error of the bind, which was tried before any collector ran."""
     if trial is None:
         return {"$skipped": "only the master's port is tried"}
     from nccl_doctor.probe.ports.requests import explain
@@ -84,7 +84,7 @@ def explain_trial(trial: tuple[int, int | None] | None) -> dict[str, Any]:
 
 
 def _left_behind(found: list[JobProcesses], table: Table) -> list[bool]:
-    """Return True for each job that provably nobody watches, and that makes no progress."""
+    """Return whether each job provably has nobody who watches it, and makes no progress."""
     if not found:
         return []
     from nccl_doctor.probe import guard, progress

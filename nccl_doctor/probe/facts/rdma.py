@@ -1,4 +1,4 @@
-"""RDMA devices, their GIDs, counters and PCIe links, as the files below /sys tell of them without root."""
+"""RDMA devices, their GIDs, counters and PCIe links, from files in /sys that need no root."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nccl_doctor.probe.tools import fact, read
 
 FOLDER = "/sys/class/infiniband"
 EMPTY_GID = re.compile(r"[0:]*|fe80(?::0000){7}")
-"""An unused entry is all zeros (the kernel answers EINVAL for its type), or only holds the link-local prefix."""
+"""An unused entry: all zeros (the kernel returns EINVAL for its type), or only the link-local prefix."""
 STATE = re.compile(r"\d+: *(.+)")
 RATE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) *Gb/sec")
 SPEED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,2})?) *GT/s")
 PCI_ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 NO_PKEY = re.compile("(?:0x0000)?")
 MOST_FREE = 32
-"""Empty entries in a row behind which no more are looked for: tables have hundreds, filled where the first is free."""
+"""Consecutive empty entries after which the search ends: tables have hundreds, and are filled from the front."""
 
 
 @fact("rdma")
 def read_rdma(folder: str = FOLDER, nodes: str = "/dev/infiniband") -> list[dict[str, Any]]:
-    """Return snapshot.RdmaDevice of each; none where the kernel has no RDMA."""
+    """Return a snapshot.RdmaDevice for each device; none if the kernel has no RDMA."""
     names = entries(folder)
     verbs = f"{os.path.dirname(folder)}/infiniband_verbs"
     known = [name for name in entries(verbs) if re.fullmatch("uverbs[0-9]{1,9}", name)] if names else []
@@ -44,14 +44,14 @@ def read_rdma(folder: str = FOLDER, nodes: str = "/dev/infiniband") -> list[dict
 
 
 def _place(device: str) -> dict[str, Any]:
-    """Return the PCI device behind an RDMA device: bridges that lead to it, NUMA node, and its link."""
+    """Return the place of an RDMA device: the PCI bridges that lead to it, its NUMA node and its link."""
     way = [part for part in device.split("/") if PCI_ADDRESS.fullmatch(part)]
     numa = read(f"{device}/numa_node") or ""
     return {"pci": way, "numa": int(numa) if numa.isdecimal() else None, "link": pci_link(device)}
 
 
 def pci_link(path: str) -> dict[str, Any] | None:
-    """Return snapshot.PciLink of a PCI device; None where it has none, or the kernel does not tell."""
+    """Return snapshot.PciLink of a PCI device; None if it has none or the kernel does not report it."""
     device = os.path.realpath(path)
     width, speed = (read(f"{device}/current_link_{name}") or "" for name in ("width", "speed"))
     sides = (device, os.path.dirname(device))  # the link's other end is a bridge
@@ -67,7 +67,7 @@ def pci_link(path: str) -> dict[str, Any] | None:
 
 
 def entries(folder: str) -> list[str]:
-    """Return the names in a folder, numbers in their order; none where there is no such folder."""
+    """Return the names in a folder, numbers in numeric order; none without such a folder."""
     try:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -77,7 +77,7 @@ def entries(folder: str) -> list[str]:
 
 
 def parse_state(text: str | None) -> str | None:
-    """Return ``4: ACTIVE`` without its number; None for what has another form."""
+    """Return the state in ``4: ACTIVE`` without its number; None for other formats."""
     match = STATE.fullmatch(text or "")
     return match.group(1) if match else None
 
@@ -148,14 +148,14 @@ def count_rdma(folder: str = FOLDER) -> Counters:
 
 
 def grown(before: Counters, after: Counters) -> Counters:
-    """Return the growth of the counters that grew, of ports that existed before."""
+    """Return how much counters grew, for ports that existed before."""
     return {port: {name: value - before[port].get(name, value) for name, value in values.items()
                    if value > before[port].get(name, value)}
             for port, values in after.items() if port in before}  # fmt: skip
 
 
 def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: int) -> list[tuple[int, str]]:
-    """Index and text of the entries in use."""
+    """Return the index and text of the entries in use."""
     found: list[tuple[int, str]] = []
     free = 0
     for index in indexes:
@@ -169,7 +169,7 @@ def _table(folder: str, indexes: list[str], empty: re.Pattern[str], most_free: i
 
 
 def _line(path: str) -> str:
-    """Return a short file's text three times as fast as :func:`read`: a device has hundreds of GIDs."""
+    """Return a short file's text, three times as fast as :func:`read`, since a device has hundreds of GIDs."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

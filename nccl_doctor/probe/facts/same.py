@@ -1,7 +1,7 @@
-"""Digests of files, folders and Git checkouts that have to be the same on all hosts.
+"""Digests of files, folders and Git checkouts that must be the same on all hosts.
 
-Whoever owns a path chooses what it leads to. As root, a path on which another user has a word is read with that user's
-rights (probe/privileges.py). Below a path no link is followed, and nothing but a regular file is opened.
+The owner of a path decides where it leads. As root, a path that another user can influence is therefore read with that
+user's rights (probe/privileges.py). Below a path no link is followed, and only regular files are opened.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ MAX_FILES = 5000
 MOST_LINKS = 40  # as path_resolution(7)
 MOST_ANSWER = 8 << 20
 SKIPPED_FOLDERS = frozenset({".git", "__pycache__", ".ipynb_checkpoints"})
-"""Hold nothing that a job reads, and differ between hosts that ran it."""
+"""Folders that jobs don't read, and that differ between hosts on which a job ran."""
 
 
 @fact("same", slow=True)
 def digest_paths(same: list[str], deadline: float) -> list[dict[str, Any]]:
-    """Return a snapshot.SameEntry of each path; a relative one starts from the home directory."""
+    """Return a snapshot.SameEntry for each path; a relative path starts at the home directory."""
     return [_entry(path, deadline) for path in same]
 
 
@@ -47,7 +47,7 @@ def _entry(path: str, deadline: float) -> dict[str, Any]:
 
 
 def _stranger(path: str) -> int | None:
-    """Return who besides root has a word on where a path leads; Unavailable where several have."""
+    """Return the user besides root who can influence where a path leads; Unavailable if there are several."""
     number, owners = resolve(path)
     os.close(number)
     strangers = sorted(owners - {0})
@@ -57,7 +57,7 @@ def _stranger(path: str) -> int | None:
 
 
 def _as_user(uid: int, path: str, deadline: float) -> dict[str, Any]:
-    """Look as :func:`_look` does, in a child with that user's rights."""
+    """Do the same as :func:`_look`, in a child with that user's rights."""
     try:
         known = pwd.getpwuid(uid)
         wanted = privileges.Credentials(uid, known.pw_gid, os.getgrouplist(known.pw_name, known.pw_gid))
@@ -79,10 +79,11 @@ def _as_user(uid: int, path: str, deadline: float) -> dict[str, Any]:
 
 
 def resolve(path: str) -> tuple[int, set[int]]:
-    """Open a path step by step with O_PATH, resolving links, without opening its target for reading.
+    """Open a path step by step with O_PATH, and resolve links, without opening the target for reading.
 
     Returns:
-        An O_PATH descriptor, and the owners of every folder and link on the way and of the end: those who choose.
+        An O_PATH descriptor, and the owners of all folders and links on the way and of the target, who can influence
+        it.
     """
     owners: set[int] = set()
     here = os.open("/", os.O_PATH | os.O_CLOEXEC)
@@ -156,7 +157,7 @@ def _digests(root: int, names: Iterator[str], deadline: float) -> dict[str, Any]
 
 
 def _digest(root: int, name: str, deadline: float) -> tuple[str, int]:
-    """Return the SHA-256 and the length of a file below a folder, or of that file itself."""
+    """Return the SHA-256 and the length of a file below a folder, or of the file itself."""
     try:
         place = checkout.beneath(root, name) if name else os.dup(root)
     except (FileNotFoundError, NotADirectoryError):
@@ -181,7 +182,7 @@ def _digest(root: int, name: str, deadline: float) -> tuple[str, int]:
 
 
 def _files(root: int) -> Iterator[str]:
-    """Yield the path of every file below a folder, in an order that is the same everywhere; no link is followed."""
+    """Yield the path of every file below a folder, in the same order on every host, without following links."""
     # by the descriptor: os.fwalk checks that a folder is the one that was listed, and follows no link
     for folder, subfolders, names, _ in os.fwalk(".", dir_fd=root):
         links = [one for one in subfolders if os.path.islink(f"/proc/self/fd/{root}/{folder}/{one}")]

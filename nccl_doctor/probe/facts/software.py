@@ -1,9 +1,9 @@
-"""Reads what training would find: torch and its NCCL, and the variables that NCCL, gloo and torch read.
+"""The software that training would find: torch and its NCCL, and the variables that NCCL, gloo and torch read.
 
-torch is asked of the interpreter that training would run, and read from files. The probe itself runs isolated (``-I``)
-and does not see what PYTHONPATH or a user's own packages provide; training does. One child tells both torch and its
-libnccl, since starting it costs more than the answers. It gets the second question on its stdin, and ends when nothing
-comes. The variables are those of an SSH command, and of an interactive login shell.
+torch is located by the interpreter that training would run, and read from files. The probe itself runs isolated
+(``-I``) and does not see PYTHONPATH or a user's packages, which training does. One child locates torch and queries its
+libnccl, since starting a child costs more than the answers. It gets the second request on stdin, and exits when stdin
+ends. The variables are those of an SSH command and of an interactive login shell.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ told = "\\0".join(told).encode("utf-8", "surrogateescape").hex()
 os.write(1, b"\\n" + {CHILD_MARK!r} + told.encode() + b"\\n")
 exec(sys.stdin.buffer.readline())
 """
-"""A script that finds torch as importlib.util.find_spec does, which takes 8 ms to import. A module that PYTHONPATH
-shadows would end torch, too."""
+"""A script that finds torch as importlib.util.find_spec would, whose import takes 8 ms. A module that PYTHONPATH
+shadows would also break torch.
+"""
 
 
 class Interpreter:
-    """A child that is made in the probe's main thread and asked from any."""
+    """A child that is started in the probe's main thread and queried from any thread."""
 
     def __init__(self, env: dict[str, str], deadline: float) -> None:
         self._deadline = deadline
@@ -67,7 +68,7 @@ class Interpreter:
             os.close(writing)
 
     def torch(self) -> tuple[str | None, list[str], str]:
-        """Path of torch's __init__.py, None where there is no torch; sys.path and sys.prefix."""
+        """Return the path of torch's __init__.py (None without torch), sys.path and sys.prefix."""
         with self._asking:
             if self._places is None:
                 self._places = self._ask()
@@ -88,17 +89,17 @@ class Interpreter:
         return origin or None, path, prefix
 
     def failure(self) -> str | None:
-        """Return the last lines of an interpreter that can't start as training would start it; else None."""
+        """Return the last lines of an interpreter that can't start as training would start it; None if it can."""
         self._heard.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
         return self._failure
 
     def decide(self, library: str | None) -> None:
-        """Name the libnccl to ask, or None for none; once, and whatever came of :meth:`torch`."""
+        """Set the libnccl to query, or None; once, whatever the result of :meth:`torch`."""
         self._library = library
         self._decided.set()
 
     def nccl(self) -> dict[str, Any] | None:
-        """Wait for :meth:`decide`, ask that libnccl (:func:`libnccl.understand`), and end the child."""
+        """Wait for :meth:`decide`, query that libnccl (:func:`libnccl.understand`), and end the child."""
         try:
             self._decided.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
             if self._library is None or self._child is None or self._child.stdin is None:
@@ -119,7 +120,7 @@ class Interpreter:
             os.close(self._reading)
 
     def _read(self) -> bool:
-        """Take more of what the child says; False at its end."""
+        """Read more of the child's output; return False at its end."""
         left = max(0.0, self._deadline - time.monotonic())
         if not select.select([self._reading], [], [], left)[0]:
             raise Unavailable(f"{sys.executable} gave no answer in time")
@@ -145,7 +146,7 @@ def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
 def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
     """Return snapshot.TorchInfo.
 
-    None where torch is not installed. Tells the interpreter which libnccl torch will load.
+    None if torch is not installed. The interpreter is told which libnccl torch will load.
     """
     library: str | None = None
     try:
@@ -209,9 +210,9 @@ def parse_version(text: str) -> dict[str, str | None]:
 
 
 def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return snapshot.NcclCopy of each, with the size that its wheel's RECORD names; packages stand first.
+    """Return a snapshot.NcclCopy for each copy, with the size in its wheel's RECORD; packages come first.
 
-    nvidia-nccl-cu12 and -cu13 write the same file: the one that was installed last owns it, and only its size tells.
+    nvidia-nccl-cu12 and -cu13 write the same file: the last one installed owns it, as only the size shows.
     """
     places = [(folder, NCCL_WHEEL, f"{folder}/nvidia/nccl/lib") for folder in dict.fromkeys(folders)]
     found: list[dict[str, Any]] = []
@@ -231,7 +232,7 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
 
 
 def _system_library(environ: dict[str, str], prefix: str, deadline: float) -> str | None:
-    """Return the library where ld.so(8) would find it: LD_LIBRARY_PATH, conda's own lib folder, its cache."""
+    """Return the library that ld.so(8) would find: in LD_LIBRARY_PATH, conda's lib folder, or its cache."""
     found = _first([*filter(None, environ.get("LD_LIBRARY_PATH", "").split(":")), f"{prefix}/lib"])
     if found:
         return found
@@ -269,19 +270,19 @@ SIZE_LIMIT = 64 * 1024
 
 @fact("env")
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables that bear on training; others may hold secrets and are not ours to tell."""
+    """Return the variables that matter for training; others may be secrets and are not reported."""
     variables = os.environ if environ is None else environ
     return {name: value for name, value in sorted(variables.items()) if name in NAMES or name.startswith(PREFIXES)}
 
 
 @fact("config_files")
 def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return snapshot.ConfigFile of each place NCCL may look, whether there or not.
+    """Return a snapshot.ConfigFile for each place where NCCL may look, whether it exists or not.
 
-    ``env`` holds the job's own variables.
+    ``env`` are the job's variables.
 
-    NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home that the password database names, then
-    /etc/nccl.conf; what it can't open it passes over without a word (src/misc/param.cc, userHomeDir and setEnvFile).
+    NCCL reads $NCCL_CONF_FILE (since 2.23.4) or else .nccl.conf in the home directory of the password database, then
+    /etc/nccl.conf; it silently ignores files that it can't open (src/misc/param.cc, userHomeDir and setEnvFile).
     """
     named = env.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []
@@ -292,7 +293,7 @@ def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def file_text(path: str) -> str | None:
-    """Return the first SIZE_LIMIT bytes of a regular file; None where there is none that this user may read."""
+    """Return the first SIZE_LIMIT bytes of a regular file; None if there is none that this user may read."""
     try:
         # A FIFO of that name must not make us wait.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -309,7 +310,7 @@ def file_text(path: str) -> str | None:
 
 
 SHELLS = ("bash", "zsh", "sh", "dash", "ksh", "mksh", "fish")
-"""Shells that take -l, -i and -c together; csh takes -l alone."""
+"""Shells that accept -l, -i and -c together; csh accepts only -l."""
 PATIENCE_S = 4.0
 MOST_SHELL_BYTES = 1024 * 1024
 WHICH_PYTHON = "import sys; print(sys.executable, sys.prefix, sep=chr(0), end='')"
@@ -319,7 +320,7 @@ ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # what an activated environment sets (
 
 
 def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
-    """Return snapshot.LoginShell; None for a shell that can't be asked so. ``python`` is as the hosts file names it."""
+    """Return snapshot.LoginShell; None for a shell that can't be queried. ``python`` is the hosts file's."""
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
     except KeyError:  # a container with a foreign uid
@@ -344,7 +345,7 @@ def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
 
 
 def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[str, str]]:
-    """Return the interpreter, its sys.prefix and the variables, which stand behind the mark."""
+    """Return the interpreter, its sys.prefix and the variables, which follow the mark in the output."""
     _, mark, answer = printed.rpartition(SHELL_MARK)
     if not mark:
         raise Unavailable("the login shell ends without running a command")
@@ -355,7 +356,7 @@ def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[s
 
 
 def _ask_shell(argv: list[str], deadline: float) -> bytes:
-    """Return what the shell prints; its history stays as it is, and it get no terminal to wait at."""
+    """Return the shell's output; its history is not changed, and it gets no terminal to wait at."""
     allowed_s = max(0.1, deadline - time.monotonic())
     # No pipe: an agent that a start file leaves in the background would hold it open.
     answer = os.memfd_create("nccl-doctor-login-shell")

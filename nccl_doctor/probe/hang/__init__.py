@@ -1,1 +1,1 @@
-"""A running job, looked at: its ranks on this host, what each of them does, and what it tells of its collectives."""
+"""The ranks of a running job on this host: what each of them does, and its information about collectives."""

@@ -1,12 +1,13 @@
-"""A rank's connections, and NCCL's RAS service of its job, asked as ncclras asks it.
+"""The connections of a rank, and NCCL's RAS service of its job, queried as ncclras does.
 
-Connections of the probe's own network namespace come by sock_diag(7), which counts bytes; of a container's by
-/proc/PID/net/tcp, which tells what waits and does not count.
+Connections in the probe's network namespace come from sock_diag(7), which counts bytes; those in a container from
+/proc/PID/net/tcp, which has queues but no counters.
 
 RAS' protocol (src/ras/client_support.cc, NCCL 2.24 and later): lines over TCP; "CLIENT PROTOCOL 2" is answered with
 "SERVER PROTOCOL n", "TIMEOUT s" and "SET FORMAT json" with "OK", and "VERBOSE STATUS" with a report, after which the
-server closes. Lost peers stand in the text alone, so both forms are asked for. From 2.31 on "DIAGNOSTICS" is answered
-with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables), or with BUSY; it reads, and moves no data.
+server closes. Lost peers appear only in the text, so both formats are requested. From 2.31 on "DIAGNOSTICS" is answered
+with a comparison of the ranks (GPUs, drivers, ECC, NVLink, variables), or with BUSY; it only reads, and transfers no
+data.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MOST = 2048
 
 
 def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
-    """Return snapshot.Flow of each process's connections; OSError where the kernel does not tell."""
+    """Return a snapshot.Flow for each process's connections; OSError if the kernel does not report them."""
     own = _namespace("self")
     at_home = [pid for pid in pids if _namespace(str(pid)) in (own, None)]
     counted = {flow.socket.inode: _flow(flow) for flow in netlink.flows() if flow.socket.state in CONNECTED}
@@ -39,7 +40,7 @@ def by_rank(pids: list[int]) -> dict[int, list[dict[str, Any]]]:
 
 
 def listeners(pids: list[int], port: int) -> list[str]:
-    """Return the addresses at which one of the processes listens on a port, in the probe's own network namespace."""
+    """Return the addresses at which one of the processes listens on a port, in the probe's network namespace."""
     own = {inode for pid in pids for inode in inodes_of(pid)}
     listening = (one for one in netlink.sockets_on(port) if one.state == "LISTEN" and one.inode in own)
     found = (netlink.plain(one.local_address) for one in listening)
@@ -88,9 +89,10 @@ MOST_BYTES = 8 << 20
 
 
 def service_port(variables: dict[str, str]) -> int | None:
-    """Return the port of a job's service, by its variables; None where it is switched off.
+    """Return the port of a job's RAS service by its variables; None if it is switched off.
 
-    The address that they name as well is anybody's: the service is dialled where a rank listens (:func:`listeners`).
+    The variables' address is not used, since it could be anything: the service is dialled where a rank listens
+    (:func:`listeners`).
     """
     if variables.get("NCCL_RAS_ENABLE", "1").strip() == "0":
         return None
@@ -99,9 +101,9 @@ def service_port(variables: dict[str, str]) -> int | None:
 
 
 def ask(host: str, port: int, wanted: str, deadline: float) -> dict[str, Any]:
-    """Ask for a report, "text", "json" or "diagnostics": ``{"protocol", "form", "text", "whole"}``.
+    """Request a report as "text", "json" or "diagnostics", and return ``{"protocol", "form", "text", "whole"}``.
 
-    ``form`` is what the server agreed to: "text" from one that knows no JSON.
+    ``form`` is what the server agreed to: "text" if it does not know JSON.
     """
     try:
         with socket.create_connection((host, port), max(0.1, deadline - time.monotonic())) as server:
@@ -119,14 +121,14 @@ def ask(host: str, port: int, wanted: str, deadline: float) -> dict[str, Any]:
 
 
 class _Line:
-    """A conversation by lines."""
+    """A connection on which lines are exchanged."""
 
     def __init__(self, server: socket.socket, deadline: float) -> None:
         self._server, self._deadline = server, deadline
         self._data = b""
 
     def say(self, text: str) -> str:
-        """Send a line and return the next one that comes."""
+        """Send a line and return the next line received."""
         self._server.sendall(text.encode() + b"\n")
         while b"\n" not in self._data:
             if len(self._data) > 4096 or not self._more():
@@ -135,7 +137,7 @@ class _Line:
         return line.decode("utf-8", "replace").strip()
 
     def rest(self, text: str) -> tuple[str, bool]:
-        """Send a line and return all that comes then, and whether the server ended it."""
+        """Send a line and return everything received after it, and whether the server closed the connection."""
         self._server.sendall(text.encode() + b"\n")
         whole = False
         with contextlib.suppress(socket.timeout, ConnectionError):  # what came is still worth reading

@@ -1,9 +1,9 @@
-"""The ranks of a host's jobs, and launchers that have none yet: torchrun waits for its nodes without a word.
+"""The ranks of a host's jobs, and launchers without ranks: torchrun silently waits for its nodes.
 
-A rank's own children (data loaders) inherit its variables, and a wrapper script stands above it with the same ones: the
-topmost Python process with a rank's variables is the rank. What torch.multiprocessing.spawn, Ray or a notebook starts
-learns its rank after it began, where /proc does not tell it; but each keeps a connection to the job's TCPStore, and
-the one that serves the store is its own client too. The NCCL that a process has loaded is read from its memory map.
+A rank's children (data loaders) inherit its variables, and a wrapper script above it may have them, too: the topmost
+Python process with a rank's variables is the rank. Processes started by torch.multiprocessing.spawn, Ray or a notebook
+learn their rank after the start, so /proc does not show it; but each is connected to the job's TCPStore, and the one
+that serves the store is its own client, too. The NCCL that a process has loaded is read from its memory map.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nccl_doctor.probe.options import find_launcher, read_words
 from nccl_doctor.probe.procs import Table
 
 IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
-"""A torch that links NCCL statically has it in libtorch_cuda.so."""
+"""Libraries with NCCL in a memory map; a torch that links it statically has it in libtorch_cuda.so."""
 MOST_MAP = 8 << 20
 MOST_ENTRIES = 20_000  # of a folder that the process names
 TORCH = "/libtorch_cpu.so"  # every build of torch has it
@@ -30,9 +30,9 @@ WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-in
 
 
 def loaded_nccl(pid: int) -> dict[str, str | None] | None:
-    """Return ``{"path", "version"}`` of the libnccl in a process, None where it has none.
+    """Return ``{"path", "version"}`` of the libnccl in a process; None if it has none.
 
-    No name may tell the version.
+    The version may be unknown if no file name contains it.
     """
     found = [match[1] for match in IN_MAP.finditer(_memory_map(pid))]
     path = next((one for one in found if "libnccl" in one), found[0] if found else None)
@@ -67,9 +67,9 @@ Ends = Dict[str, Any]
 
 
 def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
-    """Return those of the processes that have loaded torch and dialled something, and what of them tells a job's ranks.
+    """Return the processes that have loaded torch and are connected to something, with their marks of a job.
 
-    ``dials``, and ``serves``, the ends at ports that it dialled and answers itself: ``[address, port, connections]``.
+    ``dials`` are the remote ends; ``serves`` are those that it also answers itself: ``[address, port, connections]``.
     """
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     found = []
@@ -119,7 +119,7 @@ TEXT = 300
 
 
 def find_ranks(table: Table) -> dict[str, Any]:
-    """Return snapshot.JobRank of each rank that is ours to look at, and how many may be that are not."""
+    """Return a snapshot.JobRank for each rank that this user may examine, and the number of other possible ranks."""
     ours = _ours(table)
     # Python processes whose variables we may not see: another user's, or ptrace is restricted
     hidden = [
@@ -138,7 +138,7 @@ def find_ranks(table: Table) -> dict[str, Any]:
 
 
 def fairly(pids: Iterable[int], table: Table) -> list[int]:
-    """Return at most MOST of these processes, shared out among users, so that no user can hide another's."""
+    """Return at most MOST of these processes, divided among users, so that no user can hide another's."""
     counts: Counter[int | None] = Counter()
     turns = []
     for pid in sorted(pids):
@@ -149,7 +149,7 @@ def fairly(pids: Iterable[int], table: Table) -> list[int]:
 
 
 def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
-    """Return snapshot.Launcher of each: by its name, or as the Python above one of these ranks."""
+    """Return a snapshot.Launcher for each launcher, found by its name or as the Python process above a rank."""
     above = {table.procs[pid].ppid for pid in ranks if pid in table.procs}
     parents = {pid for pid in above if pid in table.procs and jobs.is_python(table.executable(pid))}
     named = {pid for pid in table.procs if jobs.is_launcher(table.argv(pid))}
@@ -168,7 +168,7 @@ def launchers(table: Table, ranks: Iterable[int] = ()) -> list[dict[str, Any]]:
 
 
 def unnumbered(table: Table) -> list[dict[str, Any]]:
-    """Return snapshot.StoreClient of each process that may be a rank without variables that say so."""
+    """Return a snapshot.StoreClient for each process that may be a rank although no variables show it."""
     known = {pid for pid in table.procs if _numbers(table.environ(pid))} | _ours(table)
     may = [
         pid
@@ -204,7 +204,7 @@ def _number(text: str | None) -> int | None:
 def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
     """Return whether a process runs Python and no Python process above it is the same rank.
 
-    A launcher may have its variables.
+    A launcher may have a rank's variables, too.
     """
     if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False
@@ -249,13 +249,13 @@ def _describe(pid: int, table: Table) -> dict[str, Any]:
 
 
 ASKED = ("nnodes", "node_rank", "master_addr", "master_port", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
-"""Settings that tell a node about the others, by torchrun's names."""
+"""Settings about the other nodes, by torchrun's names."""
 MOST_LAUNCHERS = 64
 OPTION_TEXT = 200
 
 
 def find_launchers(table: Table) -> list[dict[str, Any]]:
-    """Return snapshot.Starter of each that is ours to look at."""
+    """Return a snapshot.Starter for each launcher that this user may examine."""
     some = [pid for pid in sorted(table.procs) if _starts(pid, table)][:MOST_LAUNCHERS]
     if not some:
         return []
@@ -282,7 +282,7 @@ def asked(argv: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _starts(pid: int, table: Table) -> bool:
-    """Return whether a launcher is ours and no rank runs below it."""
+    """Return whether this user may examine a launcher and no rank runs below it."""
     if table.procs[pid].state == "Z" or os.getuid() not in (0, table.uid(pid)):
         return False
     if jobs.program(table.argv(pid)) not in jobs.TORCH_LAUNCHERS:

@@ -1,13 +1,13 @@
-"""torch's flight recorder, as far as the job makes it readable: live by the worker's server, or the dumps on disk.
+"""torch's flight recorder, if the job makes it readable: live from the worker's server, or from dumps on disk.
 
-The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a unix socket at the path that
-TORCH_WORKER_SERVER_SOCKET begins with; no other socket is asked, for a stranger's request can end a program. A pipe
-(TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump: only when asked to.
+The server (torch/distributed/elastic/control_plane.py) speaks HTTP on a unix socket whose path begins with
+TORCH_WORKER_SERVER_SOCKET; no other socket is contacted, since an unexpected request can crash a program. A pipe
+(TORCH_NCCL_DEBUG_INFO_PIPE_FILE) makes a rank write a dump; it is used only on request.
 
-All of it is done in a child, which takes the rank's root and folder, its user and its groups, gives up every
-capability, and only then resolves a path (probe/privileges.py): what it reaches is what the rank reaches itself. It
-opens nothing before it has seen of which kind it is, and nothing that would wait. It loads nothing either: below a
-container's root that would be the container's code.
+All of it is done in a child that takes the rank's root, folder, user and groups, drops every capability, and only then
+resolves a path (probe/privileges.py), so it reaches only what the rank itself can reach. It checks the type of a file
+before it opens it, and opens nothing that would block. It loads no code either, since below a container's root that
+would be the container's code.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ PEER = struct.Struct("3i")  # struct ucred (unix(7)): PID, user and group of who
 
 
 class RankFiles(NamedTuple):
-    """The places from which a rank's paths are resolved, as descriptors; in the child alone."""
+    """Descriptors of the places from which a rank's paths are resolved; only used in the child."""
 
     root: int
     folder: int
     own: int
 
     def open(self, path: str, kind: int, flags: int) -> int:
-        """Open a file of a kind (such as S_IFREG), but no link, by the rank's path, without waiting."""
+        """Open a file of a type (such as S_IFREG) by the rank's path, without following a link and without blocking."""
         found = self._look(path, kind)
         return os.open(str(found), flags | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, dir_fd=self.own)
 
     def connect(self, path: str, pid: int, timeout_s: float) -> socket.socket:
-        """Connect to a unix socket on which the rank itself listens; OSError where another does."""
+        """Connect to a unix socket on which the rank itself listens; OSError if another process does."""
         found = self._look(path, stat.S_IFSOCK)
         os.fchdir(self.own)
         server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -59,7 +59,7 @@ class RankFiles(NamedTuple):
         return server
 
     def _look(self, path: str, kind: int) -> int:
-        """Return a descriptor of the file, that opens nothing: what it is of is the same at each later use."""
+        """Return an O_PATH descriptor of the file, which refers to the same file at each later use."""
         start = self.root if path.startswith("/") else self.folder
         found = os.open(path.lstrip("/"), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=start)
         if stat.S_IFMT(os.fstat(found).st_mode) != kind:
@@ -68,15 +68,15 @@ class RankFiles(NamedTuple):
 
 
 def ask(pid: int, started: int, work: Callable[[RankFiles], bytes], deadline: float, most: int) -> bytes:
-    """Return the answer of work that is done as the rank that started at these ticks since boot.
+    """Return the result of work that a child does with the rights of the rank that started at these ticks since boot.
 
-    It may import nothing.
+    The work may not import anything.
     """
     return privileges.answer_of(partial(_enter, pid, started), work, deadline, most)
 
 
 def _enter(pid: int, started: int) -> RankFiles:
-    """Take the rank's place, for good."""
+    """Take the rank's root, folder and rights, irrevocably."""
     place = privileges.open_process(pid, started)
     wanted = privileges.credentials(privileges.status_of(place))
     files = RankFiles(
@@ -110,7 +110,7 @@ LISTENING, STREAM = "00010000", "0001"  # Flags and type of a line of /proc/PID/
 
 
 def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
-    """Return the recorder of a running rank, cut to its last entries; None where the job does not serve it."""
+    """Return the recorder of a running rank, cut to its last entries; None if the job does not serve it."""
     pid, prefix = row["pid"], row["told"].get("TORCH_WORKER_SERVER_SOCKET")
     path = next(_servers(pid, prefix), None) if prefix else None
     if path is None:
@@ -126,7 +126,7 @@ def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
 
 
 def cut(document: Any) -> dict[str, Any]:
-    """Return the document with its last entries alone, and of these what tells a collective from another."""
+    """Return the document with only its last entries, and of these only the fields that distinguish collectives."""
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
         raise ValueError("no flight recorder's document")  # noqa: TRY004 - as of any other answer that is none
     entries = [one for one in document["entries"] if isinstance(one, dict)][-ENTRIES:]
@@ -135,9 +135,9 @@ def cut(document: Any) -> dict[str, Any]:
 
 
 def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any] | None:
-    """Return the newest dump that this rank wrote since it began: ``{"name", "age_s", "data"}``, in base64.
+    """Return the newest dump that this rank has written: ``{"name", "age_s", "data"}``, with the data in base64.
 
-    None for none.
+    None if there is none.
     """
     named = [row["told"][name] for name in DUMPS if name in row["told"]] or list(DEFAULT_DUMPS)
     paths = [f"{_home(one, row['uid'])}{row['rank']}" for one in named]
@@ -159,7 +159,7 @@ def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any]
 
 
 def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
-    """Write to the rank's pipe, which makes it write its dump; False where nobody reads one."""
+    """Write to the rank's pipe, which makes it write a dump; return False if nothing reads the pipe."""
     prefix = row["told"].get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not prefix:
         return False
@@ -176,7 +176,7 @@ def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
 
 
 def _young(files: RankFiles, paths: list[str], oldest: float) -> Iterator[tuple[float, str, int]]:
-    """Time, path and descriptor of each that is a regular file and was written since."""
+    """Return the time, path and descriptor of each regular file written since then."""
     for path in paths:
         try:
             file = files.open(path, stat.S_IFREG, os.O_RDONLY)
@@ -198,7 +198,7 @@ def _servers(pid: int, prefix: str) -> Iterator[str]:
 
 
 def _post(server: socket.socket, deadline: float) -> bytes:
-    """Return the body of the answer."""
+    """Send a request and return the body of the answer."""
     with server:
         server.sendall(REQUEST)
         data = b""
@@ -217,14 +217,14 @@ def _post(server: socket.socket, deadline: float) -> bytes:
 
 
 def _whole(data: bytes) -> bool:
-    """Return True once as many bytes came as the head announced; the server keeps the connection open."""
+    """Return whether all bytes that the header announced have come; the server keeps the connection open."""
     head, mark, body = data.partition(b"\r\n\r\n")
     lengths = [line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
     return bool(mark and lengths and lengths[0].strip().isdigit() and len(body) >= int(lengths[0]))
 
 
 def _home(prefix: str, uid: int) -> str:
-    """Return the prefix with the home of the rank's user for "~"."""
+    """Return the prefix with the home directory of the rank's user for "~"."""
     if not prefix.startswith("~/"):
         return prefix
     import pwd

@@ -1,10 +1,10 @@
-"""Looks at ranks for a controller, as often as asked, and reads their Python stacks by py-spy.
+"""Samples ranks for the controller, as often as requested, and reads their Python stacks with py-spy.
 
-py-spy is the host's own (probe/tools.py), else the one sent along, run from memory (memfd_create(2)). It opens the
-files that a process has mapped by their names, which are the process's own choice: root runs it with the rights of the
-rank's user, in the rank's root (probe/privileges.py). By default it only reads the process's memory and never stops it.
-A pause, or native frames, which need one, are asked for; a process that is stopped already or sits in the kernel is
-never attached to: it could not be let go again.
+py-spy is the host's own (probe/tools.py), otherwise the one sent along, run from memory (memfd_create(2)). It opens the
+files that a process has mapped by their names, which the process chooses, so root runs it with the rights of the rank's
+user, in the rank's root (probe/privileges.py). By default it only reads the process's memory and never stops it.
+Pausing, and native frames, which need it, are optional; it never attaches to a process that is already stopped or
+blocked in the kernel, since that could not be released again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RAS_TURNS = 4  # several jobs can share the port (SO_REUSEPORT), and each connec
 
 
 class Watch:
-    """The ranks of one job on this host, looked at as often as asked."""
+    """The ranks of one job on this host, sampled as often as requested."""
 
     def __init__(self) -> None:
         self._spy = Spy()
@@ -51,7 +51,7 @@ class Watch:
         }
 
     def _find(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """Return snapshot.JobRanks, and whether there is a py-spy."""
+        """Return snapshot.JobRanks, and whether py-spy is available."""
         table = Table()
         found = ranks.find_ranks(table)
         self._found_at = time.monotonic()
@@ -65,7 +65,7 @@ class Watch:
         return {**found, **told, **starters, "launchers": above, "py_spy": spy is True, "machine": os.uname().machine}
 
     def _look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return snapshot.HostLook at the ranks whose PIDs are asked for; ``stacks`` is a mode of theirs or None."""
+        """Return a snapshot.HostLook at the ranks with these PIDs; ``stacks`` is the mode of stacks, or None."""
         deadline = time.monotonic() + request["deadline_s"]
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         table = Table()
@@ -120,13 +120,13 @@ class Watch:
         return None if dump is None else {"dump": dump}
 
     def _dump(self, request: dict[str, Any]) -> list[int]:
-        """Have ranks write their dumps; those that were told to."""
+        """Have ranks write dumps, and return those that will."""
         deadline = time.monotonic() + DUMP_S
         wanted = [pid for pid in request["pids"] if "rank" in self._ranks.get(pid, {})]
         return [pid for pid in wanted if recorder.ask_for_dump(self._ranks[pid], deadline)]
 
     def _ras(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return snapshot.Ras: reports of the job's RAS service in both forms, the same ones once."""
+        """Return snapshot.Ras: reports of the job's RAS service in both formats, without duplicates."""
         deadline = time.monotonic() + RAS_S
         pids = [pid for pid in request["pids"] if pid in self._ranks]
         loaded = {pid: found for pid in pids if (found := loaded_nccl(pid)) is not None}
@@ -155,18 +155,18 @@ class Watch:
 
 
 def _safe(version: str) -> bool:
-    """Before 2.27.3 a question that comes while the job starts can crash it."""
+    """Return whether RAS may be queried: before 2.27.3 a query during the start can crash the job."""
     return _numbers(version) >= (2, 27, 3)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the three numbers of a version; empty if it has another form."""
+    """Return the three numbers of a version; none if it has another format."""
     parts = version.split(".")
     return tuple(map(int, parts)) if len(parts) == 3 and all(part.isdigit() for part in parts) else ()
 
 
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360}
-"""The system call's number, by machine (the kernel's syscall tables)."""
+"""The system call's number by architecture (the kernel's syscall tables)."""
 MFD_CLOEXEC, MFD_ALLOW_SEALING = 1, 2
 F_ADD_SEALS, ALL_SEALS = 1033, 0b1111  # fcntl(2); before Python 3.8 its module does not name them
 
@@ -201,20 +201,20 @@ MOST_THREADS = 16
 MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12  # of the main thread, which py-spy 0.4 tells last in JSON, and of the others
 TEXT = 300
 MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
-"""Options of ``py-spy dump`` by what was asked for."""
+"""Options of ``py-spy dump`` by mode of stacks."""
 UNTOUCHABLE = "DTt"
-"""States in which a process can't be attached to: ptrace(2) would wait for it, or change what its stop is."""
+"""States in which a process can't be attached to: ptrace(2) would block, or change the kind of its stop."""
 
 
 class Spy:
-    """A py-spy that serves; ``program`` is a descriptor of it, None where there is none yet."""
+    """A usable py-spy; ``program`` is its descriptor, None if there is none yet."""
 
     def __init__(self) -> None:
         self.program: int | None = None
         self._problem = "py-spy is not installed on the host, and none was sent along"
 
     def find(self) -> bool:
-        """Look where programs are looked for; never where a process that is looked at has them."""
+        """Search for py-spy in the usual folders, never in those of an examined process."""
         path = tools.find("py-spy", [*tools.login_folders(), *tools.SYSTEM])
         if path is not None:
             with open(path, "rb") as file:
@@ -225,7 +225,7 @@ class Spy:
         return self.program is not None
 
     def install(self, bundle: dict[str, Any]) -> None:
-        """Take the one sent along (collect/hang/hang.py); where it can't serve, every dump says why."""
+        """Install the one sent along (collect/hang/hang.py); if it can't be used, every dump has the reason."""
         if "missing" in bundle or bundle["machine"] != os.uname().machine:
             told = bundle.get("missing") or f"the one sent along is for {bundle['machine']}"
             self._problem = f"py-spy is not installed on the host, and {told}"
@@ -233,7 +233,7 @@ class Spy:
         self.program = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
 
     def dump(self, states: dict[tuple[int, int], str], mode: str, deadline: float) -> dict[int, Any]:
-        """Return snapshot.Threads of each process, by PID and start, or why there are none."""
+        """Return snapshot.Threads of each process, by PID and start time, or why there are none."""
         found: dict[int, Any] = {}
         pids = sorted(states)
         for first in range(0, len(pids), AT_ONCE):
@@ -280,7 +280,7 @@ class Spy:
 
 
 def _is_loaded(program: int) -> bool:
-    """Return whether a program names another that loads it (PT_INTERP, elf(5))."""
+    """Return whether a program names an interpreter that loads it (PT_INTERP, elf(5))."""
     head = os.pread(program, 64, 0)
     if head[4:6] != b"\x02\x01":
         return True  # of 32 bits or big-endian: not known
@@ -290,7 +290,7 @@ def _is_loaded(program: int) -> bool:
 
 
 def _read(child: int, pipe: int, deadline: float) -> tuple[int | None, bytes]:
-    """Return exit status and output; None where it did not end in time, and was ended."""
+    """Return exit status and output; the status is None if the program had to be ended."""
     data, status = b"", None
     try:
         while len(data) < MOST_BYTES and select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:

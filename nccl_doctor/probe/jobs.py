@@ -1,8 +1,8 @@
-"""The processes of a job, a launcher and its ranks or what is left of them, by what their command lines run.
+"""The processes of a job, found by their command lines: a launcher and its ranks, or what is left of them.
 
-Up from a process to its launcher or to the Python process that forked or spawned it; down to all descendants; and where
-the launcher is gone, to the orphans that it had started with it. No step goes by a guess: each member is a descendant,
-or an orphan of the same user that says of itself that it belongs to the same run.
+The search goes up from a process to its launcher or to the Python process that forked or spawned it; down to all
+descendants; and, if the launcher is gone, to the orphans that it had started together with the process. Nothing is
+guessed: each member is a descendant, or an orphan of the same user whose variables show the same run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nccl_doctor.probe.procs import Proc, Table
 
 PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
 WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
-"""Options of the interpreter whose value is the next argument (python --help)."""
+"""Options of the Python interpreter whose value is the next argument (python --help)."""
 
 TORCH_LAUNCHERS = frozenset(  # torch's own, whose options tell how nodes meet
     {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"}
@@ -44,19 +44,19 @@ SERVICES = {  # Python programs that serve people or others and are no training,
 }
 
 HELPERS = frozenset({"wandb-core", "gpu_stats", "torch_shm_manager"})
-"""Programs that a rank's libraries start beside it, and that end with it: of wandb, and of torch (torch/bin)."""
+"""Programs that a rank's libraries start and that end with it: those of wandb and of torch (torch/bin)."""
 
 SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessing.resource_tracker")
-"""Modules in the command line of processes that Python's multiprocessing starts (Lib/multiprocessing)."""
+"""Modules in the command lines of processes that Python's multiprocessing starts (Lib/multiprocessing)."""
 
 
 def is_python(executable: str) -> bool:
-    """Return True for the base name of a Python interpreter."""
+    """Return whether a base name is that of a Python interpreter."""
     return PYTHON.fullmatch(executable) is not None
 
 
 def program(argv: Sequence[str]) -> str:
-    """Name the module behind ``-m``, the base name of the script or of the program itself; "-c" for a text."""
+    """Return the module behind ``-m``, the base name of the script or of the program itself, or "-c"."""
     if not argv:
         return ""
     name = os.path.basename(argv[0].partition(" ")[0].rstrip(":"))
@@ -76,28 +76,28 @@ def program(argv: Sequence[str]) -> str:
 
 
 def is_launcher(argv: Sequence[str]) -> bool:
-    """Return True for the command line of a launcher, which starts ranks."""
+    """Return whether a command line is that of a launcher, which starts ranks."""
     return program(argv) in LAUNCHERS
 
 
 def service(argv: Sequence[str]) -> str | None:
-    """Return the service that a command line is of, "sshd"; None for none that is known."""
+    """Return the service that a command line belongs to, such as "sshd"; None for no known service."""
     return SERVICES.get(program(argv))
 
 
 def is_spawned(argv: Sequence[str]) -> bool:
-    """Return True for a command line that Python's multiprocessing starts."""
+    """Return whether Python's multiprocessing started a command line."""
     return any(mark in word for word in argv for mark in SPAWNED)
 
 
 RUN = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "GROUP_RANK")
-"""Variables that torchrun gives to all ranks of a node alike (torch/distributed/elastic/agent/server)."""
+"""Variables that torchrun sets to the same value for all ranks of a node (torch/distributed/elastic/agent/server)."""
 RANK_VARIABLES = frozenset({"LOCAL_RANK", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"})
-"""Variables that torchrun, DeepSpeed, Accelerate and MPI's launchers give to each rank, and people seldom by hand."""
+"""Variables that torchrun, DeepSpeed, Accelerate and MPI's launchers set for each rank, and people seldom by hand."""
 RANK_MARKS = ("--local_rank", "--local-rank", "multiprocessing.spawn", "multiprocessing.forkserver")
-"""Marks of a rank's command line: torch.distributed.launch's argument, or a child that multiprocessing started."""
+"""Marks of a rank in a command line: torch.distributed.launch's argument, or a child that multiprocessing started."""
 RAY_WORKER, RAYLET = "ray::", "raylet"
-"""The title of Ray's workers (python/ray/_private/workers), and the daemon that starts and ends them."""
+"""The process title of Ray's workers (python/ray/_private/workers), and the daemon that starts and ends them."""
 SUBREAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon", "s6-svscan"})
 """Names of processes that adopt orphans besides pid 1 (prctl(2), PR_SET_CHILD_SUBREAPER)."""
 TOGETHER_S = 60  # ranks of one node are started together; two orphans that began further apart are of two runs
@@ -131,10 +131,10 @@ def jobs_of(pids: list[int], table: Table) -> list[JobProcesses]:
 
 
 def is_adopted(proc: Proc, table: Table) -> bool:
-    """Return whether its parent is such as orphans get: pid 1 or a subreaper, which did not start it itself.
+    """Return whether the parent has adopted the process: it is pid 1 or a subreaper, and did not start it.
 
-    Pid 1 of a container may be a launcher, or the shell or init that started the process: then they share a session,
-    which orphans seldom do, or the variables that else only a launcher gives.
+    Pid 1 of a container may be a launcher, or the shell or init that started the process. Then they share a session,
+    which orphans seldom do, or variables that otherwise only a launcher sets.
     """
     parent = table.procs.get(proc.ppid)
     if parent is None or not (parent.pid == 1 or parent.name in SUBREAPERS):
@@ -147,7 +147,7 @@ def is_adopted(proc: Proc, table: Table) -> bool:
 
 
 def is_orphan(pid: int, table: Table) -> bool:
-    """Return True for a rank that lost its launcher, or a worker of Ray's on a host without a raylet."""
+    """Return whether it is a rank that lost its launcher, or a Ray worker on a host without a raylet."""
     if is_ray_worker(pid, table) and any(proc.name == RAYLET for proc in table.procs.values()):
         return False
     return is_adopted(table.procs[pid], table) and (is_rank(pid, table) or is_ray_worker(pid, table))
@@ -159,7 +159,7 @@ def is_ray_worker(pid: int, table: Table) -> bool:
 
 
 def is_rank(pid: int, table: Table) -> bool:
-    """Return whether a launcher, or Python's multiprocessing, started it."""
+    """Return whether a launcher or Python's multiprocessing started it."""
     line = " ".join(table.argv(pid))
     return not RANK_VARIABLES.isdisjoint(table.environ(pid)) or any(mark in line for mark in RANK_MARKS)
 
@@ -171,7 +171,7 @@ def tops(job: JobProcesses, table: Table) -> list[int]:
 
 
 def _started(parent: Proc, child: Proc, table: Table) -> bool:
-    """Return True for the child's launcher, or the Python process of which the child is a part."""
+    """Return whether it is the child's launcher, or the Python process that the child is a part of."""
     if table.uid(parent.pid) != table.uid(child.pid):
         return False
     above, below = table.argv(parent.pid), table.argv(child.pid)
@@ -196,7 +196,7 @@ def _orphans_of_the_same_run(root: Proc, table: Table) -> list[int]:
 
 
 def _same_run(first: Proc, second: Proc, table: Table) -> bool:
-    """Return True for ranks of one launcher, or what one Python process spawned."""
+    """Return whether both are ranks of one launcher, or were spawned by one Python process."""
     mine, theirs = table.environ(first.pid), table.environ(second.pid)
     together = (first.group, first.session) == (second.group, second.session)
     # two with one LOCAL_RANK in one process group: one is the other's data loader

@@ -1,10 +1,10 @@
-"""The probe's loop: requests in over stdin, answers out over stdout, each a line of JSON.
+"""The probe's main loop: requests come on stdin, answers go to stdout, each a line of JSON.
 
-An answer is framed as ``NONCE {json}``, so that a chatty ``.bashrc`` or MOTD can't be taken for one. A reader thread
-watches stdin: at its end (the controller closed the channel, was killed, or the network told so), and when nothing has
-come for a while (a pulled cable, a laptop asleep: the controller sends an empty line each second), everything that
-the probe started is ended and the process leaves at once. SIGALRM, whose handler is the kernel's from here on, is the
-last resort against a probe that outlives its controller.
+An answer has the form ``NONCE {json}``, so that the output of a ``.bashrc`` or MOTD can't be taken for one. A reader
+thread watches stdin. At its end (the controller closed the channel or was killed, or the network reported it), or when
+nothing has come for a while (an unplugged cable or a sleeping laptop; otherwise the controller sends an empty line
+every second), everything that the probe started is ended and the process exits at once. SIGALRM with its default action
+is the last resort against a probe that outlives its controller.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Handler = Callable[[Dict[str, Any]], Any]
 
 CHUNK = 1 << 16
 WORKER = "nccl_doctor.probe.smoke.worker"
-"""The worker's module, passed as source to the interpreter that imports torch."""
+"""The worker's module, whose source is passed to the interpreter that imports torch."""
 
 
 class Server:
-    """Serves one controller until it leaves.
+    """Server for one controller, until that disconnects.
 
     Args:
-        nonce: the mark before every answer, random per connection.
-        lifetime_s: seconds after which the probe ends, come what may.
-        silence_s: seconds without a byte from the controller after which it ends, too.
-        source: a shipped module's; the all-reduce hands one on to training's interpreter.
+        nonce: the mark before every answer, random for each connection.
+        lifetime_s: seconds after which the probe ends in any case.
+        silence_s: seconds without a byte from the controller after which it ends.
+        source: returns the source of a shipped module; the all-reduce passes one to training's interpreter.
     """
 
     def __init__(self, nonce: str, lifetime_s: float, silence_s: float, source: Callable[[str], str]) -> None:
@@ -191,7 +191,7 @@ class Server:
         return (self._mesh.dial if self._mesh else dial)(request["targets"], request["timeout_s"])
 
     def _unlisten(self, _request: dict[str, Any]) -> dict[str, Any] | None:
-        """Return answers.Heard of the listeners; None where there are none."""
+        """Close the listeners and return answers.Heard; None if there are none."""
         mesh, self._mesh = self._mesh, None
         return None if mesh is None else mesh.close()
 
@@ -233,7 +233,7 @@ class Server:
         return {**end, "output": lines, "counters": counters and _counters(counters)}
 
     def _launch(self, env: dict[str, str]) -> Launcher:
-        """Return the process that forks ranks: the one that has imported torch already where it has these variables."""
+        """Return the process that forks ranks: the one that has already imported torch, if it has these variables."""
         from nccl_doctor.probe.smoke.allreduce import Launcher
 
         if self._launcher is not None and self._launcher.env != env:
@@ -253,7 +253,7 @@ class Server:
             raise
 
     def _trial(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Run with a group of hosts; the launcher stays for the next."""
+        """Run the all-reduce in a group of hosts; the launcher is kept for the next."""
         self._stop.clear()
         assert self._launcher is not None
         return {"ok": self._launcher.run(request["order"], lambda _event: None, self._stop)["exit"] == 0}
@@ -268,7 +268,7 @@ COUNT_S = 2.0  # what a device that answers no more may take to tell its counter
 
 
 def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
-    """Return RDMA's counters, or how they grew; None where there are none, or nobody told in time."""
+    """Return RDMA's counters, or how much they grew; None if there are none or they were not read in time."""
     from nccl_doctor.probe import facts
     from nccl_doctor.probe.facts.rdma import count_rdma, grown
 
@@ -277,7 +277,7 @@ def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:
 
 
 def _hello() -> dict[str, Any]:
-    """Tell the controller what it must know before it asks."""
+    """Send the controller what it must know before its first request."""
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
         "machine": os.uname().machine,

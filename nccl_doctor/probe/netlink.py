@@ -1,10 +1,11 @@
-"""The kernel's netlink sockets (netlink(7), rtnetlink(7)): messages, dumps, and TCP sockets by sock_diag(7).
+"""The kernel's netlink interface (netlink(7), rtnetlink(7)): messages, dumps, and TCP sockets by sock_diag(7).
 
-Beyond /proc/net/tcp, sock_diag tells sockets that are bound and neither listen nor are connected (since Linux 6.8,
-TCP_BOUND_INACTIVE in include/net/tcp_states.h), and does not print the whole table to find one port. A kernel without
-it (gVisor's, or one built so) has that table.
+Unlike /proc/net/tcp, sock_diag also lists sockets that are only bound (since Linux 6.8, TCP_BOUND_INACTIVE in
+include/net/tcp_states.h), and finds one port without printing the whole table. A kernel without it (gVisor, or a custom
+build) has that table.
 
-The kernel's own look-up of a packet shows policy rules, all tables and strict reverse-path filtering; it needs no root.
+The kernel's route look-up for a packet honours policy rules, all tables and strict reverse-path filtering; it needs no
+root.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _ATTRIBUTE = struct.Struct("=HH")
 
 
 class InterruptedDumpError(OSError):
-    """The table changed while the kernel told it: lines may be missing or come twice."""
+    """The table changed during the dump: entries may be missing or duplicated."""
 
 
 def request(kind: int, flags: int, number: int, body: bytes) -> bytes:
-    """Return a message to the kernel, which repeats ``number`` in its answers."""
+    """Return a request to the kernel, which repeats ``number`` in its answers."""
     return HEADER.pack(HEADER.size + len(body), kind, NLM_F_REQUEST | flags, number, 0) + body
 
 
@@ -55,7 +56,7 @@ def attributes(rest: bytes) -> dict[int, bytes]:
 def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
     """Yield the bodies of all messages that answer a request for everything.
 
-    OSError where the kernel refuses or is slow.
+    OSError if the kernel refuses or is slow.
     """
     kernel.send(request(kind, NLM_F_DUMP, 1, body))
     while True:
@@ -75,7 +76,7 @@ def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
 
 
 def read_tables(wanted: list[tuple[int, bytes]], deadline: float) -> list[list[bytes]]:
-    """Return dumps routing tables, each as it was at one moment, by the message that asks for it and its body."""
+    """Return consistent dumps of routing tables, by the type of the request and its body."""
     attempts = 0
     while True:
         attempts += 1
@@ -100,7 +101,7 @@ def _until(deadline: float, kernel: socket.socket, kind: int, body: bytes) -> It
 
 
 def refusal(body: bytes) -> OSError:
-    """Return the error that the body of an NLMSG_ERROR means."""
+    """Return the error in the body of an NLMSG_ERROR."""
     code = -struct.unpack_from("=i", body)[0]
     return OSError(code, os.strerror(code))
 
@@ -111,10 +112,10 @@ STATES = (
     *("UNKNOWN", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "BOUND", "CLOSE_WAIT"),
     *("LAST_ACK", "LISTEN", "CLOSING", "SYN_RECV", "BOUND"),
 )
-"""Names by number, include/net/tcp_states.h.
+"""Names of TCP states by number (include/net/tcp_states.h).
 
-13 (TCP_BOUND_INACTIVE) asks for sockets that are bound and no more; they are told as 7 (TCP_CLOSE), which no other
-socket with a port is in.
+13 (TCP_BOUND_INACTIVE) requests sockets that are only bound; they are reported as 7 (TCP_CLOSE), a state in which no
+other socket has a port.
 """
 ALL_STATES = (1 << len(STATES)) - 1
 LISTENING = 1 << STATES.index("LISTEN")
@@ -161,14 +162,14 @@ class Flow(NamedTuple):
 
 
 def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
-    """Return all TCP sockets of this network namespace on a local port, IPv4 before IPv6; 0 for every port."""
+    """Return all TCP sockets of this network namespace on a local port (0: on any port), IPv4 before IPv6."""
     found = map(parse_socket, _dump(port, 0, timeout_s, states))
     # The kernel passes the port over where it dumps sockets that are only bound (seen on 6.18).
     return [one for one in found if port in (0, one.local_port)]
 
 
 def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket]:
-    """Return the TCP sockets on these local ports, and where wanted all that listen; OSError where none can be read."""
+    """Return the TCP sockets on these local ports and, if wanted, all listeners; OSError if none can be read."""
     try:
         found = [one for port in sorted(ports) for one in sockets_on(port)]
         everywhere = sockets_on(0, states=LISTENING) if listeners else []
@@ -179,7 +180,7 @@ def find_sockets(ports: set[int], *, listeners: bool = False) -> list[DiagSocket
 
 
 def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
-    """Return the JSON form of snapshot.TcpSocket; "BOUND" neither listens nor is connected."""
+    """Return the JSON form of snapshot.TcpSocket; "BOUND" is neither listening nor connected."""
     return {
         "local_address": sock.local_address,
         "local_port": sock.local_port,
@@ -191,13 +192,13 @@ def describe_socket(sock: DiagSocket, pid: int | None) -> dict[str, Any]:
 
 
 def flows(timeout_s: float = 2.0) -> list[Flow]:
-    """Return all TCP sockets of this network namespace that a process holds, with their traffic."""
+    """Return all TCP sockets of this network namespace that belong to a process, with their traffic."""
     found = map(parse_flow, _dump(0, 1 << INET_DIAG_INFO - 1, timeout_s, ALL_STATES))
     return [one for one in found if one.socket.inode]
 
 
 def parse_flow(body: bytes) -> Flow:
-    """Return a struct inet_diag_msg and its struct tcp_info (include/uapi/linux/tcp.h), if it has one."""
+    """Return the flow in a struct inet_diag_msg and its struct tcp_info (include/uapi/linux/tcp.h), if it has one."""
     _, _, timer, _ = _MESSAGE.unpack_from(body)
     _, unread, unsent, _, _ = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
     info = attributes(body[_MESSAGE.size + _SOCKET_ID.size + _TAIL.size :]).get(INET_DIAG_INFO, b"")
@@ -216,7 +217,7 @@ def parse_flow(body: bytes) -> Flow:
 
 
 def parse_socket(body: bytes) -> DiagSocket:
-    """Read a struct inet_diag_msg (include/uapi/linux/inet_diag.h)."""
+    """Parse a struct inet_diag_msg (include/uapi/linux/inet_diag.h)."""
     family, state, timer, _ = _MESSAGE.unpack_from(body)
     local_port, remote_port, local, remote = _SOCKET_ID.unpack_from(body, _MESSAGE.size)
     expires_ms, _, _, uid, inode = _TAIL.unpack_from(body, _MESSAGE.size + _SOCKET_ID.size)
@@ -239,14 +240,14 @@ def ends(sock: DiagSocket) -> tuple[tuple[str, int], tuple[str, int]]:
 
 
 def plain(address: str) -> str:
-    """IPv4 in IPv6's clothes (::ffff:10.0.0.1) as itself."""
+    """Return an IPv4-mapped address (::ffff:10.0.0.1) as IPv4."""
     return address[7:] if address.startswith("::ffff:") and "." in address else address
 
 
 def read_table(folder: str = "/proc/net") -> list[Flow]:
-    """Return the TCP sockets that tcp and tcp6 of /proc/net or /proc/PID/net list, and what waits in them.
+    """Return the TCP sockets in the files tcp and tcp6 of /proc/net or /proc/PID/net, with their queues.
 
-    OSError without.
+    OSError if they can't be read.
     """
     found = []
     for name in ("tcp", "tcp6"):
@@ -262,7 +263,7 @@ def read_table(folder: str = "/proc/net") -> list[Flow]:
 
 
 def parse_endpoint(text: str) -> tuple[str, int]:
-    """Return address and port of such a line; the address stands there in words of the machine's byte order."""
+    """Return the address and port in such a line; the address consists of words in the machine's byte order."""
     address, _, port = text.partition(":")
     words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
     family = socket.AF_INET if len(words) == 1 else socket.AF_INET6
@@ -293,18 +294,20 @@ RTM_F_CLONED, RTM_F_LOOKUP_TABLE = 0x200, 0x1000
 RTA_DST, RTA_SRC, RTA_IIF, RTA_OIF, RTA_GATEWAY, RTA_PRIORITY, RTA_PREFSRC, RTA_TABLE = 1, 2, 3, 4, 5, 6, 7, 15
 TIMEOUT_S = 2.0
 REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: ("prohibit", "EACCES")}
-"""Route types of linux/rtnetlink.h, and the error of a packet that meets one."""
+"""Route types (linux/rtnetlink.h) that refuse packets, and the error of such a packet."""
 
 MOST_ROUTES = 20000
-"""Number of routes of all tables that are read to name the one that refuses; a router, which has more, is not asked."""
+"""Most routes of all tables that are read to find the one that refuses; on a router, which has more, it is not searched
+for.
+"""
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
 
 
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return snapshot.Way of each ``{"to", "source" or None, "iif" or None}``.
+    """Return a snapshot.Way for each ``{"to", "source" or None, "iif" or None}``.
 
-    Of one refused with the route that does it.
+    A refused one has the route that refuses it.
     """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
@@ -325,7 +328,7 @@ def _family(address: str) -> int:
 
 
 def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
-    """Table, destination, its bits, metric and type of every route; none where there are too many."""
+    """Return the table, destination, prefix length, metric and type of every route; none if there are too many."""
     found: list[tuple[int, bytes, int, int, int]] = []
     deadline = time.monotonic() + TIMEOUT_S
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
@@ -343,7 +346,7 @@ def _routes(family: int) -> list[tuple[int, bytes, int, int, int]]:
 
 
 def find_refusal(routes: list[tuple[int, bytes, int, int, int]], to: str, error: str) -> dict[str, Any] | None:
-    """Return snapshot.Refusal: the route that answers so, if it alone is the best of its table for the address."""
+    """Return snapshot.Refusal: the route with this error, if it is the only best one of its table for the address."""
     wanted = socket.inet_pton(_family(to), to)
     size = len(wanted) * 8
     number = int.from_bytes(wanted, "big")
@@ -375,7 +378,7 @@ def _way(kernel: socket.socket, number: int, packet: dict[str, Any]) -> dict[str
 
 
 def way_request(number: int, to: str, source: str | None, iif: str | None) -> bytes:
-    """Return the message that asks for one way; OSError where an interface or address is none."""
+    """Return the message that requests one route; OSError for an invalid interface or address."""
     family = _family(to)
     bits = 128 if family == socket.AF_INET6 else 32
     body = _ROUTE.pack(family, bits, bits if source else 0, 0, 0, 0, 0, 0, RTM_F_LOOKUP_TABLE)
@@ -388,7 +391,7 @@ def way_request(number: int, to: str, source: str | None, iif: str | None) -> by
 
 
 def parse_way(message: bytes) -> dict[str, Any]:
-    """Return the way in an answer, whose addresses are text; the errno's name where there is none."""
+    """Return the route in an answer, with addresses as text; the errno's name if there is none."""
     _, kind, *_ = HEADER.unpack_from(message)
     body = message[HEADER.size :]
     if kind == NLMSG_ERROR:

@@ -1,9 +1,9 @@
-"""The options of each launcher and engine, one table each, and how a command line is read by them.
+"""Tables of the options of each launcher and engine, and how a command line is read with them.
 
 torch/distributed/run.py and launch.py of PyTorch 2.13; accelerate/commands/launch.py 1.15; deepspeed/launcher/runner.py
 0.19; mpirun(1), srun(1); vllm/engine/arg_utils.py 0.33; sglang/srt/arg_groups/fields 0.5; ray/scripts/scripts.py 2.60.
-What a host has installed may know others: :func:`source_options` reads them in its source, and starts nothing.
-argparse takes "-" for "_", and "=" before a value.
+An installed version may have other options: :func:`source_options` reads them from its source without running it.
+argparse accepts "-" for "_", and "=" before a value.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ class Launcher(NamedTuple):
     """A program that starts ranks.
 
     Attributes:
-        name: "torchrun", "launch" (torch.distributed.launch), "accelerate", …; "script" starts its own.
-        options: by name with "_" for "-", whether a value follows.
-        same: its names of torchrun's notions; "tensor", "pipeline" and "data" are an engine's sizes.
-        closed: all its options are known, so that another one is a mistake.
-        abbreviates: it takes any unambiguous beginning of an option.
-        placed: each host gets a line of its own, with its place in the job.
-        engine: its options stand behind the model, and none of them belongs to a script.
-        pairs: its options that two values follow.
+        name: "torchrun", "launch" (torch.distributed.launch), "accelerate", …; "script" is a script that starts its own
+            ranks.
+        options: names with "_" for "-", and whether a value follows.
+        same: its names for torchrun's settings; "tensor", "pipeline" and "data" are an engine's sizes.
+        closed: whether all its options are known, so that any other is a mistake.
+        abbreviates: whether it accepts any unambiguous beginning of an option.
+        placed: whether each host gets its own line, with its place in the job.
+        engine: whether its options follow the model, and none of them belongs to a script.
+        pairs: options that two values follow.
     """
 
     name: str
@@ -37,25 +38,25 @@ class Launcher(NamedTuple):
     pairs: FrozenSet[str] = frozenset()
 
     def written(self, notion: str) -> str:
-        """Return the option for a setting, as it is written."""
+        """Return the option for a setting, as it is spelled."""
         same = [name for name, meaning in self.same.items() if meaning == notion]
         own = notion if notion in self.options else max(same, key=len, default=notion)  # short ones have one "-"
         return "--" + (own.replace("_", "-") if self.engine else own)
 
     @property
     def notions(self) -> frozenset[str]:
-        """The notions that its options say, by torchrun's names."""
+        """The settings that its options set, by torchrun's names."""
         return frozenset(self.same.get(name, name) for name in self.options)
 
     def named(self, asked: str) -> str | None:
-        """Return the option that is meant, by any unambiguous beginning where it takes that."""
+        """Return the option that is meant; any unambiguous beginning is enough if the launcher accepts that."""
         if asked in self.options or not self.closed:
             return asked
         near = [name for name in self.options if len(asked) > 1 and name.startswith(asked)]
         return near[0] if len(near) == 1 and self.abbreviates else None
 
     def nearest(self, asked: str) -> str | None:
-        """Return the option that somebody may have misspelled."""
+        """Return the option that may have been misspelled."""
         import difflib
 
         near = difflib.get_close_matches(asked.lstrip("-").replace("-", "_"), self.options, 1)
@@ -63,7 +64,7 @@ class Launcher(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An option of a line: its own name, torchrun's for it, as it was written, and its value."""
+    """An option on a command line: its name, torchrun's name for it, its spelling, and its value."""
 
     name: str
     notion: str
@@ -72,13 +73,13 @@ class Option(NamedTuple):
 
 
 class Words(NamedTuple):
-    """A launcher's words, as it reads them.
+    """A command line's words as a launcher reads them.
 
     Attributes:
-        options: those that it knows; in place of another, the nearest that it knows.
-        told: the values of all, by torchrun's names where it has one; "" for a flag.
-        unknown: what it does not know, as it was written.
-        rest: an engine's model, or the script and its arguments.
+        options: those that it knows; for an unknown one the nearest that it knows.
+        told: the values of all options, by torchrun's names if they have one; "" for a flag.
+        unknown: options that it does not know, as spelled.
+        rest: the engine's model, or the script and its arguments.
     """
 
     options: Tuple[Option, ...]
@@ -127,7 +128,7 @@ _MPIRUN_FLAGS = [
     "l",
     "prepend_rank",
 ]
-"""Options of Open MPI's mpirun (4 and 5) and of Hydra's (MPICH 4, Intel MPI 2021) that no value follows."""
+"""Options without a value of Open MPI's mpirun (4 and 5) and of Hydra (MPICH 4, Intel MPI 2021)."""
 
 
 _TORCHRUN = _table(
@@ -262,7 +263,7 @@ PROGRAMS = {
     "accelerate-launch": ("accelerate", ()), "mpirun": ("mpirun", ()), "mpiexec": ("mpirun", ()), "srun": ("srun", ()),
     "vllm": ("vllm", ("serve",)), "sglang": ("sglang", ("serve",)), "ray": ("ray", ("start",)),
 }  # fmt: skip
-"""The launcher behind each program, and the words that follow it."""
+"""The launcher of each program, and the words after the program."""
 MODULES = {
     "torch.distributed.run": ("torchrun", ()),
     "torch.distributed.launch": ("launch", ()),
@@ -274,13 +275,13 @@ MODULES = {
 }
 _PYTHON = re.compile(r"(?:i?python|pypy)[0-9.]*[a-z]?")
 _ALONE = re.compile(r"-[BbdEIOPqRsSuvx]+")
-"""Options of the interpreter that take no value (python --help)."""
+"""Options of the Python interpreter without a value (python --help)."""
 _MODULE = re.compile(r"-[BbdEIOPqRsSuvx]*m")
 _VALUED = ("-X", "-W", "--check-hash-based-pycs")
 
 
 def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
-    """Return the words by which launchers are given a master port: these, where they are not torch's own."""
+    """Return the options that set a launcher's master port, for launchers other than torch's."""
     starts = {name: (name, *of) for name, of in PROGRAMS.items()}
     starts.update({name: (f"python -m {name}", *of) for name, of in MODULES.items()})
     usual = ("torchrun", "torch.distributed.launch")
@@ -293,7 +294,7 @@ def port_words(programs: Sequence[str], port: int) -> tuple[str, ...]:
 
 
 def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:
-    """Return the launcher of a command line, and how many words stand before its own; "script" for a script's."""
+    """Return the launcher of a command line ("script" for a script), and the number of words before its own."""
     known, at = PROGRAMS.get(os.path.basename(words[0])), 1
     if known is None and _PYTHON.fullmatch(os.path.basename(words[0])):
         while words[at : at + 1] and (words[at] in _VALUED or _ALONE.fullmatch(words[at])):
@@ -309,7 +310,7 @@ def find_launcher(words: Sequence[str]) -> tuple[Launcher, int]:
 
 
 def read_words(launcher: Launcher, words: Sequence[str]) -> Words:
-    """Return the words behind a launcher, read as it reads them."""
+    """Return the words behind a launcher, as it reads them."""
     left, options, told, unknown, places = list(words), [], {}, [], []
     while left and left[0] != "--" and (left[0].startswith("-") or launcher.engine):
         if not left[0].startswith("-"):  # an engine's model
@@ -341,7 +342,7 @@ SOURCES = {
     "accelerate": ("accelerate/commands/launch.py",),
     "deepspeed": ("deepspeed/launcher/runner.py",),
 }
-"""Files with the parser's options by launcher, relative to a folder of sys.path."""
+"""Source files with a launcher's options, relative to a folder of sys.path."""
 MOST_OPTIONS = 512
 _ADDED = re.compile(
     r"""^[ \t]*[\w.]{1,64}\.add_argument\(\s*((?:["']--?[A-Za-z][\w-]{0,63}["']\s*,?\s*){1,4})""",
@@ -352,7 +353,7 @@ _FLAG = re.compile(r"""\baction\s*=\s*(?:check_env|["'](?:store_true|store_false
 
 
 def source_options(text: str) -> dict[str, bool]:
-    """Return the options that a program's source gives its parser (argparse), by name, and whether a value follows."""
+    """Return the argparse options in a program's source, by name, and whether a value follows."""
     found: Dict[str, bool] = {"h": False, "help": False}
     added: List[re.Match[str]] = list(_ADDED.finditer(text))
     for place, one in enumerate(added):

@@ -1,9 +1,8 @@
-"""Give up root's rights before anything is opened or read that another user has named.
+"""Drop root's rights before opening or reading anything that another user has named.
 
-Root that opens a path for somebody follows that user's links with root's rights, and between a look and an open the
-path can come to lead elsewhere. So a child does it, which takes the user, the groups and, where it is another one, the
-root and namespaces of the process in question, and gives up every capability first. What it reaches is what that user
-reaches.
+If root opens a path of a user, it follows that user's links with root's rights, and between a check and the open the
+path may change. So a child does it, which first takes the user, the groups and, if different, the root and namespaces
+of the process in question, and drops every capability. It reaches only what that user can reach.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Credentials(NamedTuple):
 
 
 def status_of(place: int) -> dict[str, list[str]]:
-    """Return the fields of a process's status by a descriptor of its folder in /proc (proc_pid_status(5))."""
+    """Return the fields of a process's status file, by a descriptor of its folder in /proc (proc_pid_status(5))."""
     file = os.open("status", os.O_RDONLY, dir_fd=place)
     try:
         lines = os.read(file, 1 << 16).decode("utf-8", "replace").splitlines()
@@ -59,7 +58,7 @@ def credentials(status: dict[str, list[str]]) -> Credentials:
 
 
 def open_process(pid: int, started: int) -> int:
-    """Open /proc/PID of the process that started at these ticks since boot, whichever has its number later."""
+    """Open /proc/PID of the process that started at these ticks since boot, even if the PID is reused later."""
     place = os.open(f"/proc/{pid}", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     now = procs.read_proc(pid)
     if now is None or now.started != started:
@@ -69,13 +68,13 @@ def open_process(pid: int, started: int) -> int:
 
 
 def shares_root(place: int) -> bool:
-    """Return whether a process has this one's mount namespace and root."""
+    """Return whether a process has the same mount namespace and root as this one."""
     mounts = os.readlink("ns/mnt", dir_fd=place) == os.readlink("/proc/self/ns/mnt")
     return mounts and os.path.samestat(os.stat("root", dir_fd=place), os.stat("/"))
 
 
 def become(wanted: Credentials, capability: int | None = None) -> None:
-    """Take a user's rights for good, with this capability alone or none, also for programs that are run then."""
+    """Take a user's rights irrevocably, with only this capability or none, also for programs run afterwards."""
     if sorted(os.getgroups()) != sorted(wanted.groups):
         os.setgroups(wanted.groups)
     if capability is not None:
@@ -98,19 +97,19 @@ def _prctl(option: int, *values: int) -> None:
 
 
 def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> int:
-    """Take the place of a process, in a child of root's that is to run a program that reads its memory.
+    """Take the user, root and namespaces of a process, in a child of root that will run a program to read its memory.
 
-    A process of root's that has this very root keeps root's rights: what it names is root's own word.
+    For a process of root with the same root directory, root's rights are kept, since root itself named its files.
 
     Args:
         pid: its PID.
         started: when it started, in clock ticks since boot.
         parent: the PID of this child's parent.
-        loads: whether the program loads others by name, which would be those of the process's root.
+        loads: whether the program loads libraries by name, which would come from the process's root.
 
-    Returns the process's PID as it is seen from there; where that is another PID namespace, in a child of the caller.
-    CAP_SYS_PTRACE is kept, where root has it, if the kernel would refuse without it: Yama, and a process with
-    capabilities, not dumpable or of another user namespace (ptrace(2)).
+    Returns the process's PID as seen from there; in another PID namespace it returns in a child of the caller.
+    CAP_SYS_PTRACE is kept, if root has it, when the kernel would refuse otherwise: with Yama, and for a process with
+    capabilities, that is not dumpable, or in another user namespace (ptrace(2)).
     """
     place = open_process(pid, started)
     status, own = status_of(place), status_of(os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
@@ -156,7 +155,7 @@ def _shares(place: int, namespace: str) -> bool:
 
 
 def _follow(child: int, parent: int) -> None:
-    """Wait for a child and end as it did; both die with the probe."""
+    """Wait for a child and exit as it did; both die with the probe."""
     children.die_with(parent)
     os.closerange(0, 1 << 16)  # its root's /proc lists no descriptors of a process outside its PID namespace
     _, status = os.waitpid(child, 0)
@@ -164,10 +163,10 @@ def _follow(child: int, parent: int) -> None:
 
 
 def answer_of(enter: Callable[[], Place], work: Callable[[Place], bytes], deadline: float, most: int) -> bytes:
-    """Return the answer of work in a forked child that ``enter`` has deprived of rights; neither may import anything.
+    """Return the result of ``work`` in a forked child after ``enter`` has dropped rights; neither may import anything.
 
     Raises:
-        Unavailable: it failed, gave no answer in time or one of more than ``most`` bytes.
+        Unavailable: it failed, did not answer in time, or the result has more than ``most`` bytes.
     """
     reading, writing = os.pipe()
     parent, child = os.getpid(), os.fork()
@@ -196,7 +195,7 @@ def answer_of(enter: Callable[[], Place], work: Callable[[Place], bytes], deadli
 
 
 def _serve(enter: Callable[[], Place], work: Callable[[Place], bytes], writing: int, parent: int) -> None:
-    """Run the child's whole life."""
+    """Run the work and write its result; never return."""
     try:
         try:
             sys.meta_path.clear()

@@ -1,7 +1,7 @@
-"""Processes as /proc/PID tells them in short reads: who they are, what they hold, and what they run in.
+"""Processes, from short reads of /proc/PID: their identity, their files, and their surroundings.
 
-The start in clock ticks since boot, with the PID, is what a process is known by: as a time of day it would move
-when the clock is set. Beyond its user a process belongs to a container, Slurm job, login and systemd unit.
+A process is identified by its PID and its start in clock ticks since boot, since a time of day would move when the
+clock is set. Besides its user it may belong to a container, Slurm job, login and systemd unit.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ MOST_FILES = 1 << 16  # Descriptors of one process that are looked at
 
 
 FEW_FILES = 1024
-"""Files of each process that are looked at first: any user can have 120 processes with 20,000 files each."""
+"""Number of files of each process that are examined first: any user can have 120 processes with 20,000 files each."""
 MORE_FILES_S = 6.0
 
 
 def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dict[int, list[int]], bool]:
-    """Return all processes that hold each socket, as far as we may look; several where it was inherited.
+    """Return all processes that hold each socket, as far as visible; several if it was inherited.
 
     Returns:
-        Them by inode, and whether every file was looked at: of processes with many, the rest only ``within_s`` seconds.
+        The processes by inode, and whether every file was examined; the many files of some are examined only
+        ``within_s`` seconds.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes if inode}
     found: dict[int, list[int]] = {}
@@ -56,9 +57,9 @@ def pids_by_inode(inodes: set[int], within_s: float = MORE_FILES_S) -> tuple[dic
 
 
 def open_files(pids: set[int] | None = None, first: int = 0, most: int = MOST_FILES) -> Iterator[tuple[int, str, str]]:
-    """(pid, link, target) of every /proc/PID/fd link that we may read, of all processes or of these.
+    """Yield (pid, link, target) for every /proc/PID/fd link that we may read, of all processes or of these.
 
-    Of each process those from place ``first`` on and before ``most``, by the numbers of their descriptors.
+    For each process those from position ``first`` to before ``most``, sorted by descriptor.
     """
     everybody = (int(entry) for entry in os.listdir("/proc") if entry.isdigit()) if pids is None else pids
     for pid in sorted(everybody):
@@ -78,10 +79,11 @@ PF_KTHREAD = 0x00200000  # include/linux/sched.h
 STARTED = 19  # where starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)), stands behind the command's parenthesis
 COMMAND_LIMIT = 500
 TEXT_LIMIT = 1 << 18
-"""Bytes of one file in /proc/PID. A process may declare as much of its memory its variables as it likes (PR_SET_MM_MAP
-of prctl(2) needs no right); a job's own seldom have a tenth of this."""
+"""Most bytes of a file in /proc/PID. A process may declare any amount of its memory as its variables (PR_SET_MM_MAP of
+prctl(2) needs no privilege); those of a job seldom have a tenth of this.
+"""
 KEPT_LIMIT = 1 << 25
-"""Bytes of variables that a table keeps; beyond, it forgets them all and reads again what is asked again."""
+"""Most bytes of variables that a table caches; beyond that it clears the cache."""
 
 
 class Proc(NamedTuple):
@@ -101,7 +103,7 @@ class Proc(NamedTuple):
 
 
 def read_proc(pid: int) -> Proc | None:
-    """Return a process; None where it is gone."""
+    """Return a process; None if it is gone."""
     try:
         file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:
@@ -137,7 +139,7 @@ def cpu_s(pid: int) -> float | None:
 
 
 class Table:
-    """All processes at one moment, and what can be asked of each; every answer is read once."""
+    """All processes at one moment, and facts about each; every fact is read once."""
 
     def __init__(self) -> None:
         found = (read_proc(int(entry)) for entry in os.listdir("/proc") if entry.isdigit())
@@ -151,7 +153,7 @@ class Table:
         self._uids: dict[int, int] = {}
 
     def descendants(self, root: int) -> list[int]:
-        """Return all below a process, parents before their children."""
+        """Return all descendants of a process, parents before their children."""
         found: list[int] = []
         waiting = [root]
         while waiting:
@@ -183,9 +185,9 @@ class Table:
         return line if len(line) <= COMMAND_LIMIT else line[: COMMAND_LIMIT - 1] + "…"
 
     def environ(self, pid: int) -> dict[str, str]:
-        """Return the variables it was started with.
+        """Return the variables that the process was started with.
 
-        Empty where hidden, or longer than TEXT_LIMIT: a part would mislead.
+        Empty if hidden or longer than TEXT_LIMIT, since a part could mislead.
         """
         if pid not in self._environ:
             data = _read(pid, "environ")
@@ -199,9 +201,9 @@ class Table:
         return self._environ[pid]
 
     def uid(self, pid: int) -> int:
-        """Return the real user.
+        """Return the real user ID.
 
-        -1 where it is gone. /proc/PID itself is root's where a program is not dumpable (proc(5)).
+        -1 if the process is gone. /proc/PID itself belongs to root if a program is not dumpable (proc(5)).
         """
         if pid not in self._uids:
             told = self.status(pid, "Uid")
@@ -214,7 +216,7 @@ class Table:
         return next((line.partition(":")[2].strip() for line in lines if line.startswith(name + ":")), None)
 
     def executable(self, pid: int) -> str:
-        """Return the base name of the program that runs; of the first argument where the link may not be read."""
+        """Return the base name of the executable; of the first argument if the link may not be read."""
         path = self.link(pid, "exe")
         if path is None:
             argv = self.argv(pid)
@@ -222,15 +224,15 @@ class Table:
         return os.path.basename(path.replace(" (deleted)", "")) or (self.procs[pid].name if pid in self.procs else "")
 
     def text(self, pid: int, name: str) -> str:
-        """Read a file of the process in /proc, at most TEXT_LIMIT bytes; "" where it is gone or hidden."""
+        """Return a file of the process in /proc, at most TEXT_LIMIT bytes; "" if it is gone or hidden."""
         return _read(pid, name).decode(errors="replace")
 
     def opened(self, pid: int) -> list[str]:
-        """Return where its descriptors lead, as far as we may look."""
+        """Return the targets of its file descriptors, as far as visible."""
         return [target for _, _, target in open_files({pid})]
 
     def link(self, pid: int, name: str) -> str | None:
-        """Return where one of its links in /proc leads, such as "cwd" or "ns/pid"; None where it is gone or hidden."""
+        """Return the target of one of its links in /proc, such as "cwd" or "ns/pid"; None if it is gone or hidden."""
         try:
             return os.readlink(f"/proc/{pid}/{name}")
         except OSError:
@@ -244,7 +246,9 @@ def _read(pid: int, name: str) -> bytes:
 
 
 SLURM = re.compile(r"/job_(?P<job>[0-9]+)(?:/step_(?P<step>[0-9A-Za-z_]+))?")
-"""Slurm's plug-ins name a control group after the job: slurm/uid_1000/job_77/step_0, slurmstepd.scope/job_77/step_0."""
+"""Control groups that Slurm's plug-ins name after the job: slurm/uid_1000/job_77/step_0,
+slurmstepd.scope/job_77/step_0.
+"""
 CONTAINER = re.compile(
     r"(?:^|[/:-])(?P<runtime>docker|libpod|cri-containerd|crio|lxc|machine)[-/.](?:payload[./])?(?P<name>[0-9A-Za-z_.-]+)"
 )
@@ -253,15 +257,17 @@ CONTAINER = re.compile(
 USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
 """The control group of a login by pam_systemd: user.slice/user-1000.slice/session-3.scope (systemd.special(7))."""
 SERVICE = re.compile(r".*/(?P<name>[^/]+)\.service(?:/|$)")
-"""The innermost: a service may have groups of its own below it (Delegate= of systemd.resource-control(5))."""
+"""The control group of the innermost service, which may have groups below it (Delegate= of
+systemd.resource-control(5)).
+"""
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})
-"""Services that start what people ask for and do not look after it; without pam_systemd it stays in their group."""
+"""Services that start processes for users without supervising them; without pam_systemd these stay in their group."""
 NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of what no login started (proc_pid_loginuid(5))
 MOST_SPACES = 64  # Network namespaces that are looked into: any user may make as many as they like
 
 
 def unit_of(pid: int, table: Table) -> str | None:
-    """Return the Slurm job or container by control group or Slurm's variable: "docker container 3f2a40b1c9d2"."""
+    """Return the Slurm job or container, by control group or Slurm's variable: "docker container 3f2a40b1c9d2"."""
     job = SLURM.search(table.text(pid, "cgroup"))
     if job:
         return f"Slurm job {job['job']}" + (f".{job['step']}" if job["step"] else "")
@@ -270,16 +276,16 @@ def unit_of(pid: int, table: Table) -> str | None:
 
 
 def is_contained(pid: int, table: Table) -> bool:
-    """Return True in a container that is not ours: by its control group, or by a PID namespace of its own."""
+    """Return whether it is in another container than this process, by its control group or PID namespace."""
     theirs, ours = table.link(pid, "ns/pid"), table.link(os.getpid(), "ns/pid")
     return _container(pid, table) is not None or (theirs is not None and theirs != ours)
 
 
 def apart(pid: int, table: Table) -> str | None:
-    """Tell what sets a process of our user apart from us: a container, Slurm job or login that is not ours.
+    """Return what separates a process of our user from us: another container, Slurm job or login.
 
-    A mount namespace counts for root alone: pam_namespace and Apptainer give one to each of a user's own logins and
-    jobs, whereas root sees the processes of everybody's containers.
+    A mount namespace counts only for root: pam_namespace and Apptainer give each of a user's logins and jobs its own,
+    whereas root sees the processes of all containers.
     """
     container = _container(pid, table)
     if container is not None:
@@ -307,7 +313,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def service_of(pid: int, table: Table) -> str | None:
-    """Return the systemd service that looks after it; None where there is none, or one that only lets people in."""
+    """Return the systemd service that supervises it; None if there is none, or only one for logins."""
     for line in table.text(pid, "cgroup").splitlines():
         found = SERVICE.match(line)
         if found and re.split("[@.]", found["name"])[0] not in LOGINS:
@@ -316,13 +322,13 @@ def service_of(pid: int, table: Table) -> str | None:
 
 
 def surroundings(pid: int, table: Table) -> tuple[str | None, ...]:
-    """Return the container, namespaces and Slurm job that all have in common that one launcher started."""
+    """Return the container, namespaces and Slurm job, which all processes of one launcher share."""
     spaces = (table.link(pid, f"ns/{kind}") for kind in ("pid", "mnt"))
     return (_container(pid, table), *spaces, _slurm_job(pid, table))
 
 
 def elsewhere(port: int, table: Table) -> list[dict[str, object]]:
-    """Return processes of other network namespaces in which the port is busy, one per namespace."""
+    """Return one process for each other network namespace in which the port is in use."""
     seen = {table.link(os.getpid(), "ns/net"), None}
     found: list[dict[str, object]] = []
     for pid in sorted(table.procs):
@@ -350,9 +356,9 @@ def _container(pid: int, table: Table) -> str | None:
 
 
 def _slurm_job(pid: int, table: Table) -> str | None:
-    """Return the Slurm job that has it.
+    """Return the Slurm job of a process.
 
-    One that it only remembers in its variables counts while a slurmstepd serves it.
+    A job that appears only in its variables counts if a slurmstepd for it is running.
     """
     group = SLURM.search(table.text(pid, "cgroup"))
     if group:
@@ -364,7 +370,7 @@ def _slurm_job(pid: int, table: Table) -> str | None:
 
 
 def _login(pid: int, table: Table) -> int | None:
-    """Return the user who logged in, whoever sudo made of them since; None where nobody did."""
+    """Return the user who logged in, even if sudo changed the user since; None without a login."""
     found = USER_SLICE.search(table.text(pid, "cgroup"))
     if found:
         return int(found["uid"])
@@ -373,7 +379,7 @@ def _login(pid: int, table: Table) -> int | None:
 
 
 def _held_ports(pid: int) -> Iterator[int]:
-    """Local ports that a listener, or a socket that is only bound, has in a process's network namespace."""
+    """Return the local ports of listeners and of only bound sockets in a process's network namespace."""
     with contextlib.suppress(OSError):  # it is gone, or another user's
         yield from (
             flow.socket.local_port

@@ -1,8 +1,9 @@
-"""A rank's state at one moment, and whether a job makes progress between two: CPU, files, peers and GPUs.
+"""The state of a rank at one moment, and a job's progress between two: CPU, files, peers and GPUs.
 
-A job that computes or talks to its peers is alive, whoever its parent is. Progress is CPU time, bytes that files and
-pipes gave or took, bytes that peers sent or acknowledged, or work of a GPU whose memory it holds. A rank that waits in
-a collective which never ends has none of these; NCCL's own spins, and passes for alive: it is refused, not ended.
+A job that computes or communicates with its peers is alive, whatever its parent is. Progress is CPU time, bytes read
+from or written to files and pipes, bytes that peers sent or acknowledged, or work of a GPU whose memory it uses. A rank
+that waits in a collective that never ends has none of these, except that NCCL busy-waits: such a rank counts as alive
+and is not ended.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ STACK_LINES = 12
 
 
 def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
-    """Return snapshot.RankState; None where the process is gone."""
+    """Return snapshot.RankState; None if the process is gone."""
     proc = table.procs.get(pid)
     if proc is None or proc.started != started or proc.state in "ZX":
         return None
@@ -46,7 +47,7 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
 
 
 def _threads(pid: int) -> tuple[int, dict[str, float]]:
-    """Return the number of threads, and the most seconds that one ran or queued for a CPU (sched-stats.rst)."""
+    """Return the number of threads, and the most seconds that one ran or waited for a CPU (sched-stats.rst)."""
     try:
         numbers = os.listdir(f"/proc/{pid}/task")
     except OSError:
@@ -62,7 +63,7 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
 
 
 def io_bytes(pid: int) -> int | None:
-    """Return the bytes that a process read and wrote; proc_pid_io(5)."""
+    """Return the bytes that a process has read and written (proc_pid_io(5))."""
     text = tools.read(f"/proc/{pid}/io")
     if text is None:
         return None
@@ -71,7 +72,7 @@ def io_bytes(pid: int) -> int | None:
 
 
 def _wchan(pid: int) -> str | None:
-    """Return the kernel function that it sleeps in; None where it runs, or may not be told."""
+    """Return the kernel function in which it sleeps; None if it runs, or the function is hidden."""
     text = tools.read(f"/proc/{pid}/wchan")
     return text[:80] if text not in (None, "", "0") else None
 
@@ -97,7 +98,7 @@ GPU_S = 5.0  # nvidia-smi takes seconds where no daemon keeps the driver loaded
 
 
 class Look(NamedTuple):
-    """The processor, files and peers that the processes of a job have used by now."""
+    """CPU time and bytes of files and peers that the processes of a job have used so far."""
 
     at: float
     cpu: dict[int, float]  # seconds, by PID
@@ -154,12 +155,12 @@ def _peer(flow: Flow) -> str:
 
 
 def _bytes(flow: Flow | None) -> int:
-    """Return bytes that came, and bytes sent that the peer acknowledged; 0 before Linux 4.1, which does not count."""
+    """Return the bytes received, and the bytes sent and acknowledged; 0 before Linux 4.1, which does not count them."""
     return 0 if flow is None else (flow.acked or 0) + (flow.received or 0)
 
 
 def _moved(before: Look, now: Look) -> str | None:
-    """Tell what the second look shows; a process that was not there at the first was started meanwhile."""
+    """Return the sign of progress in the second sample; a process that is new in it is one."""
     seconds = now.at - before.at
     for inode, flow in now.peers.items():
         moved = _bytes(flow) - _bytes(before.peers.get(inode))
@@ -176,7 +177,7 @@ def _moved(before: Look, now: Look) -> str | None:
 
 
 def _on_gpu(pids: Sequence[int]) -> str | None:
-    """Work of a GPU in the last second (nvidia-smi(1), utilization.gpu), where it holds memory of that."""
+    """Return the work in the last second of a GPU whose memory the job uses (nvidia-smi(1), utilization.gpu)."""
     try:
         deadline = time.monotonic() + GPU_S
         held = {use["uuid"] for use in gpus.list_gpu_processes(deadline) if use["pid"] in pids}

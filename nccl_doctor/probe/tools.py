@@ -1,15 +1,14 @@
-"""How the probe looks: every program of a host that it runs, files of /proc and /sys, and its list of collectors.
+"""Tools of the probe: all programs of a host that it runs, reading of /proc and /sys, and the list of collectors.
 
-A program is looked for by its name alone, in the folders of the login's PATH and the system's own: never where a
-process that is looked at says, by its arguments, its folder, its variables or its root. As root, nothing is run that
-anybody else could have put there or could change; so nothing can be swapped between the look and the run. Any other
-user has the programs that their own shell would run.
+A program is found only by its name, in the folders of the login's PATH and the system's folders, never by arguments,
+folder, variables or root of an examined process. As root, nothing is run that anybody else could have put there or
+could change, so nothing can be swapped between check and run. Other users run what their own shell would run.
 
-Besides these the probe starts, by no name that is looked up: the interpreter that runs it, as the hosts file names it
-(facts/software.py, smoke/allreduce.py); the login's own shell (facts/software.py); /bin/sh (children.py),
-with rm and sleep; and the py-spy sent along, out of memory (hang/watch.py). Before it, the login's shell has started
-that interpreter, and a container's runtime, where the hosts file names one; around a container /bin/sh runs cat, df and
-readlink (collect/facts/host_facts.py).
+Besides these the probe starts, without a search: the interpreter in the hosts file, which also runs the probe
+(facts/software.py, smoke/allreduce.py); the login's shell (facts/software.py); /bin/sh with rm and sleep (children.py);
+and the py-spy sent along, from memory (hang/watch.py). Before that, the login's shell has started the interpreter, and
+a container's runtime if the hosts file names one; outside of a container /bin/sh runs cat, df and readlink
+(collect/facts/host_facts.py).
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from typing import Any, Callable, Dict, Iterable, Mapping, Sequence, Set, TypeVa
 
 
 class Unavailable(Exception):  # noqa: N818 - it is no error of ours
-    """A fact can't be had here; the message is a phrase that can stand behind "unknown: "."""
+    """A fact can't be determined here; the message is a phrase that can follow "unknown: "."""
 
 
 def trace() -> str:
-    """Return the traceback of what is being handled."""
+    """Return the traceback of the current exception."""
     import traceback  # 3 ms, and most hosts have none
 
     return traceback.format_exc()
@@ -40,9 +39,9 @@ Collector = TypeVar("Collector", bound=Callable[..., object])
 
 
 def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
-    """Register the collector of a field of snapshot.HostFacts, in JSON form; ``slow`` where it starts a program.
+    """Register the collector of a field of snapshot.HostFacts, in JSON form; ``slow`` if it starts a program.
 
-    What it needs it names as its parameters, out of ``given`` in probe/facts/__init__.py; others have defaults.
+    Its parameters are names in ``given`` of probe/facts/__init__.py; others have defaults.
     """
 
     def register(collector: Collector) -> Collector:
@@ -54,7 +53,7 @@ def fact(field: str, *, slow: bool = False) -> Callable[[Collector], Collector]:
 
 
 MOST_FILE_BYTES = 1 << 23
-"""Bytes of one file. Fifty thousand sockets of /proc/net/tcp fit; anybody can make more in a namespace of their own."""
+"""Most bytes of one file. Fifty thousand sockets in /proc/net/tcp fit; any user can create more in a namespace."""
 FILE_PIECE = 1 << 16
 
 
@@ -69,7 +68,7 @@ def port_range(folder: str = "/proc/sys/net/ipv4") -> dict[str, Any]:
 
 
 def read(path: str) -> str | None:
-    """Return a file's text without surrounding blanks, at most LIMIT of it; None where it is not there, or hidden."""
+    """Return a file's text without surrounding blanks, at most LIMIT bytes; None if it is missing or hidden."""
     data = bytearray()
     try:
         with open(path, "rb", buffering=0) as file:
@@ -82,7 +81,7 @@ def read(path: str) -> str | None:
 
 
 def encoded(name: str) -> str | bytes:
-    """Return a host name as bytes, where Python's IDNA codec would change nothing: it takes 2 ms to import."""
+    """Return a host name as bytes if Python's IDNA codec, which takes 2 ms to import, would not change it."""
     *labels, last = name.split(".")
     return name.encode() if name.isascii() and len(last) < 64 and all(0 < len(one) < 64 for one in labels) else name
 
@@ -91,7 +90,7 @@ WORKERS = 16  # look-ups at once: name servers drop queries of a client that flo
 
 
 def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
-    """Return the answers that came before the deadline, by name; the rest end with the probe."""
+    """Return the results that came before the deadline, by name; other calls end with the probe."""
     todo: queue.SimpleQueue[str] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
     for name in names:
@@ -140,13 +139,13 @@ PROGRAMS = {  # by name, what for; nothing else is run
 }
 SYSTEM = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 MORE = ("/usr/local/nvidia/bin", "/usr/lib/wsl/lib")
-"""Folders of nvidia-smi on GKE and WSL; the PATH of a shell that is not interactive may lack them."""
+"""Folders of nvidia-smi on GKE and WSL, which a non-interactive shell's PATH may lack."""
 MOST_STEPS = 256
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: Mapping[str, str] = os.environ) -> str:
-    """Run one of PROGRAMS for its output, untranslated; Unavailable: it failed, or none that this user may trust."""
+    """Return the untranslated output of one of PROGRAMS; Unavailable if it failed, or is not trusted or missing."""
     allowed_s = max(0.1, deadline - time.monotonic())
     name, folders = argv[0], login_folders()
     program = find(name, [*folders, *SYSTEM, *MORE])
@@ -177,14 +176,14 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: 
 
 
 def login_folders() -> list[str]:
-    """Return the folders of the login's PATH; as root, those that nobody else can change."""
+    """Return the folders of the login's PATH; for root only those that nobody else can change."""
     # an empty or relative one is whatever folder we happen to stand in
     named = [folder for folder in dict.fromkeys(os.environ.get("PATH", "").split(os.pathsep)) if folder[:1] == "/"]
     return [folder for folder in named if weak_place(folder) is None] if os.geteuid() == 0 else named
 
 
 def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | None:
-    """Return the path of one of PROGRAMS in these folders that may be run, by root or by us."""
+    """Return the path of one of PROGRAMS in these folders that may be run."""
     if name not in PROGRAMS:
         raise ValueError(f"{name} is not a program of the list")
     strict = for_root or os.geteuid() == 0
@@ -195,10 +194,10 @@ def find(name: str, folders: Sequence[str], *, for_root: bool = False) -> str | 
 
 
 def weak_place(path: str) -> str | None:
-    """Return the first place on the way to a file or folder that others than root can change; None where there is none.
+    """Return the first folder or link on a path that users other than root can change; None if there is none.
 
-    Links are followed step by step, each folder on the way included. In a folder with the sticky bit nobody can
-    replace what is root's, so that such a one may stand above, but not be the folder itself.
+    Links are followed step by step, including each folder on the way. In a folder with the sticky bit nobody can
+    replace root's files, so such a folder may be a parent, but not the last folder.
     """
     here, names = "/", _parts(path)
     for _ in range(MOST_STEPS):

@@ -1,1 +1,1 @@
-"""The port mesh on one host."""
+"""This host's part of the port mesh."""

@@ -1,4 +1,4 @@
-"""The port mesh's dialling side: all of a host's dials in one round, each with a time of its own."""
+"""The dialling side of the port mesh: all of a host's dials in one round, each with its own time limit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FULL_S = 0.05
 SPARE = 4  # files that a resolver may want at once; what it says where it gets none is that there is no such name
 SILENT = ("timed-out", "SILENT")  # somebody took the connection, and said nothing even when spoken to
 WORD = b"nccl-doctor\n"
-"""The first words to a silent listener: a proxy that waits for them passes them on."""
+"""The first bytes sent to a silent listener, so that a proxy that waits for them connects to its target."""
 
 Outcome = Tuple[str, Union[str, None]]  # as snapshot.Dial has it, and what the kernel or the resolver said
 Ended = Tuple[str, Union[str, None], Union[float, None]]  # the same, and the seconds that the dial took
@@ -41,12 +41,12 @@ Beside = Tuple[int, Callable[[], None]]  # a file, and what is called where some
 
 
 def end_with_reset(sock: socket.socket) -> None:
-    """Let close(2) reset the connection, so that no TIME_WAIT stays on a port that was tested."""
+    """Make close(2) reset the connection, so that no TIME_WAIT remains on a tested port."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class Dial:
-    """A connection to be made: to a name's first address that takes it, as torch's TCPStore does."""
+    """A connection to the first address of a name that accepts it, as torch's TCPStore does."""
 
     def __init__(self, places: list[Place], nonce: bytes, interface: str = "") -> None:
         self._places, self._nonce, self._interface = list(places), nonce, interface
@@ -56,7 +56,10 @@ class Dial:
         self.sock: socket.socket | None = None
 
     def start(self) -> Outcome | None:
-        """Connect to the next address; how it ended, None while it goes on; :data:`FULL` may be tried again."""
+        """Connect to the next address; return the outcome, None while it is pending.
+
+        :data:`FULL` may be tried again.
+        """
         self.began = self.began or time.monotonic()
         self._spoken = False
         try:
@@ -78,7 +81,7 @@ class Dial:
         return None if number in (0, errno.EINPROGRESS) else self._failed(OSError(number, os.strerror(number)))
 
     def heard(self) -> Outcome | None:
-        """Tell what came first: the nonce, somebody else's words, or why nobody can be heard."""
+        """Return the outcome by the first bytes received: the nonce, other bytes, or an error."""
         assert self.sock is not None
         try:
             said = self.sock.recv(len(self._nonce))
@@ -97,9 +100,9 @@ class Dial:
         return "connected", None
 
     def late(self) -> Outcome | None:
-        """Return the outcome of a dial that got no answer in time.
+        """Return the outcome of a dial that timed out.
 
-        None where it is spoken to, and waited for as long again.
+        None if bytes are sent to it and the same time is granted again.
         """
         try:
             assert self.sock is not None
@@ -138,7 +141,7 @@ _PLACES = {  # linux/tcp.h
 
 
 def tcp_info(sock: socket.socket) -> dict[str, int]:
-    """Return fields of the kernel's struct tcp_info; 0 for those that an older kernel lacks."""
+    """Return fields of the kernel's struct tcp_info; 0 for those that an older kernel does not have."""
     told = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 256)
     return {
         name: struct.unpack_from(form, told, place)[0] if place + struct.calcsize(form) <= len(told) else 0
@@ -152,10 +155,12 @@ def dial_all(
     trips: dict[int, tuple[int, int]] | None = None,
     beside: Beside | None = None,
 ) -> list[list[Any]]:
-    """Dial ``[address, ports, nonce]`` each: ``[index, port, outcome, error, seconds]``, None for an unknown name.
+    """Dial each ``[address, ports, nonce]`` and return ``[index, port, outcome, error, seconds]``.
 
-    A fourth member is the interface by which it has to leave. ``trips`` takes by index the shortest round trip in
-    µs, and how many packets were sent again; ``beside`` is looked after meanwhile.
+    The port is None for an unknown name.
+
+    A fourth element is the interface to send from. ``trips`` receives, by index, the shortest round trip in µs and the
+    number of retransmitted packets; ``beside`` is served meanwhile.
     """
     places = resolved({target[0] for target in targets}, timeout_s)
     results: dict[Key, Ended] = {}
@@ -178,7 +183,7 @@ def dial_all(
 
 
 def _selector() -> selectors.BaseSelector:
-    """Return the quickest; poll(2), which takes no file of its own, where none is left."""
+    """Return the fastest selector; one with poll(2), which needs no file descriptor, if none is left."""
     try:
         return selectors.EpollSelector()
     except OSError:
@@ -186,7 +191,7 @@ def _selector() -> selectors.BaseSelector:
 
 
 class Round:
-    """Dials in flight, each until its time is over; ``beside``: what the same thread looks after."""
+    """Pending dials, each with a time limit; ``beside`` is served by the same thread."""
 
     def __init__(self, timeout_s: float, beside: Beside | None = None) -> None:
         self._timeout_s, self._beside = timeout_s, beside
@@ -197,7 +202,7 @@ class Round:
         self._full_since: float | None = None
 
     def run(self, waiting: list[tuple[Key, Dial]]) -> dict[Key, Ended]:
-        """Return how each ended."""
+        """Return the outcome of each dial."""
         self._waiting, at_once = waiting[::-1], min(AT_ONCE, _room())
         with self._selector:
             if self._beside is not None:
@@ -242,7 +247,7 @@ class Round:
         self._results[key] = (*(outcome or TIMED_OUT), round(now - dial.began, 4))
 
     def _end_late(self, now: float) -> None:
-        """Those whose time is over; they began in this order, and all have the same time."""
+        """End the dials whose time is over; they began in this order, and all have the same limit."""
         late = list(itertools.takewhile(lambda one: one[1][0] <= now, self._flying.items()))
         for key, (_, dial) in late:
             outcome = dial.late()
@@ -256,7 +261,7 @@ class Round:
 
 
 def _room() -> int:
-    """Return half of the files that this process may still open: the other is for those that dial it meanwhile."""
+    """Return half of the file descriptors that are left; the other half is for incoming connections."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return AT_ONCE
@@ -267,7 +272,7 @@ def _room() -> int:
 
 
 def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | Outcome]:
-    """Return the places of each address, with port 0: numbers at once, names by the host's resolver, side by side."""
+    """Return the endpoints of each address, with port 0; names are resolved by the host's resolver in parallel."""
     found: dict[str, list[Place] | Outcome] = {}
     names = []
     for address in addresses:
@@ -282,7 +287,7 @@ def resolved(addresses: set[str], timeout_s: float) -> dict[str, list[Place] | O
 
 
 def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
-    """Return the addresses; a failure counts only if file descriptors were free before and after it."""
+    """Return the addresses of a name; a failure counts only if file descriptors were free before and after it."""
     while True:
         spare = _may_open(SPARE)
         try:
@@ -296,7 +301,7 @@ def _look_up(name: str, deadline: float) -> list[Place] | Outcome:
 
 
 def _may_open(count: int) -> bool:
-    """Return whether this process may open that many more files now."""
+    """Return whether this process can open this many more files now."""
     with contextlib.ExitStack() as opened:
         try:
             for _ in range(count):
@@ -307,7 +312,7 @@ def _may_open(count: int) -> bool:
 
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:
-    """Return address families, and addresses as their sockets take them; a name takes a resolver, and flags 0."""
+    """Return address families and socket addresses; for a name, ``flags`` are 0 and the resolver is used."""
     # bytes, as from torch: Python's own IDNA is a module that may have to be opened
     found = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)
     return [(family, place) for family, _type, _protocol, _name, place in found]

@@ -1,15 +1,15 @@
-"""A host's end of the port mesh: listeners that prove they are ours, and large packets.
+"""This host's part of the port mesh: listeners that prove that they are ours, and tests with large packets.
 
-A listener writes its host's own nonce to whoever connects, so that "connected" means "to that host": not to whatever
-else listens there, nor to the dialling host itself, which may have the same address on a bridge.
+A listener writes its host's nonce to everyone who connects, so that "connected" means "to that host", not to another
+program that listens there, nor to the dialling host itself, which may have the same address on a bridge.
 
-TCP sends every segment with the DF bit (net.ipv4.ip_no_pmtu_disc=0, ip(7)). Where a link on the way is narrower than
-both ends and the router's "fragmentation needed" is lost, the handshake passes and the first full segment vanishes: the
-connection stalls for ever. So: connect, send a few full segments, and watch the kernel's count of bytes that the other
-kernel has not acknowledged (SIOCOUTQ, tcp(7)); nobody need read them.
+TCP sends every segment with the DF bit (net.ipv4.ip_no_pmtu_disc=0, ip(7)). If a link on the way has a smaller MTU than
+both ends and the router's "fragmentation needed" is lost, the handshake succeeds but the first full segment is lost,
+and the connection stalls for ever. So the test connects, sends a few full segments, and watches the kernel's count of
+unacknowledged bytes (SIOCOUTQ, tcp(7)); nobody needs to read them.
 
-The listeners have a thread with a selector: asyncio takes 40 ms to import, and three times as much a connection. While
-the host dials, the dials' thread looks after them: two would hand the interpreter to and fro at every system call.
+The listeners have a thread with a selector, since asyncio takes 40 ms to import and three times as long per connection.
+While the host dials, the dialling thread serves them, since two threads would switch at every system call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, Callable
 from nccl_doctor.probe.mesh.dials import Beside, Place, dial_all, end_with_reset, endpoints, resolved
 
 PATIENCE_S = 60.0
-"""Seconds that a listener waits for the other side to hang up; a busy host that looks later sees a reset."""
+"""Seconds that a listener waits for the other side to close; a busy host that reads later sees a reset."""
 PAUSE_S = 0.05  # After an accept that failed: the other side hung up first, or no file is left. The dial tells.
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
 CHUNK = 65536  # bytes that are taken at once
@@ -44,7 +44,7 @@ MOST_PEERS = 4096  # addresses that are told apart
 
 
 class MeshEnd:
-    """The listening sockets of one host, and those who were answered; each of these until it hangs up."""
+    """The listening sockets of a host, and the accepted connections until their peers close them."""
 
     def __init__(self, nonce: str) -> None:
         self._nonce = nonce.encode()
@@ -68,9 +68,9 @@ class MeshEnd:
         self._thread = threading.Thread(target=self._serve, name="mesh", daemon=True)
 
     def listen(self, sockets: list[dict[str, Any]]) -> dict[str, Any]:
-        """Open a listener for each ``{"address", "port", "step", "tries"}``, once, until :meth:`close`.
+        """Open a listener for each ``{"address", "port", "step", "tries"}``, only once, until :meth:`close`.
 
-        A port that is held is left for the next in direction ``step``; with "mute" the port is held closed.
+        If a port is taken, the next one in direction ``step`` is used; with "mute" the port is bound but closed.
         """
         ports: list[int | None] = []
         errors: dict[str, str] = {}
@@ -88,7 +88,7 @@ class MeshEnd:
         return {"ports": ports, "errors": errors}
 
     def close(self) -> dict[str, Any]:
-        """Hang up on everybody, and return answers.Heard: who came, and whose connections were too many."""
+        """Close all connections, and return answers.Heard: who connected, and who had too many connections."""
         self._closing = True
         self._wake.send(b"\0")
         if self._thread.ident is not None:
@@ -100,7 +100,7 @@ class MeshEnd:
         return {"accepted": accepted, "crowds": [[peer, count] for peer, count in self._crowds.items()]}
 
     def dial(self, targets: list[list[Any]], timeout_s: float) -> dict[str, Any]:
-        """Dial as :func:`dial` does, and serve the listeners meanwhile."""
+        """Dial as :func:`dial` does, while serving the listeners."""
         with self._turn:
             return dial(targets, timeout_s, (self._selector.fileno(), self._attend))
 
@@ -159,7 +159,7 @@ class MeshEnd:
             self._hang_up(sock)
 
     def _count(self, sock: socket.socket, peer: str) -> None:
-        """Note who came; where a peer has too many, the oldest of them gives way."""
+        """Record a peer; if it has too many connections, its oldest one is closed."""
         own = sock.getsockname()
         local = _plain(own[0])
         key = local, int(own[1]), peer
@@ -172,7 +172,7 @@ class MeshEnd:
         self._peer[sock] = source
 
     def _is_full(self, crowd: dict[socket.socket, Any], most: int) -> bool:
-        """Return whether so many are still there once those that hung up are let go."""
+        """Return whether the limit is still reached after closed connections are removed."""
         if len(crowd) >= most:
             for sock in list(crowd):
                 self._take(sock)
@@ -202,7 +202,7 @@ class MeshEnd:
 
 
 def _plain(address: str) -> str:
-    """Return an address without its zone, and IPv4's without the form that a socket of both families gives it."""
+    """Return an address without its zone, and an IPv4 address in its plain form (not ::ffff:…)."""
     bare = address.partition("%")[0]
     return bare[7:] if bare.startswith("::ffff:") and "." in bare else bare
 
@@ -213,7 +213,10 @@ def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
 
 
 def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = None) -> dict[str, Any]:
-    """Dial as :func:`dial_all`: ``{"connected": count, "failed": its rows that did not, "trips": of the others}``."""
+    """Dial as :func:`dial_all`.
+
+    Return ``{"connected": count, "failed": rows of the failed ones, "trips": of the others}``.
+    """
     trips: dict[int, tuple[int, int]] = {}
     results = dial_all(targets, timeout_s, trips, beside)
     failed = [row for row in results if row[2] != "connected"]
@@ -222,10 +225,10 @@ def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = Non
 
 
 def _open_near(wanted: dict[str, Any]) -> socket.socket:
-    """Return a socket that listens on the wanted port, or on the nearest free one that the request allows.
+    """Return a socket that listens on the requested port, or on the nearest free one that the request allows.
 
-    With SO_REUSEADDR two sockets that do not listen yet may bind one port: the second listen(2) fails, as between the
-    probes of a machine that is listed twice. A "mute" one is bound only.
+    With SO_REUSEADDR two sockets that do not listen yet may bind the same port, and the second listen(2) fails, for
+    example for the probes of a machine that is listed twice. A "mute" socket is only bound.
     """
     port = wanted["port"]
     for left in range(wanted["tries"], 0, -1):
@@ -247,7 +250,10 @@ def _open_near(wanted: dict[str, Any]) -> socket.socket:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """Return a socket bound to an address, or like torch's TCPStore to both families, else to IPv4 alone."""
+    """Return a socket bound to an address.
+
+    Without one, to both families like torch's TCPStore, otherwise only to IPv4.
+    """
     if address:
         ((family, place),) = endpoints(address, port)
         return _bound_to(family, place)
@@ -271,7 +277,7 @@ def _bound_to(family: int, place: Any) -> socket.socket:
 
 
 PAYLOAD = bytes(32 * 1024)
-"""A few segments of 9,000 bytes, and less than a receive buffer takes unread (net.ipv4.tcp_rmem: 128 KiB)."""
+"""Bytes to send: a few segments of 9,000 bytes, but less than a receive buffer holds (net.ipv4.tcp_rmem: 128 KiB)."""
 
 AT_ONCE = 32
 LEAST_STEP_S, STEP_S = 0.001, 0.01
@@ -279,9 +285,9 @@ TCP_MAXSEG = 2  # linux/tcp.h
 
 
 class Push:
-    """Full segments to a listener, by the first of its addresses that takes a connection; ``result`` once it is known.
+    """Full segments to a listener, at its first address that accepts a connection; ``result`` is set once it is known.
 
-    Only "stalled" is a fault: "reset" means that something answered, and "not-connected" is the port mesh's to judge.
+    Only "stalled" is a fault: "reset" means that something answered, and the port mesh judges "not-connected".
     """
 
     def __init__(self, places: list[Place]) -> None:
@@ -292,7 +298,7 @@ class Push:
         self._connect("no address")
 
     def go_on(self) -> bool:
-        """Send over a connection that stands, else begins another; False where that has to be waited for."""
+        """Send over an established connection, or begin another; return False if that must be waited for."""
         assert self.sock is not None
         number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number:
@@ -305,7 +311,7 @@ class Push:
         return True
 
     def look(self) -> None:
-        """Find out whether all that was sent is acknowledged."""
+        """Check whether all that was sent is acknowledged."""
         if self.sock is None:
             return
         try:
@@ -318,7 +324,7 @@ class Push:
             self._end("reset" if number else "passed", os.strerror(number) if number else None)
 
     def end(self) -> None:
-        """Its time is over."""
+        """End it after its time is over."""
         if self.result is None and self.sock is not None and self._sent:
             self.look()
         if self.result is None:
@@ -352,9 +358,9 @@ class Push:
 
 
 def try_all(targets: list[tuple[str, int]], deadline_s: float) -> list[dict[str, Any]]:
-    """Return the outcome of full segments to each target (answers.PathMtuResult), side by side; in their order.
+    """Return the outcome of full segments to each target (answers.PathMtuResult), in their order; all run in parallel.
 
-    It takes more than a second to tell (the kernel sends again at 0.2 s).
+    It takes more than a second (the kernel retransmits after 0.2 s).
     """
     found = resolved({address for address, _ in targets}, deadline_s)
     results: list[dict[str, Any]] = []
@@ -370,7 +376,7 @@ def try_all(targets: list[tuple[str, int]], deadline_s: float) -> list[dict[str,
 
 
 def _push(pushes: list[Push], deadline: float) -> None:
-    """Run all transfers until each has its result."""
+    """Run all transfers until each has a result."""
     sent: list[Push] = []
     step = LEAST_STEP_S
     with selectors.PollSelector() as selector:
@@ -395,7 +401,7 @@ def _push(pushes: list[Push], deadline: float) -> None:
 
 
 def unacked(connection: socket.socket) -> int:
-    """Return bytes sent or waiting to be sent that the peer's kernel has not acknowledged (SIOCOUTQ is TIOCOUTQ)."""
+    """Return the number of bytes, sent or queued, that the peer's kernel has not acknowledged (SIOCOUTQ)."""
     count = array.array("i", [0])
     fcntl.ioctl(connection, termios.TIOCOUTQ, count)
     return count[0]

@@ -1,12 +1,12 @@
-"""Streams to one other host: its listener is the mesh's, and swallows what comes.
+"""Streams to another host, whose mesh listener discards the data.
 
-A stream first hears that listener's nonce, so that nothing large goes to a stranger. What the other kernel has
-acknowledged is counted (tcp_info of linux/tcp.h), from where slow start has ended. All has an end: seconds, bytes, and
-the connection to the controller, for a socket that is closed or whose process dies drops what it has not sent.
+A stream first reads that listener's nonce, so that no large data goes to a stranger. After slow start, the bytes that
+the other kernel acknowledges are counted (tcp_info of linux/tcp.h). Streams are limited by seconds, by bytes, and by
+the connection to the controller, since a socket that is closed or whose process dies drops its unsent data.
 
-Where this machine, not the network, was the limit, four things tell: the sending thread ran or waited for a CPU most of
-the time, the reader's window stood at zero, a CPU did nothing but interrupts, or the hypervisor gave none. What its own
-queues drop (tc-tbf(8), tc-codel(8)) has to be sent again, too, and is no loss of the network's.
+Four signs show that this machine and not the network was the limit: the sending thread ran or waited for a CPU most of
+the time, the reader's window was zero, a CPU did only interrupts, or the hypervisor gave no CPU time. Packets that the
+machine's own queues drop (tc-tbf(8), tc-codel(8)) are also retransmitted, but are not lost in the network.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BUSY = 0.8  # share of the time that one stream's thread wants a CPU, from which
 
 
 class Mark(NamedTuple):
-    """The kernel's counts at one moment: of all streams, their threads and this machine's CPUs."""
+    """The kernel's counters at one moment: those of all streams, their threads and this machine's CPUs."""
 
     at: float
     acked: int
@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 
 
 class Stream:
-    """A connection to the other host's listener, and the thread that fills it."""
+    """A connection to the other host's listener, and the thread that sends on it."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         ((family, place),) = endpoints(request["address"], request["port"])
@@ -73,7 +73,7 @@ class Stream:
         self._thread.start()
 
     def end(self) -> None:
-        """Drop what was not sent."""
+        """Drop unsent data."""
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -103,9 +103,9 @@ class Stream:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Send to ``address``, ``port`` for ``window_s`` seconds; return the fields of snapshot.Rate, or the error.
+    """Send to ``address`` and ``port`` for ``window_s`` seconds; return the fields of snapshot.Rate, or the error.
 
-    Where one stream's CPU is the limit, more are tried, and the better result counts.
+    If one stream's CPU is the limit, more streams are tried, and the better result counts.
     """
     try:
         found = _send(request, request["streams"])
@@ -173,7 +173,7 @@ _DROPS_AT = 8  # in struct gnet_stats_queue of linux/gen_stats.h
 
 
 def _dropped() -> int:
-    """Return packets that the queues of this machine's interfaces have dropped; 0 where the kernel tells of none."""
+    """Return the number of packets that the queues of this machine's interfaces have dropped; 0 if it is unknown."""
     try:
         (queues,) = netlink.read_tables([(RTM_GETQDISC, _QUEUE.pack(0, 0, 0, 0, 0))], time.monotonic() + 1)
     except OSError:
@@ -189,9 +189,9 @@ def _drops(body: bytes) -> int:
 
 
 def _wanted_ns(tid: int) -> int:
-    """Return nanoseconds that a thread ran or waited for a CPU (/proc/PID/task/TID/schedstat).
+    """Return the nanoseconds that a thread ran or waited for a CPU (/proc/PID/task/TID/schedstat).
 
-    Else those of all threads.
+    If the kernel does not know them, those of all threads.
     """
     with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as told:
         ran, waited, _ = told.read().split()
@@ -201,7 +201,7 @@ def _wanted_ns(tid: int) -> int:
 
 
 def _cpus(stat: str) -> list[tuple[int, int, int]]:
-    """Return, per CPU of /proc/stat, the ticks of interrupts (hard and soft), stolen by the hypervisor, and all."""
+    """Return, for each CPU in /proc/stat, the ticks in interrupts (hard and soft), stolen ticks, and all ticks."""
     found = []
     for line in stat.splitlines():
         name, *ticks = line.split() or [""]
@@ -212,7 +212,7 @@ def _cpus(stat: str) -> list[tuple[int, int, int]]:
 
 
 def _shares(first: tuple[tuple[int, int, int], ...], last: tuple[tuple[int, int, int], ...]) -> tuple[float, float]:
-    """Return the largest share of time of a CPU in interrupts, and the largest share stolen by a hypervisor."""
+    """Return the largest share of a CPU's time spent in interrupts, and the largest share stolen by a hypervisor."""
     interrupts, stolen = [0.0], [0.0]
     for before, after in zip(first, last):
         ticks = after[2] - before[2]
@@ -228,7 +228,7 @@ DUPLEX = {0: "half", 1: "full"}
 
 
 def links(interfaces: list[str]) -> list[dict[str, Any]]:
-    """Return snapshot.RateLink of each interface, as its driver tells."""
+    """Return a snapshot.RateLink for each interface, from its driver."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         return [_link(asking, name) for name in interfaces]
 

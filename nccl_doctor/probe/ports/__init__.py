@@ -1,1 +1,1 @@
-"""fix-port on one host."""
+"""The host's part of fix-port."""

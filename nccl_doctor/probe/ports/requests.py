@@ -1,11 +1,11 @@
-"""``fix-port``: tries torch's bind of a port, explains it, signals processes and finds free ports; here and on hosts.
+"""``fix-port``: tries torch's bind of a port, explains a failure, signals processes and finds free ports.
 
-No reading of a table replaces the trial: whether a TIME_WAIT or an accepted connection is in the way depends on
-SO_REUSEADDR of a socket that may be gone, which no table shows. The table then explains the answer.
+The socket table can't replace the trial: whether a TIME_WAIT or an accepted connection prevents the bind depends on
+SO_REUSEADDR of a socket that may be gone, which no table shows. The table only explains the result.
 
-A signal goes to one process and no other, however quickly PIDs are used again: a pidfd (Linux 5.3, pidfd_open(2)) stays
-with the process it was opened for; its start is compared after opening and right before the signal. Where the kernel
-has none or a container's filter refuses it, the comparison stands alone.
+A signal reaches only the intended process, however quickly PIDs are reused: a pidfd (Linux 5.3, pidfd_open(2)) stays
+with the process for which it was opened, and its start time is compared after opening and right before the signal. If
+the kernel has no pidfd, or a container's filter refuses it, only the comparison remains.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from nccl_doctor.probe.procs import Table, open_files, pids_by_inode
 from nccl_doctor.probe.tools import Unavailable, port_range, read
 
 CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING"})
-"""States in which a socket may have lost its process; the kernel ends it by itself."""
+"""States in which a socket may have no process any more; the kernel ends it by itself."""
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
-"""System calls' numbers on every machine that Linux 5.1 and later gave new calls (all but alpha)."""
+"""Numbers of the system calls, the same on all architectures but alpha (since Linux 5.1)."""
 GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds where no daemon keeps the driver loaded
 SERVICES = "/etc/services"
 RULES_PATIENCE_S = 5.0
 MOST_NAMED = 64
 NAMED = re.compile(r"(?:\bdports?|\belements =)\s*\{?\s*(\d[\d,:\s-]*)")
-"""Destination ports of nft and of iptables-save, and the elements of sets."""
+"""Destination ports in the output of nft and iptables-save, and elements of sets."""
 SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 
 
 def describe(pid: int, table: Table) -> dict[str, Any]:
-    """Return a process in the JSON form of snapshot.Process, but for its refusal."""
+    """Return a process in the JSON form of snapshot.Process, without its refusal."""
     proc = table.procs[pid]
     age = guard.age_s(pid, table)
     return {
@@ -60,7 +60,7 @@ def describe(pid: int, table: Table) -> dict[str, Any]:
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
     """Return snapshot.PortTrial of torch's bind.
 
-    Of holders that are ``described`` who they are, which may take seconds.
+    If ``described``, holders have their details, which may take seconds.
     """
     return explain(port, bind_error(port), described=described)
 
@@ -74,7 +74,7 @@ def free_port() -> int:
 
 
 def explain(port: int, error: int | None, *, described: bool = True) -> dict[str, Any]:
-    """Explain the outcome of :func:`bind_error` by the socket tables; may take as long as /proc is big."""
+    """Explain the outcome of :func:`bind_error` by the socket tables; this takes long if there are many processes."""
     if error is None:
         return {"port": port, "free": True}
     trial: dict[str, Any] = {"port": port, "free": False, "error": errno.errorcode.get(error, str(error))}
@@ -88,10 +88,10 @@ def explain(port: int, error: int | None, *, described: bool = True) -> dict[str
 
 
 def bind_error(port: int) -> int | None:
-    """Return the errno with which torch's TCPStore would fail to listen on a port; None where it would get it.
+    """Return the errno with which torch's TCPStore would fail to listen on a port; None if it would succeed.
 
-    As torch 2.13 does with its default libuv backend (seen with strace): ``[::]`` for both families, and where that
-    fails for whatever reason, ``0.0.0.0``, whose error counts; both with SO_REUSEADDR.
+    It does what torch 2.13 does with its default libuv backend (seen with strace): bind ``[::]`` for both families and,
+    if that fails for any reason, ``0.0.0.0``, whose error counts; both with SO_REUSEADDR.
     """
     number = None
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104 - as torch does
@@ -109,7 +109,7 @@ def bind_error(port: int) -> int | None:
 
 
 def cause_of(found: list[DiagSocket]) -> str:
-    """Return snapshot.PortTrial.cause; a socket that nobody holds and the kernel is closing counts as time-wait."""
+    """Return snapshot.PortTrial.cause; a socket without a process that the kernel is closing counts as time-wait."""
     states = {one.state for one in found if one.inode != 0 or one.state not in CLOSING}
     if "LISTEN" in states:
         return "listener"
@@ -160,7 +160,7 @@ def _hint(port: int, found: list[DiagSocket]) -> str:
 
 
 def unlisted_holders() -> list[int]:
-    """Return processes with a TCP socket that no table lists: bound only (kernels before 6.8), or unused."""
+    """Return processes with a TCP socket that no table lists: one only bound (kernels before 6.8), or unused."""
     try:
         listed = {f"socket:[{one.inode}]" for one in netlink.sockets_on(0) if one.state != "BOUND"}
     except OSError:
@@ -176,7 +176,10 @@ def unlisted_holders() -> list[int]:
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
-    """Signal a process if it began at ``started``, in ticks since boot; PermissionError where it is another's."""
+    """Signal a process if it began at ``started``, in ticks since boot.
+
+    PermissionError if it belongs to another user.
+    """
     try:
         descriptor = _open(pid)
     except ProcessLookupError:
@@ -195,7 +198,7 @@ def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
 
 
 def _open(pid: int) -> int | None:
-    """Return a pidfd; None where there are none here; ProcessLookupError where the process is gone."""
+    """Return a pidfd; None if they are not available; ProcessLookupError if the process is gone."""
     try:
         own = getattr(os, "pidfd_open", None)  # Python 3.9
         return int(own(pid) if own else _call(PIDFD_OPEN, pid, 0))
@@ -226,7 +229,7 @@ def _call(number: int, *arguments: int | None) -> int:
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
-    """Find who holds ``port``, or the job of ``pid`` if that began at ``started``, in ticks since boot."""
+    """Return who holds ``port``, or the job of ``pid`` if that began at ``started``, in ticks since boot."""
     port, pid = request["port"], request["pid"]
     # Tried first, so that no thread of ours is taken for a holder.
     trial = None if port is None else try_port(port, described=False)
@@ -250,7 +253,7 @@ def look(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def send(request: dict[str, Any]) -> dict[str, Any]:
-    """Signal ``processes``, [pid, start in ticks] each, and their descendants, all or none; or tell who lives."""
+    """Signal all or none of ``processes`` ([pid, start in ticks]) and their descendants, or return those that run."""
     table = Table()
     named = [pid for pid, started in request["processes"] if _lives(pid, started, table)]
     family = list(dict.fromkeys(member for pid in named for member in (pid, *table.descendants(pid))))
@@ -268,7 +271,7 @@ def send(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def free(request: dict[str, Any]) -> dict[str, Any]:
-    """Return those of ``ports`` that torch can bind and that are neither reserved, a service's nor ``drawn``."""
+    """Return those of ``ports`` that torch can bind and that are not reserved, used by a service, or ``drawn``."""
     told = _range()
     drawn = told or {"low": 1, "high": 0, "reserved": ""}
     kept = set()
@@ -288,7 +291,7 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def named(rules: dict[str, Any]) -> dict[str, Any]:
-    """Return the first port of each span of destination ports in a firewall's rules."""
+    """Return the first port of each range of destination ports in a firewall's rules."""
     saves = rules["iptables"] if isinstance(rules["iptables"], list) else []
     text = "\n".join([str(rules["nft_text"] or ""), *(save["text"] for save in saves)])
     first = (int(span) for found in NAMED.findall(text) for span in SPAN.findall(found))
@@ -300,7 +303,7 @@ _SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
 
 class _Gpus:
-    """nvidia-smi, asked while we look at the rest."""
+    """nvidia-smi, which runs in parallel with the rest."""
 
     def __init__(self) -> None:
         self._deadline = time.monotonic() + GPU_PATIENCE_S
@@ -313,7 +316,7 @@ class _Gpus:
             self._uses = list_gpu_processes(self._deadline)
 
     def of(self, pid: int) -> list[dict[str, Any]]:
-        """Find the memory that a process holds."""
+        """Return the GPU memory of a process."""
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
         return [use for use in self._uses if use["pid"] == pid]
 

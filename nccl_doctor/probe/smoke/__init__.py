@@ -1,1 +1,1 @@
-"""The all-reduce on one host."""
+"""This host's part of the all-reduce."""

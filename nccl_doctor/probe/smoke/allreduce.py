@@ -1,13 +1,13 @@
-"""Runs the all-reduce on one host: one process imports torch, and forks a rank for each that the job would have here.
+"""Runs the all-reduce on this host: one process imports torch and forks as many ranks as the job would have here.
 
-The worker (worker.py) comes in memory and is handed to the training's interpreter as ``/proc/PID/fd/N``. It
-may be started long before it is needed, and serves one all-reduce after the other: importing torch takes longer than
-all else. Scratch files lie where we put them and are removed with the processes, and so is shared memory that killed
-ranks could not remove. Ranks report by marked lines; everything else that they print is kept.
+The worker (worker.py) is passed in memory to the training's interpreter as ``/proc/PID/fd/N``. It may be started long
+before it is needed, and serves several all-reduces, since importing torch takes longer than everything else. Temporary
+files are in a known folder and are removed with the processes, and so is shared memory that killed ranks could not
+remove. Ranks report with marked lines; their other output is kept.
 
-NCCL makes ``nccl-XXXXXX`` by mkstemp and unlinks it once the peer has attached (2.30.7, src/misc/shmutils.cc), so a
-rank that is killed between the two leaves it behind. A name tells nothing of its maker, and one that nobody has open
-may still be somebody's: only segments that a descendant of ours was seen to have are removed.
+NCCL creates ``nccl-XXXXXX`` with mkstemp and unlinks it once the peer has attached (2.30.7, src/misc/shmutils.cc), so a
+rank that is killed in between leaves it behind. The name does not show who created it, and a segment that nobody has
+open may still be needed, so only segments that our descendants were seen to use are removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PAUSE_S = 1.0  # between two looks where the folder shows no new name; each read
 
 
 class Segments:
-    """The segments that our descendants have had since this was made."""
+    """The shared memory segments that our descendants have used since creation."""
 
     def __init__(self) -> None:
         self._before = _names()
@@ -42,7 +42,7 @@ class Segments:
         self._next = 0.0
 
     def look(self, *, at_once: bool = False) -> None:
-        """Remember what descendants have mapped or open now; a new name is looked at without delay."""
+        """Record what descendants have mapped or open now; a new name is examined at once."""
         names = _names()
         fresh = not names <= self._listed
         self._listed |= names
@@ -52,7 +52,7 @@ class Segments:
         self._next = time.monotonic() + PAUSE_S
 
     def sweep(self) -> list[str]:
-        """Remove what was seen, is still there, and no process has any more; the names."""
+        """Remove recorded segments that still exist and that no process uses, and return their names."""
         left = {name for name in self._made & _names() if OURS.fullmatch(name)}
         gone = sorted(left - _held(int(entry) for entry in os.listdir("/proc") if entry.isdigit())) if left else []
         for name in gone:
@@ -68,7 +68,7 @@ def _names() -> set[str]:
 
 
 def _held(pids: Iterable[int]) -> set[str]:
-    """Return names below the folder that these processes have mapped or open."""
+    """Return the names in the folder that these processes have mapped or open."""
     used: set[str] = set()
     for pid in pids:
         # it has ended, or is another user's, who could not have opened our segments (they have mode 0600)
@@ -86,7 +86,7 @@ FRAMES = 12
 
 
 class Ranks:
-    """The ranks of this host, by local rank; ``launcher`` forks them, and writes its stack to the file ``stack``."""
+    """The ranks of this host by local rank; ``launcher`` forks them, and writes its stack to the file ``stack``."""
 
     def __init__(self, count: int, emit: Callable[[Dict[str, Any]], None], launcher: int, stack: int) -> None:
         self.count = count
@@ -102,11 +102,11 @@ class Ranks:
 
     @property
     def ends_known(self) -> bool:
-        """True once the launcher has told of every rank that was dead at the look how it died."""
+        """True once the launcher has reported how every dead rank of the last look died."""
         return self._unexplained <= self._exit_codes.keys()
 
     def event(self, event: dict[str, Any]) -> None:
-        """Hand an event of a rank on, and remember which process it is and how it ended."""
+        """Forward an event of a rank, and record its process and how it ended."""
         rank = event["local_rank"]
         if "pid" in event:
             self._pids[rank] = event["pid"]
@@ -117,7 +117,10 @@ class Ranks:
         self._emit(event)
 
     def look(self) -> bool:
-        """Report ``{"local_rank", "state", "stack"}`` of each rank; True where its parent alone knows how one died."""
+        """Report ``{"local_rank", "state", "stack"}`` of each rank.
+
+        Return True if only the parent knows how one died.
+        """
         states = {rank: _state(self._pids.get(rank, self._launcher)) for rank in range(self.count)}
         living = {rank: state for rank, state in states.items() if state is not None and state[0] not in "ZX"}
         for pid in {self._pids[rank] for rank in living if rank in self._pids}:
@@ -143,17 +146,17 @@ class Ranks:
         return bool(self._unexplained)
 
     def close(self) -> None:
-        """Close the files in which ranks report."""
+        """Close the files into which ranks write."""
         for file in self._files:
             os.close(file)
 
     def _stack_file(self, rank: int) -> int:
-        """Return where the rank's process writes its stack: its launcher's before it is forked."""
+        """Return the file to which the rank's process writes its stack; before the fork that of its launcher."""
         return self._launcher_stack if self._pids.get(rank) == self._launcher else self._files[rank]
 
 
 def _state(pid: int) -> str | None:
-    """Return the letter of proc(5)'s "state", followed by the kernel function for an uninterruptible one."""
+    """Return the letter of "state" in proc(5), followed by the kernel function if it is uninterruptible."""
     proc = procs.read_proc(pid)
     if proc is None or proc.state != "D":
         return None if proc is None else proc.state
@@ -165,8 +168,9 @@ TAIL_LINES = 16000
 READ_BYTES = 65536  # all that a pipe holds (pipe(7))
 LINE_BYTES = 2000
 PART_BYTES = 4 << 20
-"""NCCL_DEBUG=INFO prints about 150 lines a rank on 8 GPUs: both its beginning and the last words are kept, each part
-within so many lines and bytes."""
+"""Limits of the kept output: NCCL_DEBUG=INFO prints about 150 lines per rank on 8 GPUs; the first and the last lines
+are kept, each part within these numbers of lines and bytes.
+"""
 
 WORKED_S = 0.1  # CPU time after which a launcher whose interpreter is not up yet is said to work, however slowly
 WORD_S = 2.0  # what the launcher gets at the deadline to say how a rank died that it has already waited for
@@ -175,7 +179,7 @@ Emit = Callable[[Dict[str, Any]], None]
 
 
 class Output:
-    """The ranks' output: events go on, the first and the last lines stay."""
+    """The ranks' output: events are forwarded, the first and the last lines are kept."""
 
     def __init__(self, mark: str, emit: Emit) -> None:
         self._mark, self._emit = mark.encode(), emit
@@ -190,7 +194,7 @@ class Output:
         return [*self._head, *self._tail]
 
     def feed(self, block: bytes) -> None:
-        """Take what was read."""
+        """Process bytes that were read."""
         *lines, self._rest = (self._rest + block).split(b"\n")
         for line in lines:
             before, found, event = line.partition(self._mark)
@@ -211,9 +215,9 @@ class Output:
             self._tail_bytes -= len(self._tail.popleft())
 
     def follow(self, source: int, until: float, stop: Callable[[], bool]) -> bool:
-        """Read until the last writer is gone (True), ``stop`` says so or the time has come (False).
+        """Read until the last writer is gone (True), or until ``stop`` or the deadline (False).
 
-        What was written before ``stop`` said so is read as well: a launcher's last word is why it ended.
+        Output written before ``stop`` is still read, since a launcher's last line is why it ended.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(source, selectors.EVENT_READ)
@@ -232,7 +236,7 @@ class Output:
 
 
 class Launcher:
-    """The process that imports torch and forks ranks; to be made in the probe's main thread."""
+    """The process that imports torch and forks ranks; must be created in the probe's main thread."""
 
     def __init__(self, env: dict[str, str], worker: str) -> None:
         self.env = env  # the variables that it was started with, beside the probe's own
@@ -262,7 +266,7 @@ class Launcher:
             self._held = held.pop_all()
 
     def wait_until_ready(self, seconds: float) -> None:
-        """Wait until torch is imported; TimeoutError where it was not in time, or the process ended."""
+        """Wait until torch is imported; TimeoutError if that takes too long, or the process ended."""
         over = lambda: self._ready or self._process.poll() is not None  # noqa: E731 - read by one loop
         self._output.follow(self._source, time.monotonic() + seconds, over)
         if not self._ready:
@@ -270,11 +274,11 @@ class Launcher:
             raise TimeoutError(f"torch was not imported in {seconds:.0f} s; it said: {last[0]}")
 
     def run(self, order: dict[str, Any], emit: Emit, stop: threading.Event) -> dict[str, Any]:
-        """Have the ranks of one all-reduce forked, and forwards what they report until the deadline at the latest.
+        """Run one all-reduce, and forward the ranks' reports until the deadline at the latest.
 
-        ``order``: see worker.py; its deadline is the last resort of a host whose controller has gone silent. The exit
-        is 0 where all ranks ended well and 1 where they did not; the launcher's own where it left before them, None
-        with the signal that killed it; both are None where it had to be ended.
+        For ``order`` see worker.py; its deadline is the last resort if the controller is silent. The exit status is 0
+        if all ranks ended well and 1 if not; the launcher's own if it exited before them, or None with the signal that
+        killed it; both are None if it had to be ended.
         """
         ranks = self._ranks = Ranks(order["count"], emit, self._process.pid, self._stack)
         self._number, self._good = self._number + 1, None
@@ -313,7 +317,7 @@ class Launcher:
         }
 
     def close(self) -> list[str]:
-        """End the process and every rank, and remove what they left; return the lines that they printed."""
+        """End the process and every rank, and clean up after them; return the lines that they printed."""
         try:
             self._process.kill()
             self._process.wait()
@@ -326,7 +330,7 @@ class Launcher:
         return self._output.lines
 
     def _take(self, event: dict[str, Any]) -> None:
-        """Handle an event of a rank, or of the launcher itself."""
+        """Process an event of a rank, or of the launcher itself."""
         if "local_rank" in event:
             if self._ranks is not None:
                 self._ranks.event(event)
@@ -340,7 +344,7 @@ class Launcher:
             self._report_launcher()
 
     def _report_launcher(self) -> None:
-        """Tell of all ranks how far their launcher is before it forks them."""
+        """Report the launcher's stage for all ranks before it forks them."""
         if self._ranks is None or not self._began:
             return
         for local_rank in range(self._ranks.count):
@@ -350,7 +354,7 @@ class Launcher:
 
 
 def early(env: dict[str, str], worker: str) -> Launcher | None:
-    """Return a launcher that imports torch while other things are looked at; None where memory is short."""
+    """Return a launcher that imports torch in the background; None if memory is short."""
     # without swapping, by proc(5)
     available = re.search(r"^MemAvailable:\s+(\d+) kB$", tools.read("/proc/meminfo") or "", re.MULTILINE)
     if not available or int(available[1]) < NEEDED_KIB:

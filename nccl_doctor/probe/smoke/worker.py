@@ -1,9 +1,9 @@
 """Imports torch once and forks this host's ranks of the all-reduce; a program, never imported.
 
-It is started as training's interpreter would be, and does not touch CUDA before the fork, for a child could not use it
+It is started as training's interpreter would be, and does not use CUDA before the fork, since a child could not use it
 then (torch/cuda/__init__.py, "Cannot re-initialize CUDA in forked subprocess"). Orders come as lines of JSON, each for
-all ranks of one all-reduce; what happens goes to stdout behind a mark. A rank reports each stage as it is reached, so
-that a hang can be told by the last one:
+all ranks of one all-reduce; events go to stdout behind a mark. A rank reports each stage when it is reached, so that
+the last one shows where it hangs:
 
     started     the interpreter runs (the probe says so, for all ranks: probe/smoke/allreduce.py)
     torch       torch is imported, and the rank is a process of its own
@@ -13,7 +13,7 @@ that a hang can be told by the last one:
     sizes       sizes are measured
     done        the group is taken down
 
-Values depend on rank and position, so that a sum that misses a rank or mixes up positions can't pass.
+Values depend on rank and position, so that a sum without a rank or with mixed-up positions is never right.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ MOST_ACCUSED = 64
 PR_SET_PDEATHSIG = 1
 GRACE_S = 1.0  # what the other ranks of a host get to say what they saw, once one of them has died
 GAIN, PLATEAU_BYTES = 1.1, 1 << 20
-"""A curve whose bandwidth grew by less than this factor over two doublings has shown its plateau, from this size on:
-where that is all that is asked for, sizes are two doublings apart."""
+"""If bandwidth grew by less than this factor over two doublings, from this size on, it has reached its plateau; if only
+that is wanted, sizes are two doublings apart.
+"""
 
 
 def write_event(**event: object) -> None:
-    """Write a line by one write(2), below PIPE_BUF, so that ranks can't cut into each other (pipe(7))."""
+    """Write a line with one write(2) of less than PIPE_BUF, so that lines of ranks don't mix (pipe(7))."""
     os.write(1, (CONFIG["mark"] + json.dumps(event) + "\n").encode())
 
 
 def report(**event: object) -> None:
-    """Report an event of this rank; ``since`` counts from the order."""
+    """Report an event of this rank; its time counts from the order."""
     write_event(**event, local_rank=int(os.environ["LOCAL_RANK"]), since=time.monotonic() - ORDER["began"])
 
 
@@ -55,17 +56,17 @@ ORDER: dict[str, Any] = {}  # what the ranks were forked for: see :func:`serve`
 
 
 def end_with_parent() -> None:
-    """Ranks have sessions of their own: only the kernel ends them surely when their starter dies (prctl(2))."""
+    """Have the kernel end this rank when its parent dies (prctl(2)), since ranks have their own sessions."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def write_stack_on_signal(path: str) -> None:
-    """On SIGUSR1 writes where the main thread stands, even where that one holds the interpreter's lock and hangs."""
+    """On SIGUSR1 write the main thread's stack, even if that thread hangs with the interpreter's lock."""
     faulthandler.register(signal.SIGUSR1, file=os.open(path, os.O_WRONLY | os.O_APPEND), all_threads=False)
 
 
 def all_reduce() -> None:
-    """Run the stages of a rank; an exception is reported with its text by :func:`guarded`."""
+    """Run the stages of a rank; :func:`guarded` reports an exception with its text."""
     import torch
     import torch.distributed as dist
     from torch.distributed.rendezvous import rendezvous
@@ -94,18 +95,18 @@ def all_reduce() -> None:
 
 
 def loaded_nccl(torch: Any) -> str:
-    """Return the version of the NCCL that torch really loaded."""
+    """Return the version of NCCL that torch has really loaded."""
     version = torch.cuda.nccl.version()
     return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 
 
 def weight(rank: int) -> int:
-    """Return a rank's factor: small, so that float32 sums stay exact below 2**24 for thousands of ranks."""
+    """Return a rank's factor, small enough that float32 sums of thousands of ranks stay exact (below 2**24)."""
     return rank % 13 + 1
 
 
 class WrongSumError(Exception):
-    """The all-reduce ended, and its result is wrong."""
+    """The all-reduce ended with a wrong result."""
 
 
 class Bench:
@@ -117,10 +118,10 @@ class Bench:
         self.inside_s = 0.0
 
     def fill(self, dtype: Any, count: int) -> tuple[Any, Any]:
-        """Return this rank's values, and the sums that they must give with everybody else's.
+        """Return this rank's values, and the sums that are right over all ranks.
 
-        In float32 position p of rank r has (p mod 97 + 1) (r mod 13 + 1), and every sum is exact. bfloat16 counts to
-        256 at most (8 bits of mantissa), so there each position has a value on one rank alone.
+        In float32 position p of rank r has (p mod 97 + 1) (r mod 13 + 1), and every sum is exact. bfloat16 is exact
+        only to 256 (8 bits of mantissa), so there each position is non-zero on only one rank.
         """
         torch = self.torch
         cycle = torch.arange(1, PATTERN + 1, dtype=dtype, device=self.device)
@@ -132,7 +133,10 @@ class Bench:
         return values, positions
 
     def checked(self, dtype: Any, count: int) -> Any:
-        """Run an all-reduce; a wrong sum on any rank is a :class:`WrongSumError` on every one, reported before."""
+        """Run an all-reduce.
+
+        After a wrong sum on any rank, which is reported, every rank raises :class:`WrongSumError`.
+        """
         values, expected = self.fill(dtype, count)
         self.timed(values)
         differs = values != expected
@@ -149,7 +153,7 @@ class Bench:
         return values
 
     def locate_wrong_rank(self) -> None:
-        """Repeat a small all-reduce on each rank alone and between ring neighbours; a wrong one is reported."""
+        """Repeat a small all-reduce on each rank alone and between ring neighbours, and report wrong ones."""
         ranks = range(min(self.world, MOST_ACCUSED))
         groups = [[rank] for rank in ranks]
         groups += [sorted((rank, (rank + 1) % self.world)) for rank in ranks if self.world > 2]
@@ -163,7 +167,7 @@ class Bench:
                     report(wrong_group=members)
 
     def timed(self, values: Any) -> float:
-        """Return seconds of one all-reduce, its end on the device included."""
+        """Return the seconds of one all-reduce, including its completion on the device."""
         began = time.perf_counter()
         self.dist.all_reduce(values)
         if self.device.type == "cuda":
@@ -173,13 +177,13 @@ class Bench:
         return seconds
 
     def slowest(self, *numbers: float) -> list[float]:
-        """Return the maximum of each number over all ranks, so that all ranks decide alike."""
+        """Return the maximum of each number over all ranks, so that all ranks make the same decision."""
         values = self.torch.tensor(numbers, dtype=self.torch.float64, device=self.device)
         self.dist.all_reduce(values, op=self.dist.ReduceOp.MAX)
         return [float(value) for value in values]
 
     def measure(self) -> None:
-        """Time float32, and on GPUs bfloat16; each has its part of the budget."""
+        """Time float32, and on GPUs bfloat16, each with a part of the budget."""
         dtypes = [self.torch.float32]
         if self.device.type == "cuda":
             dtypes.append(self.torch.bfloat16)
@@ -189,7 +193,7 @@ class Bench:
         report(own_s=time.perf_counter() - began - self.inside_s, inside_s=self.inside_s)
 
     def largest(self) -> int:
-        """Return the largest message in bytes: as asked for, and no more than an eighth of any GPU's free memory."""
+        """Return the largest message in bytes: the requested one, at most an eighth of any GPU's free memory."""
         wanted = int(ORDER["max_bytes"])
         if self.device.type != "cuda":
             return wanted
@@ -197,10 +201,10 @@ class Bench:
         return min(wanted, -int(self.slowest(-float(free // 8))[0]))
 
     def measure_sizes(self, dtype: Any, largest: int, budget_s: float) -> None:
-        """Time sizes from 8 bytes up by doubling while the next one fits the budget; rank 0 reports the medians.
+        """Time sizes from 8 bytes on, doubled while the next one fits the budget; rank 0 reports the medians.
 
         algbw = bytes / seconds; busbw = algbw * 2 (n - 1) / n, as nccl-tests' PERFORMANCE.md defines them; in 10⁹
-        bytes/s. With an order's "plateau" fewer sizes are timed, and it ends when the curve's shape is known.
+        bytes/s. If the order has "plateau", fewer sizes are timed, until the plateau is reached.
         """
         name = str(dtype).rpartition(".")[2]
         width = 4 if name == "float32" else 2
@@ -225,7 +229,7 @@ class Bench:
 
 
 def guarded(run: Any) -> int:
-    """Run a rank; the exit status, after a report of what went wrong."""
+    """Run a rank; report an error, and return the exit status."""
     try:
         run()
     except Exception as error:  # noqa: BLE001 - reported whole; the controller judges
@@ -236,7 +240,7 @@ def guarded(run: Any) -> int:
 
 
 def leave(status: int) -> None:
-    """End the process at once: taking torch down takes half a second, and abort now and then."""
+    """Exit at once, since torch's shutdown takes half a second and sometimes aborts."""
     sys.stdout.flush()
     sys.stderr.flush()
     ctypes.CDLL(None).fflush(None)
@@ -244,7 +248,7 @@ def leave(status: int) -> None:
 
 
 def fork_rank(local_rank: int) -> int:
-    """Start a rank with the order's variables and its own numbers; its PID."""
+    """Start a rank with the order's variables and its own numbers; return its PID."""
     pid = os.fork()
     if pid == 0:
         os.setsid()
@@ -257,7 +261,7 @@ def fork_rank(local_rank: int) -> int:
 
 
 def wait_for_ranks(pids: list[int], seconds: float) -> bool:
-    """Wait for all ranks, tell how bad ones died, kill what is left; True where all ended well."""
+    """Wait for all ranks, report how failed ones ended, and kill the rest; return True if all ended well."""
     deadline = time.monotonic() + seconds
     left = {pid: local_rank for local_rank, pid in enumerate(pids)}
     good = True
@@ -280,10 +284,10 @@ def wait_for_ranks(pids: list[int], seconds: float) -> bool:
 
 
 def serve() -> None:
-    """Import torch, then run one order after the other, until nobody gives any.
+    """Import torch, then run one order after the other, until stdin ends.
 
     An order: ``{"number", "first_rank", "count", "variables": of the job, "stacks": [path for each rank], "began":
-    time.monotonic of who gave it, "backend", "budget_s", "max_bytes", "plateau", "deadline_s"}``.
+    time.monotonic of its sender, "backend", "budget_s", "max_bytes", "plateau", "deadline_s"}``.
     """
     end_with_parent()
     # Python 3.12 warns of forks beside threads; libraries that start some at their import are made for it.

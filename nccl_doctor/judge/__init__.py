@@ -1,1 +1,1 @@
-"""From a snapshot to its report: running the checks, causes over consequences, summary, rows, comparing."""
+"""From a snapshot to its report: run the checks, attach consequences to causes, summarize, compare."""

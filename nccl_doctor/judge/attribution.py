@@ -1,9 +1,9 @@
-"""Attribution: findings that are causes, and what merely follows from them.
+"""Attribution of findings to the causes that they follow from.
 
-A finding follows from another one whose check states, in its ``explains``, an effect that fits what it shows: each of
-its symptoms (:mod:`nccl_doctor.model.effect`), or, where it has none, its own name on its hosts. What fits nothing
-stands by itself, and nothing gets graver by being near. Of several causes that fit, the gravest is taken, among those
-the one that does the least else; the others are named with it.
+A finding follows from another if that one's check has, in ``explains``, an effect that fits each of its symptoms
+(:mod:`nccl_doctor.model.effect`) or, if it has none, its name and hosts. A finding that fits no effect stands by
+itself, and being near another never raises its severity. Of several causes the gravest is taken, and among those the
+one with the fewest other effects; the others are named beside it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Row = tuple[Check, Finding]
 
 
 def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
-    """Return diagnoses, gravest first; a finding that another one explains stands under it."""
+    """Return the diagnoses, gravest first; a finding that another one explains is below it."""
     rows = sorted(found, key=lambda row: (-_severity(*row).rank, row[0].code))
     fitting = [_causes(row, rows) for row in rows]
     above: dict[int, int] = {}  # of each row that follows, its cause
@@ -35,7 +35,7 @@ def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
 
 
 def _causes(row: Row, rows: list[Row]) -> list[int]:
-    """Return the numbers of those that explain a row, the best first."""
+    """Return the indexes of the causes that explain a row, the best first."""
     widths = {number: width for number, cause in enumerate(rows) if cause is not row and (width := fit(cause, row))}
     return sorted(widths, key=lambda number: (-_severity(*rows[number]).rank, widths[number]))
 
@@ -47,7 +47,7 @@ def _root(number: int, above: dict[int, int]) -> int:
 
 
 def fit(cause: Row, row: Row) -> int:
-    """Return how many kinds of symptoms the effects have by which a cause explains a finding; 0 where it does not."""
+    """Return the number of kinds of symptoms in the effects with which a cause explains a finding; 0 if it does not."""
     (check, finding), (follower, shown) = cause, row
     stated = check.explains if finding.explains is None else finding.explains
     hosts, mine = frozenset(finding.hosts), finding.facts.get("failed")

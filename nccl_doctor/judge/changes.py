@@ -1,7 +1,7 @@
-"""Commands that ``nccl-doctor fix`` may run, each with its way back.
+"""Commands that ``nccl-doctor fix`` may run, and how each is undone.
 
-A command is read from its words, as :func:`nccl_doctor.text.shell.line` quoted them. What is not in this table is never
-run: it shows something, needs judgement, or has to be typed by a person.
+A command is parsed from its words, as :func:`nccl_doctor.text.shell.line` quoted them. Commands that are not in this
+table are never run: they only show something, need judgement, or must be typed by a person.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Change:
     """A change to a machine.
 
     Attributes:
-        root: it needs root, also where its diagnosis did not say so.
-        survives_reboot: None where that depends on the machine.
-        undo: the way back; None without one. ``{before}`` is a word of what ``reads`` printed.
-        in_place: succeeds while the change is as it was made; guards ``undo``.
+        root: it needs root, even if its diagnosis does not say so.
+        survives_reboot: None if that depends on the machine.
+        undo: the command that undoes it, or None; ``{before}`` is a word that ``reads`` printed.
+        in_place: succeeds while the change is still in place; guards ``undo``.
         reads: prints the values before the change, one per line.
-        already: text in the command's own output that shows that a part of it was there before; such lines are given
-            to ``undo``.
+        already: text in the command's output that shows that a part was there before; such lines are passed to
+            ``undo``.
         ends_process: a process is ended.
-        deadline_s: seconds that the command may take.
-        last: it applies others, and is run after them, on the way back too.
+        deadline_s: time limit of the command in seconds.
+        last: it applies other changes, and is run after them, also when they are undone.
     """
 
     root: bool = True
@@ -46,7 +46,7 @@ class Change:
 
 
 def change_of(command: str) -> Change | None:
-    """Return the change that a command makes; None where ``fix`` may not run it."""
+    """Return the change that a command makes; None if ``fix`` may not run it."""
     try:
         words = tuple(shlex.split(command))
     except ValueError:
@@ -59,7 +59,7 @@ def change_of(command: str) -> Change | None:
 
 
 def _both(tests: Sequence[Line]) -> Line:
-    """Return the line that succeeds where all of these do."""
+    """Return a line that succeeds if all of these do."""
     joined = tests[0]
     for test in tests[1:]:
         joined = script("{joined} && {test}", joined=joined, test=test)
@@ -126,7 +126,7 @@ def _firewalld(words: tuple[str, ...]) -> Change | None:
 
 
 def _quoted(program: str, words: Sequence[str]) -> Line:
-    """Return our own words again, options included, each quoted."""
+    """Return our own words, options included, each quoted."""
     return script("{words}", words=[argument(program), *map(argument, words)])
 
 
@@ -224,7 +224,7 @@ def _interface_up(words: tuple[str, ...]) -> Change | None:
 
 
 def _own(words: tuple[str, ...]) -> Change | None:
-    """Return the change of ``nccl-doctor fix-port … --kill --yes``, which ends the user's own stale job alone."""
+    """Return the change of ``nccl-doctor fix-port … --kill --yes``, which ends only the user's own stale job."""
     if "--kill" not in words or "--force" in words or "--pid" not in words:
         return None
     return Change(root=False, ends_process=True, survives_reboot=None, deadline_s=_SLOW_S)
@@ -241,7 +241,7 @@ def _exactly(**change: object) -> Callable[[tuple[str, ...]], Change]:
 
 
 def _remount(words: tuple[str, ...]) -> Change | None:
-    """Return the change of a larger /dev/shm, on the host or in a container of its own."""
+    """Return the change to a larger /dev/shm, on the host or in a container with its own."""
     at = words.index("mount") if "mount" in words else len(words)
     good = words[at : at + 2] == ("mount", "-o") and words[at + 3 :] == (SHM,)
     return Change(root=words[0] == "mount") if good and words[at + 2].startswith("remount,size=") else None
@@ -277,4 +277,4 @@ _TABLE: tuple[tuple[tuple[str, ...], Callable[[tuple[str, ...]], Change | None]]
     (("systemctl", "enable", "--now"), _exactly(survives_reboot=True)),
     (("nccl-doctor", "fix-port"), _own),
 )
-"""Beginnings of commands, and the functions that read the rest."""
+"""Beginnings of commands, and the functions that parse the rest."""

@@ -1,6 +1,6 @@
-"""Judges a snapshot by all checks, and makes the report; describes each host in phrases, as ``-v`` shows them.
+"""Judges a snapshot by all checks, and makes the report; describes each host in phrases for ``-v``.
 
-A check finds something, or tells why it could not judge. What merely follows from a finding stands under it.
+A check returns findings, or why it could not judge. Consequences of a finding are placed below it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from nccl_doctor.text.inet import network_of, prefix_length
 Selection = Callable[[Check], bool]
 
 SETTLED = ("interfaces", "environment", "software")
-"""Categories of facts that do not change between the look at a host and the all-reduce, so that their checks know more
-than a log. A port may be taken in between."""
+"""Categories of facts that do not change between the query and the all-reduce, so that their checks are more certain
+than a log. (A port may be taken in between.)
+"""
 
 
 def judge(
     snapshot: Snapshot, command: str, selected: Selection = lambda _check: True, dials: FailedDials | None = None
 ) -> Report:
-    """Return the report of a snapshot; ``dials``: the known causes of failed connections."""
+    """Return the report of a snapshot; ``dials`` are the known causes of failed connections."""
     derived = Derived(snapshot, dials)
     judged = [
         run_check(check, derived) if selected(check) else CheckRun(check, Outcome.SKIP, NOT_SELECTED)
@@ -82,7 +83,7 @@ def _with_spared_allreduce(
 
 
 def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun:
-    """Return the run without its gaps if found faults hide the facts that it needs on all of their hosts."""
+    """Return the run without its gaps if found faults explain, on all their hosts, why its facts are missing."""
     hiding = [j for j in judged if j.findings and not set(j.check.hides).isdisjoint(run.check.needs)]
     hidden = {host for j in hiding for finding in j.findings for host in finding.hosts}
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)
@@ -93,7 +94,7 @@ def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun
 
 
 def _placed(diagnosis: Diagnosis, cluster: Cluster) -> Diagnosis:
-    """Say where each command runs; what needs root changes the machine around a container."""
+    """Return the fix with the place of each command; commands that need root run on the machine around a container."""
     fix = diagnosis.fix
     commands = placed(fix.commands, cluster, inside=not (fix.needs_root or entry(diagnosis.name).outside))
     return diagnosis.model_copy(update={"fix": fix.model_copy(update={"commands": commands})})
@@ -119,7 +120,7 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
 
 
 def _with_findings_of_nccl(judged: list[CheckRun], smoke: Smoke) -> list[CheckRun]:
-    """Add the findings of NCCL's own diagnostics that no check of ours has."""
+    """Add the findings of NCCL's own diagnostics that no check of ours reports."""
     by_name = {j.check.name: j for j in judged}
     for name, finding in findings_of_nccl(smoke):
         if not ((live := by_name.get(name)) and (live.findings or live.reason == NOT_SELECTED)):
@@ -128,7 +129,7 @@ def _with_findings_of_nccl(judged: list[CheckRun], smoke: Smoke) -> list[CheckRu
 
 
 def _confirmed(found: Finding, words: Finding, check: Check) -> Finding:
-    """Return a finding of a check, with what comes of it where the ranks' words name it on a host of its own, too."""
+    """Return a check's finding, with its effects if the ranks' output also names it on one of its hosts."""
     if set(found.hosts).isdisjoint(words.hosts):
         return found
     own = check.explains if found.explains is None else found.explains
@@ -152,7 +153,7 @@ def _host(host: Host, derived: Derived, rdma: tuple[RdmaAnswer, ...]) -> HostSum
 
 
 def _network(host: Host, address: str) -> str | None:
-    """Return the net of one of the host's addresses; None where it doesn't tell its mask."""
+    """Return the network of one of the host's addresses; None if its mask is unknown."""
     interfaces = host.facts.interfaces if host.facts else None
     addresses = interfaces.addresses if isinstance(interfaces, Interfaces) else ()
     mask = next((one.netmask for one in addresses if one.address == address and one.netmask), None)
@@ -160,11 +161,11 @@ def _network(host: Host, address: str) -> str | None:
 
 
 _WORDS: dict[str, Callable[[Any], str | None]] = {"firewall": lambda it: managed_by(it) or "none"}
-"""Words for facts that need a room above the snapshot; others are declared at their fields."""
+"""Phrases for facts that need modules above the snapshot; others are declared at their fields."""
 
 
 def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, str]:
-    """Return the words of each fact that is shown, by its label, behind a pod's."""
+    """Return the phrase of each shown fact by its label, after those of a pod."""
     found = {} if pod is None else {"pod": _pod(pod)}
     for name, declared in HostFacts.model_fields.items():
         for shown in (part for part in declared.metadata if isinstance(part, Shown)):
@@ -175,7 +176,7 @@ def describe_host(facts: HostFacts, pod: PodFacts | None = None) -> dict[str, st
 
 
 def _pod(pod: PodFacts) -> str:
-    """Return the pod's node, container, and the resources that it was given."""
+    """Return the pod's node, container and resources."""
     shm = "" if pod.shm_bytes is None else f" of {pod.shm_bytes / 1e9:.3g} GB at most"
     added = "all" if pod.privileged else ", ".join(pod.capabilities)
     parts = (
@@ -203,7 +204,7 @@ SUBJECTS = {  # facts that are lists of what a check is about, and what is said 
 
 @dataclass
 class CheckRun:
-    """A check's outcome, why, and its findings."""
+    """The outcome of a check, the reason, and its findings."""
 
     check: Check
     outcome: Outcome
@@ -220,7 +221,7 @@ class CheckRun:
 
 
 def run_check(check: Check, derived: Derived) -> CheckRun:
-    """Run a check over all hosts; a crash is its outcome and nobody else's."""
+    """Run a check over all hosts; a crash affects only its own outcome."""
     snapshot = derived.snapshot
     phases = [getattr(snapshot, need) for need in check.needs if need in PHASES]
     away = next((phase for phase in phases if isinstance(phase, (Skipped, Unknown))), None)
@@ -261,7 +262,7 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
 
 
 def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> str | None:
-    """Return why a check that found nothing had nothing to look at; None where it had."""
+    """Return why a check that found nothing had nothing to judge; None if it had something."""
     engine = next((engine for engine in engines() if engine.name == check.scope), None)
     if engine is not None and not _in_scope(check, snapshot):
         return engine.absent
@@ -278,7 +279,7 @@ def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:
 
 
 def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
-    """Return the hosts whose needed facts are known, and why the others can't be judged."""
+    """Return the hosts whose necessary facts are known, and why the others can't be judged."""
     snapshot = derived.snapshot
     untold = derived.nccl.unknown if check.needs_nccl else {}
     hosts: list[Host] = []

@@ -1,4 +1,4 @@
-"""The plan of ``nccl-doctor fix``: which commands of a report are run, in which order, and what is left to people."""
+"""The plan of ``nccl-doctor fix``: the commands of a report to run, in order, and what is left to do by hand."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _shown(undo: object, change: Change) -> str | None:
 
 
 def _settings(found: Diagnosis, snapshot: Snapshot) -> Iterator[Step]:
-    """Yield the step that writes a job's variables into the hosts file, where they can be the same on all hosts."""
+    """Yield the step that writes a job's variables into the hosts file, if they can be the same on all hosts."""
     file = ClusterSource(snapshot.cluster).file
     wanted = found.fix.variables
     first, *others = wanted.values()
@@ -119,7 +119,7 @@ def _idle(variables: Mapping[str, str], host: Host) -> bool:
 
 
 def undo_plan(done: Sequence[tuple[Step, StepResult]], file: str | None) -> tuple[Step, ...]:
-    """Return the ways back of steps that were run, the last one first; ``file`` is the hosts file that was changed."""
+    """Return the steps that undo steps that were run, the last one first; ``file`` is the changed hosts file."""
     back: list[Step] = []
     applying: list[Step] = []
     for step, result in reversed(done):
@@ -146,7 +146,7 @@ def undo_plan(done: Sequence[tuple[Step, StepResult]], file: str | None) -> tupl
 
 
 def compared(before: Iterable[Diagnosis], after: Iterable[Diagnosis], least: Severity) -> Mapping[str, tuple[str, ...]]:
-    """Return the names of diagnoses from ``least`` on, with their hosts, by what became of them."""
+    """Return the names of diagnoses of severity ``least`` or higher with their hosts: mended, remaining, or new."""
     then, now = (
         {found.name: found.hosts for found in found_ if found.severity.rank >= least.rank}
         for found_ in (_joined(before), _joined(after))
@@ -159,7 +159,7 @@ def compared(before: Iterable[Diagnosis], after: Iterable[Diagnosis], least: Sev
 
 
 def _joined(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return the diagnoses with those of one name together."""
+    """Return the diagnoses, with those of the same name joined."""
     together: dict[str, Diagnosis] = {}
     for found in diagnoses:
         other = together.get(found.name)
@@ -170,7 +170,7 @@ def _joined(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
 
 
 def all_mended(report: FixReport) -> bool:
-    """Return whether each step's diagnosis is gone, and each step was done."""
+    """Return whether every step was done and its diagnosis is gone."""
     chosen = {result.number for result in report.results}
     names = {step.mends for step in report.plan if step.number in chosen}
     still = {found.name for found in report.after or ()}

@@ -1,7 +1,7 @@
-"""Snapshots from files: compared fact by fact, and judged without commands for the machine that judges.
+"""Snapshots from files, compared fact by fact and judged without commands for this machine.
 
-A snapshot may come from anybody. A line for this machine would be made of its names, paths and keys alone: a
-certificate authority to be trusted, a system's file to be opened, a policy of the cluster's to be applied.
+A snapshot may come from anybody. A command for this machine would be made only from its names, paths and keys: it might
+trust a certificate authority, open a system file, or apply a policy in the cluster.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from nccl_doctor.snapshot.network import Names
 FROM = "from the snapshot"  # stands where such a command is for
 
 LEFT_OUT = "(the lines for it are left out: a snapshot's words would run on this machine)"
-"""Note behind a summary whose commands would all run on this machine."""
+"""Note after a summary whose commands would all run on this machine."""
 
 Judged = TypeVar("Judged", Report, HangReport, Difference, InterfaceAnswers)
 
 
 def judged_from_file(document: Judged, own: Container[str]) -> Judged:
-    """Return the document of a snapshot without commands for this machine, the hosts ``own``."""
+    """Return the document of a snapshot without commands for this machine, which is listed as ``own``."""
     if isinstance(document, Difference):
         both = document.diagnoses
         gone, new = (tuple(_diagnosis(one, own) for one in side) for side in (both.gone, both.new))
@@ -47,7 +47,7 @@ def judged_from_file(document: Judged, own: Container[str]) -> Judged:
 
 
 def _diagnosis(found: Diagnosis, own: Container[str]) -> Diagnosis:
-    """Return the fix with its commands for other hosts only; prose if there are none."""
+    """Return the diagnosis with only the commands for other hosts; prose if there are none."""
     fix = found.fix
     if not fix.commands:
         return found
@@ -61,7 +61,7 @@ _GID = re.compile(r"::ffff:[0-9]{1,3}(?:[.][0-9]{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0
 
 
 def beside(report: Report, snapshot: Snapshot) -> Report:
-    """Return a log's report in which RDMA's faults name the ports of a snapshot of the same hosts."""
+    """Return a log's report in which RDMA faults name the ports from a snapshot of the same hosts."""
     rdma = cluster_nccl(snapshot).rdma
 
     def named(found: Diagnosis) -> Diagnosis:
@@ -84,20 +84,20 @@ FLEETING = frozenset(  # names of fields that are never the same twice
     | {"network"}  # the number of a network namespace
 )
 KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "port")
-"""Fields that identify an entry of a list; the first that it has counts."""
+"""Fields that identify an item of a list; the first one that it has is used."""
 ABSENT = "nothing"
 EMPTY = {ABSENT, "[]", "{}"}
 
 
 def difference(before: Snapshot, after: Snapshot) -> Difference:
-    """Compare two snapshots: facts, and what is found in them."""
+    """Return the differences between two snapshots: in facts and in diagnoses."""
     old, new = ({(d.code, d.hosts): d for d in judge(one, "check").diagnoses} for one in (before, after))
     gone, came = (tuple(d for key, d in some.items() if key not in rest) for some, rest in ((old, new), (new, old)))
     return Difference(changes=changes(before, after), diagnoses=DiagnosisChanges(gone=gone, new=came))
 
 
 def changes(before: Snapshot, after: Snapshot) -> tuple[Change, ...]:
-    """Return all changes, the cluster's first; the same on several hosts once."""
+    """Return all changes, those of the cluster first; the same change on several hosts is one."""
     cluster = [(change, ()) for change in _differences(_cluster(before), _cluster(after))]
     old, new = ({host.name: host for host in snapshot.hosts} for snapshot in (before, after))
     hosts: dict[tuple[str, str, str], list[str]] = {}
@@ -125,7 +125,7 @@ def _cluster(snapshot: Snapshot) -> dict[str, str]:
 
 
 def _host(host: Host | None, names: set[str]) -> dict[str, str]:
-    """Return every fact of a host as a flat table; of the cluster's names, only those given."""
+    """Return all facts of a host as a flat table, with only the given names of the cluster."""
     if host is None:
         return {"in the list": "no"}
     if host.facts is None:
@@ -152,7 +152,7 @@ def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str
 
 
 def _leaves(tree: object, path: str) -> Iterator[tuple[str, str]]:
-    """Yield every value with its place; unknown facts and empty collections are one each."""
+    """Yield every value with its place; an unknown fact or an empty collection is one value."""
     if isinstance(tree, dict):
         reason = next((word for word in ("unknown", "skipped") if f"${word}" in tree), None)
         if reason is not None:

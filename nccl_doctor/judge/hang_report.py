@@ -1,4 +1,4 @@
-"""From what was seen of a running job to its report: the verdict, its diagnoses and what follows, the ranks."""
+"""From a snapshot of a running job to its report: the verdict, diagnoses with consequences, and the ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_PLACES = 12
 
 
 def report(snapshot: HangSnapshot, *, patient: bool = True) -> HangReport:
-    """Return the document of ``hang`` from what was seen of a job; ``patient`` as :func:`judge_hang` takes it."""
+    """Return the document of ``hang`` for a snapshot of a job; ``patient`` as in :func:`judge_hang`."""
     judged = judge_hang(snapshot, patient=patient)
     evidence = judged.evidence
     every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(one.hosts for one in evidence.lost))
@@ -69,9 +69,9 @@ MOST_COMPARED = 1 << 18  # characters
 
 
 def _compared(snapshot: HangSnapshot) -> LogVerdict | None:
-    """Return NCCL's own comparison of the ranks, which RAS gives from 2.31 on, read as a log.
+    """Return the diagnostics of RAS (NCCL 2.31 and later), which compare the ranks, read as a log.
 
-    None where there is none.
+    None if there are none.
     """
     answers = [answer for host in snapshot.hosts for answer in host.ras if isinstance(answer, Ras)]
     texts = [one.text for answer in answers for one in answer.reports if one.form == DIAGNOSTICS]

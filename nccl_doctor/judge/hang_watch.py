@@ -1,4 +1,4 @@
-"""Progress of a watched job, sample by sample: what moved, since when nothing did, and when to look closely."""
+"""Progress of a watched job by samples: what advanced, how long nothing has, and when to examine it closely."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
 
 LEAST_SAMPLES = 3
-"""Samples without progress before a job is looked at closely, however far apart they are."""
+"""Number of samples without progress before a job is examined closely, however far apart they are."""
 
 State = Literal["no-job", "new-job", "moves", "still", "blind"]
-"""Result of a sample: no rank was found; other processes than before; progress; none; or nothing could be compared."""
+"""Result of a sample: no rank found; other processes than before; progress; no progress; or nothing comparable."""
 
 
 @dataclass
 class JobProgress:
-    """Memory of a watch: the last sample, and when each rank was last seen to advance, on the watcher's clock.
+    """State of a watch: the last sample, and when each rank was last seen to advance, on the watcher's clock.
 
     Attributes:
-        since: when the job last advanced, or was first seen.
-        samples: how many in a row have shown no progress.
+        since: when the job last advanced, or was first found.
+        samples: number of consecutive samples without progress.
         ranks: when each rank last advanced.
-        began: when the watch first saw a job; None before.
+        began: when the watch first found a job; None before that.
     """
 
     since: float = 0.0
@@ -35,7 +35,7 @@ class JobProgress:
     _last: HangSnapshot | None = None
 
     def feed(self, sample: HangSnapshot, now: float) -> State:
-        """Take a sample and return what it shows beside the one before."""
+        """Add a sample, and return its result compared with the previous one."""
         before, self._last = self._last, sample
         found = {(host.name, rank.pid, rank.rank) for host in sample.hosts if host.job for rank in host.job.ranks}
         if not found and any(host.job and host.job.starters for host in sample.hosts):
@@ -67,15 +67,15 @@ class JobProgress:
         return "still"
 
     def is_due(self, now: float, after_s: float) -> bool:
-        """Return whether the job has made no progress for long enough to be looked at closely."""
+        """Return whether the job has made no progress for long enough to be examined closely."""
         return self.samples >= LEAST_SAMPLES and now - self.since >= after_s
 
     def moved(self, now: float) -> None:
-        """Note that a closer look saw the job advance."""
+        """Record that a closer look saw the job advance."""
         self.since, self.samples = now, 0
 
     def _wait_for_ranks(self, now: float) -> State:
-        """Take a sample of launchers that have no rank yet."""
+        """Add a sample of launchers that have no rank yet."""
         if self.began is None or self.ranks:
             self.began = now if self.began is None else self.began
             self._begin_anew(now, set())
@@ -103,7 +103,7 @@ def _moved(rank: ObservedRank, both: HangEvidence) -> bool:
 
 
 def paired(before: HangSnapshot, sample: HangSnapshot) -> HangSnapshot:
-    """Return two samples as one snapshot with two looks at the processes that are in both."""
+    """Return two samples as one snapshot, with two looks at the processes that are in both."""
     earlier = {host.name: host for host in before.hosts}
     hosts = tuple(_both(earlier.get(host.name), host) for host in sample.hosts)
     return sample.model_copy(update={"hosts": hosts})

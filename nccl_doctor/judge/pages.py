@@ -43,7 +43,7 @@ def find_pages(words: str) -> tuple[Page | Topic | TopicList, ...]:
 
 
 def _read(topic: str) -> tuple[str, str]:
-    """Title and text of a topic; blocks of the Markdown stand four columns in, as in a diagnosis' page."""
+    """Return the title and text of a topic; code blocks are indented by four columns, as in a diagnosis' page."""
     title, _, text = _COMMENT.sub("", (TOPICS / f"{topic}.md").read_text(encoding="utf-8")).partition("\n")
     text = _FENCE.sub(lambda block: re.sub(r"^(?=.)", "    ", block[1], flags=re.MULTILINE), text)
     return title.removeprefix("# "), _HEADING.sub("", text).strip("\n")
@@ -64,7 +64,7 @@ def _find_diagnosis(asked: str, topics: list[str]) -> Check:
 
 
 def _by_error(text: str) -> str | None:
-    """Return an error of the kernel's by its name, or by what the C library calls it."""
+    """Return the diagnosis for an errno, by its name or its message in the C library."""
     for check in all_checks():
         for name in check.errors:
             if text.upper() == name or text.lower() == os.strerror(getattr(errno, name)).lower():
@@ -73,13 +73,13 @@ def _by_error(text: str) -> str | None:
 
 
 def _by_line(text: str) -> str | None:
-    """Return the diagnosis whose wording fits a line as a log has it."""
+    """Return the diagnosis with a pattern that matches a log line."""
     causes = diagnose([LogSource("words", [text.encode(errors="replace") + b"\n"])]).causes
     return causes[0].name if causes else None
 
 
 def _by_words(text: str) -> str | None:
-    """Return the one diagnosis in whose wordings' lines some of the words stand as they do in the text."""
+    """Return the only diagnosis whose sample lines contain some of the words in the order of the text."""
     words = " ".join(text.lower().split())
     names = {rule.name for rule in rules() if words in rule.sample.lower()} if " " in words else set()
     return names.pop() if len(names) == 1 else None

@@ -1,6 +1,6 @@
-"""A snapshot and its diagnoses as a report: status, the screen's rows, measurements and what to do next.
+"""The report of a snapshot and its diagnoses: status, rows of the screen, measurements, and the next step.
 
-Stands beside diagnose.py because the report layer knows the model alone and no facts.
+It is part of judge because the report layer knows only the model and no facts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def report(
     checks: tuple[CheckResult, ...],
     hosts: Sequence[HostSummary],
 ) -> Report:
-    """Return the whole report of one snapshot."""
+    """Return the complete report of one snapshot."""
     gaps = any(check.outcome in (Outcome.UNKNOWN, Outcome.CRASH) for check in checks)
     complete = not gaps and all(host.reached for host in hosts)
     made = Report(
@@ -85,13 +85,13 @@ def report(
 
 
 def status(diagnoses: Iterable[Diagnosis]) -> Literal["ok", "warning", "error"]:
-    """Return the gravest diagnosis; what is merely worth knowing leaves it at ok."""
+    """Return the severity of the gravest diagnosis; notes count as ok."""
     words: tuple[Literal["ok", "warning", "error"], ...] = ("ok", "warning", "error")
     return words[max((diagnosis.severity.rank for diagnosis in diagnoses), default=0)]
 
 
 def _listed_by(host: Host) -> str | None:
-    """Return the interface by whose address the hosts file lists a host; None where it names it otherwise."""
+    """Return the interface with the address under which the hosts file lists a host; None if it is listed by name."""
     address = numeric(host.node.address)
     if host.facts is None or host.node.local or address is None:
         return None
@@ -113,7 +113,7 @@ def _title(snapshot: Snapshot) -> str:
 
 
 def _next_step(snapshot: Snapshot, report: Report) -> str | None:
-    """Return the command to run next when nothing stands in the way."""
+    """Return the command to run next if there is no error."""
     if not reaching(snapshot.cluster.nodes).launches:
         return None
     if len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local:
@@ -134,7 +134,7 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
 
 
 def _mending(snapshot: Snapshot, report: Report) -> str | None:
-    """Return the line of ``fix`` where it has a step for an error."""
+    """Return the line that proposes ``fix``, if it has a step for an error."""
     steps, _ = plan(report, snapshot)
     errors = {found.code for found in report.diagnoses if found.severity is Severity.ERROR}
     if not any(step.code in errors for step in steps):
@@ -145,7 +145,7 @@ def _mending(snapshot: Snapshot, report: Report) -> str | None:
 
 
 def _without(snapshot: Snapshot) -> str | None:
-    """Return the line that goes on without the hosts that were not reached."""
+    """Return the command that leaves out the hosts that were not reached."""
     cluster = snapshot.cluster
     away = [host.name for host in snapshot.hosts if host.facts is None]
     first = cluster.nodes[0]
@@ -216,26 +216,26 @@ ROWS: dict[str, tuple[str, ...]] = {
     "limits": (),
     "all-reduce": ("allreduce",),
 }
-"""The screen's rows, each with its categories; a check may name another row (``Check.row``)."""
+"""Rows of the screen, each with its categories; a check may name another row (``Check.row``)."""
 
 OUTCOMES: dict[Severity, RowOutcome] = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity.INFO: "ok"}
 
 
 def decided(report: Report) -> tuple[Row, ...]:
-    """Return the rows of a running run with no check that waits for a phase."""
+    """Return the rows of a run in progress whose checks don't wait for a phase."""
     waiting = {row_of(entry(check.name)) for check in report.checks if check.reason == PENDING}
     return tuple(row for row in report.phases if row.name not in waiting)
 
 
 def row_of(check: Check) -> str:
-    """Return the screen's row of a check: its own, else its category's."""
+    """Return the row of a check: its own, otherwise that of its category."""
     return check.row or next((row for row, categories in ROWS.items() if check.category in categories), check.category)
 
 
 def rows(
     snapshot: Snapshot, diagnoses: Sequence[Diagnosis], checks: Sequence[CheckResult], hosts: Sequence[HostSummary]
 ) -> Iterator[Row]:
-    """Yield the rows that the call asks for, in the screen's order."""
+    """Yield the requested rows, in the order of the screen."""
     texts = _Texts(snapshot, hosts)
     by_code = grouped((diagnosis.code, diagnosis) for diagnosis in diagnoses)
     consequences = {effect.code for diagnosis in diagnoses for effect in diagnosis.explains}
@@ -337,11 +337,11 @@ FAULTS = {
     "torch-missing": "no torch",
     "version-mismatch": "versions differ",
 }
-"""Short words for a fault in a row of the checklist, by diagnosis; for others the name serves."""
+"""Short phrases for faults in a row of the checklist, by diagnosis; for others the name is used."""
 
 
 def _why(row: str, text: str, found: Sequence[Diagnosis], gravest: Severity) -> str:
-    """Return the faults of a row; "" where its phrase tells them or none is grave."""
+    """Return the faults of a row; "" if its phrase already names them or none is grave."""
     if row in ("access", "firewall", "all-reduce") or gravest is Severity.INFO:
         return ""
     if row == "rate":
@@ -372,7 +372,7 @@ def _rate_words(found: Diagnosis) -> str:
 
 
 class _Texts:
-    """A phrase for each row, of what the hosts showed."""
+    """A phrase for each row about the hosts' facts."""
 
     def __init__(self, snapshot: Snapshot, hosts: Sequence[HostSummary]) -> None:
         self._snapshot, self._hosts = snapshot, hosts
@@ -380,7 +380,7 @@ class _Texts:
 
     @property
     def coverage(self) -> str:
-        """The number of hosts that were judged, where not all were."""
+        """The number of hosts that were judged, if not all were."""
         hosts = self._snapshot.hosts
         return "" if len(self.facts) == len(hosts) else f"on {len(self.facts)} of {len(hosts)} hosts"
 
@@ -408,7 +408,7 @@ class _Texts:
         return ", ".join(f"{name} {' / '.join(sorted(its)[:3])}" for name, its in versions.items() if its)
 
     def _gpus(self) -> str:
-        """Return how many of which kind, hosts that have the same together."""
+        """Return the number and model of GPUs, for groups of hosts with the same ones."""
         counts = []
         for host in self._snapshot.hosts:
             gpus = host.facts.gpus if host.facts else ()

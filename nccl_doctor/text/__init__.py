@@ -1,1 +1,1 @@
-"""Texts and what they name: host lists, addresses, shell lines, secrets, files. Knows nothing of clusters."""
+"""Texts and what they denote: host lists, addresses, shell lines, secrets, files. Independent of clusters."""

@@ -1,10 +1,10 @@
-"""Bounds on time and memory for untrusted text.
+"""Limits on time and memory for untrusted text.
 
-Regular expressions are RE2's, whose time grows with the text alone; JSON is looked through before it is parsed, for
-what parsers build takes up to 150 times its bytes.
+Regular expressions are those of RE2, whose time is linear in the text. JSON is checked before it is parsed, since
+parsed values take up to 150 times its bytes.
 
-A pattern of three gaps takes :mod:`re` twelve seconds on one line of 4 kB that was made for it. What RE2 leaves out for
-its promise: looking around and references back.
+With a pattern of three gaps, :mod:`re` takes twelve seconds for a malicious line of 4 kB. In return RE2 has no
+lookaround and no back-references.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import cast
 
 
 def safe_regex(pattern: str) -> re.Pattern[str]:
-    """Return the pattern with the interface of :mod:`re`, ASCII alone; else ``re2.error``."""
+    """Return the compiled pattern with the interface of :mod:`re`, ASCII only; ``re2.error`` for an invalid one."""
     import re2  # ten milliseconds that most commands need not spend
 
     return cast("re.Pattern[str]", re2.compile(pattern))
@@ -29,13 +29,13 @@ _STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 class CrowdedError(ValueError):
-    """A document that asks for more than its kind ever holds; the message is a phrase."""
+    """A document with more values than its kind ever has; the message is a phrase."""
 
 
 def refuse_crowded(data: bytes, *, values: int, containers: int, depth: int) -> None:
-    """Refuse JSON beyond bounds (:class:`CrowdedError`) and several documents (ValueError); build nothing.
+    """Refuse JSON beyond the limits (:class:`CrowdedError`) and several documents (ValueError), without parsing.
 
-    ``containers`` are the lists and objects among the ``values``; what else is wrong with the data, its parser says.
+    ``containers`` are the lists and objects among the ``values``; other errors are left to the parser.
     """
     commas = opened = deep = 0
     whole = False

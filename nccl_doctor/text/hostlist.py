@@ -27,7 +27,7 @@ V = TypeVar("V")
 
 
 def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Return the second parts by the first, both in their order: hosts by what is true of them."""
+    """Return the second elements grouped by the first, both in their order, for example hosts by value."""
     groups: dict[K, list[V]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -35,12 +35,12 @@ def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 
 def nouns(count: int, noun: str) -> str:
-    """Return a noun beside something of which there are so many: ``rank``, ``ranks``."""
+    """Return the form of a noun for a number: ``rank``, ``ranks``."""
     return noun if count == 1 else f"{noun}s"
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """Return a number with so many digits or more, never as a power of ten: 0.25, 99, 150."""
+    """Return a number with at least this many digits, never as a power of ten: 0.25, 99, 150."""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
@@ -50,17 +50,17 @@ def plural(count: int, noun: str) -> str:
 
 
 def capital(text: str) -> str:
-    """Return ``text`` as a sentence begins; the rest as it is."""
+    """Return ``text`` with its first letter in upper case."""
     return text[:1].upper() + text[1:]
 
 
 def has_control(text: str) -> bool:
-    """Return True for control characters, line breaks, lone surrogates, marks that turn text."""
+    """Return whether a text has control characters, line breaks, lone surrogates, or bidirectional marks."""
     return _CONTROL.search(text) is not None
 
 
 def quoted(text: str, limit: int = 60) -> str:
-    """Return ``text`` in double quotes for a sentence, printable and cut."""
+    """Return ``text`` in double quotes for a sentence, printable and shortened."""
     shown = text if len(text) <= limit else text[: limit - 1] + "…"
     return '"' + "".join(char if char.isprintable() else "?" for char in shown) + '"'
 
@@ -80,10 +80,10 @@ _Part = str | list[_Range]
 
 
 def expand(pattern: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """Return the names that ``pattern`` stands for, in its order; else ValueError with a sentence.
+    """Return the names that ``pattern`` stands for, in order; ValueError with a sentence.
 
-    The last of several brackets runs fastest, as in pdsh. Padding is kept: ``[08-10]`` gives 08, 09, 10. A name that
-    stands twice comes twice. Names are counted (``limit``) before one is made.
+    The last of several brackets varies fastest, as in pdsh. Padding is kept: ``[08-10]`` gives 08, 09, 10. Duplicates
+    are kept. Names are counted (``limit``) before any is made.
     """
     items = list(_items(",".join(piece.strip() for piece in pattern.split(","))))
     count = sum(math.prod(_size(part) for part in item) for item in items)
@@ -147,7 +147,7 @@ def fold(names: Iterable[str]) -> str:
 
 @lru_cache(256)  # most verdicts of a run rest on all hosts
 def _folded(names: tuple[str, ...]) -> str:
-    """Return names folded: those that differ in one number, padded alike, share a bracket where the first stood."""
+    """Return the folded names: those that differ in one number with the same padding share a bracket."""
     spots = {name: _spots(name) for name in names}
     members = Counter(around for found in spots.values() for around, _ in found)
     chosen = {name: max(reversed(found), key=lambda spot: members[spot[0]]) for name, found in spots.items() if found}
@@ -166,7 +166,7 @@ def _folded(names: tuple[str, ...]) -> str:
 
 
 def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
-    """Return each number of a name behind the texts on both sides of it."""
+    """Return each number in a name, with the texts before and after it."""
     if len(name) > _MAX_NAME or any(char in "[]," or char.isspace() for char in name):
         return []
     found = (match for match in _NUMBER.finditer(name) if len(match[0]) <= _MAX_DIGITS)
@@ -174,7 +174,7 @@ def _spots(name: str) -> list[tuple[tuple[str, str], str]]:
 
 
 def _bracket(numbers: list[str]) -> str:
-    """Return ``[1-3,7]``, a single number as it is, and nothing for no number."""
+    """Return ``[1-3,7]``, a single number without brackets, and "" for no number."""
     if len(numbers) < 2:
         return "".join(numbers)
     runs: list[list[str]] = []

@@ -1,4 +1,4 @@
-"""Addresses and networks out of their texts, each text parsed once: every pair of hosts asks for the same ones."""
+"""Addresses and networks from texts; each text is parsed only once, since all pairs of hosts need the same ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEPT = 1 << 16
 
 @lru_cache(_KEPT)
 def address_of(text: str) -> Address:
-    """Return the address without its zone ("fe80::1%eth0"); ValueError where it is none."""
+    """Return the address without its zone ("fe80::1%eth0"); ValueError if it is no address."""
     return ipaddress.ip_address(text.partition("%")[0])
 
 
@@ -26,20 +26,20 @@ def numeric(text: str) -> Address | None:
 
 
 def is_loopback(text: str) -> bool:
-    """Return True for 127.0.0.0/8, ::1 and their spellings; False for any name."""
+    """Return whether it is 127.0.0.0/8 or ::1 in any spelling; False for any name."""
     address = numeric(text)
     return address is not None and address.is_loopback
 
 
 @lru_cache(_KEPT)
 def network_of(text: str) -> Network:
-    """Return the network of "10.0.1.7/24", its host part passed over; else ValueError."""
+    """Return the network of "10.0.1.7/24", whose host part is ignored; ValueError for anything else."""
     return ipaddress.ip_network(text, strict=False)
 
 
 @lru_cache(_KEPT)
 def prefix_length(netmask: str) -> int:
-    """24 for "255.255.255.0", 64 for "ffff:ffff:ffff:ffff::"."""
+    """Return the prefix length: 24 for "255.255.255.0", 64 for "ffff:ffff:ffff:ffff::"."""
     return int(address_of(netmask)).bit_count()
 
 

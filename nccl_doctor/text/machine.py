@@ -1,4 +1,4 @@
-"""Services of this machine: atomic writes, caches shared by threads, and resource limits."""
+"""Services of this machine: atomic writes, caches for threads, and resource limits."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _LINKS = 40  # as many links in a row as Linux follows (path_resolution(7))
 
 
 def state_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return the folder for what is kept between runs (XDG Base Directory Specification).
+    """Return the folder for files that are kept between runs (XDG Base Directory Specification).
 
-    None where there is no home directory, as in containers with a foreign user number.
+    None if there is no home directory, as in containers with a foreign user ID.
     """
     state = environ.get("XDG_STATE_HOME", "")
     try:
@@ -37,12 +37,12 @@ def state_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
-    """Write a draft beside the file and rename it: nobody reads half; else OSError.
+    """Write a draft beside the file and rename it, so that nobody reads half of it; OSError on failure.
 
-    The file keeps its mode and owner; a new one is its owner's alone where it is ``private``. One that another user
-    made in a shared folder is refused, and a link is followed as Linux does with ``fs.protected_symlinks``: not one
-    that another user planted there. What is no plain file (/dev/null, a named pipe) is written to as it is, and what is
-    open already (/dev/stdout, /dev/fd/3) through its descriptor.
+    The file keeps its mode and owner; a new ``private`` file is readable only by its owner. A file that another user
+    made in a shared folder is refused, and links are followed as Linux does with ``fs.protected_symlinks``: not if
+    another user planted them there. Special files (/dev/null, a named pipe) are written to directly, and open ones
+    (/dev/stdout, /dev/fd/3) through their descriptors.
     """
     number = _descriptor(path)
     if number is not None:
@@ -69,7 +69,7 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
 
 
 def try_file(path: Path) -> None:
-    """Raise the OSError that would keep :func:`write_atomically` from the file; changes nothing."""
+    """Raise the OSError that :func:`write_atomically` would raise; change nothing."""
     number = _descriptor(path)
     if number is not None:
         if fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
@@ -92,7 +92,7 @@ def try_file(path: Path) -> None:
 
 
 def try_folder(folder: Path) -> None:
-    """Raise the OSError that would keep us from making the folder, or files in it."""
+    """Raise the OSError that creating the folder, or files in it, would raise."""
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -100,7 +100,7 @@ def try_folder(folder: Path) -> None:
 
 
 def _refuse_place(folder: Path) -> None:
-    """Raise the OSError that forbids to make or replace a file there."""
+    """Raise the OSError if a file may not be created or replaced there."""
     if not stat.S_ISDIR(folder.stat().st_mode):
         raise _error(errno.ENOTDIR)
     if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
@@ -112,7 +112,7 @@ def _error(number: int) -> OSError:
 
 
 def _descriptor(path: Path) -> int | None:
-    """Return the stream of ours that the path names; opened anew it would be cut."""
+    """Return our own stream that the path names, since opening it again would truncate it."""
     name = os.fspath(path)
     found = _OPEN.fullmatch(name)
     number = _STREAMS.get(name) if found is None else int(found[1])
@@ -132,9 +132,9 @@ def _followed(path: Path) -> Path:
 
 
 def _refuse_planted(place: Path) -> None:
-    """Raise the OSError with which Linux refuses a file that another user made where others may (protected_regular).
+    """Raise the OSError with which Linux refuses a file of another user in a shared folder (protected_regular).
 
-    Its owner could read what is written there. The folder's own owner may have files in it.
+    Its owner could read the data. Files of the folder's owner are accepted.
     """
     try:
         before = place.lstat()
@@ -147,7 +147,7 @@ def _refuse_planted(place: Path) -> None:
 
 
 def _as_before(place: Path, descriptor: int, *, private: bool) -> None:
-    """Give the draft the mode and owner of the file that it replaces."""
+    """Set the draft's mode and owner to those of the file that it replaces."""
     try:
         before = place.lstat()
     except FileNotFoundError:
@@ -161,7 +161,7 @@ def _as_before(place: Path, descriptor: int, *, private: bool) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Put the rename on the disk, where a filesystem lets us sync folders."""
+    """Sync the rename to disk, if the filesystem can sync folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
@@ -180,7 +180,10 @@ T = TypeVar("T")
 
 
 def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
-    """Cache results as :func:`functools.cache` does, once for all threads; keywords are not in the key."""
+    """Cache results as :func:`functools.cache` does, computed once for all threads.
+
+    Keyword arguments are not in the key.
+    """
     kept: dict[Hashable, T] = {}
     locks: dict[Hashable, threading.Lock] = {}
 
@@ -198,7 +201,7 @@ _NO_THREAD = "can't start new thread"  # CPython's words, Modules/_threadmodule.
 
 
 def out_of_threads(error: BaseException | None) -> bool:
-    """Return whether this machine starts no further thread, or program (fork(2), EAGAIN)."""
+    """Return whether this machine can't start another thread or program (fork(2), EAGAIN)."""
     thread = isinstance(error, RuntimeError) and str(error) == _NO_THREAD
     return thread or (isinstance(error, BlockingIOError) and error.errno == errno.EAGAIN)
 
@@ -214,7 +217,7 @@ def describe_thread_limit() -> str:
 
 
 def require_linux(named: str) -> None:
-    """Raise UsageError where this machine, to be looked at as a host, run macOS."""
+    """Raise UsageError if this machine is to be checked as a host and runs macOS."""
     if sys.platform != "linux":
         what = "" if named == "this machine" else f"{named} is this machine, and "
         raise UsageError(

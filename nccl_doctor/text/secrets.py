@@ -1,6 +1,6 @@
-"""Secrets by their looks in a text, and documents without them, as every report shows them.
+"""Finds secrets in texts by their form, and hides them in the documents of every report.
 
-Each pattern is bounded, so that a text costs in proportion to its length.
+Each pattern is bounded, so that the time is proportional to a text's length.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _WORD = (
     + _QUOTED
     + r"""|(?<=[^\s'",;&])['"](?=[^\s'",;&)}\]])|[,;&](?![\s'"\])}]|$|[\w.$-]{1,64}[=:])){1,4000})"""
 )
-"""A value as shells, YAML, JSON and JSON within JSON write one: to the closing quote, the blank or the next name."""
+"""A value in shells, YAML, JSON, or JSON within JSON: up to the closing quote, a blank or the next name."""
 _GIVEN = r"(?!\(left out\))(?!(?:none|null|nil|true|false)\b|\"\"|''|[{\[(](?:\s|$))"
 _NO_COUNT = r"(?![\"']?[-+]?\d[\d.,_]{0,15}[kmb%]?[\"']?(?![\w.]))"
 _KEYS = r"(?:api|access|private|account|auth|service|signing|encryption|license|subscription|storage)[_-]?key"
@@ -94,24 +94,24 @@ _WEAK = (
     r"(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!sep[_-])(?<!cls[_-])(?<!mask[_-])(?<!image[_-])"
     r"tokens?(?!iz|s?_?(?:ids?|type|len|count|limit|budget|per)\b)[\w-]{0,64}"
 )
-"""Names that only count or name pieces of text: ``tokenizer``, ``eos_token``, ``token_ids``, ``tokens_per_second``."""
+"""Names about pieces of text: ``tokenizer``, ``eos_token``, ``token_ids``, ``tokens_per_second``."""
 _STOP = r"\\{0,3}['\"]?"
 
 
 def _named(name: str, guard: str = "") -> str:
-    """Return ``WANDB_API_KEY=…``, ``"token": "…"``; no file that is so called: ``/etc/passwd: no such file``."""
+    """Return the pattern of ``WANDB_API_KEY=…`` and ``"token": "…"``, but not of ``/etc/passwd: no such file``."""
     stop = rf"{_STOP}\s{{0,4}}"
     return rf"((?:{name}{stop}:?=(?:[=>]|(?![=>]))|(?<!/){name}{stop}:(?![:/]))\s{{0,4}}){_GIVEN}{guard}{_WORD}"
 
 
 def _option(name: str, guard: str = "") -> str:
-    """Return ``--db-password hunter2``, also as Python prints a list: ``'--db-password', 'hunter2'``."""
+    """Return the pattern of ``--db-password hunter2``, also in a Python list: ``'--db-password', 'hunter2'``."""
     start = r"(?<![\w%-])--?(?!show-secrets\b)(?:[A-Za-z0-9]{1,40}[_-]){0,6}?"
     return rf"({start}{name}(?:['\"],\s{{0,4}}|\s{{1,4}})){_GIVEN}(?!['\"]?-){guard}{_WORD}"
 
 
 _ENDS = r"(?:key|auth|jwt|pat|creds?)"
-"""Ends of names that belong to secrets and to other things: ``--wandb-key``, ``--sort-key``."""
+"""Ends of names of secrets and of other things: ``--wandb-key``, ``--sort-key``."""
 _LONG = r"(?=['\"]?[^\s'\"/~.$,;&][^\s'\"]{15,4000})(?!['\"]?[A-Za-z_.,:-]{1,4000}(?![^\s'\",;&]))"
 """A value of 16 characters or more that is no path and no plain word."""
 _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
@@ -119,7 +119,7 @@ _PAIR = r"(?=['\"]?[^\s:@/'\"]{1,100}:[^\s:/'\"])"
 
 
 class _Shape(NamedTuple):
-    """A pattern, and words of which a text holds one, in small letters, where it fits; its first group stays."""
+    """A pattern, and words of which every match contains one in lower case; its first group is kept."""
 
     words: tuple[str, ...]
     pattern: str
@@ -215,7 +215,7 @@ def _shape(pattern: str) -> re.Pattern[str]:
 
 @cache
 def _token(start: str) -> re.Pattern[str]:
-    """Return the whole token; of one that was clipped, its rest where that tells."""
+    """Return the pattern of a whole token; for a clipped one, that of its rest if recognisable."""
     left = rf"|[\w.+/=-]{{1,4000}}{CUT}" if len(start) > 2 else ""
     return re.compile(rf"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))(){re.escape(start)}(?:{_TOKENS[start]}{left})")
 
@@ -230,7 +230,7 @@ def _patterns(text: str) -> Iterator[re.Pattern[str]]:
 
 
 def without_secrets(text: str) -> str:
-    """Return the text, coloured or not, with :data:`LEFT_OUT` for each secret."""
+    """Return the text, with or without colour codes, with :data:`LEFT_OUT` for each secret."""
     plain = text
     if not text.isprintable():  # as a terminal shows it: without what no screen of ours lets through
         plain = "".join(letter for letter in CONTROL_SEQUENCE.sub("", text) if letter.isprintable() or letter.isspace())
@@ -241,12 +241,12 @@ def without_secrets(text: str) -> str:
 
 
 def names_secret(name: str) -> bool:
-    """Return True for the name of a secret variable or field: ``HF_TOKEN``, ``db_password``."""
+    """Return whether it is the name of a secret variable or field: ``HF_TOKEN``, ``db_password``."""
     return without_secrets(f"{name}=x1") != f"{name}=x1"
 
 
 def part(text: str, start: int, end: int) -> str:
-    """Return the text from ``start`` to ``end``, less half a secret at either end."""
+    """Return the text from ``start`` to ``end``, without half a secret at either end."""
     first, last = start, end
     if start > 0 or end < len(text):
         for found in (match for pattern in _patterns(text) for match in pattern.finditer(text)):
@@ -258,9 +258,9 @@ def part(text: str, start: int, end: int) -> str:
 
 
 def is_key_line(text: str, *, within: bool = False) -> bool:
-    """Return True for a line of a private key's body, behind whatever ranks and times a launcher puts before it.
+    """Return whether it is a line of a private key's body, possibly behind a launcher's rank and time.
 
-    ``within`` a key that began before, it need not be of full length.
+    ``within`` a key that has begun, the line may be shorter.
     """
     *before, last = text.split() or [""]
     if len(before) > 4 or not all(word[-1] in ":>|]" or word.isdigit() for word in before):
@@ -277,19 +277,22 @@ _BEGIN, _END = "PRIVATE KEY-----", "-----END "
 
 
 def hide_secrets(document: Shown) -> Shown:
-    """Return the document with :data:`LEFT_OUT` for each secret; itself where it holds none."""
+    """Return the document with :data:`LEFT_OUT` for each secret; the same object if it has none."""
     hidden: Shown = _Walk().value(document)
     return hidden
 
 
 class _Walk:
-    """A way through a document; each text is looked at once."""
+    """Traversal of a document, in which each text is examined once."""
 
     def __init__(self) -> None:
         self._text, self._is_secret = cache(without_secrets), cache(names_secret)
 
     def value(self, value: Any) -> Any:  # noqa: ANN401 - any part of a document
-        """Return the value hidden, as its own method ``without_secrets`` says; itself where nothing is."""
+        """Return the value without secrets, by its method ``without_secrets`` if it has one.
+
+        The same object if it has none.
+        """
         kind = type(value)
         if kind is str:
             return self._text(value)
@@ -305,7 +308,7 @@ class _Walk:
         return self._fields(value)
 
     def _fields(self, value: Any) -> Any:  # noqa: ANN401 - as above
-        """Return a model or dataclass with each field hidden; anything else as it is."""
+        """Return a model or dataclass with secrets hidden in each field; anything else unchanged."""
         kind = type(value)
         names = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", {})
         old = {name: getattr(value, name) for name in names}
@@ -316,7 +319,10 @@ class _Walk:
         return value.model_copy(update=changed) if hasattr(value, "model_copy") else replace(value, **changed)
 
     def _mapping(self, tree: dict[Any, Any]) -> dict[Any, Any]:
-        """Return values whose names call them a secret go whole; hosts and paths may be called anything."""
+        """Return a mapping in which values with secret names are hidden completely.
+
+        Hosts and paths may have any name.
+        """
         found = {}
         for name, value in tree.items():
             secret = type(name) is str and name.isidentifier() and self._is_secret(name)
@@ -326,7 +332,7 @@ class _Walk:
         return tree if same else found
 
     def _items(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield each item; of log lines those that are a private key's."""
+        """Yield each item, with log lines of a private key hidden."""
         within = False
         for item in items:
             text = item if type(item) is str else getattr(item, "text", None)
@@ -339,7 +345,7 @@ class _Walk:
 
 
 def _left_out(value: object) -> object:
-    """Return the value with all texts removed, keeping structure and numbers."""
+    """Return the value with all texts hidden, but with its structure and numbers."""
     if isinstance(value, dict):
         return {name: _left_out(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,7 +1,7 @@
-"""Text fit for a terminal, and for a shell that people paste into: sh, bash and zsh take it alike.
+"""Text for terminals, and for shells into which people paste: sh, bash and zsh read it in the same way.
 
-A :class:`Line` is made in this module alone, out of a template that stands in our source and of values for its holes.
-In :func:`line` every word is quoted, whoever supplied it; in :func:`script` a hole takes numbers and other lines only.
+A :class:`Line` is made only in this module, from a template in our source and values for its holes. In :func:`line`
+every word is quoted, wherever it comes from; in :func:`script` a hole accepts only numbers and other lines.
 
 Host names, log lines, process titles and rule comments are other people's text. An escape sequence in them could
 repaint the screen, a carriage return overwrite a line, a bidirectional override swap what a command seems to say
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 Hole: TypeAlias = "int | str | IPv4Address | IPv6Address | IPv4Network | IPv6Network"
-"""Values for a hole of :func:`line`; text has to be printable, and no option where it begins a word."""
+"""Values for a hole of :func:`line`; text must be printable, and no option at the beginning of a word."""
 
 _PLAIN = re.compile(r"[\w.,:@%/+-]+", re.ASCII)
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -33,7 +33,7 @@ _HOSTS = re.compile(r"[\w.:,\[\]-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Line:
-    """Shell text that does what its template says and nothing else."""
+    """Shell text that does only what its template does."""
 
     text: str
 
@@ -42,9 +42,9 @@ class Line:
 
 
 def word(text: str) -> str:
-    """Return the text as one word, quoted where it needs it; of ``NAME=value`` the value alone.
+    """Return the text as one shell word, quoted if necessary; in ``NAME=value`` only the value is quoted.
 
-    A word that begins with "=" needs it, for zsh looks up a command behind it, which :func:`shlex.quote` lets pass.
+    A word that begins with "=" is quoted, since zsh would look up a command; :func:`shlex.quote` does not quote it.
     """
     name, sign, value = text.partition("=")
     if sign and _NAME.fullmatch(name):
@@ -57,11 +57,12 @@ def _quoted(text: str) -> str:
 
 
 def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | None:
-    """Return a line of one command or a few, each hole one word or a part of one.
+    """Return a line of one or more commands, in which each hole is a word or a part of one.
 
-    The template has words as a shell splits them, ``{name}`` for a hole, ``{*name}`` for as many words as are given;
-    operators as words of their own are the shell's. A line fills a hole that is a word of its own, as it is. None where
-    a text can't be pasted: it holds what does not print (a line break, an escape), or would be taken for an option.
+    The template has words separated by blanks, ``{name}`` for a hole, and ``{*name}`` for any number of words; separate
+    words that are operators belong to the shell. A line as a value is inserted unquoted, into a hole that is a whole
+    word. Returns None if a text can't be pasted because it is not printable (a line break, an escape) or would be read
+    as an option.
     """
     words: list[str] = []
     for part in shlex.split(template):
@@ -83,7 +84,10 @@ def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | 
 
 
 def script(template: str, **parts: int | Line | Sequence[Line]) -> Line:
-    """Shell text with holes for numbers and lines; several lines for one hole stand side by side."""
+    """Return shell text from a template with holes for numbers and lines.
+
+    Several lines for one hole are joined by blanks.
+    """
     texts = {
         name: " ".join(map(str, part)) if isinstance(part, Sequence) else str(part) for name, part in parts.items()
     }
@@ -91,34 +95,34 @@ def script(template: str, **parts: int | Line | Sequence[Line]) -> Line:
 
 
 def argument(text: str) -> Line:
-    """Return the user's own text as one word."""
+    """Return the user's own text as one shell word."""
     return Line(word(text))
 
 
 def nested(command: Line | str) -> Line:
-    """Return a command as one word of another, quoted as a whole."""
+    """Return a command as one quoted word of another command."""
     return Line(_quoted(str(command)))
 
 
 def host_names(pattern: str) -> Line:
-    """Return a folded list of hosts, for a place where nothing is quoted; else ValueError."""
+    """Return a folded list of hosts for a place without quotes; ValueError if that is not safe."""
     if not _HOSTS.fullmatch(pattern):
         raise ValueError(f"{pattern!r} is not a list of host names")
     return Line(pattern)
 
 
 def program(path: str) -> Line:
-    """Return an interpreter's path; ``~/`` stays outside the quotes, for the shell to fill."""
+    """Return an interpreter's path; ``~/`` stays outside the quotes, so that the shell expands it."""
     return Line("~/" + _quoted(path[2:]) if path.startswith("~/") and len(path) > 2 else _quoted(path))
 
 
 def assignments(variables: Mapping[str, str]) -> list[Line]:
-    """Return ``NAME=value`` for the front of a command."""
+    """Return ``NAME=value`` pairs for the beginning of a command."""
     return [Line(f"{name}={_quoted(value) if value else ''}") for name, value in variables.items()]
 
 
 def words(texts: Sequence[str], replaced: Mapping[str, Line]) -> list[Line]:
-    """Return the user's texts as words; ``{name}`` gives way to its line in ``replaced``."""
+    """Return the user's texts as shell words, with ``{name}`` replaced by its line in ``replaced``."""
     made = []
     for text in texts:
         pieces = [piece for piece in re.split(r"(\{\w+\})", text) if piece]
@@ -137,8 +141,8 @@ CONTROL_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
 def clean(text: str) -> str:
     """Return the text on one line, without control characters.
 
-    Line breaks and tabs become a space each, lone surrogates U+FFFD. Other controls (Unicode category Cc) go, and so
-    do format characters (Cf: bidirectional overrides, zero-width characters) and the sequences that colour logs.
+    Each line break or tab becomes a space, each lone surrogate U+FFFD. Other control characters (Unicode category Cc),
+    format characters (Cf: bidirectional overrides, zero-width characters) and colour sequences are removed.
     """
     return text if text.isprintable() else "".join(map(_shown, CONTROL_SEQUENCE.sub("", text)))
 
@@ -151,5 +155,5 @@ def _shown(character: str) -> str:
 
 
 def pasteable(command: str) -> bool:
-    """Return True for a command of one line, in which a terminal hides and obeys nothing."""
+    """Return whether it is a one-line command in which a terminal hides or interprets nothing."""
     return bool(command.strip()) and clean(command) == command

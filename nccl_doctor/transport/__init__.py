@@ -1,4 +1,4 @@
-"""Transports to hosts, a folder for each way to reach them."""
+"""Transports to hosts, with a folder for each kind of connection."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
-    """Return the transport for the hosts of ``cluster``; its module is loaded only now, for SSH takes long to import.
+    """Return the transport for the hosts of ``cluster``; its module is loaded only now, since SSH takes long to import.
 
-    "auto" is the engine that the hosts came from; ``ssh_config`` is read in place of ~/.ssh/config, as ``ssh -F`` does.
+    "auto" is the engine that the hosts came from; ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``.
     """
     if here := [node.name for node in cluster.nodes if node.local]:
         machine.require_linux(fold(here))
@@ -68,4 +68,4 @@ def _slurm(_kind: Kind, _ssh_config: Path | None) -> Transport:
 
 
 TRANSPORTS: dict[str, Callable[[Kind, Path | None], Transport]] = {"ssh": _ssh, "kube": _kube, "slurm": _slurm}
-"""Functions that make the transport to hosts, by the name of the engine."""
+"""Functions that create the transport to hosts, by the name of the engine."""

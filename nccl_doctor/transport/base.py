@@ -1,6 +1,6 @@
-"""Channels to a command on a host, their lines and failures, and when to try again.
+"""Channels to a command on a host, with their lines and failures, and the rules for retries.
 
-Deadlines are values of :func:`time.monotonic`; a wait that reaches its own raises :class:`TimeoutError`.
+Deadlines are values of :func:`time.monotonic`; a wait that reaches its deadline raises :class:`TimeoutError`.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFailed
 
 MAX_LINE = 32 * 1024 * 1024
-"""Bytes that wait to be read: no answer of a host comes near it, and a runaway one must not fill the memory."""
+"""Most bytes that wait to be read: real answers are far smaller, and a faulty host must not fill the memory."""
 MAX_GREETING = 4 << 20  # Bytes until a host's first word that counts: a login's banner and what a .bashrc prints
 LINE_COST = 200  # What a line counts besides its own bytes: empty ones cost us time, too
 TAIL = 8 * 1024
 
 
 class FloodError(ValueError):
-    """A host sends far more than it was asked for."""
+    """A host sends far more than was requested."""
 
     def __init__(self, most: int) -> None:
         super().__init__(f"far more than was asked for: more than {most} bytes")
 
 
 class Allowance:
-    """The bytes that a host may still send: ``most`` in all, :data:`LINE_COST` a line included."""
+    """The bytes that a host may still send: ``most`` in all, with :data:`LINE_COST` per line."""
 
     def __init__(self, most: int) -> None:
         self._most = self._left = most
 
     def spend(self, line: bytes) -> None:
-        """Count a line that came; raise FloodError: it is one too many."""
+        """Count a received line; FloodError if it exceeds the allowance."""
         self._left -= len(line) + LINE_COST
         if self._left < 0:
             raise FloodError(self._most)
 
 
 class LineBuffer:
-    """Collects chunks and hands out whole lines, all that wait bounded (``flooded``) together. Not thread-safe."""
+    """Buffer that takes chunks and returns whole lines, limited in size (``flooded``). Not thread-safe."""
 
     def __init__(self, most: int = MAX_LINE) -> None:
         self._most = most
@@ -54,7 +54,7 @@ class LineBuffer:
         self.flooded = False
 
     def feed(self, chunk: bytes) -> None:
-        """Add what was read; nothing is kept of a host that sends too much."""
+        """Add received bytes; nothing is kept of a host that sends too much."""
         self.flooded = self.flooded or len(self._data) + len(chunk) > self._most
         if self.flooded:
             self._data.clear()
@@ -64,7 +64,7 @@ class LineBuffer:
     def pop(self) -> bytes | None:
         """Return the next whole line without its newline.
 
-        None where there is none yet, FloodError where too much waits.
+        None if there is none yet; FloodError if too much waits.
         """
         if self.flooded:
             raise FloodError(self._most)
@@ -79,7 +79,10 @@ class LineBuffer:
         return line
 
     def flush(self) -> bytes | None:
-        """At the end of output: the next line, the last of which may lack its newline; None where nothing is left."""
+        """Return the next line at the end of output, the last of which may lack its newline.
+
+        None if nothing is left.
+        """
         line = self.pop()
         if line is None and self._data:
             line = bytes(self._data)
@@ -88,7 +91,7 @@ class LineBuffer:
         return line
 
     def push_back(self, lines: list[bytes]) -> None:
-        """Put lines that were popped in front again."""
+        """Put popped lines back in front."""
         self._data[:0] = b"".join(line + b"\n" for line in lines)
         self._searched = 0
 
@@ -101,21 +104,23 @@ class Tail:
         self._data = bytearray()
 
     def feed(self, chunk: bytes) -> None:
-        """Add what was read and drop what is too old."""
+        """Add received bytes and drop the oldest."""
         self._data += chunk
         del self._data[: -self._size]
 
     def text(self) -> str:
-        """Return the tail, with replacement characters where it is no UTF-8."""
+        """Return the tail, with replacement characters for bytes that are not UTF-8."""
         return self._data.decode("utf-8", errors="replace")
 
 
 LOGIN_TIMES = 3.0
-"""A host that has answered has so many times its bound to let us in: name services and home directories may be slow."""
+"""Factor on the time limit for the login of a host that has answered, since name services and home directories may be
+slow.
+"""
 
 
 class AccessError(Exception):
-    """A host was not reached; ``failure`` says why."""
+    """A host was not reached; ``failure`` is the reason."""
 
     def __init__(self, failure: AnyAccessFailure) -> None:
         self.failure = failure
@@ -123,7 +128,7 @@ class AccessError(Exception):
 
 
 class LostError(OSError):
-    """The end of what the command ran in, and with it of the command; ``failure`` says it."""
+    """The container or step in which the command ran has ended; ``failure`` is the reason."""
 
     def __init__(self, failure: AnyAccessFailure) -> None:
         self.failure = failure
@@ -131,33 +136,33 @@ class LostError(OSError):
 
 
 class Channel(Protocol):
-    """A command running on a host. A thread at a time uses it; :meth:`close` may come from any."""
+    """A running command on a host. One thread at a time may use it; any thread may call :meth:`close`."""
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of ``data`` to the command's stdin; TimeoutError, or OSError or EOFError where it is gone."""
+        """Write all of ``data`` to the command's stdin; TimeoutError, or OSError or EOFError if the command is gone."""
 
     def pulse(self) -> None:
-        """Send an empty line between two calls of :meth:`send`, where that needs no wait; any thread may."""
+        """Send an empty line between two calls of :meth:`send`, if that does not block; any thread may call it."""
 
     def read_line(self, deadline: float) -> bytes | None:
         """Return the next line of stdout without its newline, None at the end.
 
-        TimeoutError (what came stays), LostError.
+        TimeoutError (received bytes are kept), LostError.
         """
 
     def stderr_tail(self) -> str:
         """Return the last 8 KiB of stderr seen so far."""
 
     def exit_status(self, deadline: float) -> int | None:
-        """After the end of output: the command's exit status (128 + n for signal n); None where nobody knows."""
+        """Return the command's exit status after the end of output (128 + n for signal n); None if unknown."""
 
     def close(self) -> None:
-        """End the command by closing its stdin and the connection. Idempotent, take a few seconds at most."""
+        """End the command by closing its stdin and the connection. May be called twice; takes a few seconds at most."""
 
 
 @runtime_checkable
 class KnowsItsPath(Protocol):
-    """A channel that can tell why nothing comes."""
+    """A channel that can find out why nothing is received."""
 
     def large_packets_vanish(self, by: float) -> bool:
         """Find out before ``by`` whether answers are missing because their packets are large."""
@@ -167,25 +172,25 @@ class Transport(Protocol):
     """Runs commands on hosts."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command``, a POSIX shell line, on ``node``; AccessError where the host was not reached in time.
+        """Start ``command``, a POSIX shell line, on ``node``; AccessError if the host was not reached in time.
 
-        The deadline is for the host's first answer; a login has :data:`LOGIN_TIMES` as much, until ``latest``.
+        The deadline is for the host's first answer; a login has :data:`LOGIN_TIMES` that time, until ``latest``.
         """
 
     def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - nobody configures most of them
-        """Return the seconds that a configuration of the user's own gives a host to answer.
+        """Return the seconds that the user's configuration gives a host to answer.
 
-        None where there is none.
+        None without such a setting.
         """
         return None
 
     def close(self) -> None:
-        """Close what is shared between hosts. Idempotent; channels are closed before, by their owners."""
+        """Close what is shared between hosts. May be called twice; channels are closed before, by their owners."""
         return
 
 
 def close_all(channels: Iterable[Channel]) -> None:
-    """Close channels at once, and wait for them."""
+    """Close channels in parallel, and wait for them."""
     closing = [threading.Thread(target=channel.close, daemon=True) for channel in channels]
     for thread in closing:
         thread.start()
@@ -197,7 +202,7 @@ _KEPT, _LONGEST = 5, 300  # Of what a host says before it comes to our command: 
 
 
 class Greeting:
-    """A host's words before a mark, the word that our command says first: the last lines are kept, cut."""
+    """A host's output before a mark, which our command prints first: the last lines are kept, shortened."""
 
     def __init__(self, read_line: Callable[[float], bytes | None], mark: str) -> None:
         self._read_line, self._mark = read_line, mark.encode()
@@ -205,7 +210,10 @@ class Greeting:
         self.lines: deque[bytes] = deque(maxlen=_KEPT)
 
     def ends(self, deadline: float) -> bool:
-        """Wait for the mark, which a line ends with; False: the output ended. TimeoutError: it can be tried again."""
+        """Wait for a line that ends with the mark; return False if the output ended.
+
+        After a TimeoutError it can be tried again.
+        """
         try:
             while (line := self._read_line(deadline)) is not None:
                 self._allowance.spend(line)
@@ -227,7 +235,7 @@ class Greeting:
 
 @contextmanager
 def if_free(lock: threading.Lock) -> Iterator[bool]:
-    """Hold a lock where nobody else does, and tell whether it is held."""
+    """Acquire a lock if it is free, and yield whether it was acquired."""
     held = lock.acquire(blocking=False)
     try:
         yield held
@@ -237,7 +245,7 @@ def if_free(lock: threading.Lock) -> Iterator[bool]:
 
 
 def remaining(deadline: float) -> float:
-    """Return seconds until ``deadline``; raises TimeoutError: it is past."""
+    """Return the seconds until ``deadline``; TimeoutError if it has passed."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -249,7 +257,7 @@ _FIRST_S, _LONGEST_S = 0.2, 2.0
 
 
 def pause(attempt: int, deadline: float) -> bool:
-    """Wait after the ``attempt``-th try, counted from 1, longer and randomly; False where no further one should be."""
+    """Wait after the ``attempt``-th try, counted from 1, for a growing random time; return False to stop trying."""
     length = min(_LONGEST_S, _FIRST_S * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
     if attempt >= _ATTEMPTS or time.monotonic() + length >= deadline:
         return False

@@ -26,7 +26,10 @@ _WORDS = 5  # lines of what a program says as it ends
 
 
 class ProcessChannel:
-    """Pumps a process' pipes in the caller's thread; its group is signalled ``grace_s`` after its stdin was closed."""
+    """Channel to a local process, whose pipes are read in the caller's thread.
+
+    Its process group is signalled ``grace_s`` after its stdin was closed.
+    """
 
     def __init__(self, argv: list[str], environment: dict[str, str] | None = None) -> None:
         self.grace_s, self.forced = _GRACE_S, False
@@ -50,7 +53,7 @@ class ProcessChannel:
             os.set_blocking(pipe.fileno(), False)
 
     def send(self, data: bytes, deadline: float) -> None:
-        """Write all of ``data``, reading meanwhile what the command prints."""
+        """Write all of ``data``, and read the command's output meanwhile."""
         view = memoryview(data)
         with self._busy, self._writing:
             while view:
@@ -60,7 +63,7 @@ class ProcessChannel:
                     view = view[self._stdin.write(view[:_CHUNK]) or 0 :]  # 0 where the pipe was full after all
 
     def pulse(self) -> None:
-        """Write an empty line, where the pipe takes it at once."""
+        """Write an empty line, if the pipe accepts it at once."""
         with if_free(self._writing) as free, contextlib.suppress(BrokenPipeError):  # who reads sees the end
             if free and not self._stdin.closed:
                 self._stdin.write(b"\n")
@@ -77,29 +80,29 @@ class ProcessChannel:
                 self._pump(deadline)
 
     def end_input(self) -> None:
-        """Close the command's stdin: nothing more comes."""
+        """Close the command's stdin."""
         with self._busy, self._writing:
             self._stdin.close()
 
     def unread(self, lines: list[bytes]) -> None:
-        """Give lines back that :meth:`read_line` gave."""
+        """Put lines back that :meth:`read_line` returned."""
         self._lines.push_back(lines)
 
     def bound_files(self, most: int) -> None:
-        """End the program where it writes more bytes than that to a file, as far as this system can."""
+        """End the program if it writes more bytes than that to a file, where the system supports it."""
         if sys.platform == "linux":
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most, most))
 
     def stderr_tail(self) -> str:
-        """Return the last 8 KiB of stderr, with what has come since the last read."""
+        """Return the last 8 KiB of stderr, including unread output."""
         with self._busy:
             if not self._closed:
                 self._read_stderr()
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
-        """Return the exit status, 128 + n where signal n ended it; None where it still runs at the deadline."""
+        """Return the exit status, 128 + n if signal n ended it; None if it still runs at the deadline."""
         try:
             while self._process.poll() is None and not self._closing.is_set():
                 with self._busy:  # a command that still writes must not block on a full pipe
@@ -115,7 +118,7 @@ class ProcessChannel:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Close stdin, and end the process group where the command has not gone by itself after its grace."""
+        """Close stdin, and end the process group if the command has not exited after the grace period."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -134,7 +137,10 @@ class ProcessChannel:
             self._closed = True
 
     def _pump(self, deadline: float, *, writing: bool = False) -> bool:
-        """Wait for a pipe, read what there is, and tell whether stdin takes more; False too when a slice is over."""
+        """Wait for a pipe, read available output, and return whether stdin accepts more.
+
+        Also False after a time slice.
+        """
         with selectors.DefaultSelector() as selector:
             for pipe in {self._stdout, self._stderr} - self._ended:
                 selector.register(pipe, selectors.EVENT_READ)
@@ -155,7 +161,7 @@ class ProcessChannel:
         return bool(chunk)
 
     def _read_stderr(self) -> None:
-        """Read what is there; a host may say more as fast as it is read."""
+        """Read available output once, since a host may send more as fast as it is read."""
         for _ in range(_CHUNKS):
             if self._stderr in self._ended or not self._read(self._stderr):
                 return
@@ -178,10 +184,10 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 
 class LocalTransport(Transport):
-    """Every node is this machine."""
+    """Transport in which every node is this machine."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - nothing to choose or wait for
-        """Start ``command`` with /bin/sh, whatever the node is called."""
+        """Start ``command`` with /bin/sh, whatever the node's name."""
         try:
             return ProcessChannel(["/bin/sh", "-c", command])
         except OSError as error:
@@ -190,5 +196,5 @@ class LocalTransport(Transport):
 
 
 def english() -> dict[str, str]:
-    """Our environment, for programs whose words are read."""
+    """Return our environment with English messages, for programs whose output is parsed."""
     return os.environ | {"LC_ALL": "C", "LANGUAGE": "C"}

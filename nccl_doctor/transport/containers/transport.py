@@ -1,7 +1,7 @@
-"""Commands in a container that runs on the host, and why one did not come in there.
+"""Commands in a container on the host, and why one did not start there.
 
-The host's shell says a word once it is through its start-up files, and the container's shell another one: what comes
-to nothing before the first is the login's fault, between the two that of the container or its runtime.
+The host's shell prints a mark after its start-up files, and the container's shell another one: a failure before the
+first is the login's, a failure between them that of the container or its runtime.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SAID: tuple[tuple[Problem, str], ...] = (
 
 
 def program(options: InsideOptions) -> str:
-    """Return the program on the host that enters the container."""
+    """Return the command on the host that enters the container."""
     return _prefix(options).partition(" ")[0]
 
 
@@ -66,9 +66,9 @@ def enter_line(options: InsideOptions, command: str) -> str:
 
 
 def listing(options: InsideOptions) -> str | None:
-    """Return a line for the host's shell that prints what runs there, a name first on each line.
+    """Return a line for the host's shell that lists running containers, with the name first on each line.
 
-    None where none does.
+    None if the runtime has no such command.
     """
     return None if options.runtime is None or options.runtime not in _LIST else f"exec {_LIST[options.runtime]}"
 
@@ -83,7 +83,7 @@ def _prefix(options: InsideOptions) -> str:
 
 @cache
 def _entering() -> str:
-    """Return the host's Python with ``probe/enter.py``, a word that every shell leaves as it is."""
+    """Return the command that runs ``probe/enter.py`` with the host's Python, in words that no shell changes."""
     packed = base64.b64encode(zlib.compress((files(probe) / "enter.py").read_bytes(), 9)).decode()
     program = f'import base64, zlib; exec(zlib.decompress(base64.b64decode("{packed}")))'
     return f"python3 -I -S -c {shlex.quote(program)}"
@@ -108,7 +108,7 @@ def problem(entry: Entry) -> Problem:
 
 
 def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
-    """Return the failure that what was seen shows; after so many seconds neither an end nor an answer came."""
+    """Return the failure that these signs show; after this many seconds there was neither an end nor an answer."""
     found = problem(entry) if seconds is None else "late"
     options = entry.options
     facts = EngineFacts.model_validate(
@@ -138,7 +138,7 @@ def failure(entry: Entry, seconds: float | None = None) -> EngineFailure:
 
 
 def _problem_of(failure: AnyAccessFailure) -> object:
-    """Return the problem in the runtime's output, as :func:`problem`; None for an earlier failure."""
+    """Return the problem in the runtime's output, like :func:`problem`; None for an earlier failure."""
     return (failure.facts.model_extra or {}).get("problem") if isinstance(failure, EngineFailure) else None
 
 
@@ -182,19 +182,20 @@ _LISTED, _LINE = 200, 300  # Containers that run on a host, and characters of th
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
-"""Attempts, and seconds between them, for an answer that is not understood: while a runtime stops or starts a
-container, its messages vary."""
+"""Attempts, and seconds between them, for an unknown message, since a runtime's messages vary while it stops or starts
+a container.
+"""
 _WORDS = 5  # Of what a host says on stderr before it lets us in: the last lines
 
 
 class InsideTransport:
-    """Wraps the transport that reaches the hosts."""
+    """Wrapper of the transport to the hosts."""
 
     def __init__(self, outside: Transport) -> None:
         self._outside = outside
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command`` in the node's container, on the node itself where it names none; else AccessError."""
+        """Start ``command`` in the node's container, or on the node itself if it names none; AccessError on failure."""
         if node.options(InsideOptions).runtime is None:
             return self._outside.open(node, command, deadline, latest)
         first: AccessError | None = None
@@ -237,11 +238,11 @@ class InsideTransport:
         return self._outside.connect_timeout(node)
 
     def close(self) -> None:
-        """Close the transport outside."""
+        """Close the transport to the hosts."""
         self._outside.close()
 
     def _why_ended(self, node: Node, deadline: float) -> AnyAccessFailure | None:
-        """Return the reason why the container can't be entered any more; past the deadline it has a moment still."""
+        """Return why the container can't be entered any more; this may take a moment beyond the deadline."""
         now = time.monotonic()
         try:
             self.open(node, "exit", now + _AGAIN_S, max(deadline, now + _MOMENT_S)).close()
@@ -263,7 +264,7 @@ class InsideTransport:
         raise AccessError(failure(entry))
 
     def _running(self, node: Node) -> list[str] | None:
-        """Return the containers that run on the host; None where it does not answer."""
+        """Return the running containers on the host; None if it does not answer."""
         lists = listing(node.options(InsideOptions))
         if lists is None:
             return None
@@ -285,7 +286,7 @@ class InsideTransport:
 
 
 class _InsideChannel:
-    """A channel into a container: an end that nobody asked for is looked into, for the container may have ended."""
+    """A channel into a container, which checks after an unexpected end whether the container has ended."""
 
     def __init__(self, channel: Channel, why: Callable[[float], AnyAccessFailure | None]) -> None:
         self._channel, self._why, self._closing = channel, why, False
@@ -293,7 +294,7 @@ class _InsideChannel:
         self.stderr_tail, self.exit_status = channel.stderr_tail, channel.exit_status
 
     def read_line(self, deadline: float) -> bytes | None:
-        """Return the next line; None at the end of output; raises LostError: the container has ended."""
+        """Return the next line; None at the end of output; LostError if the container has ended."""
         line = self._channel.read_line(deadline)
         if line is None and not self._closing and (failure := self._why(deadline)) is not None:
             raise LostError(failure)
@@ -318,7 +319,7 @@ def _await_login(channel: Channel, mark: str, options: InsideOptions, deadline: 
 
 
 def _read_to(channel: Channel, mark: str, deadline: float) -> tuple[bool, tuple[str, ...]]:
-    """Read up to the mark; where the output ended before it, give the last words."""
+    """Read up to the mark; return the last lines if the output ended before it."""
     greeting = Greeting(channel.read_line, mark)
     if greeting.ends(deadline):
         return True, ()

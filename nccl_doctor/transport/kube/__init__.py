@@ -1,1 +1,1 @@
-"""Pods: kubectl exec, with kubectl's configuration and rights, which are the user's own."""
+"""Pods, entered with kubectl exec, with the user's own configuration and permissions."""

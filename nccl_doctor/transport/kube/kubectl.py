@@ -1,4 +1,4 @@
-"""Runs kubectl, with a deadline of ours, for a link of the cluster may stay silent for minutes; why it failed."""
+"""Runs kubectl with our own deadline, since a link of the cluster may be silent for minutes, and explains failures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class KubectlError(Exception):
 
 
 def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
-    """Return the output of ``kubectl ARGUMENTS``; FileNotFoundError, TimeoutError, or KubectlError where it failed."""
+    """Return the output of ``kubectl ARGUMENTS``; FileNotFoundError, TimeoutError, or KubectlError if it failed."""
     deadline, channel = time.monotonic() + seconds, ProcessChannel(["kubectl", *arguments], english())
     try:
         if text:
@@ -66,12 +66,12 @@ def kubectl(*arguments: str, seconds: float, text: str = "") -> bytes:
 
 
 def trouble(stderr: str) -> Trouble:
-    """Name the trouble that kubectl's words mean."""
+    """Return the kind of failure that kubectl's message means."""
     return next((name for name, words in _WORDS if re.search(words, stderr, re.IGNORECASE)), "failed")
 
 
 def last_line(stderr: str) -> str:
-    """Return the last thing that it said, in one line of bounded length."""
+    """Return its last message, on one line of limited length."""
     lines = [re.sub(r"\s+", " ", line).strip() for line in stderr.splitlines() if line.strip()]
     return lines[-1][:400] if lines else ""
 
@@ -107,7 +107,7 @@ _AWAY = ("gone", "ended", "not-running")
 
 
 def not_ready(options: KubeOptions, why: NotReady) -> EngineFailure:
-    """Return the failure of a pod that the list shows as not ready."""
+    """Return the failure of a pod that is listed as not ready."""
     facts = _facts(options, "not-ready")
     return EngineFailure(kind="pod-not-ready", detail=why.detail, evidence=why.evidence, remedy=why.remedy, facts=facts)
 
@@ -122,7 +122,7 @@ class Attempt:
 
 
 def failure(options: KubeOptions, entry: Attempt) -> EngineFailure:
-    """Return the failure that kubectl's end or silence shows."""
+    """Return the failure that kubectl's end or lack of output shows."""
     late, last = entry.seconds is not None, ""
     if entry.absent:
         why, detail, remedy = "kubectl", "was not entered: kubectl is not installed here", "Install kubectl."

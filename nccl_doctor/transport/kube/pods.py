@@ -14,7 +14,7 @@ from nccl_doctor.transport.process import ProcessChannel, english
 
 
 class KubeTransport(Transport):
-    """Starts one kubectl per pod, which runs the command there."""
+    """Transport that starts one kubectl per pod, which runs the command there."""
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> ProcessChannel:  # noqa: ARG002 - no login takes longer than the first answer
         """Start ``command`` in the node's pod; AccessError if the pod can't be entered."""

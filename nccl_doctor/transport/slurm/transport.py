@@ -1,11 +1,11 @@
-"""Commands as steps of a Slurm job: one ``srun`` a node, beside whatever the job runs there (``--overlap``).
+"""Commands as steps of a Slurm job: one ``srun`` per node, beside the job's own steps (``--overlap``).
 
-srun can wait in silence for ever, for the controller or for a node that can't dial back to this machine: every deadline
-is ours. Its step can outlive it: killed together with srun's helper, the tasks go on and hear of no end of their input,
-until the probe has heard nothing for too long. So every run has a name, which its steps bear, and a keeper: a shell
-that outlives us, by seconds, and cancels what is left of that name, at once where no srun is there to end it. Slurm
-still lists a step while slurmstepd tries to tell an srun that is gone: seen for 2.3 s where that one's machine refuses,
-for 22 s where it drops packets (22.05).
+srun may silently wait for ever, for the controller or for a node that can't connect back to this machine, so all
+deadlines are ours. Its step can outlive it: if srun is killed together with its helper, the tasks go on and their input
+does not end, until the probe misses the heartbeat. So every run has a name, which its steps carry, and a keeper: a
+shell that outlives us by seconds and cancels the remaining steps with that name, at once if no srun is left to end
+them. Slurm still lists a step while slurmstepd tries to notify an srun that is gone: for 2.3 s if the machine refuses,
+for 22 s if it drops packets (22.05).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nccl_doctor.transport.process import ProcessChannel
 KIND = "step-not-started"
 _ASKING_S = 5.0
 _IDLE = re.compile("lacks support for cpu binding|Application launch failed|Job step aborted|forcing job termination")
-"""Messages that follow from others of srun's, or mean nothing here."""
+"""Messages of srun that follow from others or have no meaning here."""
 _STATE = re.compile(r"\bState=(\S+)")
 _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
@@ -85,7 +85,7 @@ _CAUSES = (  # The words of srun that show a cause, its reason, detail and remed
 
 
 def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: bool, started: bool) -> EngineFailure:
-    """Return the failure that srun's lines or its silence show; ``started``: Slurm has the step."""
+    """Return the failure that srun's messages or its silence show; ``started``: Slurm has the step."""
     lines = [re.sub(r"^srun: (?:error: )?", "", line).strip() for line in output if not _IDLE.search(line)]
     shown = [said for pattern, *said in _CAUSES if any(re.search(pattern, line) for line in lines)]
     if shown:
@@ -122,7 +122,7 @@ def step_exists(job: str, name: str, node: str) -> bool:
 
 
 def _asked(*argv: str) -> list[str]:
-    """Return the lines of a Slurm command's answer; none where it fails: what it could add is then left out."""
+    """Return the output lines of a Slurm command; none if it fails, since they are only additional information."""
     try:
         done = subprocess.run(
             argv, capture_output=True, timeout=_ASKING_S, check=False, stdin=subprocess.DEVNULL, encoding="utf-8",
@@ -141,9 +141,9 @@ _KEEPER_S = 20.0
 
 _FINDS_THE_JOB = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_WORKING_CLUSTER"})
 _OF_OUR_STEP = "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROCS SLURM_NNODES SLURM_JOB_NUM_NODES"
-"""Numbers of a step of one task, which are none of the job's."""
+"""Variables of our step with one task, whose values are not the job's."""
 _OF_OUR_CONTAINER = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
-"""Variables that enroot's hook for PyTorch derives from those (conf/hooks/extra/50-slurm-pytorch.sh)."""
+"""Variables that enroot's hook for PyTorch derives from them (conf/hooks/extra/50-slurm-pytorch.sh)."""
 _OURS = "HOME,USER,LOGNAME,SHELL,LANG"  # What a step gets of the environment of a machine that is not in the job
 KEEPER = """\
 trap '' HUP INT TERM
@@ -170,12 +170,14 @@ for signal in $signals; do
   again=1
 done
 """
-"""Reads whether all is done, or that we are gone. An srun that lives hands the end of its input on, and has 3 s; at
-TERM the probe removes its files. The second look sees a step that was being started at the first."""
+"""Script of the keeper, which reads whether all is done or this process is gone. A running srun passes on the end of
+its input, and has 3 s; on SIGTERM the probe removes its files. The second look finds a step that was being started
+during the first.
+"""
 
 
 class SlurmTransport:
-    """Starts one ``srun`` a node; all nodes are of one job."""
+    """Transport that starts one ``srun`` per node; all nodes belong to one job."""
 
     def __init__(self) -> None:
         self._name = f"ncdoctor-{secrets.token_hex(8)}"
@@ -185,7 +187,7 @@ class SlurmTransport:
         self._left = False
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
-        """Start ``command`` as a step on ``node``; AccessError where none started in time, or Slurm refused it."""
+        """Start ``command`` as a step on ``node``; AccessError if it did not start in time, or Slurm refused it."""
         options, mark = node.options(SlurmOptions), f"ncdoctor-{secrets.token_hex(8)}"
         self._keep(options.job)
         foreign = f"{_OF_OUR_STEP} {_OF_OUR_CONTAINER}" if options.container else _OF_OUR_STEP
@@ -218,11 +220,11 @@ class SlurmTransport:
         raise AccessError(self._failure(channel, options, node, greeting.words, late=late))
 
     def connect_timeout(self, node: Node) -> float:
-        """Return the time that a step needs; a container has to be brought first."""
+        """Return the time that a step needs, which is longer if a container must be imported first."""
         return CONTAINER_S if node.options(SlurmOptions).container else STEP_S
 
     def close(self) -> None:
-        """Let the keeper go, where every step ended by itself; else waits until it has ended the others."""
+        """End the keeper if every step has ended; otherwise wait until it has ended the others."""
         with self._lock:
             keeper, self._keeper = self._keeper, None
         if keeper is None:
@@ -257,7 +259,7 @@ class SlurmTransport:
 
 
 def environment() -> dict[str, str]:
-    """Return ours without what Slurm gave our own step: srun would take it for options."""
+    """Return our environment without Slurm's variables of our own step, which srun would take for options."""
     return {
         name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name in _FINDS_THE_JOB
     }

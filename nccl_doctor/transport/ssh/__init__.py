@@ -1,1 +1,1 @@
-"""Hosts reached over SSH: by paramiko, or the ssh program where only that will do."""
+"""SSH connections to hosts: by paramiko, or by the ssh program if only that can do it."""

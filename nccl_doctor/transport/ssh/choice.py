@@ -1,4 +1,4 @@
-"""Chooses the way to each host: local, paramiko, or the ssh program."""
+"""Chooses the connection to each host: local, paramiko, or the ssh program."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ASKING_S = 10.0  # For ``ssh -G``; a Match exec may take its time
 
 
 class ChoosingTransport:
-    """Local for this machine; else paramiko, or the ``ssh`` program where it is asked for or needed."""
+    """Transport that is local for this machine, otherwise paramiko, or the ``ssh`` program if requested or needed."""
 
     def __init__(self, kind: Kind, ssh_config: Path | None = None) -> None:
         self._kind, self._config = kind, ssh_config
@@ -59,7 +59,7 @@ class ChoosingTransport:
             raise
 
     def connect_timeout(self, node: Node) -> float | None:
-        """ConnectTimeout of the SSH configuration."""
+        """Return ConnectTimeout of the SSH configuration."""
         if node.local:
             return None
         try:
@@ -96,7 +96,7 @@ class ChoosingTransport:
                 raise
 
     def close(self) -> None:
-        """Close the shared connections, and what whoever was interrupted had begun."""
+        """Close the shared connections, and those that interrupted callers had begun."""
         self._openssh.close()
         if self._paramiko is not None:
             self._paramiko.close()
@@ -113,9 +113,9 @@ class ChoosingTransport:
         return replace(settings, proxy_jump=before, proxy_command=None) if before else settings
 
     def _hops(self, settings: HostSettings, deadline: float) -> list[HostSettings]:
-        """Return the jump hosts on the way, the nearest to the host first.
+        """Return the jump hosts to a host, the one nearest to it first.
 
-        AccessError where they lead back to themselves.
+        AccessError if they form a loop.
         """
         hops: dict[str, HostSettings] = {}
         way = settings
@@ -128,7 +128,7 @@ class ChoosingTransport:
 
 
 def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> str:
-    """Name what only OpenSSH does exactly on the way to a host; empty for nothing."""
+    """Return what only OpenSSH supports on the way to a host; "" for nothing."""
     for host in way:
         if host.beyond:
             return ", ".join(host.beyond)
@@ -140,7 +140,7 @@ def _beyond_paramiko(paramiko: ParamikoTransport, way: list[HostSettings]) -> st
 
 
 def _worth_openssh(error: AccessError) -> bool:
-    """Return whether the server offers Kerberos, or both share no algorithm."""
+    """Return whether the server offers Kerberos, or shares no algorithm with paramiko."""
     failure = error.failure
     if isinstance(failure, SshAuthFailed):
         return "gssapi-with-mic" in failure.facts.methods

@@ -1,8 +1,8 @@
-"""OpenSSH's configuration for a host: ``ssh -G``, its tokens, and what of it is ours to do.
+"""OpenSSH's configuration for a host: ``ssh -G``, its tokens, and which options are implemented here.
 
-Every option falls in one of three: it has no bearing on who is let in where, it is implemented here exactly, or the
-host is left to the ``ssh`` program. An option that nobody here has heard of is of the third kind as soon as its value
-is not the one compiled into this machine's ssh.
+There are three kinds of options: those without influence on the connection and login, those implemented here exactly,
+and those for which the host is left to the ``ssh`` program. An unknown option is of the third kind if its value is not
+the default compiled into this machine's ssh.
 """
 
 from __future__ import annotations
@@ -48,17 +48,19 @@ WITHOUT_BEARING = frozenset(
     casignaturealgorithms hostbasedacceptedalgorithms hostbasedkeytypes securitykeyprovider tag obscurekeystroketiming
     channeltimeout ignoreunknown warnweakcrypto""".split()  # noqa: SIM905 - words, not quotes
 )
-"""Canonical names are resolved in the answer; certificates and hardware keys go through ssh; GSSAPI is tried after."""
+"""Options without influence: canonical names are resolved in the answer, certificates and hardware keys go through ssh,
+and GSSAPI is tried afterwards.
+"""
 _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
 
 
 TELL_APART = ("host", "match", "include", "canonical", "proxy")
-"""Beginnings of keywords whose meaning may differ by host."""
+"""Beginnings of keywords whose value may differ by host."""
 MOST_INCLUDED = 4  # Files that include one another
 
 
 class ConfigError(Exception):
-    """ssh itself rejects the configuration; ``lines`` is how."""
+    """ssh itself rejects the configuration, with the messages ``lines``."""
 
     def __init__(self, lines: list[str]) -> None:
         self.lines = lines
@@ -66,22 +68,22 @@ class ConfigError(Exception):
 
 
 class BeyondError(Exception):
-    """Something that only the ssh program can do: read a value, or use a key."""
+    """Only the ssh program can do this: read a value, or use a key."""
 
 
 class NoAccountError(Exception):
-    """Our user id has no name, as in a container with a foreign one; ssh refuses to work there."""
+    """Our user ID has no name, as in a container with a foreign ID; ssh refuses to run there."""
 
 
 def exists(config: Path | None) -> bool:
-    """Return whether there is an ssh configuration; without it, ssh's defaults apply."""
+    """Return whether there is an ssh configuration; without one, ssh's defaults apply."""
     return any(path.exists() for path in ([config] if config else [expand("~/.ssh/config"), SYSTEM_CONFIG]))
 
 
 def ask(arguments: list[str], name: str, deadline: float) -> Values:
-    """Return ``ssh -G``: every option as it holds for ``name``; ConfigError: ssh rejects it.
+    """Return the output of ``ssh -G``, every option for ``name``; ConfigError if ssh rejects it.
 
-    TimeoutError: a Match exec.
+    TimeoutError if a Match exec takes too long.
     """
     left = remaining(deadline)
     # files, not pipes: what a Match exec leaves in the background holds those open when ssh has long ended
@@ -113,7 +115,7 @@ def _lines(file: IO[bytes]) -> list[str]:
 
 
 class Answers:
-    """``ssh -G``'s answers, of 5 ms each: a single one where no file tells one host from another."""
+    """Answers of ``ssh -G``, which take 5 ms each: a single one for all hosts if no file distinguishes hosts."""
 
     def __init__(self, config: Path | None) -> None:
         self._config = config
@@ -121,7 +123,7 @@ class Answers:
         self._asking = threading.Lock()
 
     def of(self, arguments: list[str], name: str, deadline: float) -> Values:
-        """Ask as :func:`ask` does; TimeoutError also if another thread's question took all the time."""
+        """Return the answer of :func:`ask`; TimeoutError also if another thread's query took all the time."""
         words = [*(["-F", str(self._config)] if self._config else []), *arguments]
         if "-o" in arguments or not self._alike:
             return ask(words, name, deadline)
@@ -140,7 +142,7 @@ class Answers:
 
 
 def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
-    """Return whether a file says the same of every host; False too where that is hard to tell."""
+    """Return whether a file has the same values for every host; False also if that is uncertain."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -166,7 +168,7 @@ def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
 
 @thread_safe_cache
 def compiled_in() -> Values:
-    """Return the values that this machine's ssh has where no file says anything."""
+    """Return the defaults of this machine's ssh."""
     return ask(["-F", os.devnull], "host", time.monotonic() + 10)
 
 
@@ -179,11 +181,11 @@ USUAL = {
     "pubkeyauthentication": ["true"],
     "verifyhostkeydns": ["false"],
 }
-"""Settings that paramiko follows anyway, as ``ssh -G`` prints them."""
+"""Settings with which paramiko complies anyway, as ``ssh -G`` prints them."""
 
 
 def beyond(values: Values) -> tuple[str, ...]:
-    """Return the options that are set and that nobody but the ssh program honours."""
+    """Return the options that are set and that only the ssh program supports."""
     unknown = values.keys() - IMPLEMENTED - WITHOUT_BEARING
     unusual = [key for key in unknown if values[key] != USUAL.get(key)]
     defaults = compiled_in() if unusual else {}
@@ -191,7 +193,7 @@ def beyond(values: Values) -> tuple[str, ...]:
 
 
 def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
-    """Replace the %-tokens of ssh_config(5), and ``${VARIABLE}`` where taken; BeyondError at one that is not known."""
+    """Replace the %-tokens of ssh_config(5), and ``${VARIABLE}`` where allowed; BeyondError for an unknown one."""
 
     def replace(match: re.Match[str]) -> str:
         letter, variable = match.groups()
@@ -208,9 +210,9 @@ def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
 
 
 def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
-    """Return the paths of an option that lists some in one line.
+    """Return the paths of an option that lists several on one line.
 
-    BeyondError at relative ones, and blanks without quotes.
+    BeyondError for relative paths, and for blanks without quotes.
     """
     words = [fill(word, tokens) for value in values for word in value.split(" ")]
     paths = tuple(expand(word) for word in words if word not in ("", "none"))
@@ -220,7 +222,7 @@ def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
 
 
 def host_tokens(*, name: str, hostname: str, port: int, user: str, alias: str | None) -> dict[str, str]:
-    """Return the tokens that mean the same in every version of OpenSSH; ``%C`` and ``%j`` do not."""
+    """Return the tokens with the same meaning in every version of OpenSSH, which excludes ``%C`` and ``%j``."""
     here = socket.gethostname()
     return {
         "d": account().pw_dir,
@@ -240,7 +242,7 @@ PROXY_TOKENS = frozenset("hnpr")  # Those that ProxyCommand and ProxyJump take
 
 
 def expand(path: str) -> Path:
-    """Return a path with ``~`` as ssh takes it: the home of the account, whatever $HOME says."""
+    """Return a path with ``~`` expanded as ssh does: to the home of the account, whatever $HOME is."""
     if path == "~" or path.startswith("~/"):
         return Path(account().pw_dir) / path[2:]
     try:
@@ -250,7 +252,7 @@ def expand(path: str) -> Path:
 
 
 def account() -> pwd.struct_passwd:
-    """Our own account, or NoAccountError."""
+    """Return our own account, or raise NoAccountError."""
     try:
         return pwd.getpwuid(os.getuid())
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""An SSH connection by paramiko, from the TCP connection to the login: what may be negotiated, which keys are tried."""
+"""SSH connections with paramiko, from the TCP connection to the login: allowed algorithms, and keys to try."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from nccl_doctor.transport.ssh.session import GreetedStream, ProxyCommandStream,
 from nccl_doctor.transport.ssh.settings import HostSettings
 
 _SORTS = {"kex": "key exchange", "key_types": "host key algorithm", "ciphers": "cipher", "digests": "MAC"}
-"""The sorts of algorithms in words, by paramiko's names."""
+"""Names of the kinds of algorithms, by paramiko's names."""
 
 
 class DroppedError(Exception):
-    """The server closed the connection before it greeted."""
+    """The server closed the connection before its greeting."""
 
 
 def negotiate(
@@ -36,7 +36,7 @@ def negotiate(
     entries: KnownKeys,
     span: tuple[float, float],
 ) -> None:
-    """Do the handshake by the end of ``span`` and check the host's key; DroppedError may be tried again."""
+    """Do the handshake within ``span`` and check the host's key; after a DroppedError it may be tried again."""
     started, deadline = span
     name = known_hosts.entry_name(settings.hostname, settings.port, settings.host_key_alias)
     _choose_algorithms(transport, settings, target, entries.matching(name))
@@ -109,7 +109,7 @@ def _why_no_session(
 def log_in(
     transport: SshSession, settings: HostSettings, target: Target, span: tuple[float, float], *, alone: bool
 ) -> None:
-    """Log in with a key by the end of ``span``; AccessError, or BeyondError where only ssh can use a key."""
+    """Log in with a key within ``span``; AccessError, or BeyondError if only ssh can use a key."""
     started, deadline = span
     try:
         transport.auth_timeout = remaining(deadline) + 1
@@ -128,7 +128,7 @@ def log_in(
 
 
 def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login:
-    """Offer one key after another; what is left where none opened is what to say about it."""
+    """Offer one key after another; return a description of the keys if none was accepted."""
     offered: list[str] = []
     notes = list(identities.notes)
     methods: list[str] = []
@@ -174,7 +174,7 @@ def _try_keys(transport: SshSession, user: str, identities: Identities) -> Login
 
 
 def _methods(transport: paramiko.Transport, user: str) -> list[str]:
-    """Return the methods that the server takes, which it lists when asked for nothing (RFC 4252, section 5.2)."""
+    """Return the server's authentication methods, which it lists for the method "none" (RFC 4252, section 5.2)."""
     if not transport.is_authenticated() and transport.is_active():
         try:
             transport.auth_none(user)
@@ -189,7 +189,7 @@ _KEEPALIVE_S = 15
 
 
 class Deadlines(NamedTuple):
-    """For the handshake, and for the login after it."""
+    """Deadlines of the handshake and of the login after it."""
 
     handshake: float
     login: float
@@ -204,9 +204,9 @@ def establish(
     hop: bool,
     alone: bool,
 ) -> SshSession:
-    """Return a session that is logged in, tried again where dropped unseen; AccessError.
+    """Return a session that is logged in, after retries if the server dropped the connection; AccessError on failure.
 
-    BeyondError: only ssh can do it.
+    BeyondError if only ssh can do it.
     """
     target, started, deadline = settings.target(hop=hop), time.monotonic(), by.handshake
     attempt, dropped = 0, None

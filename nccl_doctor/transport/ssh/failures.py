@@ -1,6 +1,6 @@
-"""Targets of SSH, and why one was not reached or refused us: words and facts, the same from either way of connecting.
+"""Targets of SSH, and the reasons why one was not reached or refused the login, the same for paramiko and ssh.
 
-``detail`` stands behind the host's name: "node3 (10.0.0.3:22) gave no answer to a TCP connection in 10 s".
+``detail`` follows the host's name: "node3 (10.0.0.3:22) gave no answer to a TCP connection in 10 s".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nccl_doctor.transport.base import AccessError
 
 @dataclass(frozen=True)
 class Target:
-    """A host that we tried to reach."""
+    """A host to which a connection was tried."""
 
     name: str  # as to ssh, so that ~/.ssh/config applies
     address: str
@@ -28,7 +28,7 @@ class Target:
 
     @property
     def facts(self) -> access.SshTarget:
-        """The beginning of every failure's facts."""
+        """The facts that every failure begins with."""
         jump = self.name if self.hop else None
         return access.SshTarget(target=self.name, address=self.address, port=self.port, user=self.user, jump_host=jump)
 
@@ -44,7 +44,7 @@ _WORDS: tuple[tuple[access.Reason, str], ...] = (
 _LONGEST = 2048
 _MOST_NAMES, _OFFER = 12, 300  # Of a server's algorithms: a dozen tells what it is, and a hostile one could fill a page
 _EXTENSIONS = ("ext-info-", "kex-strict-")
-"""Prefixes of entries among the key exchanges that are none (RFC 8308; OpenSSH's PROTOCOL, section 1.10)."""
+"""Prefixes of entries in the list of key exchanges that are none (RFC 8308; OpenSSH's PROTOCOL, section 1.10)."""
 _ERRNO: dict[int, access.Reason] = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed-out",
@@ -66,9 +66,9 @@ _DETAIL: dict[access.Reason, str] = {
 def unreachable(
     target: Target, reason: access.Reason, detail: str = "", evidence: tuple[str, ...] = (), *, late: bool = False
 ) -> AccessError:
-    """Return no SSH session came about.
+    """Return the failure if no SSH session was established.
 
-    ``late`` on this machine is tried again, unless the reason itself speaks of time.
+    If this machine was ``late``, it is tried again, unless the reason itself is about time.
     """
     facts = access.UnreachableFacts(**dict(target.facts), reason=reason, via=target.via, late=late)
     words = detail or _DETAIL[reason]
@@ -76,12 +76,12 @@ def unreachable(
 
 
 def timed_out(target: Target, seconds: float, evidence: tuple[str, ...] = ()) -> AccessError:
-    """Return the failure where no answer to the TCP connection came."""
+    """Return the failure if the TCP connection was not answered."""
     return unreachable(target, "timed-out", f"gave no answer to a TCP connection in {seconds:.0f} s", evidence)
 
 
 def silent(target: Target, seconds: float) -> AccessError:
-    """Return the failure where TCP connected and no SSH greeting came."""
+    """Return the failure if TCP connected and no SSH greeting came."""
     detail = f"took the TCP connection but sent no SSH greeting in {seconds:.0f} s: it hangs, or something else listens"
     return unreachable(target, "no-banner", detail)
 
@@ -95,17 +95,17 @@ def dropped(target: Target, message: str) -> AccessError:
 
 
 def is_dropped(error: AccessError) -> bool:
-    """Return whether :func:`dropped` made it, so that it may be tried again."""
+    """Return whether the failure was made by :func:`dropped`, so that it may be tried again."""
     return isinstance(error.failure, access.SshUnreachable) and error.failure.facts.reason == "dropped"
 
 
 def says_dropped(message: str) -> bool:
-    """Return whether sshd wrote this as it dropped a connection (sshd.c; the second since OpenSSH 9.8)."""
+    """Return whether this is sshd's message for a dropped connection (sshd.c; the second since OpenSSH 9.8)."""
     return "MaxStartups" in message or "Not allowed at this time" in message
 
 
 def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
-    """Return the failure that an errno of connect(2) means."""
+    """Return the failure for an errno of connect(2)."""
     reason = _ERRNO.get(error.errno or 0)
     if reason == "timed-out" or (reason is None and isinstance(error, TimeoutError)):
         return timed_out(target, seconds)
@@ -115,7 +115,7 @@ def of_os_error(target: Target, error: OSError, seconds: float) -> AccessError:
 
 
 def not_forwarded(target: Target, reason: access.Reason, message: str) -> AccessError:
-    """Return the jump host could not connect to the host, or may not."""
+    """Return the failure if the jump host can't connect to the host, or may not."""
     detail = "" if reason in ("refused", "forwarding") else "could not be connected to from its jump host"
     if reason == "name-unresolved":
         detail = "has a name that does not resolve on its jump host"
@@ -123,17 +123,17 @@ def not_forwarded(target: Target, reason: access.Reason, message: str) -> Access
 
 
 def stalled(target: Target, stage: str, seconds: float) -> AccessError:
-    """Return the failure where an SSH server answered and what it began did not end in time."""
+    """Return the failure if an SSH server answered but handshake or login did not end in time."""
     return unreachable(target, "stalled", f"answered but did not finish {stage} in {seconds:.0f} s")
 
 
 def broken(target: Target, stage: str, why: str) -> AccessError:
-    """Return the failure where an SSH server answered and no session came about."""
+    """Return the failure if an SSH server answered but no session was established."""
     return unreachable(target, "handshake", f"answered but {stage} failed", (why,) if why else ())
 
 
 def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) -> AccessError:
-    """Return the failure where the server offers no algorithm of a sort, a list with commas, that is taken here."""
+    """Return the failure if the server offers no acceptable algorithm of a kind; ``theirs`` is a list with commas."""
     names = [name for name in theirs.split(",") if not name.startswith(_EXTENSIONS)]
     offer = ", ".join(names[:_MOST_NAMES])[:_OFFER]
     detail = f"answered but has no {sort} that is taken here: it offers only {offer}"
@@ -142,12 +142,12 @@ def no_common(target: Target, sort: str, theirs: str, ours: Iterable[str] = ()) 
 
 
 def reason_of(text: str) -> access.Reason | None:
-    """Return the reason that a message of ssh, sshd or a proxy command means; None for no known one."""
+    """Return the reason in a message of ssh, sshd or a proxy command; None for an unknown message."""
     return next((reason for reason, words in _WORDS if re.search(words, text, re.IGNORECASE)), None)
 
 
 def bounded(lines: Iterable[str]) -> tuple[str, ...]:
-    """Return the server's words, cut to a bound."""
+    """Return the server's message, limited in length."""
     return tuple(line[-_LONGEST:] for line in lines)
 
 
@@ -172,7 +172,7 @@ def host_key_unknown(
 def key_mismatch(
     target: Target, *, where: tuple[str, int], new: tuple[str, str], old: tuple[str, str] | None, revoked: bool
 ) -> AccessError:
-    """Return the failure of a changed or revoked key; pairs of (file, line) and (type, fingerprint)."""
+    """Return the failure of a changed or revoked key, from (file, line) and (type, fingerprint)."""
     file, line = where
     facts = access.ChangedKeyFacts(
         **dict(target.facts),
@@ -197,7 +197,7 @@ _PHRASE = 300
 
 @dataclass(frozen=True)
 class Login:
-    """A login that was tried; keys and files each as a phrase."""
+    """A failed login, with a phrase for each key and file."""
 
     offered: tuple[str, ...] = ()
     encrypted: tuple[str, ...] = ()  # key files that need a passphrase, which nobody here can type
@@ -218,7 +218,7 @@ class Login:
 
 
 def auth_failed(target: Target, login: Login) -> AccessError:
-    """Return the failure where none of the keys let the user in."""
+    """Return the failure if the server accepted none of the keys."""
     same = {key: value for key, value in vars(login).items() if key in access.LoginFacts.model_fields}
     public = login.identity_file is None or Path(f"{login.identity_file}.pub").exists()
     counted = {"offered": len(login.offered), "hardware": login.beyond, "public": public}

@@ -1,4 +1,4 @@
-"""The keys to log in with, in the order in which they are tried. Nothing is ever asked of a person."""
+"""The keys for the login, in the order in which they are tried. The user is never asked for anything."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Identity:
 
 
 class _Agent(AgentSSH):
-    """An agent at a given socket; paramiko's own takes $SSH_AUTH_SOCK alone and waits for it without end."""
+    """An agent at a given socket; paramiko's own supports only $SSH_AUTH_SOCK and waits for it without limit."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__()
@@ -53,10 +53,10 @@ class _Agent(AgentSSH):
 
 @contextmanager
 def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
-    """Yield the keys for a host in ssh's order (sshconnect2.c, pubkey_prepare), while the agent's connection lives.
+    """Yield the keys for a host in ssh's order (sshconnect2.c, pubkey_prepare), while the agent is connected.
 
-    First the agent's that a file stands for, then the agent's others, then the files. A key that the hosts file names
-    goes before them all: an agent full of other keys must not use up the server's patience.
+    First the agent's keys that have a file, then the agent's other keys, then the files. A key in the hosts file comes
+    before all of them, so that an agent full of other keys does not exhaust the server's number of tries.
     """
     agent: list[Identity] = []
     answered = False
@@ -82,14 +82,14 @@ _REQUEST_IDENTITIES = b"\0\0\0\1\x0b"  # SSH_AGENTC_REQUEST_IDENTITIES behind it
 
 
 class Agents:
-    """The agents that logins go by, each asked once; one that hangs would have ssh wait at every host without end."""
+    """The agents used for logins, each tested once, since ssh would wait at every host for an agent that hangs."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._silent: dict[str, float | None] = {}
 
     def require(self, way: Iterable[HostSettings]) -> None:
-        """Refuse a login, a host and its jump hosts, that would wait for a silent agent: ControllerError."""
+        """Raise ControllerError for a login to a host and its jump hosts that would wait for a silent agent."""
         for settings in way:
             path = _agent_path(settings)
             if path is None or "controlpath" in settings.beyond:
@@ -110,7 +110,7 @@ class Agents:
 
 
 def _silent_for(path: str) -> float | None:
-    """Return the seconds that an agent let us wait in vain; None where it answers, or there is none."""
+    """Return the seconds without an answer of an agent; None if it answers, or there is none."""
     bound = min(_LONGEST_S, AGENT_S * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     end = time.monotonic() + bound
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -133,7 +133,7 @@ def _silent_for(path: str) -> float | None:
 
 
 class Identities:
-    """An agent's keys and those of files, in order."""
+    """Keys of an agent and of files, in order."""
 
     def __init__(self, settings: HostSettings, agent: list[Identity], *, answered: bool) -> None:
         self._settings, self._held, self.agent = settings, agent, answered
@@ -210,7 +210,10 @@ def _read(path: Path) -> str:
 
 
 def _public_blob(path: Path) -> bytes:
-    """Return the public key of a file, of .pub beside it, or in it (authfile.c, sshkey_load_public); empty for none."""
+    """Return the public key of a file, from the .pub beside it or from itself (authfile.c, sshkey_load_public).
+
+    Empty for none.
+    """
     return _public_key(path, _read(path), _read(Path(f"{path}.pub")))
 
 
@@ -234,7 +237,7 @@ def _public_key(path: Path, *texts: str) -> bytes:
 
 
 def _exposed(path: Path) -> bool:
-    """Return whether ssh passes a private key over since others may read it (sshkey_perm_ok, authfile.c)."""
+    """Return whether ssh ignores a private key because others may read it (sshkey_perm_ok, authfile.c)."""
     try:
         status = path.stat()
     except OSError:  # is told when it is read
@@ -243,7 +246,7 @@ def _exposed(path: Path) -> bool:
 
 
 def _load(path: Path) -> paramiko.PKey | str | None:
-    """Return the key of a file; None where it needs a passphrase; else what is wrong with it."""
+    """Return the key of a file; None if it needs a passphrase; a phrase if it is invalid."""
     try:
         return _private_key(path, path.read_bytes())
     except OSError as error:
@@ -262,7 +265,7 @@ def _private_key(path: Path, _content: bytes) -> paramiko.PKey | str | None:
 
 
 class OutOfTime(NamedTuple):
-    """Certificates that are not valid now, each a phrase: those that were, and those that will be."""
+    """Certificates that are expired or not valid yet, each as a phrase."""
 
     expired: tuple[str, ...] = ()
     early: tuple[str, ...] = ()

@@ -1,7 +1,7 @@
-"""Known host keys: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT". Read, never written.
+"""Known host keys, read and never written: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
 
-Verdicts are OpenSSH's (``check_key_in_hostkeys`` in its hostfile.c): once a name has any plain key, another key is a
-changed one, whatever its type.
+Verdicts are those of OpenSSH (``check_key_in_hostkeys`` in hostfile.c): if a name has any plain key, another key counts
+as changed, whatever its type.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Marker = Literal["", "@cert-authority", "@revoked"]
 
 @dataclass(frozen=True)
 class KnownKey:
-    """A line of a known_hosts file, counted from 1; ``key`` as it goes over the wire."""
+    """A line of a known_hosts file, counted from 1; ``key`` is in the format of the protocol."""
 
     path: Path
     line: int
@@ -34,14 +34,14 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class KeyMatch:
-    """The files' verdict on a host's key, and the line that gives it."""
+    """The verdict on a host's key, and the line that led to it."""
 
     outcome: Literal["known", "unknown", "changed", "revoked"]
     by: KnownKey | None = None
 
 
 class KnownKeys:
-    """Entries in order, found by the name that most of them spell out: a cluster's file has a line for each host."""
+    """Entries in order, indexed by their plain names, since a cluster's file has a line for each host."""
 
     def __init__(self, entries: Iterable[KnownKey]) -> None:
         self._entries = tuple(entries)
@@ -55,12 +55,15 @@ class KnownKeys:
                     self._places[word].append(place)
 
     def matching(self, name: str) -> tuple[KnownKey, ...]:
-        """Return the entries that speak of ``name``."""
+        """Return the entries that match ``name``."""
         by_pattern = [place for place in self._patterns if _matches(self._entries[place].patterns, name)]
         return tuple(self._entries[place] for place in sorted((*self._places.get(name, ()), *by_pattern)))
 
     def has_authority(self, name: str) -> bool:
-        """Return whether a CA vouches for hosts of this name; only the ssh program can tell whether for this one."""
+        """Return whether a certificate authority is listed for this name.
+
+        Only the ssh program can verify certificates.
+        """
         names = (name, _portless(name))
         return any(entry.marker == "@cert-authority" for each in names if each for entry in self.matching(each))
 
@@ -68,7 +71,7 @@ class KnownKeys:
 def read(paths: Iterable[Path]) -> KnownKeys:
     """Return the entries of all files that can be read, in order.
 
-    Lines that make no sense are left out, as OpenSSH does.
+    Invalid lines are ignored, as in OpenSSH.
     """
     entries: list[KnownKey] = []
     for path in paths:
@@ -98,14 +101,17 @@ def parse(path: Path, text: str) -> Iterator[KnownKey]:
 
 
 def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
-    """Return the name under which a host stands in the files; an alias (HostKeyAlias) stands without port."""
+    """Return the name of a host in the files; an alias (HostKeyAlias) has no port."""
     if alias:
         return alias.lower()
     return hostname.lower() if port == 22 else f"[{hostname.lower()}]:{port}"
 
 
 def match_key(entries: KnownKeys, name: str, key: bytes) -> KeyMatch:
-    """Judge whether ``key`` is that of ``name`` (:func:`entry_name`); without its port a name only ever confirms."""
+    """Return whether ``key`` belongs to ``name`` (:func:`entry_name`).
+
+    An entry without the port can only confirm it.
+    """
     there = entries.matching(name)
     for entry in there:
         if entry.marker == "@revoked" and entry.key == key:
@@ -132,13 +138,13 @@ def fingerprint(key: bytes) -> str:
 
 
 def key_type(key: bytes) -> str:
-    """Return the type that a key says of itself, e.g. "ssh-ed25519" (RFC 4253, section 6.6); "" where it is no key."""
+    """Return the type inside a key, such as "ssh-ed25519" (RFC 4253, section 6.6); "" if it is no key."""
     length = int.from_bytes(key[:4], "big")
     return key[4 : 4 + length].decode("ascii", errors="replace") if len(key) >= 4 + length else ""
 
 
 def line_for(name: str, key: bytes) -> str:
-    """Return the line that makes ``key`` known."""
+    """Return the known_hosts line for ``key``."""
     return f"{name} {key_type(key)} {base64.b64encode(key).decode()}"
 
 

@@ -1,6 +1,6 @@
-"""Connections by the ``ssh`` program, slower by far, which can all that OpenSSH can; and what it says of failures.
+"""Connections by the ``ssh`` program, which is slower but supports all of OpenSSH, and its error messages.
 
-The words of ``ssh -v`` are those of OpenSSH 7.4 to 10 in the C locale.
+Messages of ``ssh -v`` are those of OpenSSH 7.4 to 10 in the C locale.
 """
 
 from __future__ import annotations
@@ -49,12 +49,15 @@ _NO_GREETING = re.compile(rf"timed out during banner exchange|{_HUNG_UP.pattern}
 _RESOLVED = re.compile(r"debug1: Connecting to (\S+) \[([^\]]*)\] port (\d+)")
 
 _SORTS = {"key exchange method": "key exchange", "host key type": "host key algorithm"}
-"""ssh's words for a sort of algorithms, where ours differ (handshake.py)."""
+"""ssh's names for kinds of algorithms, if ours differ (connect.py)."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A run of ssh that came to nothing: ``log`` is its own words, ``stderr`` others'; ``late``: we ended it."""
+    """A failed run of ssh: ``log`` has its own messages, ``stderr`` those of others.
+
+    ``late``: it was ended at the deadline.
+    """
 
     settings: HostSettings
     log: str
@@ -64,7 +67,10 @@ class Attempt:
 
 
 def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
-    """Return the failure that the attempt shows; that of ``jump``, the last jump host, where the way ended there."""
+    """Return the failure that the attempt shows.
+
+    That of ``jump``, the last jump host, if the connection ended there.
+    """
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
         # each jump host that is itself behind one tells of its proxy command
@@ -81,7 +87,7 @@ def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
 
 
 def logs_in(log: str) -> bool:
-    """Return whether the handshake is over; an open ControlMaster has had its own."""
+    """Return whether the handshake is over; with an open ControlMaster it was over before."""
     return _HANDSHAKEN.search(log) is not None
 
 
@@ -168,7 +174,7 @@ def _connection(attempt: Attempt, target: Target, log: str) -> AccessError:
 
 
 def _greeting(attempt: Attempt, target: Target, log: str, words: str) -> AccessError:
-    """Return the connection stood, and no SSH greeting came."""
+    """Return the failure if the connection was established and no SSH greeting came."""
     if attempt.late or "timed out during banner exchange" in log:
         return failures.silent(target, attempt.seconds)
     if not _HUNG_UP.search(log):  # ssh itself gave up, as for a variable in the configuration that is not set
@@ -187,18 +193,18 @@ def _last_words(log: str) -> str:
 
 
 _STRICT = ("BatchMode=yes", "StrictHostKeyChecking=yes", "UpdateHostKeys=no")
-"""Nothing is asked, and no key is added to a known_hosts file."""
+"""Options with which ssh asks for nothing and adds no key to a known_hosts file."""
 _PLAIN = (
     "ControlMaster=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no",
     "RemoteCommand=none", "RequestTTY=no", "ConnectionAttempts=1", "ServerAliveInterval=15", "ServerAliveCountMax=3",
 )  # fmt: skip
 
 _LOG, _LONGEST_LOG = 1 << 20, 16 << 20
-"""Bytes that count of what ssh says, from its begin and from its end; a server can have it say more without end."""
+"""Most bytes that are kept from the beginning and from the end of ssh's messages; a server can cause any amount."""
 
 
 class OpensshTransport:
-    """Starts one ``ssh`` a host."""
+    """Transport that starts one ``ssh`` per host."""
 
     def __init__(self, config: Path | None = None) -> None:
         self._config = config
@@ -209,7 +215,7 @@ class OpensshTransport:
     def open(
         self, settings: HostSettings, options: SshOptions, command: str, deadline: float, latest: float = math.inf
     ) -> ProcessChannel:
-        """Start ``command`` on the host that ``settings`` describe; raise AccessError: the host was not reached."""
+        """Start ``command`` on the host that ``settings`` describe; AccessError if it was not reached."""
         started, target = time.monotonic(), settings.target()
         bound = deadline - started
         with self._places(settings.proxy_jump).place(target, QUEUE * bound):
@@ -226,7 +232,7 @@ class OpensshTransport:
                         raise
 
     def close(self) -> None:
-        """End the logins of whoever was interrupted."""
+        """End the logins of interrupted callers."""
         with self._lock:
             entering, self._entering = [*self._entering], set()
         for channel in entering:
@@ -234,7 +240,10 @@ class OpensshTransport:
         close_all(entering)
 
     def _places(self, jump: str | None) -> Places:
-        """Return handshakes through one jump host share its places; a host reached directly has its own."""
+        """Return the places for handshakes, which all hosts behind a jump host share.
+
+        A host reached directly has its own.
+        """
         if jump is None:
             return Places()
         with self._lock:
@@ -289,7 +298,7 @@ class OpensshTransport:
             raise classify(attempt, jump)
 
     def _entered(self, channel: ProcessChannel) -> None:
-        """From now on it is its owner who closes it."""
+        """Leave a channel to its owner, who will close it."""
         with self._lock:
             self._entering.discard(channel)
 
@@ -305,7 +314,7 @@ class OpensshTransport:
         return argv + arguments(options)
 
     def _through(self, jumps: str, seconds: int) -> str:
-        """Return the proxy command that ssh itself makes of ProxyJump, but strict about the jump host's key."""
+        """Return the proxy command that ssh uses for ProxyJump, but strict about the jump host's key."""
         before, name, options = split_jump(jumps)
         argv = ["ssh", "-v", *(["-F", str(self._config)] if self._config else [])]
         for option in (*_STRICT, "CheckHostIP=no", f"ConnectTimeout={seconds}"):
@@ -318,13 +327,13 @@ class OpensshTransport:
 
 @dataclass(frozen=True)
 class _Log:
-    """Ssh's words about the connection, apart from those of the host's programs; it writes them to ``path``."""
+    """ssh's messages about the connection, apart from the host's output; ssh writes them to ``path``."""
 
     file: IO[bytes]
     path: str
 
     def text(self) -> str:
-        """Return all of it so far; without its middle where a host has it grow without end."""
+        """Return all messages so far, without the middle if there are too many."""
         size = self.file.seek(0, os.SEEK_END)
         self.file.seek(0)
         head = self.file.read(_LOG)
@@ -334,9 +343,9 @@ class _Log:
 
 @contextmanager
 def _log() -> Iterator[_Log]:
-    """Yield a file without a name, which nothing that ends us leaves behind.
+    """Yield an unnamed file, which is gone when this process ends.
 
-    A named one where there is no /proc (macOS).
+    A named one if there is no /proc (macOS).
     """
     with tempfile.TemporaryFile() as file:
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
@@ -348,7 +357,7 @@ def _log() -> Iterator[_Log]:
 
 
 def _unwritten(settings: HostSettings) -> str:
-    """CheckHostIP has ssh add addresses to the first file of the user's; where that can't be led aside it is off."""
+    """Return options that keep ssh from writing addresses (CheckHostIP) to the user's first known_hosts file."""
     if "userknownhostsfile" in settings.beyond:
         return "CheckHostIP=no"
     files = " ".join(f'"{path}"' for path in (os.devnull, *settings.user_known_hosts))

@@ -1,13 +1,13 @@
-"""Runs commands over paramiko; a connection to a jump host is made once and shared.
+"""Runs commands with paramiko; the connection to a jump host is shared.
 
-A host that is tried again shares one with all that are tried again: what is the matter with the first, be it that the
-jump host was late or that the connection stands still, is no fault of the hosts behind it.
+Hosts that are tried again share a new connection, since the failure of the first one, for example a jump host that was
+late or a stalled connection, is not the fault of the hosts behind it.
 
-Whether the large packets of a host vanish on their way to us, its own kernel knows. An MTU black hole lets small
-packets through, so the host hears us and its acknowledgements come, while what it answers is sent again and again. A
-host that is merely slow has sent nothing yet, a path that is cut lets no acknowledgement through, and a connection that
-a firewall forgot neither. The kernel is asked over a second connection, on which the host sends small packets only, for
-we tell it so in our SYN. No time is compared.
+Whether large packets of a host are lost on their way to us, its kernel knows. An MTU black hole lets small packets
+through, so the host receives our packets and its acknowledgements arrive, while its answer is retransmitted again and
+again. A host that is only slow has sent nothing yet; on a broken path, or a connection that a firewall has forgotten,
+no acknowledgement arrives. The kernel is queried over a second connection, on which the host sends only small packets,
+because our SYN announces a small MSS. No times are compared.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ ResolveJump = Callable[[str, float], HostSettings]
 
 SMALL_MSS = 1200  # Bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does
 TIMES = 3
-"""Retransmissions of one segment in a row, none of them acknowledged; after so many Linux suspects the path itself
-(tcp_retries1 in ip-sysctl)."""
+"""Consecutive unacknowledged retransmissions of one segment after which Linux suspects the path (tcp_retries1 in
+ip-sysctl).
+"""
 _ROW = re.compile(
     r"^ *\d+: [0-9A-F]+:[0-9A-F]{4} (?P<address>[0-9A-F]+):(?P<port>[0-9A-F]{4}) 0[18] "
     r"(?P<queued>[0-9A-F]{8}):[0-9A-F]{8} 01:[0-9A-F]{8} (?P<times>[0-9A-F]{8}) "
@@ -71,7 +72,7 @@ _MOST = 64 * 1024
 
 
 def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callable[[], SshSession], by: float) -> bool:
-    """Return whether only the large vanish: ``speak`` needs no answer, ``again`` makes a session of small packets."""
+    """Return whether only large packets are lost: ``speak`` needs no answer, ``again`` opens another session."""
     held = session.connection()
     if held is None or not hasattr(socket, "TCP_INFO"):
         return False
@@ -96,7 +97,7 @@ def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callabl
 
 
 def is_resent(row: str, address: str, port: int) -> bool:
-    """Return whether a row of the host's (little-endian) /proc/net/tcp or tcp6 is of something sent again and again."""
+    """Return whether a row of the host's (little-endian) /proc/net/tcp or tcp6 shows repeated retransmissions."""
     found = _ROW.match(row)
     if found is None:
         return False
@@ -107,7 +108,7 @@ def is_resent(row: str, address: str, port: int) -> bool:
 
 
 def _acknowledged(connection: socket.socket) -> int:
-    """Return the bytes of ours that the host's kernel has acknowledged."""
+    """Return the number of our bytes that the host's kernel has acknowledged."""
     return int.from_bytes(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ACKED.stop)[_ACKED], "little")
 
 
@@ -119,20 +120,20 @@ _STATUS_S = 0.5
 
 
 class _Arrival(threading.Event):
-    """Set when anything comes on stdout or stderr, or they end.
+    """Event that is set when anything is received on stdout or stderr, or they end.
 
-    paramiko's clearing of it is left out: one stream's would hide what came on the other. Whoever reads forgets what
-    came before, and then looks.
+    paramiko's clear() is ignored, since clearing for one stream would hide data of the other. A reader resets the event
+    before it reads.
     """
 
     forget = threading.Event.clear
 
     def clear(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class ParamikoChannel:
-    """A command in the session that it owns; ``small`` makes another one, on which the host sends small packets."""
+    """A command in its own session; ``small`` opens another session, in which the host sends small packets."""
 
     def __init__(self, session: SshSession, channel: paramiko.Channel, small: Callable[[float], SshSession]) -> None:
         self._session, self._channel, self._small = session, channel, small
@@ -200,9 +201,9 @@ class ParamikoChannel:
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
-        """Return the exit status.
+        """Return the command's exit status.
 
-        None where the connection broke, a signal ended the command, or the deadline came first.
+        None if the connection broke, a signal ended the command, or the deadline passed.
         """
         while not self._channel.status_event.wait(_SLICE_S):
             if time.monotonic() >= deadline:
@@ -211,7 +212,7 @@ class ParamikoChannel:
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
     def close(self) -> None:
-        """Hang up on the command as a terminal does, closes the channel and then the connection."""
+        """End the command as a terminal does when it is closed; close the channel and then the connection."""
         # sshd itself merely closes the command's stdin: a shell that waits for something else would stay for ever
         if self._closing.is_set():
             return
@@ -238,7 +239,7 @@ class ParamikoChannel:
             return
 
     def _drain(self) -> None:
-        """Take what is there from both streams, and do not wait; a host may say more as fast as it is read."""
+        """Read available data of both streams once, without waiting; a host may send more as fast as it is read."""
         for _ in range(_CHUNKS):
             if not self._channel.recv_ready():
                 break
@@ -259,14 +260,17 @@ class ParamikoChannel:
 
 
 class _Jump(NamedTuple):
-    """A session with a jump host, and the handshakes that may go through it at once."""
+    """A session with a jump host, and the places for simultaneous handshakes through it."""
 
     session: SshSession
     places: Places
 
 
 class ParamikoTransport:
-    """Opens one session a host; ``alone``: no ssh program takes over what paramiko can't do."""
+    """Transport that opens one session per host.
+
+    ``alone``: the ssh program does not take over what paramiko can't do.
+    """
 
     def __init__(self, resolve_jump: ResolveJump, *, alone: bool) -> None:
         self._resolve_jump, self._alone = resolve_jump, alone
@@ -277,7 +281,7 @@ class ParamikoTransport:
         self._known: dict[tuple[Path, ...], known_hosts.KnownKeys] = {}
 
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
-        """Start ``command`` on the host; AccessError, or BeyondError where only the ssh program can use the keys."""
+        """Start ``command`` on the host; AccessError, or BeyondError if only the ssh program can use the keys."""
         target, began = settings.target(), time.monotonic()
         with self._lock:
             self._tries[target] += 1
@@ -303,7 +307,7 @@ class ParamikoTransport:
         return opened
 
     def close(self) -> None:
-        """Close the sessions with jump hosts, and before them the channels of whoever was interrupted."""
+        """Close the channels of interrupted callers, then the sessions with jump hosts."""
         with self._lock:
             jumps, self._jumps = list(self._jumps.values()), {}
             channels = list(self._channels)
@@ -322,9 +326,9 @@ class ParamikoTransport:
         hop: bool = False,
         mss: int | None = None,
     ) -> tuple[SshSession, float]:
-        """Return the session of the ``turn``-th try, and its end.
+        """Return the session of the ``turn``-th try, and its deadline.
 
-        A host's time begins with its turn at the jump host.
+        A host's time begins with its place at the jump host.
         """
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)
@@ -344,7 +348,7 @@ class ParamikoTransport:
             return session, by.login
 
     def known_keys(self, settings: HostSettings) -> known_hosts.KnownKeys:
-        """Return the entries of every file that may know the host, read once."""
+        """Return the entries of all known_hosts files for the host, read once."""
         paths = settings.known_hosts
         if paths not in self._known:
             self._known[paths] = known_hosts.read(paths)
@@ -353,7 +357,7 @@ class ParamikoTransport:
     def _jump(self, jumps: str, bound: float, latest: float, turn: int) -> _Jump:
         """Return the session with the last of ``jumps``.
 
-        The first thread that asks makes it, the others wait for it.
+        The first thread opens it, and the others wait.
         """
         deadline = min(latest, time.monotonic() + LOGIN_TIMES * bound)
         jump = self._resolve_jump(jumps, deadline)
@@ -377,7 +381,7 @@ class ParamikoTransport:
 
 
 def _forward(session: SshSession, settings: HostSettings, deadline: float, bound: float) -> Stream:
-    """Return a TCP connection that the jump host makes for us (RFC 4254, section 7.2)."""
+    """Return a TCP connection forwarded by the jump host (RFC 4254, section 7.2)."""
     target = settings.target()
     try:
         return session.open_channel(

@@ -1,6 +1,6 @@
-"""paramiko's session, with the server's words kept, and the stream beneath it.
+"""paramiko's session, which keeps the server's messages, and the stream below it.
 
-That is a TCP connection, a proxy command, or a channel through a jump host; every wait has an end.
+The stream is a TCP connection, a proxy command, or a channel through a jump host; every wait has a limit.
 """
 
 from __future__ import annotations
@@ -33,32 +33,33 @@ _GREETING = 1024
 _LAST_WORDS = 2048
 _USER_TIMEOUT_MS = 30_000
 _POLL_S = 1.0
-"""Seconds between looks of paramiko whether its session was closed, which close() tells it at once. At its own ten a
-second, a tenth of a controller's time went into hosts that are slow to answer."""
+"""Seconds between paramiko's checks whether its session was closed, of which close() notifies it at once. With its own
+ten checks a second, slow hosts took a tenth of the controller's time.
+"""
 _GRACE_S = 0.2  # for a proxy command to end once its host has hung up
 
 
 class Stream(Protocol):
-    """A socket as paramiko wants it."""
+    """A socket in the form that paramiko expects."""
 
     def send(self, data: bytes, /) -> int:
-        """Return how many of the bytes were taken."""
+        """Send bytes, and return how many were accepted."""
 
     def recv(self, size: int, /) -> bytes:
-        """Up to so many bytes; b"" at the end."""
+        """Receive up to this many bytes; b"" at the end."""
 
     def settimeout(self, seconds: float | None, /) -> None:
-        """Seconds that recv and send may wait."""
+        """Set the seconds that recv and send may wait."""
 
     def fileno(self) -> int:
         """Return the file descriptor, for poll(2)."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the stream."""
 
 
 class GreetedStream:
-    """Keeps the first KiB that came, and notes that the server hung up, not we; paramiko tells neither apart."""
+    """Stream that keeps the first KiB received, and records whether the server closed it, which paramiko does not."""
 
     def __init__(self, inner: Stream) -> None:
         self.inner, self.head, self.ended = inner, b"", False
@@ -66,11 +67,11 @@ class GreetedStream:
 
     @property
     def greeted(self) -> bool:
-        """An SSH greeting came; a server may send lines before it (RFC 4253, section 4.2)."""
+        """True if an SSH greeting was received; a server may send lines before it (RFC 4253, section 4.2)."""
         return self.head.startswith(b"SSH-") or b"\nSSH-" in self.head
 
     def send(self, data: bytes) -> int:
-        """Send what the stream takes at once."""
+        """Send as much as the stream accepts at once."""
         try:
             return self.inner.send(data)
         except OSError as error:  # of a channel through a jump host no ConnectionError, where it was closed
@@ -79,7 +80,7 @@ class GreetedStream:
             raise
 
     def recv(self, size: int) -> bytes:
-        """Receive, and notes the greeting."""
+        """Receive bytes, and record the greeting."""
         try:
             data = self.inner.recv(size)
         except ConnectionError:
@@ -92,15 +93,15 @@ class GreetedStream:
         return data
 
     def peer(self) -> str:
-        """Return the address that the connection is with; empty where it is no TCP connection of our own."""
+        """Return the peer's address; empty if it is not our own TCP connection."""
         return str(self.inner.getpeername()[0]) if isinstance(self.inner, socket.socket) else ""
 
     def settimeout(self, seconds: float | None) -> None:
-        """For sending and receiving; who asks for less gets so much."""
+        """Set the time limit for sending and receiving, with a minimum."""
         self.inner.settimeout(None if seconds is None else max(seconds, _POLL_S))
 
     def close(self) -> None:
-        """Close the stream beneath, and wake whoever waits for it."""
+        """Close the stream below, and wake threads that wait for it."""
         self._closed = True
         if isinstance(self.inner, socket.socket):
             _wake(self.inner)
@@ -112,7 +113,10 @@ class GreetedStream:
 
 
 def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
-    """getaddrinfo(3) with a deadline: the resolver's own may be half a minute, so it is left behind in its thread."""
+    """Return the result of getaddrinfo(3) before a deadline.
+
+    A resolver that takes longer is abandoned in its thread.
+    """
     answer: queue.SimpleQueue[list[tuple[Any, ...]] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -134,9 +138,9 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
 
 
 def dial(target: Target, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
-    """Return a connection to the first of the target's addresses that answers, or AccessError.
+    """Return a connection to the target's first address that answers; AccessError if none does.
 
-    ``mss`` bounds both ends.
+    ``mss`` limits both ends.
     """
     addresses = look_up(target, deadline)
     last: OSError = TimeoutError()
@@ -166,13 +170,13 @@ def dial(target: Target, deadline: float, bound: float, mss: int | None = None) 
 
 
 def _wake(connection: socket.socket) -> None:
-    """End what other threads wait for on it, which close(2) alone does not."""
+    """End other threads' waits on the socket, which close(2) does not do."""
     with contextlib.suppress(OSError):  # it was never connected, or is closed
         connection.shutdown(socket.SHUT_RDWR)
 
 
 class ProxyCommandStream:
-    """The standard input and output of a ProxyCommand, as one socket."""
+    """Standard input and output of a ProxyCommand as one socket."""
 
     def __init__(self, command: str) -> None:
         self._closing = threading.Lock()
@@ -193,7 +197,7 @@ class ProxyCommandStream:
         self.fileno = self._ours.fileno
 
     def failed(self) -> str | None:
-        """Hang up, and return the command's stderr or status; None if it succeeded silently."""
+        """Close the connection, and return the command's stderr or status; None if it succeeded without output."""
         try:
             status = self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -202,7 +206,7 @@ class ProxyCommandStream:
         return self._last_words or (f"it ended with status {status}" if status else None)
 
     def close(self) -> None:
-        """Hang up; a command that does not go by itself is ended. Any thread may do it."""
+        """Close the connection, and end a command that does not exit by itself. Any thread may call this."""
         with self._closing:
             if self._stderr.closed:
                 return
@@ -219,20 +223,20 @@ class ProxyCommandStream:
 
 
 MAX_PACKET = 256 * 1024
-"""Bytes of a packet: OpenSSH's PACKET_MAX_SIZE. paramiko believes a server's word, which has 32 bits."""
+"""Most bytes of a packet: OpenSSH's PACKET_MAX_SIZE. paramiko accepts any length that fits into 32 bits."""
 _OF_A_CHANNEL = (MSG_CHANNEL_DATA, MSG_CHANNEL_EXTENDED_DATA, MSG_CHANNEL_EOF, MSG_CHANNEL_CLOSE)
-"""Messages that may not be sent to a channel after it was closed (RFC 4254, section 5.3)."""
+"""Messages that must not be sent to a closed channel (RFC 4254, section 5.3)."""
 _MAX_VERSIONS = 64 * 1024
-"""Bytes of the version that a server tells, and of the lines that it may send before (RFC 4253, section 4.2)."""
+"""Most bytes of a server's version, and of the lines before it (RFC 4253, section 4.2)."""
 
 
 class _Packets(Packetizer):
-    """Takes no packet and no version without bound: both come before anybody knows whose the server is."""
+    """Packetizer that limits packets and the version, which come before the server is authenticated."""
 
     _before = 0
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        """So many bytes."""
+        """Return this many bytes."""
         if n > MAX_PACKET:
             raise paramiko.SSHException(f"a packet of {n} bytes")
         return super().read_all(n, check_rekey)
@@ -249,7 +253,7 @@ Feed = Callable[[paramiko.Channel, paramiko.Message], None]
 
 
 def _within_window(feed: Feed) -> Feed:
-    """Bound what a channel holds: paramiko counts its window (RFC 4254, section 5.2) and keep whatever comes."""
+    """Limit a channel's data: paramiko counts its window (RFC 4254, section 5.2) but keeps all it receives."""
 
     def take(channel: paramiko.Channel, message: paramiko.Message) -> None:
         feed(channel, message)
@@ -260,9 +264,10 @@ def _within_window(feed: Feed) -> Feed:
 
 
 class SshSession(paramiko.Transport):
-    """Tells each thread why its own channel was not opened, and why the server hung up, in the server's words.
+    """Session that reports to each thread, in the server's words, why its channel was not opened or the session ended.
 
-    paramiko keeps one last exception for all threads, and without the words, which tell "refused" from "no route".
+    paramiko keeps one last exception for all threads, without the message, which distinguishes "refused" from "no
+    route".
     """
 
     _channel_handler_table: ClassVar[dict[int, Feed]] = {
@@ -291,7 +296,7 @@ class SshSession(paramiko.Transport):
         return number
 
     def _send_user_message(self, data: paramiko.Message) -> None:
-        """Send nothing behind a channel's end: OpenSSH would end the whole session."""
+        """Drop messages to a closed channel, since OpenSSH would end the whole session."""
         # paramiko looks and sends later, without a lock (Channel.send; sshd's channels.c, channel_from_packet_id)
         text = data.asbytes()
         number = int.from_bytes(text[1:5], "big") if text[0] in _OF_A_CHANNEL else -1
@@ -303,7 +308,7 @@ class SshSession(paramiko.Transport):
             super()._send_user_message(data)  # type: ignore[misc]  # not in the stubs
 
     def _parse_channel_open_success(self, message: paramiko.Message) -> None:
-        """Another channel may have the number of one that was closed."""
+        """Forget that a channel's number was closed, since a new channel may reuse it."""
         words = paramiko.Message(message.get_remainder())
         words.get_int()
         self._closed.discard(words.get_int())
@@ -329,21 +334,21 @@ class SshSession(paramiko.Transport):
         super()._parse_disconnect(message)  # type: ignore[misc]  # not in the stubs
 
     def banner(self) -> str:
-        """Return the last banner that the server sent during the login: PAM's words, if any (RFC 4252, 5.4)."""
+        """Return the server's last banner during the login, such as PAM's message (RFC 4252, 5.4)."""
         handler = self.auth_handler  # get_banner() forgets it when the server hangs up
         banner = handler.banner if handler is not None else None
         return banner.decode(errors="replace") if isinstance(banner, bytes) else str(banner or "")
 
     def connection(self) -> socket.socket | None:
-        """Return the TCP connection beneath; None where it is not our own."""
+        """Return the TCP connection below; None if it is not our own."""
         return self._stream.inner if isinstance(self._stream.inner, socket.socket) else None
 
     def takes_more(self) -> bool:
-        """Return whether a short message goes out without a wait: of many to write to, one may be dead."""
+        """Return whether a short message can be sent without blocking, since one of many hosts may be dead."""
         return self.clear_to_send.is_set() and _takes_more(self._stream.inner)
 
     def get_exception(self) -> Exception | None:
-        """Return the end of this thread's wish for a channel, else that of the session."""
+        """Return why this thread's channel was not opened; otherwise why the session ended."""
         refusal = self._refusals.pop(self._wanted.pop(threading.get_ident(), -1), None)
         error = super().get_exception()
         return refusal or (None if isinstance(error, paramiko.ChannelException) else error)
@@ -361,7 +366,7 @@ def _takes_more(stream: Stream) -> bool:
 
 
 class _Watch:
-    """Closes sessions whose deadline passes: one thread for all, for a host has a dozen deadlines in turn."""
+    """Watcher that closes sessions at their deadlines: one thread for all, since a host has a dozen of them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -371,7 +376,7 @@ class _Watch:
         self._runs = False
 
     def begin(self, deadline: float, session: paramiko.Transport) -> int:
-        """Close the session at the deadline; the number to call that off by."""
+        """Have the session closed at the deadline; return a number to cancel that."""
         with self._changed:
             number = next(self._numbers)
             self._watched[number] = session
@@ -384,7 +389,7 @@ class _Watch:
         return number
 
     def call_off(self, number: int) -> None:
-        """Leave the session open."""
+        """Cancel the closing of a session."""
         with self._changed:
             self._watched.pop(number, None)
 
@@ -400,7 +405,7 @@ class _Watch:
 
 
 def _close(session: paramiko.Transport) -> None:
-    """Close a session without a wait for its own thread, while the others' deadlines run."""
+    """Close a session without waiting for its thread, since other deadlines are running."""
     try:
         threading.Thread(target=session.close, daemon=True).start()
     except RuntimeError:  # this machine starts no further thread; then the others wait
@@ -412,7 +417,7 @@ _WATCH = _Watch()
 
 @contextmanager
 def ends_at(deadline: float, session: paramiko.Transport) -> Iterator[None]:
-    """Close the session at the deadline, which ends whatever paramiko waits for without one."""
+    """Close the session at the deadline, which ends paramiko's waits that have no limit."""
     number = _WATCH.begin(deadline, session)
     try:
         yield

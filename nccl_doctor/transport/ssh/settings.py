@@ -1,4 +1,4 @@
-"""How one host is to be connected to: OpenSSH's own answer to its name and the hosts file, or its defaults."""
+"""Settings for the connection to a host: from OpenSSH's configuration and the hosts file, or OpenSSH's defaults."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ OPENSSH_ALGORITHMS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Algorithms that OpenSSH 10.0's client offers by default (ssh_config(5), "The default is"), best first, without
-certificates and hardware keys, which go through the ssh program. paramiko alone would also take CBC, MD5 and shortened
-MACs."""
+certificates and hardware keys, which go through the ssh program. paramiko by itself would also accept CBC, MD5 and
+truncated MACs.
+"""
 
 
 @dataclass(frozen=True)
 class HostSettings:
-    """How to reach and log in to one host."""
+    """Settings for the connection and login to a host."""
 
     name: str  # what ssh was asked for; ``hostname`` is what that means
     hostname: str
@@ -83,27 +84,27 @@ class HostSettings:
 
     @property
     def via(self) -> bool:
-        """True where a jump host or a proxy command leads to the host."""
+        """True if the host is reached through a jump host or a proxy command."""
         return bool(self.proxy_jump or self.proxy_command)
 
     @property
     def known_hosts(self) -> tuple[Path, ...]:
-        """Every file that may know the host."""
+        """All known_hosts files for the host."""
         return self.user_known_hosts + self.global_known_hosts
 
     @property
     def own_known_hosts(self) -> Path:
-        """The file that a new key of the host belongs into."""
+        """The known_hosts file for a new key of the host."""
         usable = [path for path in self.user_known_hosts if path != Path(os.devnull)]
         return next(iter((*usable, *self.global_known_hosts)), expand("~/.ssh/known_hosts"))
 
     def target(self, *, hop: bool = False) -> Target:
-        """Return the host as failures name it."""
+        """Return the host as a target for failures."""
         return Target(self.name, self.hostname, self.port, self.user, hop=hop, via=self.via)
 
 
 def check_name(name: str, options: SshOptions) -> None:
-    """Turn away names that ssh or a shell would take for something else: AccessError."""
+    """Raise AccessError for names that ssh or a shell would misread."""
     target = asked(name, options)
     if not _HOST.fullmatch(name):
         raise failures.unreachable(target, "invalid-name", f"has an address that is none: {name!r}")
@@ -112,7 +113,7 @@ def check_name(name: str, options: SshOptions) -> None:
 
 
 def arguments(options: SshOptions) -> list[str]:
-    """Return options of the hosts file as the ssh program takes them."""
+    """Return the hosts file's options as arguments of the ssh program."""
     argv = []
     if options.port is not None:
         argv += ["-p", str(options.port)]
@@ -125,14 +126,14 @@ def arguments(options: SshOptions) -> list[str]:
 
 
 def asked(name: str, options: SshOptions) -> Target:
-    """Return the host as it was asked for, before anything is known of it."""
+    """Return the target as requested, before its settings are known."""
     return Target(name, name, options.port or 22, options.user or "")
 
 
 _ALIAS_S = 5.0
 
 DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk")
-"""OpenSSH's own names and order (readconf.c, fill_default_options); DSA and XMSS are gone from it."""
+"""OpenSSH's default key files in its order (readconf.c, fill_default_options), without the removed DSA and XMSS."""
 _ALGORITHMS = {
     "ciphers": ("ciphers",),
     "digests": ("macs",),
@@ -151,10 +152,10 @@ def resolve(
 ) -> HostSettings:
     """Return the settings for ``name``.
 
-    What ``options`` say wins. AccessError: the name is none, or ssh takes it for none.
+    ``options`` win. AccessError if the name is invalid, or ssh rejects it.
 
-    ``ssh -G`` is asked wherever OpenSSH's client and any configuration are there. Without the client no configuration
-    is read: OpenSSH's defaults and the hosts file hold.
+    ``ssh -G`` is run if OpenSSH's client and a configuration exist. Without the client no configuration is read, and
+    OpenSSH's defaults and the hosts file apply.
     """
     check_name(name, options)
     target = asked(name, options)
@@ -177,7 +178,7 @@ def resolve(
 
 
 def ssh_alias(name: str) -> str | None:
-    """Return the HostName that ~/.ssh/config gives a name; None where it says nothing, or can't be asked."""
+    """Return the HostName of a name in ~/.ssh/config; None if it has none, or ssh can't be run."""
     try:
         hostname = resolve(name, SshOptions(), time.monotonic() + _ALIAS_S).hostname
     except (AccessError, ControllerError):
@@ -186,12 +187,15 @@ def ssh_alias(name: str) -> str | None:
 
 
 def unread_configuration(config: Path | None = None) -> bool:
-    """There is a configuration, and no OpenSSH client to ask what it means."""
+    """Return whether there is a configuration but no OpenSSH client to read it."""
     return shutil.which("ssh") is None and ssh_config.exists(config)
 
 
 def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
-    """Return the settings in an answer of ``ssh -G``, without one the defaults; what only ssh can read is beyond us."""
+    """Return the settings in an answer of ``ssh -G``, or the defaults without one.
+
+    Options that only ssh supports are listed.
+    """
     beyond = list(ssh_config.beyond(values))
 
     def first(key: str) -> str | None:
@@ -270,21 +274,21 @@ def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
 
 
 MAX_HANDSHAKES = 8
-"""At once through one jump host: sshd's MaxStartups (10:30:100) drops connections from the eleventh on."""
+"""Most handshakes at once through a jump host: sshd's MaxStartups (10:30:100) drops the eleventh connection."""
 PLACE_S = 2.0
-"""Seconds that a host holds one of these at most: then it waits behind the jump host, which has let us in long ago."""
+"""Most seconds that a host occupies a place; after that it waits behind the jump host, whose handshake is long over."""
 QUEUE = 6.0  # How many times its own bound a host may wait for its turn at a jump host
 
 
 class Places:
-    """The handshakes that may go through one jump host at once; who is silent, dead or slow, gives its place back."""
+    """Places for simultaneous handshakes through one jump host; a host that is silent, dead or slow loses its place."""
 
     def __init__(self) -> None:
         self._free = threading.BoundedSemaphore(MAX_HANDSHAKES)
 
     @contextmanager
     def place(self, target: Target, seconds: float) -> Iterator[None]:
-        """Hold a place, for :data:`PLACE_S` at most; AccessError where none was free for so many seconds."""
+        """Occupy a place for at most :data:`PLACE_S`; AccessError if none becomes free in time."""
         if not self._free.acquire(timeout=max(0.0, seconds)):
             raise failures.stalled(target, "waiting for its turn at the jump host", seconds)
         once = threading.Lock()
@@ -304,9 +308,9 @@ class Places:
 
 
 def split_jump(jumps: str) -> tuple[str, str, SshOptions]:
-    """Return parts of jump hosts: ``"a,ops@b:2222"`` gives ``("a", "b", user ops, port 2222)``.
+    """Return the parts of jump hosts: ``"a,ops@b:2222"`` gives ``("a", "b", user ops, port 2222)``.
 
-    IPv6 stands in brackets.
+    IPv6 addresses are in brackets.
     """
     before, _, last = jumps.rpartition(",")
     user, _, place = last.strip().removeprefix("ssh://").rpartition("@")

@@ -1,6 +1,6 @@
-"""Pure models of what the kernel does with a packet under given rules.
+"""Pure models of how the kernel treats a packet under given firewall rules.
 
-Captured text becomes ``rules`` (by ``nft`` and ``iptables``), through which a packet walks; a ``connection`` goes
-through those of two hosts, and failed dials find their rule (``blame``), its ``manager`` with its words, and the way
-past it (``remedy``). ``route_lookup`` is the kernels' own word on a dial's way.
+Captured text is parsed into ``rules`` (by ``nft`` and ``iptables``), which a packet passes one by one; a ``connection``
+passes the rules of two hosts. For failed dials, ``blame`` finds the rule, ``manager`` its manager and syntax, and
+``remedy`` the commands that open it. ``route_lookup`` compares dials with the kernels' routes.
 """

@@ -1,8 +1,8 @@
-"""Failed dials against the rules of both hosts and the pods' NetworkPolicies: who stops them, by which rules.
+"""Compares failed dials with the rules of both hosts and the pods' NetworkPolicies: which host and rules block them.
 
-NetworkPolicies go by the words of networking.k8s.io/v1: a pod that none chooses for a direction is open in it. Where
-some do, what the rules of at least one of them let through passes, and all else is dropped. What a policy does with
-pods on the node's network is left open there.
+NetworkPolicies are evaluated by networking.k8s.io/v1: a pod that no policy selects for a direction is open in it;
+otherwise traffic passes if a rule of at least one of these policies allows it, and all else is dropped. Their effect on
+pods in the node's network is undefined there.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from nccl_doctor.snapshot.surroundings import KubeFacts, Peer, PodFacts, Policy,
 from nccl_doctor.text.inet import network_of, numeric
 
 NOT_DIALLED = "not dialled"
-"""Error of a dial that was never made because the port is in use; the rules for it are judged all the same."""
+"""Error of a dial that was not made because the port is in use; the rules for it are still judged."""
 
 
 @dataclass
 class Blame:
-    """A host that stops dials, in one direction.
+    """A host that blocks dials in one direction.
 
     Attributes:
-        rules: all that stops them, the one they meet first in front.
-        doubtful: rules behind these that may stop them, too: the remedy opens those as well.
-        unexpected_outcomes: of the dials, those that did not fail as the rule would make them.
-        unexpected_passes: dials that passed, though the host's rules should stop them: source, port.
+        rules: all rules that block them, the first one that they meet first.
+        doubtful: later rules that may also block them; the remedy opens those, too.
+        unexpected_outcomes: dials that failed in another way than the rule causes.
+        unexpected_passes: dials that passed although the host's rules should block them: source, port.
     """
 
     host: Host
@@ -53,7 +53,7 @@ class Blame:
     unexpected_passes: list[tuple[str, int]] = field(default_factory=list)
 
     def enter(self, dial: FailedDial, objection: Objection, *, first: bool) -> None:
-        """Add a dial and a rule that stops it; ``first``: it meets that."""
+        """Add a dial and a rule that blocks it; ``first``: the rule that it meets first."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.rules:
             self.rules.append(rule)
@@ -65,7 +65,7 @@ class Blame:
                 self.unexpected_outcomes.append(dial)
 
     def doubt(self, objection: Objection) -> None:
-        """Add a rule that may stop dials which others stop."""
+        """Add a rule that may block dials that other rules block, too."""
         rule = objection.verdict.rule
         if rule is not None and rule not in self.doubtful:
             self.doubtful.append(rule)
@@ -77,13 +77,13 @@ class Blame:
 
     @property
     def manager(self) -> Manager:
-        """The program that manages the first rule that stops the dials."""
+        """The program that manages the first rule that blocks the dials."""
         return manager_of(self.rules[0], self.facts)
 
 
 @dataclass(frozen=True)
 class Gap:
-    """A failed dial that unread or unclear rules may explain; ``rule``: the text of the unclear one."""
+    """A failed dial that unread or unclear rules may explain; ``rule`` is the text of the unclear one."""
 
     dial: FailedDial
     hosts: tuple[str, ...]
@@ -93,20 +93,20 @@ class Gap:
 
 @dataclass(frozen=True)
 class ExplainedDials:
-    """Failed dials that rules explain, or might; ``redirected``: connections that a rule hands to somebody."""
+    """Failed dials that rules explain or may explain; ``redirected`` are connections that a rule redirects."""
 
     blames: tuple[Blame, ...]
     gaps: tuple[Gap, ...]
     redirected: frozenset[Interception] = frozenset()
 
     def unexplained(self, mesh: Mesh) -> tuple[FailedDial, ...]:
-        """Failed dials of the mesh that no known rule stops."""
+        """Failed dials of the mesh that no known rule blocks."""
         stopped = {dial for blame in self.blames for dial in blame.dials}
         return tuple(dial for dial in mesh.failed if dial not in stopped)
 
 
 def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDials:
-    """Compare each failed dial with the rules on its way (``listens``: NCCL's addresses)."""
+    """Compare each failed dial with the rules on its path; ``listens`` are NCCL's addresses."""
     mesh = known(snapshot.mesh)
     hosts = {host.name: host for host in snapshot.reached}
     rules = {name: compiled(host) for name, host in hosts.items()}
@@ -151,7 +151,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
 def _in_the_way(
     way: Path, port: int, dialler: Ruleset, listener: Ruleset
 ) -> tuple[list[Objection], tuple[Objection, ...]]:
-    """Return everything that blocks a connection, and what may still block it after that is opened."""
+    """Return all that blocks a connection, and what may still block it afterwards."""
     stopping: list[Objection] = []
     while True:
         found = handshake(way.syn_to(port), way.ends, dialler, listener)
@@ -167,7 +167,7 @@ def _in_the_way(
 
 
 def _by_counters(objection: Objection, after: Ruleset) -> Objection:
-    """Return of the rules that may be the one, that whose counter has grown."""
+    """Return, of several possible rules, the one whose counter has grown."""
     verdict = objection.verdict
     grown = {one: growth(one.rule, after) for one in (*verdict.instead, verdict) if one.rule is not None}
     likely = [one for one, by in grown.items() if by] or [one for one, by in reversed(grown.items()) if by is None]
@@ -175,7 +175,7 @@ def _by_counters(objection: Objection, after: Ruleset) -> Objection:
 
 
 def _undialled(snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[FailedDial]:
-    """Yield dial to a master port where we could not listen."""
+    """Yield dials to a master port on which we could not listen."""
     port = snapshot.cluster.master_port
     master = next((host for host in snapshot.reached if host.node.node_rank == 0), None)
     if master is None or port in mesh.ports.get(master.name, (port,)):
@@ -213,7 +213,7 @@ def _unexpected_passes(
 
 
 def opening(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> Opening:
-    """Return the opening that hosts which are blamed alike have to make."""
+    """Return the opening that is needed on hosts with the same blame."""
     mesh = known(snapshot.mesh)
     ranges = [ephemeral(host.facts) for host in snapshot.reached if host.facts]
     ports = merged([(snapshot.cluster.master_port, snapshot.cluster.master_port), *ranges])
@@ -222,7 +222,7 @@ def opening(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, s
 
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return hosts and addresses that an opening lets through on these hosts' word."""
+    """Return the hosts and addresses that an opening admits only because these hosts claim them."""
     mesh = known(snapshot.mesh)
     peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
     readers = [blame.host.name for blame in blames]
@@ -235,7 +235,7 @@ def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[st
 
 
 def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each peer and the address by which the host meets it."""
+    """Yield each peer and the address at which the host sees it."""
     hosts = {host.name: host for host in snapshot.reached}
     own = blame.host.name
     for dial in blame.dials:
@@ -250,7 +250,7 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
 
 
 def remedies(blame: Blame, way: Opening) -> Remedy:
-    """Return lines for all rules in the way, or advice where judgement is needed."""
+    """Return commands for all blocking rules, or advice if judgement is needed."""
     found = [remedy(rule, blame.facts, way) for rule in blame.rules]
     advice = " ".join(dict.fromkeys(part.advice for part in found if part.advice))
     if any(not part.commands for part in found):
@@ -264,7 +264,7 @@ Way = Literal["ingress", "egress"]
 
 @dataclass(frozen=True)
 class PolicyBlame:
-    """The policies that keep a dial from a pod, or in it."""
+    """The policies that block a dial into or out of a pod."""
 
     pod: str
     way: Way
@@ -286,7 +286,7 @@ def policy_blames(kube: KubeFacts, dials: Iterable[FailedDial]) -> dict[FailedDi
 
 
 def blame_policies(kube: KubeFacts, policies: Sequence[Policy], dial: FailedDial) -> Iterator[PolicyBlame]:
-    """Yield what drops a dial: the target's policies inwards, the source's outwards."""
+    """Yield the policies that drop a dial: the target's for ingress, the source's for egress."""
     source, target = kube.pods.get(dial.src), kube.pods.get(dial.dst)
     if source is None or target is None or source is target:
         return

@@ -1,4 +1,4 @@
-"""All rules of a host, and a TCP connection across two: every packet of the handshake past every rule."""
+"""The rules of a host, and a TCP connection between two hosts: every packet of the handshake passes every rule."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ruleset:
-    """The base chains of a host; ``missing``: a phrase for each part that nobody could read."""
+    """The base chains of a host; ``missing`` has a phrase for each part that could not be read."""
 
     facts: FirewallFacts
     bases: tuple[BaseChain, ...]
@@ -43,31 +43,31 @@ class Ruleset:
 
     @cached_property
     def deciding(self) -> tuple[BaseChain, ...]:
-        """Base chains that can stop or change a packet, without their idle rules."""
+        """Base chains that can block or change a packet, without rules that have no effect."""
         return tuple(_without_idle(base) for base in self.bases if _matters(base))
 
     def rules(self) -> Iterator[RuleRef]:
-        """Yield every rule and policy, once a base chain that may reach it."""
+        """Yield every rule and policy, once for each base chain that may reach it."""
         for base in self.bases:
             yield base.policy_ref
             for chain in base.chains.values():
                 yield from (rule.ref for rule in chain)
 
     def count(self, rule: RuleRef) -> int | None:
-        """Return the packets that the rule in this place has counted, if any."""
+        """Return the packet counter of the rule at this place, if it has one."""
         place = (rule.origin, rule.family, rule.table, rule.chain, rule.place)
         same = (r for r in self.rules() if (r.origin, r.family, r.table, r.chain, r.place) == place)
         return next((r.packets for r in same), None)
 
     def objections(self, packet: Packet) -> tuple[PacketVerdict, ...]:
-        """Return verdicts that stop a packet on this host, or may; a sure one first."""
+        """Return verdicts that block a packet on this host, or may; a certain one first."""
         journey = Journey(groups=self.facts.groups, bridges=frozenset(self.facts.bridges))
         unread = (PacketVerdict("unknown", reason=reason) for reason in self.missing)
         found = (*through(self.deciding, packet, journey), *unread)
         return tuple(sorted(found, key=lambda verdict: not verdict.blocks))
 
     def past(self, verdicts: Sequence[PacketVerdict]) -> Ruleset:
-        """Return the rules without the base chains that made the decision."""
+        """Return the rules without the base chains that decided."""
         opened = {_base(verdict.rule, verdict.rule.base) for verdict in verdicts if verdict.rule is not None}
         shut = (base for base in self.bases if _base(base.policy_ref, base.policy_ref.chain) not in opened)
         return replace(self, bases=tuple(shut))
@@ -78,7 +78,7 @@ def _base(rule: RuleRef, chain: str) -> tuple[str, str, str, str]:
 
 
 def compile_rules(facts: FirewallFacts) -> Ruleset:
-    """Parse what was captured; what can't be parsed is missing."""
+    """Parse captured rules; parts that can't be parsed are listed as missing."""
     missing: list[str] = []
     saves = _known(facts.iptables, missing) or ()
     sets = iptables.load_ipsets(_known(facts.ipsets, missing) or "")
@@ -119,7 +119,7 @@ def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ip
 
 
 def _matters(base: BaseChain) -> bool:
-    """Return whether some action that can be reached does more than accept."""
+    """Return whether any reachable action does more than accept."""
     if base.policy == "drop":
         return True
     seen: set[str] = set()
@@ -145,7 +145,7 @@ def _without_idle(base: BaseChain) -> BaseChain:
 
 
 def _idle(rule: Rule, idle: set[str]) -> bool:
-    """Return whether a rule only tests, or jumps to a chain that does nothing; a ``goto`` leaves its chain."""
+    """Return whether a rule only tests, or jumps to a chain without effect; a ``goto`` leaves its chain."""
     acting = (step for step in rule.steps if not isinstance(step, When))
     return all(isinstance(step, Jump) and step.back and step.chain in idle for step in acting)
 
@@ -156,13 +156,12 @@ Segment = Literal["SYN", "SYN-ACK", "ACK"]
 
 @dataclass(frozen=True)
 class Ends:
-    """The two interfaces, and what is known of the way between them.
+    """The two interfaces of a connection, and what is known about the path between them.
 
     Attributes:
-        path_back: the listener's route back leaves by its own interface.
-        ttl: the time to live with which the dialler's packets start, `ttl_back` that of the answers; None where nobody
-            knows.
-        is_direct: no router lies between, which would count it down.
+        path_back: whether the listener's route back uses the same interface.
+        ttl: the initial time to live of the dialler's packets, `ttl_back` that of the replies; None if unknown.
+        is_direct: whether there is no router in between, which would decrement it.
     """
 
     oif: str
@@ -175,7 +174,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Objection:
-    """A rule, or the lack of knowledge of one, in a connection's way."""
+    """A rule, or an unknown part of the rules, that may block a connection."""
 
     side: Side
     segment: Segment
@@ -184,11 +183,11 @@ class Objection:
 
     @property
     def outcomes(self) -> frozenset[DialOutcome]:
-        """The results with which a dial to such rules may fail.
+        """The outcomes with which a dial that meets the rule may fail.
 
-        A reject may always look like a drop: the kernel sends a host only so many ICMP errors a second
-        (net.ipv4.icmp_ratelimit), and the error has to get past the rules of both hosts itself. And a SYN that is sent
-        again because its answer was stopped counts as established, so that it may yet meet another rule.
+        A reject may look like a drop: the kernel limits ICMP errors per host (net.ipv4.icmp_ratelimit), and the error
+        itself must pass the rules of both hosts. A SYN that is retransmitted because its reply was blocked counts as
+        established, so it may meet another rule.
         """
         if self.verdict.kind == "redirect":
             return _ANYTHING  # as whoever gets it answers
@@ -207,7 +206,7 @@ def syn(saddr: str, daddr: str, dport: int, sport: Span = (1024, 65535)) -> Pack
 
 
 def handshake(syn: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset) -> tuple[Objection, ...]:
-    """Return everything that blocks a connection, up to the first packet that is certainly stopped."""
+    """Return all that blocks a connection, up to the first packet that is certainly blocked."""
     back = replace(syn, saddr=syn.daddr, daddr=syn.saddr, sport=syn.dport, dport=syn.sport, reply=True)
     segments: tuple[tuple[Segment, Packet], ...] = (
         ("SYN", syn),
@@ -247,12 +246,13 @@ _SEEN_AS: dict[str, DialOutcome] = {
     **dict.fromkeys(("host-unreachable", "addr-unreachable", "host-prohibited"), "no-route"),
     "port-unreachable": "refused",
 }
-"""ICMP codes as connect(2) reports them while it waits: icmp_err_convert in linux/net/ipv4/icmp.c, icmpv6_err_convert
-in linux/net/ipv6/icmp.c."""
+"""Errors of connect(2) for ICMP codes: icmp_err_convert in linux/net/ipv4/icmp.c, icmpv6_err_convert in
+linux/net/ipv6/icmp.c.
+"""
 
 
 def reject_outcome(how: str, version: int) -> DialOutcome:
-    """Return the way a dial fails that meets a reject, as nft or iptables spells it."""
+    """Return how a dial fails that meets a reject, which is spelled as in nft or iptables."""
     if how in _RESETS:
         return "refused"
     code = how.rsplit(maxsplit=1)[-1].removeprefix("icmp6-").removeprefix("icmp-")
@@ -273,6 +273,6 @@ def counted(rules: Sequence[tuple[RuleRef, Ruleset]]) -> str:
 
 
 def growth(rule: RuleRef, after: Ruleset) -> int | None:
-    """Return the packets that a rule counted until it was read again, if it has a counter."""
+    """Return the number of packets that a rule counted until it was read again, if it has a counter."""
     later = after.count(rule)
     return None if rule.packets is None or later is None else later - rule.packets

@@ -1,4 +1,4 @@
-"""iptables-save's and ``ipset save``'s texts, read into rules and sets (iptables-extensions(8), ipset(8))."""
+"""Parser of the output of iptables-save and ``ipset save`` (iptables-extensions(8), ipset(8))."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from nccl_doctor.text.inet import Address, Network
 
 @dataclass(frozen=True)
 class Member:
-    """An element: its parts by dimension; ``nomatch`` cuts a hole into a wider one."""
+    """An element of a set: its parts by dimension; ``nomatch`` excludes it from a wider element."""
 
     parts: tuple[str, ...]
     nomatch: bool = False
@@ -49,14 +49,14 @@ class Member:
 
 @dataclass
 class Ipset:
-    """A set; ``kinds`` are its dimensions: "ip", "net", "port", "iface", "mac", "mark", or "set" for a list of sets."""
+    """A set; ``kinds`` are its dimensions: "ip", "net", "port", "iface", "mac", "mark", or "set" in a list of sets."""
 
     kinds: tuple[str, ...]
     netmask: int | None = None
     members: list[Member] = field(default_factory=list)
 
     def holds(self, packet: Packet, sides: tuple[str, ...], ipsets: Ipsets) -> Tri:
-        """Return whether the set holds the packet, each dimension from "src" or "dst"."""
+        """Return whether the set contains the packet, with each dimension taken from "src" or "dst"."""
         if self.kinds == ("set",):
             inner = [ipsets.get(member.parts[0]) for member in self.members]
             return some(None if other is None else other.holds(packet, sides, ipsets) for other in inner)
@@ -124,7 +124,7 @@ Values = tuple[str, ...]
 
 
 def _masked(text: str) -> tuple[int, int]:
-    """Return a number and its mask, all of it without one."""
+    """Return a number and its mask; all bits without one."""
     value, mask = (int(part, 0) for part in f"{text}/0xffffffff".split("/")[:2])
     return value, mask
 
@@ -210,13 +210,13 @@ def _ttl(allowed: Callable[[int], Span], values: Values) -> Test:
 
 
 def _limit(values: Values) -> Test:
-    """Return the test of ``--limit 1000/s``: it holds until so many packets came (libxt_limit)."""
+    """Return the test of ``--limit 1000/s``, which holds until that many packets have come (libxt_limit)."""
     rate, _, unit = values[0].partition("/")
     return _fixed(True) if int(rate) >= AMPLE and unit in {"s", "sec", "second"} else unsure
 
 
 def _set(ipsets: Ipsets, values: Values) -> Test:
-    """Return the test of ``--match-set NAME src,dst``; unsure of a set whose members nobody captured."""
+    """Return the test of ``--match-set NAME src,dst``; unsure for a set whose members were not captured."""
     found = ipsets.get(values[0])
     if found is None:
         return unsure
@@ -258,10 +258,10 @@ OPTIONS: dict[str, Callable[[Values], Test]] = {
 
 
 _FREE_TEXT = frozenset({"--comment", "--log-prefix", "--nflog-prefix", "--ulog-prefix", "--string", "--name"})
-"""Options whose value may look like an option: somebody's words."""
+"""Options with free text, which may look like an option."""
 
 _SILENT_MODULES: frozenset[str] = frozenset({"socket", "rpfilter", "eui64", "cluster", "tcpmss"})
-"""Modules that test even with no option printed."""
+"""Modules that test something even if no option is printed."""
 
 _GO_ON = frozenset(
     {"LOG", "NFLOG", "ULOG", "AUDIT", "TRACE", "CLASSIFY", "TOS", "DSCP", "TTL", "HL", "SECMARK", "CONNSECMARK"}
@@ -271,7 +271,7 @@ _GO_ON = frozenset(
 
 @dataclass(frozen=True)
 class Option:
-    """``! --name value value``."""
+    """An option of a rule: ``! --name value value``."""
 
     name: str
     values: tuple[str, ...]
@@ -279,7 +279,7 @@ class Option:
 
 
 def options(words: list[str]) -> Iterator[Option]:
-    """Split a rule's words into options; IndexError where free text lacks."""
+    """Split a rule's words into options; IndexError if free text is missing."""
     at, negated = 0, False
     while at < len(words):
         name, at = words[at], at + 1
@@ -298,7 +298,7 @@ def options(words: list[str]) -> Iterator[Option]:
 
 
 def steps(line: str, chains: Collection[str], ipsets: Ipsets) -> tuple[Step, ...]:
-    """Return the steps of a rule, ``-A CHAIN …``; ``chains``: its table's."""
+    """Return the steps of a rule, ``-A CHAIN …``; ``chains`` are those of its table."""
     parts = list(options(shlex.split(line)[2:]))
     target = next((index for index, part in enumerate(parts) if part.name in {"-j", "-g"}), len(parts))
     tests = tuple(When(_test(part, ipsets)) for part in parts[:target])

@@ -1,6 +1,6 @@
-"""Managers of firewall rules, and rules in the syntax of their manager, which would overwrite other changes.
+"""Managers of firewall rules; rules are changed in the syntax of their manager, which would overwrite other changes.
 
-firewalld's direct rules: iptables rules that it keeps and loads, in the words in which somebody gave them to it.
+firewalld's direct rules are iptables rules that it stores and loads as they were given.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 from nccl_doctor.text.inet import Network
 
 _SUFFIX = "_direct"
-"""Suffix of the chains that hold direct rules with firewalld's iptables back end; with its nftables one they are in
-INPUT itself."""
+"""Suffix of the chains with direct rules in firewalld's iptables back end; with its nftables back end they are in INPUT
+itself.
+"""
 
 _SHORT = {
     "--protocol": "-p",
@@ -38,7 +39,7 @@ _SHORT = {
     "--source-port": "--sport",
     "--destination-port": "--dport",
 }
-"""iptables(8) takes both; iptables-save prints the short ones."""
+"""Short forms of options: iptables(8) accepts both, iptables-save prints the short ones."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class DirectRule:
     """A line of ``firewall-cmd --direct --get-all-rules``: ``ipv4 filter INPUT 0 -p tcp --dport 80 -j DROP``.
 
     Attributes:
-        text: the line: hostile text.
+        text: the line, which is untrusted.
         place: family, table and chain.
-        priority: lower ones stand before; any integer (firewalld.direct(5)).
+        priority: lower ones come first; any integer (firewalld.direct(5)).
     """
 
     text: str
@@ -58,9 +59,9 @@ class DirectRule:
 
 
 def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
-    """Return the direct rule that iptables shows so; of several the longest.
+    """Return the direct rule that iptables prints like this; the longest of several.
 
-    iptables-save adds modules, masks and defaults, and sorts: what was given is part of what it prints.
+    iptables-save adds modules, masks and defaults, and sorts, so the given words are a part of those that it prints.
     """
     if rule.origin == "nft" or rule.place is None:
         return None
@@ -72,12 +73,12 @@ def direct_rule(rule: RuleRef, facts: FirewallFacts) -> DirectRule | None:
 
 
 def is_direct_chain(rule: RuleRef) -> bool:
-    """Return whether nothing but direct rules stand in a rule's chain."""
+    """Return whether a rule's chain holds only direct rules."""
     return rule.origin != "nft" and rule.chain.endswith(_SUFFIX)
 
 
 def direct_rules(facts: FirewallFacts) -> Iterator[DirectRule]:
-    """Yield all that are in force."""
+    """Yield all active direct rules."""
     for text in facts.firewalld.direct.splitlines() if isinstance(facts.firewalld, Firewalld) else ():
         try:
             family, table, chain, priority, *words = shlex.split(text)
@@ -102,13 +103,13 @@ _FIREWALLD_CHAIN = re.compile(r"(INPUT|OUTPUT|PREROUTING|IN|PRE)_")
 """firewalld's chains with its iptables back end: INPUT_ZONES, IN_public_allow, … (firewalld/core/ipXtables.py)."""
 
 _FIREWALLD_TABLE = re.compile(r'"table": ?"firewalld"')
-"""A chain of its table with its nftables back end, as nft prints it in JSON (firewall/core/nftables.py)."""
+"""A chain of its table with the nftables back end, in nft's JSON (firewall/core/nftables.py)."""
 
 _FIREWALLD_ZONE = re.compile(r"(?:filter_)?IN_(?!policy_)([A-Za-z0-9_-]+?)(?:_(?:pre|log|deny|allow|post))?$")
 
 
 def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
-    """Return the tool in whose language the rule has to be changed."""
+    """Return the tool with whose syntax the rule must be changed."""
     if rule.origin == "nft":
         return "firewalld" if rule.table == "firewalld" else "nftables"
     running = isinstance(facts.firewalld, Firewalld)
@@ -121,9 +122,9 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 
 
 def managed_by(facts: FirewallFacts) -> str:
-    """Return the keeper of a host's rules; "" where there are none.
+    """Return the manager of a host's rules; "" if there are none.
 
-    Where a manager itself did not answer (on a busy host it may not, in time), its chains tell.
+    If the manager did not answer in time, as on a busy host, its chains show it.
     """
     nft = facts.nft if isinstance(facts.nft, str) else ""
     if isinstance(facts.firewalld, Firewalld) or (
@@ -143,7 +144,7 @@ def _ufw_writes_here(facts: FirewallFacts) -> bool:
 
 
 def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
-    """Return the zone of firewalld that a rule belongs to, else the default."""
+    """Return firewalld's zone of a rule, or else the default zone."""
     if found := _FIREWALLD_ZONE.match(rule.chain):
         return found[1]
     return facts.firewalld.default_zone if isinstance(facts.firewalld, Firewalld) else None
@@ -151,14 +152,14 @@ def zone_of(rule: RuleRef, facts: FirewallFacts) -> str | None:
 
 @dataclass(frozen=True)
 class Zone:
-    """A zone of firewalld: its settings by their names, as listed."""
+    """A zone of firewalld: its settings by name, as listed."""
 
     name: str
     settings: dict[str, str]
 
     @property
     def nets(self) -> Iterator[Network]:
-        """Source networks of the zone, by any interface, without MAC addresses and ipsets."""
+        """Source networks of the zone, for any interface, without MAC addresses and ipsets."""
         for source in self.settings.get("sources", "").split():
             with suppress(ValueError):
                 yield ip_network(source, strict=False)
@@ -190,13 +191,13 @@ LONGEST = 160
 
 
 def printable(text: str) -> str:
-    """Make one line of harmless characters, cut to :data:`LONGEST`."""
+    """Return one line of harmless characters, cut to :data:`LONGEST`."""
     line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
     return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
 
 
 def describe(rule: RuleRef, facts: FirewallFacts) -> str:
-    """Return the rule as its manager's user knows it, else as the kernel's."""
+    """Return the rule as its manager shows it, otherwise as the kernel's tools do."""
     if manager_of(rule, facts) == "firewalld":
         direct = direct_rule(rule, facts)
         if direct is not None:

@@ -1,6 +1,6 @@
 """``nft -j list ruleset`` as base chains (libnftables-json(5); checked against nftables 1.0.6).
 
-From below: statements as the steps of a rule; the listing as chains.
+Statements become the steps of a rule, and the listing becomes chains.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _compare(value: Value, operator: str, right: Json, sets: Sets) -> Tri:
 
 _VERSIONS = {"ip": {4}, "ip6": {6}, "inet": {4, 6}, "netdev": {4, 6}, "bridge": {4, 6}}
 _CONNTRACK = -200
-"""NF_IP_PRI_CONNTRACK: chains before it see packets that are not tracked yet."""
+"""NF_IP_PRI_CONNTRACK: chains with a lower priority see packets before connection tracking."""
 
 _XTABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
 
@@ -174,7 +174,7 @@ def objects(ruleset: str) -> Objects:
 
 
 def xtables(listing: Objects) -> frozenset[Table]:
-    """Return tables that iptables-nft wrote: by chains' names, and by a hidden match."""
+    """Return tables that iptables-nft wrote, recognised by chains' names and by a hidden match."""
     return frozenset(
         (body["family"], body["table"])
         for kind, body in listing
@@ -184,9 +184,9 @@ def xtables(listing: Objects) -> frozenset[Table]:
 
 
 def load(listing: Objects, text: str, without: Collection[Table] = ()) -> tuple[BaseChain, ...]:
-    """Return base chains that an IP packet may meet, by priority.
+    """Return the base chains that an IP packet may pass, by priority.
 
-    ``text`` is of ``nft -a list ruleset``, for the rules' own words; tables of ``without`` are read elsewhere.
+    ``text`` is the output of ``nft -a list ruleset``, for the rules' texts; tables in ``without`` are parsed elsewhere.
     """
     texts = rule_texts(text)
     tables = {
@@ -238,7 +238,7 @@ def _base(table: Table, body: dict[str, Any], chains: dict[str, tuple[Rule, ...]
 
 
 def rule_texts(text: str) -> dict[RuleKey, str]:
-    """Return each rule's text without its handle; one that spans lines is joined."""
+    """Return each rule's text without its handle; lines of one rule are joined."""
     texts: dict[RuleKey, str] = {}
     family = table = chain = ""
     pending: list[str] = []

@@ -1,4 +1,4 @@
-"""The value that a TCP packet has, on its host and hook, for an expression of nft, and what holds such a value."""
+"""Values of nft expressions for a TCP packet on its host and hook, and membership of values in sets."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from nccl_doctor.firewall.rules import Journey, Packet, Span, Tri, every, some, within
 
 Json = Any
-"""A piece of a listing in nft's own form, which is checked where it is used."""
+"""A part of nft's JSON, which is validated where it is used."""
 
 
 class Absent:
@@ -18,12 +18,12 @@ class Absent:
 
 
 class Unsure:
-    """Stands for a value that nobody captured, so that no test of it is sure."""
+    """A value that was not captured, so that every test of it is unsure."""
 
 
 @dataclass(frozen=True)
 class Bits:
-    """A bit field: bits that are set, and that may be; all others are clear."""
+    """A bit field: bits that are set, and bits that may be set; all others are clear."""
 
     on: frozenset[str]
     open: frozenset[str] = frozenset()
@@ -51,7 +51,7 @@ Sets = Callable[[str], list[Any]]
 
 
 def names(item: Json) -> list[str]:
-    """Return the bit names in ``"a"``, ``["a", "b"]``, ``{"|": ["a", "b"]}``; a plain 0 is none."""
+    """Return the bit names in ``"a"``, ``["a", "b"]`` or ``{"|": ["a", "b"]}``; none for a plain 0."""
     if isinstance(item, dict):
         item = item.get("|", [])
     if isinstance(item, list):
@@ -60,7 +60,7 @@ def names(item: Json) -> list[str]:
 
 
 def span(item: Json) -> Span | None:
-    """Return the numbers an element covers; None where it is no number, address, range or prefix."""
+    """Return the numbers that an element covers; None if it is no number, address, range or prefix."""
     if isinstance(item, dict):
         if "range" in item:
             low, high = (span(end) for end in item["range"])
@@ -79,7 +79,7 @@ def span(item: Json) -> Span | None:
 
 
 def holds(value: Value, item: Json, sets: Sets) -> Tri:
-    """Return whether an element, a set or a named set holds the value."""
+    """Return whether an element, a set or a named set contains the value."""
     if isinstance(value, Unsure):
         return True if item == "*" else None
     if isinstance(item, dict) and "elem" in item:
@@ -113,10 +113,10 @@ def _equals(value: Value, item: Json) -> Tri:
 
 
 NUMBERS = {"tcp": 6, "ipv4": 2, "ipv6": 10, "ip": 0x0800, "ip6": 0x86DD}
-"""Numbers that nft prints for a protocol whose name it does not know: IPPROTO_*, NFPROTO_* and ETH_P_*."""
+"""Numbers of protocols, which nft prints if it does not know the name: IPPROTO_*, NFPROTO_* and ETH_P_*."""
 
 _NOT_FRAGMENT = 0x3FFF
-"""All bits of the fragment field but "don't fragment" and the reserved one; 0 in a TCP handshake."""
+"""All bits of the fragment field except "don't fragment" and the reserved one; they are 0 in a TCP handshake."""
 
 
 def field(expression: Json, packet: Packet, journey: Journey) -> Value:

@@ -1,12 +1,12 @@
-"""The narrow way through: commands in the language of the rule's manager, for the cluster's own addresses only.
+"""Commands that open a rule narrowly, in the syntax of its manager, only for the cluster's own addresses.
 
-Each may be pasted twice and changes nothing more, and holds after its manager reloads. What stands in a command is
-ours, or has been checked letter by letter: where a host's own name for a table, a chain or a zone is no plain word,
-there is advice in its place.
+Each may be pasted twice without a further change, and survives a reload of its manager. The text of a command is ours
+or has been checked letter by letter: if a host's name for a table, chain or zone is no plain word, there is advice
+instead.
 
-What is to be let through, and a remedy that does it.
+Defines the traffic to let through, and the remedy for it.
 
-What firewalld understands: sources of the zone "trusted", or rich rules where a zone already claims the peers.
+For firewalld these are sources of the zone "trusted", or rich rules if a zone already has the peers.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from nccl_doctor.text.inet import Network
 from nccl_doctor.text.shell import Line, line, script
 
 SINGLE = 8
-"""Number of addresses up to which each is named; more are joined into nets that hold them and nothing else."""
+"""Most addresses that are named one by one; more are joined into networks that contain exactly them."""
 
 _MULTIPORT = 15
-"""Number of ports that multiport takes, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""
+"""Most ports that multiport accepts, where a range counts twice (xt_multiport, XT_MULTI_PORTS)."""
 
 _CHAINS = frozenset({"PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"})
 _TABLES = frozenset({"filter", "nat", "mangle", "raw", "security"})
@@ -38,8 +38,8 @@ class Opening:
     """TCP between this host and its peers.
 
     Attributes:
-        direction: "input" lets the peers in, "output" lets this host out to them.
-        ports: of the listener, and ephemeral ones, each once: the same opening lets the answers through.
+        direction: "input" admits packets from the peers, "output" admits packets to them.
+        ports: those of the listener, and ephemeral ones; the same opening admits the replies.
     """
 
     direction: Direction
@@ -47,7 +47,7 @@ class Opening:
     ports: tuple[Span, ...]
 
     def nets(self, version: int) -> list[str]:
-        """Return the peers of one IP version: addresses, or nets where many."""
+        """Return the peers of one IP version as addresses, or as networks if there are many."""
         addresses = sorted({ip_address(peer) for peer in self.peers if ip_address(peer).version == version}, key=int)
         if len(addresses) <= SINGLE:
             return [str(address) for address in addresses]
@@ -55,7 +55,7 @@ class Opening:
         return [str(net.network_address) if net.num_addresses == 1 else str(net) for net in nets]
 
     def multiports(self) -> Iterator[str]:
-        """Yield the ports in as many lists as iptables' multiport needs."""
+        """Yield the ports in lists of the size that iptables' multiport accepts."""
         size = _MULTIPORT // 2
         for start in range(0, len(self.ports), size):
             yield ",".join(port_words(self.ports[start : start + size], ":"))
@@ -63,9 +63,9 @@ class Opening:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Lines to paste as root on the host; ``advice`` where they don't suffice.
+    """Lines to paste as root on the host; ``advice`` if they are not enough.
 
-    A line that can't be pasted as it is, None, spoils them all.
+    If one line is None because it can't be pasted, none is used.
     """
 
     commands: tuple[Line | None, ...] = ()
@@ -73,12 +73,12 @@ class Remedy:
 
 
 def is_built_in(rule: RuleRef) -> bool:
-    """Return whether an iptables rule stands behind built-in chains, safe to print."""
+    """Return whether an iptables rule is in a built-in chain, whose name is safe to print."""
     return rule.base in _CHAINS and rule.table in _TABLES
 
 
 def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """Return the ports in the fewest spans: nft and iptables refuse overlaps."""
+    """Return the ports in the fewest ranges, since nft and iptables refuse overlaps."""
     found: list[Span] = []
     for low, high in sorted(spans):
         if found and low <= found[-1][1] + 1:
@@ -89,16 +89,16 @@ def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def port_words(ports: Iterable[Span], dash: str) -> list[str]:
-    """Return each span as a word, its ends joined by ``dash``."""
+    """Return each range as a word, with its ends joined by ``dash``."""
     return [str(low) if low == high else f"{low}{dash}{high}" for low, high in ports]
 
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9_/-]{1,64}")
 _PRIORITY = re.compile(r'priority="(-?\d{1,5})"')
 _FIRST = -32768
-"""firewalld.richlanguage(5)."""
+"""Priority of the first rich rules (firewalld.richlanguage(5))."""
 _OF_THE_INTERFACE = frozenset({"interfaces", "target", "forward"})
-"""Settings that NetworkManager and firewalld change by themselves when they start."""
+"""Settings that NetworkManager and firewalld change by themselves at start."""
 
 
 _BY_FIREWALLD = "A {} of firewalld does it: see `firewall-cmd {}`, and let the cluster's own addresses through there."
@@ -123,7 +123,7 @@ def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
 
 
 def _both(changes: list[Line | None]) -> tuple[Line | None, ...]:
-    """Return each change for good, then each in force."""
+    """Return each change as a permanent one, then each at runtime."""
     permanent = (line("firewall-cmd --permanent {change}", change=change) for change in changes)
     return (*permanent, *(line("firewall-cmd {change}", change=change) for change in changes))
 
@@ -155,7 +155,7 @@ def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening
 
 
 def _changes(opening: Opening, runtime: dict[str, Zone]) -> list[Line | None]:
-    """Return the options of one call for each zone, each with all that is to be added there."""
+    """Return the options of one call for each zone, with all additions to it."""
     additions: dict[str, list[Line | None]] = {}
     for peer in opening.nets(4) + opening.nets(6):
         for zone, addition in _additions(peer, runtime, opening):
@@ -169,7 +169,7 @@ def _changes(opening: Opening, runtime: dict[str, Zone]) -> list[Line | None]:
 
 
 def _additions(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[tuple[str, Line | None]]:
-    """Yield zones with what lets a peer in there."""
+    """Yield zones with the addition that admits a peer."""
     wanted = ip_network(peer).network_address
     # a zone that has the peer among its sources would win over "trusted", or not let it have the peer too
     claimed = [zone for zone in runtime.values() if zone.name != "trusted" and any(wanted in net for net in zone.nets)]
@@ -192,14 +192,15 @@ def _settings(found: dict[str, Zone]) -> dict[str, dict[str, str]]:
 
 
 _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
-"""Names that nft's grammar takes unquoted (scanner.l). nft parses its arguments again, so quotes for the shell do not
-help."""
+"""Names that nft's grammar accepts without quotes (scanner.l). nft parses its arguments again, so shell quotes don't
+help.
+"""
 
 BY_HAND = "no single command is safe here: let the cluster's own addresses through ahead of this rule, by hand"
 
 
 def remedy(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
-    """Return the way for an opening past a rule; without commands where judgement is needed."""
+    """Return the remedy with which an opening passes a rule; without commands if judgement is needed."""
     manager = manager_of(rule, facts)
     if manager == "firewalld":
         return _firewalld(rule, facts, opening)

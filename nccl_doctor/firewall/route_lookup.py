@@ -1,6 +1,6 @@
-"""Failed dials against what both kernels say of their packets: routes that lead elsewhere, a filter of the way back.
+"""Compares failed dials with both kernels' route look-ups: routes that lead elsewhere, or reverse-path filters.
 
-Which addresses and interfaces a dial runs over, out of what the two hosts told.
+Also derives, from the facts of both hosts, the addresses and interfaces of a dial.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_RANGE = (32768, 60999)
 
 @dataclass(frozen=True)
 class Path:
-    """The first packet of a dial, and the interfaces it runs over."""
+    """The first packet of a dial, and its interfaces."""
 
     syn: Packet
     ends: Ends
@@ -35,7 +35,7 @@ class Path:
 
 
 def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]) -> Path | None:
-    """Return the way from one host to an address of another, if known."""
+    """Return the path from one host to an address of another, if known."""
     assert source.facts
     assert target.facts
     found = dialled_address(source, address)
@@ -67,7 +67,7 @@ _SETS_TTL = re.compile(r'"mangle": ?\{"key": ?\{"payload": ?\{[^}]*"ttl"|-j TTL\
 
 
 def _sets_ttl(*hosts: Host) -> bool:
-    """Return whether a rule of these hosts writes another time to live into packets."""
+    """Return whether a rule of these hosts changes the time to live of packets."""
     texts: list[str] = []
     for host in hosts:
         firewall = host.facts.firewall if host.facts else None
@@ -78,7 +78,7 @@ def _sets_ttl(*hosts: Host) -> bool:
 
 
 def dialled_address(host: Host, target: str) -> str | None:
-    """Return the address that a host dials for a target, a name or itself."""
+    """Return the address that a host dials for a target, which is a name or an address."""
     if numeric(target) is not None:
         return target
     assert host.facts
@@ -87,7 +87,7 @@ def dialled_address(host: Host, target: str) -> str | None:
 
 
 def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str | None:
-    """Return the address a host sends from: its kernel's word, NCCL's interface's, its own."""
+    """Return the source address of a host: from its kernel, from NCCL's interface, or its own."""
     facts = host.facts
     assert facts
     meant = dialled_address(host, target)
@@ -101,13 +101,13 @@ def source_address(host: Host, target: str, listens: Mapping[str, str]) -> str |
 
 
 def ephemeral(facts: HostFacts) -> Span:
-    """Return ports that a host gives outgoing connections and listeners on port 0."""
+    """Return the range of ports that a host assigns to outgoing connections and to listeners on port 0."""
     known = facts.port_range
     return (known.low, known.high) if isinstance(known, PortRange) else DEFAULT_RANGE
 
 
 def interface_of(facts: HostFacts, address: str) -> str | None:
-    """Return the interface that holds an address."""
+    """Return the interface with an address."""
     wanted = ip_address(address)
     found = (own.interface for own in _entries(facts) if ip_address(own.address.split("%")[0]) == wanted)
     label = next(found, None)
@@ -115,13 +115,13 @@ def interface_of(facts: HostFacts, address: str) -> str | None:
 
 
 def link_of(facts: HostFacts, name: str | None) -> Link | None:
-    """Return the interface of a name, where the host has told of it."""
+    """Return the interface with a name, if it is known."""
     links = facts.interfaces.links if isinstance(facts.interfaces, Interfaces) else ()
     return next((link for link in links if link.name == name), None)
 
 
 def route_to(facts: HostFacts, address: str) -> str | None:
-    """Return the interface of the narrowest, cheapest route in the main table."""
+    """Return the interface of the most specific route with the lowest metric in the main table."""
     if not isinstance(facts.routes, tuple):
         return None
     wanted = ip_address(address)
@@ -134,7 +134,7 @@ def route_to(facts: HostFacts, address: str) -> str | None:
 
 
 MAIN_TABLES = (253, 254, 255)
-"""default, main and local (rtnetlink(7)); every other table is asked because a policy rule says so."""
+"""Tables default, main and local (rtnetlink(7)); every other table is used because of a policy rule."""
 
 NO_WAY = {
     "EHOSTUNREACH": "an `unreachable` route stands there",
@@ -144,26 +144,26 @@ NO_WAY = {
 """Errors of the kernel for routes that refuse packets, and their meanings."""
 
 NO_ROUTE = "ENETUNREACH"
-"""The kernel's error where no route fits."""
+"""The kernel's error if no route matches."""
 
 STRICT = 1
 """Strict filtering by net.ipv4.conf.*.rp_filter (ip-sysctl.rst); the higher of conf.all and the interface's own value
 counts."""
 
 FILTERED = ("EINVAL", "EXDEV")
-"""Errors for an arriving packet that rp_filter drops, from Linux 6.x on and before."""
+"""Errors for an incoming packet that rp_filter drops, from Linux 6.x on and before."""
 
 Kind = Literal["no-way", "no-address", "down", "diverted", "filtered"]
 
 
 @dataclass(frozen=True)
 class RouteFault:
-    """Routing fault that keeps packets of a dial from arriving.
+    """A routing fault that keeps packets of a dial from arriving.
 
     Attributes:
-        host: whose kernel it is; ``way``: its answer.
-        usual: the interface in whose network the destination lies, or would if it had an address or ran, or that was
-            filtered.
+        host: the host with the fault; ``way`` is its kernel's answer.
+        usual: the interface in whose network the destination is, or would be if it had an address or were up, or that
+            was filtered.
     """
 
     host: str
@@ -174,7 +174,7 @@ class RouteFault:
 
 
 def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[FailedDial, RouteFault]:
-    """Return the first routing fault that each dial's packets meet; none where the kernels pass them."""
+    """Return the first routing fault that each dial's packets meet; none if the kernels pass them."""
     hosts = {host.name: host for host in snapshot.reached}
     known: dict[tuple[str, str, str], RouteFault | None] = {}
     found: dict[FailedDial, RouteFault] = {}
@@ -213,7 +213,7 @@ def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
 
 
 def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
-    """Yield what stands in a dial's way: out, in, back out, back in."""
+    """Yield the faults on a dial's path: outgoing, incoming, reply outgoing, reply incoming."""
     assert source.facts is not None
     assert target.facts is not None
     out = _asked(source.facts, address, None)
@@ -281,10 +281,10 @@ def _networks_of(facts: HostFacts, address: str) -> Iterator[tuple[Network, str]
 
 
 def _unaddressed(facts: HostFacts, target: HostFacts, out: Way) -> tuple[str, Network] | None:
-    """Return the interface without an address that bears the name of the target's.
+    """Return the interface without an address that has the same name as the target's.
 
-    A name alone proves nothing: what a bond or a bridge is made of runs so, too. None where the host is in the target's
-    network by another interface, and where it has a gateway there by an interface of which the target has none.
+    The name alone is no proof, since members of a bond or a bridge have no address either. None if the host is in the
+    target's network with another interface, or has a gateway to it through an interface that the target does not have.
     """
     there = address_of(out.to)
     name = interface_of(target, out.to)

@@ -1,7 +1,7 @@
-"""A packet filter as rules, a packet, and its way through them: yes, no, or nobody can say.
+"""A packet filter as rules, a packet, and its path through them, with the answers yes, no and unsure.
 
-Where a test can't be evaluated both ways are followed at once: what is gathered is the set of all possible ends. If
-they agree, the verdict is certain all the same.
+If a test can't be evaluated, both branches are followed, and all possible verdicts are collected. If they agree, the
+verdict is certain.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Tri = bool | None
 
 
 def negate(value: Tri) -> Tri:
-    """NOT; unsure stays unsure."""
+    """Return NOT; unsure stays unsure."""
     return None if value is None else not value
 
 
 def every(values: Iterable[Tri]) -> Tri:
-    """AND: one False decides."""
+    """Return AND: one False decides."""
     answer: Tri = True
     for value in values:
         if value is False:
@@ -34,27 +34,28 @@ def every(values: Iterable[Tri]) -> Tri:
 
 
 def some(values: Iterable[Tri]) -> Tri:
-    """OR: one True decides."""
+    """Return OR: one True decides."""
     return negate(every(negate(value) for value in values))
 
 
 Span = tuple[int, int]
-"""A range of ports, both ends included. A port that is drawn at run time is the whole range that it is drawn from."""
+"""A range of ports with both ends. A port that is chosen at run time is represented by the whole range."""
 
 
 def within(value: Span, element: Span) -> Tri:
-    """Return whether an element holds all of a value, none of it, or unsure."""
+    """Return whether an element contains all of a value (True), none of it (False), or some (unsure)."""
     if element[0] <= value[0] and value[1] <= element[1]:
         return True
     return False if value[1] < element[0] or element[1] < value[0] else None
 
 
 AMPLE = 100
-"""Packets a second above which a rate limit holds for the few packets of a dial, unless other traffic uses it up."""
+"""Packets per second above which a rate limit admits the few packets of a dial, unless other traffic exhausts it."""
 
 Direction = Literal["input", "output"]
-"""Side of a host: "input" is all that an arriving packet passes (ingress, prerouting, input), "output" all that a
-leaving one passes (output, postrouting, egress)."""
+"""Side of a host: "input" is all that an incoming packet passes (ingress, prerouting, input), "output" all that an
+outgoing one passes (output, postrouting, egress).
+"""
 
 State = Literal["new", "established"]
 Origin = Literal["nft", "iptables-nft", "iptables-legacy"]
@@ -62,13 +63,13 @@ Origin = Literal["nft", "iptables-nft", "iptables-legacy"]
 
 @dataclass(frozen=True)
 class Packet:
-    """A TCP segment on its way through one host.
+    """A TCP segment on its path through one host.
 
     Attributes:
         state: of connection tracking: "new" for the first SYN, "established" from the SYN-ACK on.
-        flags: as nft names them; "ecn" and "cwr" are left open (net.ipv4.tcp_ecn).
-        path_back: the route to ``saddr`` leaves by ``iif`` (reverse-path filters ask that); None where nobody knows.
-        ttl: the least and the most that IPv4's time to live may be; None where nobody knows.
+        flags: by nft's names; "ecn" and "cwr" are unknown (net.ipv4.tcp_ecn).
+        path_back: whether the route to ``saddr`` uses ``iif``, which reverse-path filters check; None if unknown.
+        ttl: the least and the greatest possible time to live of IPv4; None if unknown.
     """
 
     direction: Direction
@@ -86,7 +87,7 @@ class Packet:
 
     @property
     def loopback(self) -> bool:
-        """True where the packet stays on the host."""
+        """True if the packet stays on the host."""
         return "lo" in (self.iif, self.oif)
 
     @property
@@ -97,12 +98,12 @@ class Packet:
 
 @dataclass(frozen=True)
 class RuleRef:
-    """Place of a rule. All names and the text come from the host: hostile text.
+    """Place of a rule. All names and the text come from the host and are untrusted.
 
     Attributes:
-        place: nft's handle, or the rule's number as ``iptables -L --line-numbers`` counts; None for a policy.
-        packets: its counter, where it has one.
-        base: the chain that the kernel entered by on its way to the rule; ``hook``: that chain's.
+        place: nft's handle, or the rule's number in ``iptables -L --line-numbers``; None for a policy.
+        packets: its counter, if it has one.
+        base: the base chain that leads to the rule; ``hook`` is that chain's.
     """
 
     origin: Origin
@@ -118,12 +119,12 @@ class RuleRef:
 
 @dataclass(frozen=True)
 class PacketVerdict:
-    """The end of a packet's way on one host.
+    """The verdict on a packet on one host.
 
     Attributes:
-        how: a reject's words, as nft or iptables spells them; ``reason``: of an unknown verdict.
-        rule: what decided, or can't be evaluated; None where nothing objects.
-        instead: other rules that stop it where what can't be evaluated comes out otherwise.
+        how: the kind of reject, as nft or iptables spells it; ``reason`` is that of an unknown verdict.
+        rule: the rule that decided or can't be evaluated; None if nothing blocks the packet.
+        instead: other rules that block it if the unknown test has the other result.
     """
 
     kind: Literal["accept", "drop", "reject", "redirect", "unknown"]
@@ -134,15 +135,15 @@ class PacketVerdict:
 
     @property
     def blocks(self) -> bool:
-        """True where the packet certainly does not reach our listener."""
+        """True if the packet certainly does not reach our listener."""
         return self.kind in {"drop", "reject", "redirect"}
 
 
 @dataclass
 class Journey:
-    """A packet's state from hook to hook on one host; None is what a rule may or may not have set.
+    """A packet's state from hook to hook on one host; None for a value that a rule may or may not have set.
 
-    ``early``: connection tracking has not seen the packet yet; ``groups``: of interfaces by name.
+    ``early``: connection tracking has not seen the packet yet; ``groups`` are those of interfaces, by name.
     """
 
     mark: int | None = 0
@@ -157,13 +158,13 @@ Test = Callable[[Packet, Journey], Tri]
 
 @dataclass(frozen=True)
 class When:
-    """The rule goes on only if the test holds."""
+    """A condition: the rule goes on only if the test holds."""
 
     test: Test
 
 
 class Plain(Enum):
-    """Actions that need no more words."""
+    """Actions without parameters."""
 
     ACCEPT = "ends this base chain; the next one of the hook still sees the packet"
     DROP = "ends everything, silently"
@@ -174,21 +175,21 @@ class Plain(Enum):
 
 @dataclass(frozen=True)
 class Reject:
-    """Ends everything and tells the sender; ``how`` as nft or iptables spells it."""
+    """Drops the packet and notifies the sender; ``how`` is spelled as in nft or iptables."""
 
     how: str
 
 
 @dataclass(frozen=True)
 class Redirect:
-    """Hands the connection to somebody else: DNAT, or REDIRECT to another port, where known."""
+    """Redirects the connection: DNAT, or REDIRECT to another port, if known."""
 
     port: int | None = None
 
 
 @dataclass(frozen=True)
 class Jump:
-    """Into another chain; ``back``: the caller goes on after it (``jump``, not ``goto``)."""
+    """Jumps to another chain; ``back``: the caller goes on after it (``jump``, not ``goto``)."""
 
     chain: str
     back: bool
@@ -196,14 +197,14 @@ class Jump:
 
 @dataclass(frozen=True)
 class SetMark:
-    """Sets the packet's mark; None where the new one can't be told."""
+    """Sets the packet's mark; None if the new one is unknown."""
 
     mark: Callable[[Packet, Journey], int | None]
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A verdict map: the first case that holds acts; none lets the rule go on."""
+    """A verdict map: the first matching case acts; without one the rule goes on."""
 
     cases: tuple[tuple[Test, Action], ...]
 
@@ -214,7 +215,7 @@ Step = When | Action
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of a chain: where it is listed, and its steps in their order."""
+    """A rule of a chain: its place in the listing, and its steps in order."""
 
     ref: RuleRef
     steps: tuple[Step, ...]
@@ -222,12 +223,12 @@ class Rule:
 
 @dataclass(frozen=True)
 class BaseChain:
-    """A chain that the kernel enters, with the chains of its table that it may jump to.
+    """A base chain, with the chains of its table that it may jump to.
 
     Attributes:
-        priority: lower ones see the packet first; ``nat``: sees the first packet of a connection only.
-        tracked: it comes after connection tracking (priority -200; never on ingress or egress).
-        scope: what a bridge's or a device's chain would stop is unknown: nft 1.0 does not tell which device's.
+        priority: lower ones see the packet first; ``nat``: it sees only the first packet of a connection.
+        tracked: whether it comes after connection tracking (priority -200; never on ingress or egress).
+        scope: for a chain of a bridge or a device, whose device nft 1.0 does not show, so that its effect is unknown.
     """
 
     hook: str
@@ -243,16 +244,16 @@ class BaseChain:
 
 
 def unsure(_packet: Packet, _journey: Journey) -> Tri:
-    """Return the test for what is not captured: rates, times, owners."""
+    """Return the test for properties that are not captured: rates, times, owners."""
     return None
 
 
 _STRANGE = (AttributeError, LookupError, TypeError, ValueError)
-"""Errors that parsing raises for rules in an unknown form."""
+"""Errors in parsing that mean an unknown form of rule."""
 
 
 def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Journey], T | None]:
-    """Wrap a function to return None if the rule's words are unknown."""
+    """Wrap a function so that it returns None if the rule's form is unknown."""
 
     def attempt(packet: Packet, journey: Journey) -> T | None:
         try:
@@ -264,7 +265,7 @@ def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Jo
 
 
 def readable(ref: RuleRef, steps: Callable[[], tuple[Step, ...]]) -> Rule:
-    """Return the rule; it may do anything where its words are not known here."""
+    """Return the rule; a rule of unknown form may do anything."""
     try:
         return Rule(ref, steps())
     except _STRANGE:
@@ -272,15 +273,15 @@ def readable(ref: RuleRef, steps: Callable[[], tuple[Step, ...]]) -> Rule:
 
 
 DEEPEST = 64
-"""Depth of jumps that is followed. The kernel refuses more than 16 (NFT_JUMP_STACK_SIZE); this ends a made-up loop."""
+"""Most nested jumps to follow. The kernel refuses more than 16 (NFT_JUMP_STACK_SIZE); this ends forged loops."""
 
 _ON, _BACK, _END = 1, 2, 4
-"""Ends of a step, a rule or a chain, as bits: on to the next, back to the caller, with a verdict."""
+"""Results of a step, a rule or a chain, as bits: on to the next, back to the caller, a verdict."""
 
 
 @dataclass
 class _Walk:
-    """The way through one base chain; ``ends`` gathers every verdict that is possible."""
+    """A walk through one base chain; ``ends`` collects every possible verdict."""
 
     base: BaseChain
     packet: Packet
@@ -356,7 +357,7 @@ class _Walk:
 
 
 def walk(base: BaseChain, packet: Packet, journey: Journey) -> PacketVerdict | None:
-    """Walk a packet through a base chain: its objection, None where it accepts."""
+    """Walk a packet through a base chain; return its objection, None if it accepts."""
     way = _Walk(base, packet, journey)
     if way.chain(base.rules, sure=True, depth=0) & _BACK:
         way.ends.append(PacketVerdict(base.policy, rule=base.policy_ref))
@@ -388,7 +389,7 @@ _HOOKS: dict[Direction, tuple[str, ...]] = {
 
 
 def through(bases: Sequence[BaseChain], packet: Packet, journey: Journey) -> Iterator[PacketVerdict]:
-    """Yield objections of a host's base chains (by priority) to a packet; the first is what it meets."""
+    """Yield objections of a host's base chains (by priority) to a packet, in the order in which it meets them."""
     for base in [base for hook in _HOOKS[packet.direction] for base in bases if base.hook == hook]:
         if packet.version not in base.versions or (base.nat and packet.state != "new"):
             continue

@@ -1,4 +1,4 @@
-"""The lines that start a job, written and read: torchrun, env://, tcp://, Slurm.
+"""Writes and reads the lines that start a job: torchrun, env://, tcp://, Slurm.
 
-What can't be started so raises UsageError, in one sentence.
+A job that can't be started like this raises UsageError with one sentence.
 """

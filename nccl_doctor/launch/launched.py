@@ -1,8 +1,8 @@
-"""The answer of ``nccl-doctor launch``: the lines that start a job, what speaks against them, and the last check.
+"""The answer of ``nccl-doctor launch``: the lines that start a job, warnings about them, and the last check.
 
-Its outcome is kept in one small file for each hosts file, or list of names without one, under
+The result of the last check is kept in a small file for each hosts file (or list of names) under
 ``$XDG_STATE_HOME/nccl-doctor`` (XDG Base Directory Specification). It holds host names, counts and recommended
-variables, and is readable by its owner alone.
+variables, and is readable only by its owner.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OLD_S = 86_400.0
 
 
 class LastCheck(FrozenModel):
-    """A check that was made: SHA-256 of its hosts file or names, UTC seconds, errors by name with their hosts."""
+    """The last check: SHA-256 of its hosts file or names, time in seconds (UTC), errors by name with their hosts."""
 
     digest: str
     checked_at: float
@@ -57,34 +57,34 @@ class LastCheck(FrozenModel):
 
 @dataclass(frozen=True)
 class Hosts:
-    """The list that a check is of: the hosts file, else names."""
+    """The list of hosts of a check: the hosts file, otherwise names."""
 
     file: str | None
     cluster: Cluster
 
     @classmethod
     def named(cls, file: str | None, cluster: Cluster) -> Hosts:
-        """Return the hosts arguments of a command line; a pipe is replaced by the names."""
+        """Return the arguments for these hosts on a command line; a pipe is replaced by the names."""
         return cls(None if file is None else ClusterSource(cluster).file, cluster)
 
     def __str__(self) -> str:
-        """Return the arguments that name these hosts behind ``nccl-doctor check``."""
+        """Return the arguments with which ``nccl-doctor check`` names these hosts."""
         names = fold([node.name for node in self.cluster.nodes])
         return f"-w {shell.word(names)}" if self.file is None else shell.word(self.file)
 
     @property
     def key(self) -> str:
-        """The identifier of this list: the file's whole path, or the names."""
+        """The identity of this list: the file's absolute path, or the names."""
         return str(self) if self.file is None else str(Path(self.file).resolve())
 
     @property
     def identifier(self) -> str:
-        """The name of files about this list, 16 hexadecimal digits."""
+        """The name of files for this list, 16 hexadecimal digits."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:16]
 
     @property
     def digest(self) -> str | None:
-        """SHA-256 of the list's content; None where the file is gone."""
+        """SHA-256 of the list's content; None if the file is gone."""
         if self.file is None:
             return hashlib.sha256(str(self).encode()).hexdigest()
         path = Path(self.file)
@@ -95,7 +95,7 @@ class Hosts:
 
 
 def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float, environ: Mapping[str, str]) -> None:
-    """Keep a check's outcome, where the state folder can be written."""
+    """Store a check's result, if the state folder can be written."""
     digest = hosts.digest
     if digest is None:
         return
@@ -122,7 +122,7 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
 
 
 def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
-    """Return the last check of a list; None of none, or another release's."""
+    """Return the last check of a list; None if there is none, or it is from another release."""
     path = _path(hosts, environ)
     try:
         return LastCheck.model_validate_json(path.read_bytes()) if path is not None else None
@@ -148,7 +148,7 @@ def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
 
 
 def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
-    """Return the variables that the fixes of a check set, by host."""
+    """Return the variables that a check recommended, by host."""
     found: dict[str, dict[str, str]] = {}
     for diagnosis in diagnoses:
         for host, variables in diagnosis.fix.variables.items():
@@ -157,7 +157,7 @@ def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
 
 
 def _path(hosts: Hosts, environ: Mapping[str, str]) -> Path | None:
-    """Return the file of this list; None where there is no home directory (containers with a foreign uid)."""
+    """Return the file of this list; None without a home directory (containers with a foreign uid)."""
     folder = state_folder(environ)
     return None if folder is None else folder / f"{hosts.identifier}.json"
 
@@ -166,12 +166,12 @@ _STARTER = re.compile(r"python[0-9.]*|torchrun")
 
 
 class Wishes(NamedTuple):
-    """How the job is to be started.
+    """Options for the start of a job.
 
     Attributes:
-        launcher: by name; the one that fits the torch of the last check where None.
-        form: "slurm" is a batch script, "ssh" one line that starts all hosts.
-        use_env: for torch.distributed.launch; ``diagnosable``: so that a failure leaves traces.
+        launcher: by name; None for the one that fits the torch of the last check.
+        form: "slurm" for a batch script, "ssh" for one line that starts all hosts.
+        use_env: an option of torch.distributed.launch; ``diagnosable``: whether a failure should leave traces.
     """
 
     launcher: str | None = None
@@ -183,9 +183,9 @@ class Wishes(NamedTuple):
 
 
 def split(words: list[str], argv: list[str], *, named: bool, engine: bool = False) -> tuple[str | None, list[str]]:
-    """Return the hosts file, and the script with its arguments behind the "--".
+    """Return the hosts file, and the script with its arguments after "--".
 
-    ``engine`` says that it may be a model.
+    With an ``engine`` it may be a model.
     """
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else len(words) - (not named)
     before, script = words[: len(words) - behind], words[len(words) - behind :]
@@ -205,7 +205,7 @@ def split(words: list[str], argv: list[str], *, named: bool, engine: bool = Fals
 def launched(
     cluster: Cluster, hosts: str | None, script: Sequence[str], wishes: Wishes, environ: Mapping[str, str], now: float
 ) -> Launch:
-    """Return the job of a cluster, with what its last check saw; ``now`` in seconds since the epoch."""
+    """Return the job of a cluster with the results of its last check; ``now`` is in seconds since the epoch."""
     these = Hosts.named(hosts, cluster)
     last = recall(these, environ)
     job = plan(cluster, last.hosts if last else {}, tuple(script), last.torch if last else None)

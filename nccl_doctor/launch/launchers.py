@@ -1,8 +1,8 @@
-"""The line that starts each node, in the forms that scripts expect. Pure text; nothing is run.
+"""Writes the line that starts each node, in the forms that scripts expect. Nothing is run.
 
-One line for this machine starts every host's own line over SSH, and ends them all with Ctrl-C.
+One line for this machine can start every host's line over SSH, and end them all with Ctrl-C.
 
-What each form does is torch's: torch/distributed/run.py (torchrun, whose static rendezvous keeps the list's order and
+The forms are defined in torch: torch/distributed/run.py (torchrun, whose static rendezvous keeps the list's order and
 allows uneven nproc_per_node; c10d, which numbers nodes by itself), torch/distributed/launch.py of PyTorch before 1.9
 (world size = nodes times processes), torch/distributed/rendezvous.py (``env://`` and ``tcp://``).
 """
@@ -37,7 +37,7 @@ _URL_OPTION = re.compile(r"--(?:dist|init|dist-init)-(?:url|method)")
 
 
 def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[Command, ...]:
-    """Return the line of each node; UsageError where this launcher can't express it."""
+    """Return the line of each node; UsageError if this launcher can't express it."""
     if launcher == "launch":
         job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
     own = ["--use_env"] if use_env else []
@@ -52,7 +52,7 @@ def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[
 
 
 def default_launcher(torch: str | None) -> str:
-    """torchrun, or torch.distributed.launch for a torch without it."""
+    """Return torchrun, or torch.distributed.launch for a torch without torchrun."""
     return "launch" if torch is not None and release(torch) < NO_TORCHRUN else "torchrun"
 
 
@@ -116,9 +116,9 @@ def _env(job: LaunchPlan, start: Start) -> Line:
 
 
 def _tcp(job: LaunchPlan, start: Start) -> Line:
-    """Return a script that spawns its own processes gets its node's number.
+    """Return the line of a script that spawns its own processes and gets its node's number.
 
-    One that names {rank} is started once a rank.
+    A script with {rank} is started once for each rank.
     """
     script, _ = tcp_script(job)
     if not _has_holes(job.script):
@@ -140,7 +140,7 @@ def _tcp(job: LaunchPlan, start: Start) -> Line:
 
 
 def tcp_script(job: LaunchPlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the script with holes for tcp://, and a sentence on replaced words."""
+    """Return the script with holes for tcp://, and a sentence about replaced words."""
     master = next((node for node in job.cluster.nodes if job.cluster.master_addr in (node.name, node.address)), None)
     names = {job.cluster.master_addr, *((master.name, master.address) if master else ())}
     right = {f"tcp://{endpoint(name, job.cluster.master_port)}" for name in names}
@@ -188,12 +188,11 @@ def _each_rank(start: Start, of_rank: Callable[[Mapping[str, Line]], Line]) -> L
 
 
 SSH = ("ssh", "-tt", "-n", "-o", "BatchMode=yes")
-"""Options of ssh: a terminal, so that the remote command ends with the connection, and no input, since all share one
-stdin."""
+"""Options of ssh: a terminal, so that the remote command ends with the connection, and no input, as all share stdin."""
 
 
 def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
-    """Return all hosts' lines side by side; fails where any does."""
+    """Return a line that runs all hosts' lines in parallel and fails if any of them does."""
     nodes = {node.name: node for node in cluster.nodes}
     started = []
     for one in commands:
@@ -205,6 +204,6 @@ def start_over_ssh(cluster: Cluster, commands: Iterable[Command]) -> Line:
 
 
 def _side_by_side(started: Line) -> Line:
-    """End all that was started with Ctrl-C, and fails where any of it does."""
+    """Return a script that runs lines in parallel, ends them with Ctrl-C, and fails if any of them does."""
     wait = """(set --; trap 'kill "$@"' INT TERM; {started} for p in "$@"; do wait "$p" || s=1; done; exit ${{s:-0}})"""
     return shell.script(wait, started=started)

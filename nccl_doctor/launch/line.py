@@ -1,6 +1,6 @@
-"""A line that starts a job, as somebody is about to paste it: read, never run, and written again with what must change.
+"""Reads a line that starts a job, without running it, and writes it again with corrections.
 
-Each launcher's options are a table (probe/options.py), which the probe reads the command lines of jobs by, too.
+Each launcher's options are a table (probe/options.py), with which the probe also reads jobs' command lines.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class LaunchLine:
     """A launch line.
 
     Attributes:
-        launcher: by name, of probe/options.py; "script" for a script that starts its own ranks.
-        variables: set in front of it.
-        start: the words that start the launcher, or the script's interpreter.
-        options: the launcher's, by torchrun's names where it has one; "" for a flag.
-        own: the same as they were written, those that it knows.
-        unknown: what this launcher does not know, as it was written; the nearest that it knows stands in ``own``.
+        launcher: by its name in probe/options.py; "script" for a script that starts its own ranks.
+        variables: those set before it.
+        start: the words of the launcher, or of the script's interpreter.
+        options: the launcher's, by torchrun's names if they have one; "" for a flag.
+        own: the known options as they were spelled.
+        unknown: options that this launcher does not know, as spelled; the nearest known one is in ``own``.
         script: the script and its arguments.
-        wrapped: of the variables those that a program in front of the launcher sets, as env or docker run.
-        started: the words of srun or mpirun in front, which start it on the hosts.
-        nested: it stands in one word of a shell's, or in a script of one.
-        unread: why it can't be told what the line starts; None where it can.
+        wrapped: those variables that a program before the launcher sets, such as env or docker run.
+        started: the words of srun or mpirun that start it on the hosts.
+        nested: whether it is inside an argument of a shell, or in a shell script.
+        unread: why it is unknown what the line starts; None if it is known.
     """
 
     launcher: str
@@ -67,7 +67,7 @@ class LaunchLine:
 
     @property
     def master(self) -> dict[str, str]:
-        """MASTER_ADDR and MASTER_PORT of the line, which count where no hosts file gives them."""
+        """MASTER_ADDR and MASTER_PORT of the line, used if no hosts file sets them."""
         addr, port = self.options.get("master_addr"), self.options.get("master_port")
         place = self.options.get("rdzv_endpoint") or (self.url or "").removeprefix("tcp://")
         if place and (self.url or self.launcher == "sglang" or self.options.get("rdzv_backend", "static") != "static"):
@@ -82,12 +82,12 @@ class LaunchLine:
 
     @property
     def places_itself(self) -> bool:
-        """True for a script that each host's line tells its rank."""
+        """True for a script that gets its rank from each host's line."""
         return self.launcher == "script" and not self.started
 
     @property
     def arguments(self) -> list[tuple[str, str, int]]:
-        """The script's options: name with "-" for "_", value, and the place of the value among its words."""
+        """The script's options: name with "-" for "_", value, and the index of the value among its words."""
         found = []
         for place, word in enumerate(self.script):
             name, sign, value = word.partition("=")
@@ -97,7 +97,7 @@ class LaunchLine:
         return found
 
     def written(self, options: Mapping[str, str], script: Sequence[str], variables: Mapping[str, str]) -> Line:
-        """Return the line with these options, script and variables in place of its own; those it lacks stand first."""
+        """Return the line with these options, script and variables instead of its own; new options come first."""
         kept, left = [], dict(options)
         for _, name, written, value in self.own:
             new = left.pop(name, value)
@@ -115,14 +115,14 @@ class LaunchLine:
         return shell.script("{line}", line=[*shell.assignments(front), *map(shell.argument, (*start, *words))])
 
     def spans(self, count: int) -> bool:
-        """Return whether the line's number of nodes, "2" or for c10d "1:4", is this one."""
+        """Return whether the line's number of nodes, "2" or for c10d "1:4", includes this one."""
         least, sign, most = self.options.get("nnodes", "").partition(":")
         known = is_number(least) and is_number(most or least)
         return known and int(least) <= count <= int(most or least) and not (sign and self.is_static)
 
     @property
     def is_placed(self) -> bool:
-        """True where each host gets its own line with its place in the job."""
+        """True if each host gets its own line with its place in the job."""
         return self.table.placed
 
     @property
@@ -132,35 +132,35 @@ class LaunchLine:
 
     @property
     def is_static(self) -> bool:
-        """True where the line numbers the nodes, and gives the master's address and port separately."""
+        """True if the line numbers the nodes, and gives the master's address and port separately."""
         return self.is_placed and self.options.get("rdzv_backend", "static") == "static" and self.launcher != "sglang"
 
     @property
     def is_configured(self) -> bool:
-        """True where settings may be in a file that the line names (accelerate's)."""
+        """True if settings may be in a file that the line names (accelerate's)."""
         return "config_file" in self.options
 
     @property
     def meets_elsewhere(self) -> bool:
-        """True where ranks meet at a server that is no host of the job."""
+        """True if ranks meet at a server that is no host of the job."""
         return self.options.get("rdzv_backend", "").startswith("etcd")
 
     @property
     def is_ranked(self) -> bool:
-        """True where the line itself numbers the nodes."""
+        """True if the line itself numbers the nodes."""
         return self.is_static or self.launcher == "sglang"
 
 
 def is_number(text: str) -> bool:
-    """Return True for a count as a line may say one, of at most nine digits."""
+    """Return whether a word is a count of at most nine digits."""
     return len(text) <= 9 and text.isascii() and text.isdecimal()
 
 
 def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the hosts file, and the line behind "--", which click drops from the words; ``argv`` has it still.
+    """Return the hosts file, and the line after "--", which click drops from the words but ``argv`` still has.
 
     Raises:
-        UsageError: more than a hosts file stands before it.
+        UsageError: there is more than a hosts file before it.
     """
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else 0
     before, line = words[: len(words) - behind], words[len(words) - behind :]
@@ -173,9 +173,9 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
 
 
 def _out_of_script(words: Sequence[str]) -> Sequence[str]:
-    """Return the line that a script of a shell on this machine starts, where these words run one.
+    """Return the line that a shell script on this machine starts, if these words run one.
 
-    It is read, and not run.
+    The script is read, not run.
     """
     path = next((word for word in words if not word.startswith("-") and PurePath(word).name not in SHELLS), "")
     if PurePath(path).suffix not in SCRIPTS or PurePath(words[0]).name not in {*SHELLS, PurePath(path).name}:
@@ -192,12 +192,12 @@ def _out_of_script(words: Sequence[str]) -> Sequence[str]:
 
 
 def joined(words: Sequence[str]) -> str:
-    """Return the words as one text, quoted as a shell takes them."""
+    """Return the words as one text, quoted for a shell."""
     return str(shell.script("{line}", line=[*map(shell.argument, words)]))
 
 
 def _split(words: Sequence[str]) -> list[str]:
-    """Return the words of a line, which may be quoted as a whole."""
+    """Return the words of a line that may be one quoted argument."""
     if len(words) != 1 or not any(map(str.isspace, words[0])):
         return list(words)
     try:
@@ -207,10 +207,10 @@ def _split(words: Sequence[str]) -> list[str]:
 
 
 def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
-    """Return the line that these words are; ``known`` are the launcher's options where it is installed.
+    """Return the launch line in these words; ``known`` are the options of the installed launcher.
 
     Raises:
-        UsageError: there is no program in it, or a shell's script; or its quotes don't match.
+        UsageError: it has no program, or is a shell script; or its quotes don't match.
     """
     every = _split(words)
     if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
@@ -249,10 +249,10 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
 
 
 def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
-    """Return the line that a run is about, read by the options that its launcher has on the hosts.
+    """Return the line to judge, read with the options that its launcher has on the hosts.
 
     Raises:
-        ValueError, UsageError: it is no line, or none that starts a job.
+        ValueError, UsageError: it is no line that starts a job.
     """
     if snapshot.cluster.line is None:
         return None
@@ -280,16 +280,16 @@ _NUMBER = re.compile(r"[1-9]\d{0,8}")
 
 
 def divides(batch: int, world: int) -> None:
-    """Raise UsageError where a batch can't be split evenly over all ranks."""
+    """Raise UsageError if a batch can't be split evenly over all ranks."""
     wrong = _remainder(batch, world)
     if wrong:
         raise UsageError(f"a batch of {wrong}")
 
 
 def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[str]]:
-    """Judge a script's batch sizes for so many ranks: notes, and warnings.
+    """Judge a script's batch sizes for this number of ranks, and return notes and warnings.
 
-    Whether a script splits a batch or gives each rank one of that size, only the script knows: nothing is refused.
+    Only the script knows whether it splits a batch or gives each rank one of that size, so nothing is refused.
     """
     notes, warnings = [], []
     for _, option, size in _batches(script):
@@ -304,7 +304,7 @@ def batch_notes(script: tuple[str, ...], world: int) -> tuple[list[str], list[st
 
 
 def _batches(script: Sequence[str]) -> Iterator[tuple[int, str, int]]:
-    """Yield the place of each batch size's word, its option and itself: --batch 64, --batch=64 and batch=64."""
+    """Yield the index of each batch size's word, its option, and the size: --batch 64, --batch=64 and batch=64."""
     for place, word in enumerate(script):
         option, sign, value = word.partition("=")
         at = place if sign else place + 1
@@ -323,12 +323,12 @@ def _remainder(batch: int, world: int) -> str:
 
 
 def model_size(line: LaunchLine) -> int | None:
-    """Return the GPUs that an engine's line asks for of the hosts that it names, or of each.
+    """Return the number of GPUs that an engine's line needs, on the hosts that it names or on each.
 
-    None where that is not in it.
+    None if the line does not show it.
 
-    vLLM's data parallelism over hosts needs no --nnodes: each host has --data-parallel-size-local of it. SGLang's with
-    --enable-dp-attention lies within the tensor parallelism.
+    vLLM's data parallelism over hosts needs no --nnodes: each host has --data-parallel-size-local of it. SGLang's, with
+    --enable-dp-attention, is inside the tensor parallelism.
     """
     sizes = ["tensor", "pipeline"]
     if line.launcher == "vllm" and "nnodes" not in line.options:
@@ -342,7 +342,7 @@ def model_size(line: LaunchLine) -> int | None:
 
 
 def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
-    """Return whether an engine's line asks for more GPUs than any host alone has."""
+    """Return whether an engine's line needs more GPUs than any single host has."""
     return line.table.engine and (model_size(line) or 0) > max(counts.values(), default=1)
 
 
@@ -351,7 +351,7 @@ def own_lines(
 ) -> dict[str, Line]:
     """Return the line for each host.
 
-    ``counts`` has the planned ranks of each, ``gpus`` its GPUs.
+    ``counts`` are the planned ranks of each host, ``gpus`` its GPUs.
     """
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
@@ -379,9 +379,9 @@ def own_lines(
 def _placed(
     line: LaunchLine, script: list[str], node_rank: int, nodes: int, counts: Mapping[str, int]
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the script's words and variables for a node of a script that takes its rank, one process per node.
+    """Return the words and variables on a node for a script that takes its rank, with one process per node.
 
-    Such a script has one rank on each node, or starts the others of its node by itself (imagenet/main.py).
+    Such a script has one rank on each node, or starts the other ranks of its node by itself (imagenet/main.py).
     """
     right = {"--rank": str(node_rank), "--world-size": str(nodes)}
     said = {name: (value, at) for name, value, at in line.arguments if name in right and is_number(value)}
@@ -395,7 +395,7 @@ def _placed(
 
 
 def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the options that each host's line has to have; none for an engine that each host may start alone."""
+    """Return the options that each host's line must have; none for an engine that each host can start alone."""
     if line.table.engine and not (line.is_placed and ("nnodes" in line.options or needs_all(line, counts))):
         return {}
     options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
@@ -407,7 +407,7 @@ def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> di
 
 
 def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:
-    """Return the script's words with the cluster's address, and batches that all ranks share."""
+    """Return the script's words with the cluster's address, and with batch sizes that all ranks can share."""
     told, script = line.options.get("nproc_per_node", ""), list(line.script)
     world = max(1, int(told) * len(cluster.nodes) if is_number(told) else ranks)
     url = f"tcp://{endpoint(cluster.master_addr, cluster.master_port)}"

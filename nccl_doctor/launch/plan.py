@@ -1,7 +1,7 @@
-"""The plan of a job: its ranks on each node, their variables, and variables that contradict it.
+"""The plan of a job: its ranks on each node and their variables; also variables that contradict it.
 
-What a variable means that no launcher has set yet is torch's: ``env://`` reads RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT (torch/distributed/rendezvous.py), torchrun's options have PET_ variables for defaults
+The meaning of variables is defined by torch: ``env://`` reads RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+(torch/distributed/rendezvous.py), torchrun's options have PET_ variables for defaults
 (torch/distributed/argparse_util.py), and scripts under Slurm take SLURM_PROCID, SLURM_LOCALID and SLURM_NTASKS for
 rank, local rank and world size (srun(1)).
 """
@@ -40,7 +40,7 @@ WORLDS = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NPROCS")
 COUNTS = ("LOCAL_WORLD_SIZE", "PET_NPROC_PER_NODE")
 OF_A_JOB = (*ADDRESSES, *PORTS, *ENDPOINTS, *NODES, *PLACES, *RANKS, *LOCAL_RANKS, *WORLDS, *COUNTS)
 COUNTED_THERE = frozenset({"gpu", "cpu", "auto"})
-"""Words that torchrun's --nproc_per_node takes besides a number."""
+"""Words that torchrun's --nproc_per_node accepts besides a number."""
 
 
 class CheckedHost(FrozenModel):
@@ -54,7 +54,7 @@ class CheckedHost(FrozenModel):
 
 @dataclass(frozen=True)
 class Start:
-    """A node's part: ranks from ``first`` on; GPUs where named or looked at; variables."""
+    """A node's part of a job: ranks from ``first`` on; GPUs, if named or known; variables."""
 
     node: Node
     nproc: int
@@ -65,7 +65,7 @@ class Start:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A job to start; ``torch`` is the version that the last check saw."""
+    """A job to start; ``torch`` is the version found by the last check."""
 
     cluster: Cluster
     starts: tuple[Start, ...]
@@ -79,7 +79,7 @@ class LaunchPlan:
 
     @property
     def ranks(self) -> tuple[RankPlace, ...]:
-        """Every rank's place, in order."""
+        """The place of every rank, in order."""
         from nccl_doctor.model.documents import RankPlace
 
         places = []
@@ -93,22 +93,22 @@ class LaunchPlan:
 
     @property
     def digest(self) -> str:
-        """Identifier of the job, the same for everyone who starts it."""
+        """Identifier of the job, the same on every host that starts it."""
         return hashlib.sha256(repr((self.cluster.nodes, self.script)).encode()).hexdigest()[:8]
 
     @property
     def name(self) -> str:
-        """Name of the job after its script, valid in file names: "train" for src/train.py."""
+        """Name of the job, made from its script and valid in file names: "train" for src/train.py."""
         script = next((word for word in self.script if not word.startswith("-")), "")
         return re.sub(r"[^A-Za-z0-9_-]", "_", script.rpartition("/")[2].partition(".")[0]) or "train"
 
     def with_variables(self, variables: Mapping[str, str]) -> LaunchPlan:
-        """Return the job with these besides; what hosts already say wins."""
+        """Return the job with these variables added; those already set on hosts win."""
         starts = (replace(start, variables={**variables, **start.variables}) for start in self.starts)
         return replace(self, starts=tuple(starts))
 
     def even(self, launcher: str, why: str) -> int:
-        """Return the ranks that every node starts; UsageError where nodes differ."""
+        """Return the number of ranks that every node starts; UsageError if nodes differ."""
         counts = {start.nproc for start in self.starts}
         if len(counts) > 1:
             told = ", ".join(f"{start.node.name} {start.nproc}" for start in self.starts[:6])
@@ -121,7 +121,7 @@ class LaunchPlan:
 def plan(
     cluster: Cluster, checked: Mapping[str, CheckedHost], script: tuple[str, ...], torch: str | None = None
 ) -> LaunchPlan:
-    """Return the job of a cluster; the hosts file wins over what was ``checked``."""
+    """Return the job of a cluster; the hosts file wins over the results in ``checked``."""
     unknown = [node.name for node in cluster.nodes if _count(node, checked.get(node.name)) is None]
     if unknown:
         source = ClusterSource(cluster)
@@ -170,14 +170,14 @@ def _count(node: Node, checked: CheckedHost | None) -> int | None:
 
 
 def nearest(batch: int, world: int) -> tuple[int, ...]:
-    """Return the nearest batch sizes that so many ranks share evenly."""
+    """Return the nearest batch sizes that this number of ranks can share evenly."""
     below = batch // world * world
     return (below, below + world) if below > 0 else (world,)
 
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """A node's place in the plan: ranks from ``first`` on; ``masters``: all texts that mean the master."""
+    """A node's place in the plan: ranks from ``first`` on; ``masters`` are all names and addresses of the master."""
 
     cluster: Cluster
     node: Node
@@ -188,7 +188,7 @@ class PlannedNode:
 
 
 class Contradiction(NamedTuple):
-    """A variable that says otherwise than the plan, and its phrase."""
+    """A variable that contradicts the plan, with a phrase."""
 
     name: str
     value: str
@@ -236,7 +236,7 @@ def _numbered(name: str, value: str, place: PlannedNode) -> str | None:
 
 
 def names_of(cluster: Cluster, resolved: Collection[str]) -> frozenset[str]:
-    """Return all names and addresses of the master: planned, of the first node, and resolved."""
+    """Return all names and addresses of the master: the planned one, the first node's, and resolved ones."""
     first = cluster.nodes[0]
     own = (first.name, first.address) if cluster.master_addr in (first.name, first.address) else ()
     return frozenset({cluster.master_addr, *own, *resolved})

@@ -1,6 +1,6 @@
-"""A Slurm batch script that starts the job: ``sbatch job.sh``, or ``bash job.sh`` for the nodes of a job that runs.
+"""Writes a Slurm batch script that starts the job: ``sbatch job.sh``, or ``bash job.sh`` inside a running job.
 
-The master port that a script of the user sets: a number, or one of the ways of deriving it from the job's number.
+Also reads the master port in a user's script: a number, or a common expression with the job's ID.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TASK = """\
 
 
 def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
-    """Return the script. Slurm orders its nodes by name, and torchrun's node ranks follow that, but for c10d's own."""
+    """Return the script. Slurm orders nodes by name, and torchrun's node ranks follow that, except with c10d."""
     nodes = [start.node for start in job.starts]
     if len({node.address for node in nodes}) < len(nodes):
         raise UsageError("Slurm starts a machine once: a machine that is two nodes here can't be one of its jobs")
@@ -114,10 +114,10 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def master_port(script: str, job: int) -> int | None:
-    """Return the port of the last assignment, if the script alone tells it.
+    """Return the port of the last assignment, if it follows from the script alone.
 
-    Recipes compute it from the job's number: ``$((10000 + SLURM_JOB_ID % 50000))`` and
-    ``$(expr 10000 + $(echo -n $SLURM_JOBID | tail -c 4))``.
+    Recipes compute it from the job's ID: ``$((10000 + SLURM_JOB_ID % 50000))`` and ``$(expr 10000 + $(echo -n
+    $SLURM_JOBID | tail -c 4))``.
     """
     assigned = [found["value"] for found in _SET.finditer(script)]
     if not assigned:
@@ -132,7 +132,10 @@ def master_port(script: str, job: int) -> int | None:
 
 
 def _tail(found: re.Match[str]) -> str:
-    """Return ``echo -n 1234567 | tail -c 4`` is 4567; without -n the newline is one of the four."""
+    """Return the last characters, as tail -c: ``echo -n 1234567 | tail -c 4`` is 4567.
+
+    Without -n the newline counts, too.
+    """
     digits = int(found["count"]) - (found["bare"] is None)
     return str(int(found["id"][-digits:])) if digits > 0 else "0"
 

@@ -1,7 +1,7 @@
-"""Programs that stand in front of a launcher, and what they add to it: variables, and how often it is started.
+"""Programs before a launcher, and their effect: variables that they set, and how often they start it.
 
-A table of each program's options that take a word of their own, from its own manual: env(1), sudo(8), timeout(1),
-numactl(8), srun(1), mpirun(1) of Open MPI 5 and mpiexec of MPICH 4, docker-run(1), apptainer-exec(1), uv and conda run.
+A table of each program's options with a value, from its manual: env(1), sudo(8), timeout(1), numactl(8), srun(1),
+mpirun(1) of Open MPI 5 and mpiexec of MPICH 4, docker-run(1), apptainer-exec(1), uv and conda run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class Wrapper(NamedTuple):
     """A program that runs another one.
 
     Attributes:
-        valued: its options that take the next word; ``pairs`` the next two.
-        verbs: words of which one has to follow its name, as "run"; none where the program follows at once.
-        places: words before the program that are no options: an image, a duration.
-        sets: options that set a variable, NAME=VALUE; ``assigns``: such words may stand before the program, too.
-        starts: it starts the program on several hosts, or several times.
-        flags: its long options that take no word; where known, all others do.
+        valued: options whose value is the next word; ``pairs`` take the next two.
+        verbs: words of which one must follow its name, such as "run"; none if the program follows directly.
+        places: number of words before the program that are no options: an image, a duration.
+        sets: options that set a variable, NAME=VALUE; ``assigns``: such words may also stand before the program.
+        starts: whether it starts the program on several hosts, or several times.
+        flags: its long options without a value, if known; all others then have one.
     """
 
     valued: frozenset[str] = frozenset()
@@ -115,14 +115,14 @@ WRAPPERS: dict[str, Wrapper] = {
 
 @dataclass
 class Front:
-    """Words in front of a launcher.
+    """Words before a launcher.
 
     Attributes:
-        count: how many they are; ``begun``: those before srun or mpirun.
-        variables: those that they set, by name.
-        started: the words of srun or mpirun, where that starts it.
-        inner: a shell's own words behind -c, which stand in one word of the line.
-        unread: why what follows can't be told; None where it can.
+        count: their number; ``begun`` is that of the words before srun or mpirun.
+        variables: variables that they set, by name.
+        started: the words of srun or mpirun, if that starts it.
+        inner: the words in a shell's argument of -c.
+        unread: why the rest is unknown; None if it is known.
     """
 
     count: int = 0
@@ -134,7 +134,7 @@ class Front:
 
 
 def front_of(words: Sequence[str]) -> Front:
-    """Return the words in front of the program that a line starts in the end."""
+    """Return the words before the program that a line finally starts."""
     front = Front()
     while front.count < len(words):
         word = words[front.count]
@@ -159,7 +159,7 @@ def front_of(words: Sequence[str]) -> Front:
 
 
 def _pass_over(front: Front, words: Sequence[str], name: str) -> None:
-    """Past a wrapper's verb, options and places."""
+    """Skip a wrapper's verb, options and places."""
     wrapper = WRAPPERS[name]
     if wrapper.verbs:
         if "".join(words[front.count : front.count + 1]) not in wrapper.verbs:
@@ -185,7 +185,7 @@ def _pass_over(front: Front, words: Sequence[str], name: str) -> None:
 
 
 def _option(front: Front, words: Sequence[str], wrapper: Wrapper) -> None:
-    """Stand on the last word of an option afterwards."""
+    """Read an option, up to its last word."""
     written, sign, value = words[front.count].partition("=")
     follows = written in wrapper.valued or (
         wrapper.flags is not None and written.startswith("--") and written not in wrapper.flags
@@ -219,10 +219,10 @@ def _read_shell(front: Front, words: Sequence[str]) -> None:
 
 
 def the_start(script: str) -> tuple[str, ...]:
-    """Return the words of the only line of a shell's script that starts a launcher, with its variables in front.
+    """Return the words of the only line in a shell script that starts a launcher, with its variables before it.
 
     Raises:
-        UsageError: there is none, or several, or it holds what only the shell can tell.
+        UsageError: there is none, or several, or only the shell can evaluate it.
     """
     found: list[tuple[str, ...]] = []
     variables: dict[str, str] = {}
@@ -246,7 +246,7 @@ def the_start(script: str) -> tuple[str, ...]:
 
 
 def _commands(script: str) -> list[list[str]]:
-    """Return the words of each simple command, without those that a shell would parse differently."""
+    """Return the words of each simple command, without commands that a shell would parse differently."""
     found: list[list[str]] = []
     for line in re.sub(r"\\\n", " ", script).split("\n"):
         reader = shlex.shlex(line, posix=True, punctuation_chars=";&|()")

@@ -1,1 +1,1 @@
-"""Pure models of what NCCL does, by version."""
+"""Pure models of NCCL's behaviour, by version."""

@@ -1,4 +1,4 @@
-"""NCCL's choices on all hosts side by side: what is wrong with them, and ``nccl-doctor ifname``'s answer."""
+"""NCCL's choices on all hosts, their faults, and the answer of ``nccl-doctor ifname``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # no check needs them
 
 @dataclass(frozen=True)
 class ClusterNccl:
-    """NCCL's choices on the hosts that were reached; ``unknown``: why there is none."""
+    """NCCL's choices on the hosts that were reached; ``unknown`` has the reasons why some are unknown."""
 
     snapshot: Snapshot
     by_host: dict[str, HostNccl]
@@ -39,7 +39,7 @@ class ClusterNccl:
 
     @property
     def mesh(self) -> Mesh | None:
-        """The port mesh, where it was run."""
+        """The port mesh, if it was run."""
         return self.snapshot.mesh if isinstance(self.snapshot.mesh, Mesh) else None
 
     @cached_property
@@ -58,7 +58,7 @@ class ClusterNccl:
 
     @cached_property
     def rdma(self) -> ClusterRdma:
-        """The RDMA devices of hosts as NCCL lists and joins them, where known."""
+        """The RDMA devices of hosts as NCCL lists and connects them, if known."""
         told = ((host.name, host.facts.rdma) for host in self.snapshot.reached if host.facts is not None)
         sides = {
             name: Side(self.by_host[name], list_rdma(devices, self.by_host[name].values, self.by_host[name].version))
@@ -69,12 +69,12 @@ class ClusterNccl:
 
     @cached_property
     def suggestion(self) -> Suggestion | None:
-        """The setting that is proven to work; None without one."""
+        """A setting that is proven to work; None if there is none."""
         return suggest(self.snapshot.reached, self.by_host, self.mesh)
 
     @cached_property
     def interfaces(self) -> dict[str, NcclInterface]:
-        """Interface that NCCL uses on each host, if any."""
+        """The interface that NCCL uses on each host, if any."""
         return {name: side.interface for name, side in self.by_host.items() if side.interface is not None}
 
     @property
@@ -83,9 +83,9 @@ class ClusterNccl:
         return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
-        """Return NET/Socket's interfaces besides the bootstrap's that others can't reach.
+        """Return NET/Socket's interfaces, besides the bootstrap's, that other hosts can't reach.
 
-        None where RDMA moves the data.
+        None if data goes over RDMA.
         """
         side = self.by_host[host]
         if host in self.rdma.sides and self.rdma.sides[host].rdma.entries:
@@ -95,19 +95,19 @@ class ClusterNccl:
         return tuple(use for use, peers in asked if reachability(side, use.address, peers, self.mesh).is_lost)
 
     def wanted(self, host: str) -> str | None:
-        """NCCL_SOCKET_IFNAME as NCCL reads it there; None is unset."""
+        """Return NCCL_SOCKET_IFNAME as NCCL reads it on the host; None if unset."""
         variable = self.by_host[host].variables.get("NCCL_SOCKET_IFNAME")
         return variable.value if variable is not None and is_read(variable.value) else None
 
     def is_idle(self, host: str) -> bool:
-        """Return whether the bootstrap's interface is down; NCCL before 2.28.3 uses it."""
+        """Return whether the bootstrap's interface is down, which NCCL before 2.28.3 uses anyway."""
         side = self.by_host[host]
         link = side.link(side.chosen.name) if side.chosen is not None else None
         return link is not None and "running" not in link.flags
 
 
 def cluster_nccl(snapshot: Snapshot, version: Version | None = None) -> ClusterNccl:
-    """Return the choices of NCCL on the hosts of a snapshot, as of ``version`` or their own."""
+    """Return the choices of NCCL on the hosts of a snapshot, for ``version`` or the hosts' own versions."""
     seen = {host.name: host_nccl(host, version=version) for host in snapshot.reached}
     return ClusterNccl(
         snapshot,
@@ -117,7 +117,7 @@ def cluster_nccl(snapshot: Snapshot, version: Version | None = None) -> ClusterN
 
 
 class Kind(Enum):
-    """Faults of NCCL's choice of interface, by their diagnoses' names."""
+    """Faults of NCCL's choice of interface, by the names of their diagnoses."""
 
     NO_MATCH = "ifname-no-match"
     WRONG = "ifname-wrong-interface"
@@ -128,7 +128,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """The fault of a host's choice; ``problem`` follows "NCCL on HOST", and of all evidence stands where it is true."""
+    """The fault of a host's choice; ``problem`` follows "NCCL on HOST".
+
+    Each piece of evidence has the hosts that it applies to.
+    """
 
     host: str
     kind: Kind
@@ -208,7 +211,7 @@ def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes
 
 
 def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnswers:
-    """Return an answer for each host, as ``version`` or its own would choose."""
+    """Return the answer for each host, for ``version`` or its own version."""
     from nccl_doctor.model.documents import InterfaceAnswers
 
     nccl = cluster_nccl(snapshot, version)
@@ -223,7 +226,7 @@ def answers(snapshot: Snapshot, version: Version | None = None) -> InterfaceAnsw
 
 
 def answers_for(snapshot: Snapshot, address: Address, version: Version | None = None) -> InterfaceAnswers:
-    """On each host the interface that has the address or lies on its net, and what makes NCCL use it."""
+    """Return, for each host, the interface with the address or in its network, and the setting for NCCL to use it."""
     from nccl_doctor.model.documents import InterfaceAnswers
 
     plain = answers(snapshot, version)
@@ -314,7 +317,7 @@ def _exports(found: tuple[InterfaceAnswer, ...]) -> tuple[Exports, ...]:
 
 
 def describe_gids(rdma: ClusterRdma, gids: Sequence[str]) -> str | None:
-    """Return the ports that these GIDs are of, and whether they can talk; None where no host has them."""
+    """Return the ports with these GIDs, and whether they can connect; None if no host has them."""
     wanted = {(address.ipv4_mapped or address) if isinstance(address, ipaddress.IPv6Address) else address
               for gid in gids if (address := numeric(gid)) is not None}  # fmt: skip
     for pair in rdma.pairs:

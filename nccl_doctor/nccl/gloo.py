@@ -1,11 +1,12 @@
-"""gloo's side: the address that it takes on a host, and which of two hosts connects to the other.
+"""gloo's choice of address on a host, and which of two hosts connects to the other.
 
-GLOO_SOCKET_IFNAME holds whole names only, unlike NCCL's prefixes: gloo/transport/tcp/device.cc ``lookupAddrForIface``;
+GLOO_SOCKET_IFNAME has complete names only, unlike NCCL's prefixes: gloo/transport/tcp/device.cc ``lookupAddrForIface``;
 the list and the default are torch's (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp and init.cpp).
 
-Of two ranks the one with the higher address connects to the lower one's, the bytes compared as memcmp(3) does, the port
-where they are equal: gloo/transport/tcp/device.cc, ``Device::isInitiator``. So 127.0.0.1 is never dialled where it is
-the higher of the two: a single host that gives it out still meets peers in 10.0.0.0/8, and none in 192.168.0.0/16.
+Of two ranks the one with the higher address connects to the lower one. Bytes are compared as by memcmp(3), and ports if
+they are equal: gloo/transport/tcp/device.cc, ``Device::isInitiator``. So 127.0.0.1 is not dialled if it is the higher
+of the two: a single host that advertises it can still connect with peers in 10.0.0.0/8, but not with those in
+192.168.0.0/16.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def gloo_devices_of(host: Host) -> tuple[Chosen, ...] | Failure | None:
-    """Return gloo's devices in a job on a host; None where a fact that decides is not known."""
+    """Return gloo's devices in a job on a host; None if a necessary fact is unknown."""
     facts = host.facts
     if facts is None:
         return None
@@ -39,8 +40,8 @@ def gloo_devices(
 ) -> tuple[Chosen, ...] | Failure | None:
     """Return the devices that gloo binds to, or why it does not start.
 
-    One for each name of the comma-separated list. Without the variable, the first address of the host's own name that
-    is local, or 127.0.0.1 where there is none; None where that name's resolution is not known.
+    One for each name in the comma-separated list. Without the variable it is the first local address of the host's own
+    name, or 127.0.0.1 if there is none; None if that name's resolution is unknown.
     """
     value = variables.get(GLOO_SOCKET_IFNAME, "")
     if len(value) > 1:
@@ -62,7 +63,7 @@ def gloo_devices(
 
 
 def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:
-    """Return the first address of the interface that is called so."""
+    """Return the first address of the interface with exactly this name."""
     found = (entry.address for entry in interfaces.addresses if entry.interface == name)
     return next((Chosen(name, address, reason) for address in found), None)
 
@@ -71,7 +72,7 @@ Reaches = Callable[[str, str], bool]  # True where a host (its name) may reach a
 
 
 def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:
-    """Return hosts with which gloo can't connect for an address that ``host`` gives."""
+    """Return the hosts with which gloo can't connect because of the address of ``host``."""
     own = address_of(addresses[host])
     found = []
     for name, text in addresses.items():

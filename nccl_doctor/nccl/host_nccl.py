@@ -1,4 +1,4 @@
-"""A host's side of the question: its addresses, its variables, and which interface NCCL uses there."""
+"""NCCL on one host: the host's addresses and variables, and the interface that NCCL uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AS_IT_IS: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class HostNccl:
-    """NCCL's view of a host, and its choice there."""
+    """A host as NCCL sees it, and NCCL's choice there."""
 
     host: str
     machine: str | None  # equal for two nodes on one machine and in one network namespace (containers share a boot id)
@@ -38,7 +38,7 @@ class HostNccl:
 
     @property
     def chosen(self) -> Chosen | None:
-        """Interface on which the bootstrap listens; None if NCCL finds none and fails."""
+        """The interface on which the bootstrap listens; None if NCCL finds none and fails."""
         return self.choice.bootstrap if isinstance(self.choice.bootstrap, Chosen) else None
 
     @property
@@ -48,7 +48,7 @@ class HostNccl:
 
     @property
     def summary(self) -> NcclInterface | None:
-        """The choice as reports show it."""
+        """The choice in the form for reports."""
         if self.chosen is None:
             return None
         version = show(self.version) if self.version is not None else None
@@ -66,7 +66,7 @@ class HostNccl:
         return next((link for link in self.interfaces.links if link.name == name), None)
 
     def networks(self, address: str) -> list[Network]:
-        """Return the networks of the entries that carry this address."""
+        """Return the networks of the interface entries with this address."""
         return [
             network_of(f"{entry.address}/{prefix_length(entry.netmask)}")
             for entry in self.interfaces.addresses
@@ -78,13 +78,13 @@ class HostNccl:
         return any(entry.address == address for entry in self.interfaces.addresses)
 
     def route_to(self, address: str) -> Route | None:
-        """Return the main table's route that the kernel would take, if any."""
+        """Return the route in the main table that the kernel would use, if any."""
         there = address_of(address)
         return next((route for network, route in self.routes_by_merit if there in network), None)
 
     @cached_property
     def routes_by_merit(self) -> list[tuple[Network, Route]]:
-        """Routes of the main table, narrow networks first."""
+        """Routes of the main table, most specific first."""
         routes = () if isinstance(self.routes, Unknown) else self.routes
         parsed = [(network_of(route.destination), route) for route in routes]
         return sorted(parsed, key=lambda item: (-item[0].prefixlen, item[1].metric))
@@ -93,7 +93,7 @@ class HostNccl:
 def host_nccl(
     host: Host, overrides: Mapping[str, str] = _AS_IT_IS, version: Version | None = None
 ) -> HostNccl | Unknown:
-    """Return a reached host as NCCL sees it; with ``overrides`` or ``version`` of the model."""
+    """Return a reached host as NCCL sees it, with other variables (``overrides``) or for another ``version``."""
     facts = host.facts
     if facts is None:
         return unknown(f"{host.name} was not reached")
@@ -139,7 +139,7 @@ def host_nccl(
 
 
 def _whichever(host: Host, facts: HostFacts, overrides: Mapping[str, str], interfaces: Interfaces) -> Choice | Unknown:
-    """Return the choice that all versions make which the host's torch can have."""
+    """Return the choice on which all versions agree that the host's torch may have."""
     torch = facts.torch
     names = facts.resolution if isinstance(facts.resolution, Names) else Names(own={})
     old, new = (_variables(host, facts, overrides, version) for version in (OLDEST, CONF_FILE))
@@ -193,7 +193,7 @@ def _with_answer(
 
 
 def nccl_version(facts: HostFacts) -> Version | None:
-    """Return the NCCL that the host's torch loads, or the one asked."""
+    """Return the NCCL version that the host's torch loads, or the requested one."""
     of_torch = facts.torch.nccl if facts.torch is not None and not isinstance(facts.torch, Unknown) else None
     for text in (of_torch, facts.libnccl.version if isinstance(facts.libnccl, LibncclAnswer) else None):
         if text is not None:

@@ -1,17 +1,17 @@
-"""NCCL's choice of interface as a pure function, for every version from 2.4 on.
+"""NCCL's choice of interface as a pure function, for all versions from 2.4 on.
 
-NCCL takes interfaces in the order of getifaddrs(3), all IPv4 addresses before all IPv6 ones. The bootstrap listens on
-the first that passes; NET/Socket uses all that pass, at most 16.
+NCCL considers interfaces in the order of getifaddrs(3), all IPv4 addresses before all IPv6 ones. The bootstrap listens
+on the first accepted one; NET/Socket uses all accepted ones, at most 16.
 
-NCCL_COMM_ID, which moves NCCL's bootstrap to the interface on the subnet of the address it names.
+NCCL_COMM_ID makes the bootstrap use the interface in the subnet of its address.
 
 Rules of NCCL 2.4 to 2.30: src/misc/socket.cc ``ncclSocketGetAddrFromString`` and ``ncclFindInterfaceMatchSubnet``
 (src/include/socket.h before 2.12.7).
 
-The language of NCCL_SOCKET_IFNAME.
+The syntax of NCCL_SOCKET_IFNAME:
 
-``[^][=]TOKEN[,TOKEN…]``: "^" turns the list into what to avoid, "=" asks for whole names instead of prefixes, and both
-hold for the whole list. Blanks count, case counts, the order of the list does not.
+``[^][=]TOKEN[,TOKEN…]``: "^" makes it a list of interfaces to avoid, "=" means complete names instead of prefixes, and
+both apply to the whole list. Blanks and case are significant, the order of the list is not.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ MAX_TOKENS = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: what come
 
 @dataclass(frozen=True)
 class Spec:
-    """A list of interfaces as NCCL reads it; no tokens match every interface."""
+    """A list of interfaces as NCCL reads it; an empty list matches every interface."""
 
     exclude: bool
     exact: bool
     tokens: tuple[str, ...]
 
     def listed(self, name: str) -> bool:
-        """Return whether the list contains a name, apart from "^" (src/misc/utils.cc ``matchIfList``)."""
+        """Return whether the list contains a name, ignoring "^" (src/misc/utils.cc ``matchIfList``)."""
         return not self.tokens or (name in self.tokens if self.exact else name.startswith(self.tokens))
 
     def accepts(self, name: str) -> bool:
-        """Return whether NCCL would take an interface of this name."""
+        """Return whether NCCL would accept an interface with this name."""
         return self.listed(name) != self.exclude
 
 
 def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
-    """Read a value as NCCL does (src/misc/socket.cc ``findInterfaces``, src/misc/utils.cc ``parseStringList``)."""
+    """Parse a value as NCCL does (src/misc/socket.cc ``findInterfaces``, src/misc/utils.cc ``parseStringList``)."""
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
     exact = rest.startswith("=") and (both_signs or not exclude)
@@ -60,17 +60,17 @@ def parse_spec(text: str, *, both_signs: bool = True) -> Spec:
 
 
 def is_read(value: str | None) -> bool:
-    """Return whether NCCL looks at the value at all (``strlen(env) > 1``)."""
+    """Return whether NCCL reads the value at all (``strlen(env) > 1``)."""
     return value is not None and len(value.encode(errors="surrogateescape")) > 1
 
 
 INVALID = "Invalid NCCL_COMM_ID, please use format: <ipv4>:<port> or [<ipv6>]:<port> or <hostname>:<port>"
-"""NCCL's own words (src/bootstrap.cc)."""
+"""NCCL's message (src/bootstrap.cc)."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """The address NCCL_COMM_ID means; ``scope_id`` 0 except for link-local IPv6."""
+    """The address in NCCL_COMM_ID; ``scope_id`` is 0 except for link-local IPv6."""
 
     address: Address
     port: int
@@ -82,7 +82,7 @@ class Remote:
 
 
 def parse_comm_id(value: str, interfaces: Interfaces, names: Resolver) -> Remote | str | Unknown:
-    """Return the address of NCCL_COMM_ID, or NCCL's words where it refuses it."""
+    """Return the address in NCCL_COMM_ID, or NCCL's message if it refuses it."""
     if not is_read(value):
         return INVALID
     if value.startswith("["):
@@ -114,7 +114,7 @@ def _bracketed(value: str, interfaces: Interfaces) -> Remote | str | Unknown:
 
 
 def on_subnet(entry: InterfaceAddress, remote: Remote) -> bool:
-    """Return whether the remote address is beside it (``matchSubnet``)."""
+    """Return whether the remote address is in the same subnet (``matchSubnet``)."""
     local = numeric(entry.address)
     if local is None or entry.netmask is None or local.version != remote.address.version:
         return False
@@ -133,14 +133,14 @@ def _atoi(text: str) -> int:
 MAX_INTERFACES = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: NET/Socket uses no more
 
 OFF_SUBNET = "NET/Socket : No usable listening interface found"
-"""NCCL's own words (src/bootstrap.cc); until 2.26.6 a line about the remote address comes before them."""
+"""NCCL's message (src/bootstrap.cc); up to 2.26.6 a line about the remote address comes before it."""
 
 INVALID_ARGUMENT, SYSTEM_ERROR = 4, 2  # ncclResult_t (src/nccl.h.in)
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """An interface that NCCL uses: its address, and a phrase why."""
+    """An interface that NCCL uses: its address, and the reason as a phrase."""
 
     name: str
     address: str
@@ -149,7 +149,7 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Failure:
-    """The library ends here: the words that it prints, why, and its ncclResult_t (gloo has none)."""
+    """A failure of the library: its message, the reason, and its ncclResult_t (gloo has none)."""
 
     words: str
     reason: str
@@ -182,10 +182,10 @@ def choose_all(
     before_conf_file: Mapping[str, str] | None = None,
     oldest: Version = versions.OLDEST,
 ) -> Choice | Unknown:
-    """Return the choice of all versions from ``oldest`` on, Unknown where they part.
+    """Return the common choice of all versions from ``oldest`` on; Unknown if they differ.
 
-    They agree when bootstrap and NET/Socket use the same addresses; words and result codes are the newest version's.
-    ``before_conf_file`` are the variables of versions that do not read NCCL_CONF_FILE, where they differ.
+    They agree if bootstrap and NET/Socket use the same addresses; messages and result codes are those of the newest
+    version. ``before_conf_file`` are the variables for versions that do not read NCCL_CONF_FILE, if these differ.
     """
     older = variables if before_conf_file is None else before_conf_file
     possible = [(since, how) for since, how in versions.CLASSES if since > oldest]
@@ -221,7 +221,7 @@ def _tell(choice: Choice | Unknown) -> str:
 
 
 def _choose(interfaces: Interfaces, variables: Mapping[str, str], how: Behaviour, names: Resolver) -> Choice | Unknown:
-    """src/bootstrap.cc ``bootstrapNetInit``: with NCCL_COMM_ID set, its subnet alone decides about the bootstrap."""
+    """Choose as ``bootstrapNetInit`` does (src/bootstrap.cc): NCCL_COMM_ID's subnet alone decides, if it is set."""
     comm_id = variables.get("NCCL_COMM_ID")
     remote = parse_comm_id(comm_id, interfaces, names) if comm_id is not None else None
     if isinstance(remote, Unknown):
@@ -263,11 +263,11 @@ def _find_interfaces(
 
 
 FAMILIES = {"AF_INET": "inet", "AF_INET6": "inet6"}
-"""NCCL_SOCKET_FAMILY; any other value counts as unset (src/misc/socket.cc ``envSocketFamily``)."""
+"""Values of NCCL_SOCKET_FAMILY; any other value counts as unset (src/misc/socket.cc ``envSocketFamily``)."""
 
 
 def _find(interfaces: Interfaces, spec: Spec, how: Behaviour, family: str | None, reason: str) -> tuple[Chosen, ...]:
-    """src/misc/socket.cc ``findInterfaces`` (src/os/linux.cc from 2.29.2): what passes, each name once."""
+    """Return what ``findInterfaces`` in src/misc/socket.cc (src/os/linux.cc from 2.29.2) finds, with each name once."""
     found: dict[str, Chosen] = {}
     for entry in usable(interfaces, family, running_only=how.running_only):
         if spec.accepts(entry.interface) and entry.interface not in found:
@@ -288,7 +288,10 @@ def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) ->
 
 
 def _same_subnet(interfaces: Interfaces, remote: Remote) -> tuple[Chosen, ...]:
-    """Return ``ncclFindInterfaceMatchSubnet``: the first alone; list, family and IFF_RUNNING do not count here."""
+    """Return the result of ``ncclFindInterfaceMatchSubnet``: only the first match.
+
+    List, family and IFF_RUNNING don't matter.
+    """
     reason = f"on the subnet of NCCL_COMM_ID ({remote.address})"
     hits = (Chosen(e.interface, e.address, reason) for e in interfaces.addresses if on_subnet(e, remote))
     return tuple(hits)[:1]

@@ -1,10 +1,10 @@
-"""Texts of NCCL's and torch's that speak for themselves: NCCL's warnings, and which port is in use.
+"""Messages of NCCL and torch whose meaning is certain: NCCL's warnings, and errors about a port.
 
-``messages.json`` holds the WARN texts of NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), as printf templates with the first
-and the last tag, by the diagnosis that they speak for. ``benign`` are those after which NCCL goes on as well as before;
-under ``nccl-unknown-error`` stand those that only its developers can act upon.
+``messages.json`` has the WARN texts of NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), as printf templates with the first and
+the last tag, by diagnosis. ``benign`` are those after which NCCL goes on unharmed; ``nccl-unknown-error`` has those
+that only its developers can act on.
 
-"Address already in use" is worded, with the torch that first has each (torch/csrc/distributed/c10d/socket.cpp,
+Forms of "Address already in use", with the first torch that has each (torch/csrc/distributed/c10d/socket.cpp,
 TCPStoreLibUvBackend.cpp):
 
 - up to 1.10: ``RuntimeError: Address already in use``, without the port
@@ -14,8 +14,8 @@ TCPStoreLibUvBackend.cpp):
 - 2.2 with libuv, the default since 2.4: ``useIpv6: 0, code: -98, name: EADDRINUSE``, without the port
 - 2.7: the same with ``port: 29500, useIpv6: false`` in front; code -48 on macOS
 
-NCCL's own ``Call to bind failed`` is something else: it asks the kernel for any free port (src/misc/socket.cc), so it
-fails where the ephemeral ports have run out.
+NCCL's own ``Call to bind failed`` is different: it requests any free port from the kernel (src/misc/socket.cc), so it
+fails if the ephemeral ports are exhausted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEAST = 8  # A template needs a plain part of this length, else it would claim 
 
 @dataclass(frozen=True)
 class Meaning:
-    """A known warning of NCCL's: a diagnosis, "benign" or "nccl-unknown-error", and the releases seen to hold it."""
+    """A known NCCL warning: its diagnosis, "benign" or "nccl-unknown-error", and the releases that have it."""
 
     name: str
     template: str
@@ -55,7 +55,7 @@ class _Entry:
 
 @lru_cache(2048)
 def meaning(text: str) -> Meaning | None:
-    """Return the meaning of a text behind ``NCCL WARN`` or ``Last error:``, if known."""
+    """Return the meaning of a text after ``NCCL WARN`` or ``Last error:``, if known."""
     by_word = _entries()
     words = {"", *_WORD.findall(text)}
     for _, entry in heapq.merge(*(by_word[word] for word in words if word in by_word), key=lambda pair: pair[0]):
@@ -66,7 +66,10 @@ def meaning(text: str) -> Meaning | None:
 
 @cache
 def _entries() -> dict[str, list[tuple[int, _Entry]]]:
-    """(place in the order of trial, entry) by a word of every text that the entry fits; "" where there is none."""
+    """Return (position in the order of trial, entry) by a word that every text matching the entry has.
+
+    "" if there is none.
+    """
     long_enough = (entry for entry in map(_entry, catalogue()) if len(entry.plain) >= _LEAST)
     by_word: dict[str, list[tuple[int, _Entry]]] = {}
     ordered = sorted(long_enough, key=lambda entry: (-len(entry.plain), -len(entry.meaning.template)))
@@ -79,7 +82,7 @@ def _entries() -> dict[str, list[tuple[int, _Entry]]]:
 
 @cache
 def catalogue() -> tuple[Meaning, ...]:
-    """Return every template there is."""
+    """Return all templates."""
     path = Path(__file__).with_name("messages.json")
     names: dict[str, list[list[str]]] = json.loads(path.read_text(encoding="utf-8"))
     return tuple(Meaning(name, *row) for name, rows in names.items() for row in rows)
@@ -127,7 +130,7 @@ _MEANS: dict[Kind, str] = {
 
 @dataclass(frozen=True)
 class PortError:
-    """An error of a port that a text tells."""
+    """An error about a port in a text."""
 
     # "in-use"; "privileged": for root; "handed-over": a socket for another port; "ephemeral": NCCL's own bind
     kind: Kind
@@ -136,7 +139,7 @@ class PortError:
 
     @property
     def meaning(self) -> str:
-        """The error in one phrase."""
+        """The error as a phrase."""
         return _MEANS[self.kind]
 
 

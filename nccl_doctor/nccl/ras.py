@@ -1,9 +1,9 @@
-"""NCCL's RAS service (``ncclras``, port 28028): communicators, ranks, counts, and who is missing.
+"""Answers of NCCL's RAS service (``ncclras``, port 28028): communicators, ranks, counts, and missing processes.
 
-Text since NCCL 2.24, JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). Text names only the ranks of
-small groups and never who is well; JSON names all ranks, but not the processes of which no communicator is known.
+Text since NCCL 2.24, JSON (``SET FORMAT json``) since 2.28.7 (src/ras/client_support.cc). The text names only the ranks
+of small groups and never the healthy ones; JSON names all ranks, but not processes without a known communicator.
 
-Its answers come from a host: numbers in range and short plain words alone are believed.
+Answers come from a host, so only numbers in range and short plain words are accepted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from nccl_doctor.text.hostlist import grouped
 
 
 class MalformedAnswerError(ValueError):
-    """No answer of RAS was read; the message is one sentence."""
+    """It is no answer of RAS; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class RasProcess:
-    """A process of the job; ``host``: its address in NCCL's bootstrap."""
+    """A process of the job; ``host`` is its address in NCCL's bootstrap."""
 
     host: str
     pid: int
@@ -36,7 +36,7 @@ class RasProcess:
 
 @dataclass(frozen=True)
 class RasRank:
-    """A rank of a communicator; None where RAS has no information on its process."""
+    """A rank of a communicator; values are None if RAS has no information about its process."""
 
     rank: int
     host: str | None = None
@@ -50,7 +50,7 @@ class RasRank:
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks of one communicator that agree in what not all agree in."""
+    """Ranks of one communicator with the same values, of those that differ among its ranks."""
 
     topic: str  # a collective's name ("AllReduce"; "collective" in NCCL 2.24 and 2.25), "status" or "error"
     value: int | str  # collectives launched, a status, or NCCL's word for an error
@@ -60,7 +60,7 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class Communicator:
-    """A communicator and its ranks; ``hash`` as NCCL prints it, 16 digits in hexadecimal."""
+    """A communicator and its ranks; ``hash`` has 16 hexadecimal digits, as NCCL prints it."""
 
     hash: str
     # None in text, which says it of groups of communicators only; ``ranks``: all that answered; JSON only
@@ -71,7 +71,7 @@ class Communicator:
     groups: tuple[RankGroup, ...] = ()  # how the ranks differ, largest group first; empty where they agree
 
     def launched(self) -> dict[str, tuple[RankGroup, ...]]:
-        """Return collectives launched unevenly; of each the groups, furthest behind first."""
+        """Return collectives with different counts, each with its groups of ranks, furthest behind first."""
         found = grouped((group.topic, group) for group in self.groups if isinstance(group.value, int))
         return {topic: tuple(sorted(groups, key=lambda one: int(one.value))) for topic, groups in found.items()}
 
@@ -195,7 +195,7 @@ class _TextReader:
 
 
 def parse_lines(lines: Iterable[str]) -> RasAnswer:
-    """Read lines of the text form, and ignore all others."""
+    """Parse lines of the text format, and ignore all others."""
     reader = _TextReader()
     for line in lines:
         reader.take(line[:400].strip())
@@ -216,7 +216,7 @@ _IN_PROGRESS = 7
 _MISSING_COMMA = re.compile(r"([}\d])(\s*)(?=\{|\"status\")")  # of missing ranks, and between them: 2.28.7 to 2.28.9
 
 _MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
-"""Limits for an answer: a rank has three objects and some thirty values, and RAS sends at most 8 MiB of them."""
+"""Limits for an answer: a rank has three objects and some thirty values, and RAS sends at most 8 MiB."""
 _MOST_TOPICS = 64  # Collectives by name, of all ranks together: NCCL knows a dozen
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 64)]
@@ -337,9 +337,9 @@ _MOST_LINES = 200_000  # Of a report: more than fit into the 8 MiB of it that ar
 
 
 def parse(text: str) -> RasAnswer:
-    """Return the answer to ``STATUS`` or ``VERBOSE STATUS``, in either form.
+    """Return the answer to ``STATUS`` or ``VERBOSE STATUS``, in either format.
 
-    CrowdedError: too much. MalformedAnswerError.
+    CrowdedError if it exceeds the limits, MalformedAnswerError if it is no answer.
     """
     if text.lstrip().startswith("{"):
         return parse_json(text)

@@ -2,14 +2,14 @@
 
 Rules of NCCL 2.18 to 2.30.7: src/transport/net_ib.cc, from 2.29.2 net_ib/init.cc and net_ib/connect.cc
 (``ncclIbInitDevices``, ``ncclIbGetGidIndex``), src/misc/utils.cc ``parseStringList``, and from 2.24 src/graph/topo.cc
-``ncclTopoAutoMerge``. A port is in the list where it is ACTIVE, InfiniBand or Ethernet, and NCCL_IB_HCA lets it
-through: one that is down is not there, and those behind it move up. NCCL_IB_HCA filters, and never orders.
+``ncclTopoAutoMerge``. A port is in the list if it is ACTIVE, InfiniBand or Ethernet, and NCCL_IB_HCA accepts it. A port
+that is down is missing, and those after it move up. NCCL_IB_HCA filters but does not order.
 
-Compared with the real library, which lists made devices without a GPU (scripts/rdma-fuzz): 2.21.5 fuses the same, and
-2.26 to 2.32.3 list the same ports in the same order and choose the same GIDs; NCCL_IB_SORT_MERGE_NICS and
+Compared with the real library, which lists simulated devices without a GPU (scripts/rdma-fuzz): 2.21.5 fuses the same,
+and 2.26 to 2.32.3 list the same ports in the same order and choose the same GIDs; NCCL_IB_SORT_MERGE_NICS and
 NCCL_IB_RAIL_POLICY of 2.32 change neither. Before 2.26, comparing an empty entry ends the connection with an error.
 
-The kernel's order of devices is that in which they were registered, as the numbers of /dev/infiniband/uverbsN show it.
+The kernel lists devices in the order of their registration, which the numbers of /dev/infiniband/uverbsN show.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LINK_LOCAL = 0xFE80 << 48  # the upper half of fe80::/64
 
 @lru_cache(4096)
 def address_of(gid: str) -> ipaddress.IPv6Address:
-    """Return the 16 bytes of a GID as the kernel writes it; zeros where it is none."""
+    """Return the 16 bytes of a GID in the kernel's notation; zeros if it is invalid."""
     try:
         return ipaddress.IPv6Address(gid)
     except ValueError:
@@ -51,13 +51,13 @@ def address_of(gid: str) -> ipaddress.IPv6Address:
 
 
 def ip_of(gid: RdmaGid) -> Address:
-    """Return the address in a GID: IPv4 where one is mapped into it."""
+    """Return the address in a GID: IPv4 if it is a mapped one."""
     whole = address_of(gid.gid)
     return whole.ipv4_mapped or whole
 
 
 def _is_v4(number: ipaddress.IPv6Address) -> bool:
-    """Return whether a GID is a mapped IPv4 address, multicast ones included (``getGidAddrFamily``)."""
+    """Return whether a GID is a mapped IPv4 address, including multicast ones (``getGidAddrFamily``)."""
     return int(number) >> 32 in (0xFFFF, 0xFF0E << 80 | 0xFFFF)
 
 
@@ -75,7 +75,7 @@ def roce_version(gid: RdmaGid | None) -> int:
 
 @dataclass(frozen=True)
 class GidChoice:
-    """The GID index that NCCL uses on a port; no entry where the table is empty there."""
+    """The GID index that NCCL uses on a port; without an entry if the table is empty there."""
 
     index: int
     entry: RdmaGid | None
@@ -120,7 +120,7 @@ EMPTY = "::"  # an entry that is empty reads as this address, which is of IPv6
 
 
 def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, version: Version) -> int:
-    """Return ``ncclUpdateGidIndex`` over the whole table; it stays at 0 for want of a match."""
+    """Return the result of ``ncclUpdateGidIndex`` for the whole table, which stays 0 without a match."""
     v4 = variables.get("NCCL_IB_ADDR_FAMILY") != "AF_INET6"
     roce = integer(variables, "NCCL_IB_ROCE_VERSION_NUM", 2, version)
     span = _range(variables.get("NCCL_IB_ADDR_RANGE", ""), v4=v4)
@@ -138,7 +138,7 @@ def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, vers
 
 
 def _range(text: str, *, v4: bool) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
-    """NCCL_IB_ADDR_RANGE; None, every address, where it is no range of the family."""
+    """Return NCCL_IB_ADDR_RANGE; None (every address) if it is no range of the family."""
     if "/" not in text:
         return None
     try:
@@ -163,7 +163,7 @@ class Entry:
 
     @property
     def label(self) -> str:
-        """``mlx5_0``, or with the port where the device has several."""
+        """``mlx5_0``, or with the port number if the device has several ports."""
         return f"{self.device.name}:{self.port.number}" if len(self.device.ports) > 1 else self.device.name
 
     @property
@@ -180,7 +180,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Nic:
-    """A device as channels take it: a port of the list, or several that were fused."""
+    """A device as channels use it: a port of the list, or several fused ports."""
 
     members: tuple[Entry, ...]
 
@@ -190,7 +190,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class RdmaList:
-    """A host's devices as NCCL lists them; ``off``: why it does not look at them."""
+    """A host's devices as NCCL lists them; ``off`` is why it does not use any."""
 
     devices: tuple[RdmaDevice, ...]
     variables: Variables = field(hash=False)
@@ -204,7 +204,7 @@ class RdmaList:
 
     @cached_property
     def present(self) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
-        """Ports that NCCL would take if NCCL_IB_HCA let them through."""
+        """Ports that NCCL would use if NCCL_IB_HCA accepted them."""
         up = ((device, port) for device in self._in_order() if device.problem is None for port in device.ports)
         return tuple((device, port) for device, port in up if port.state == "ACTIVE" and port.link_layer in LAYERS)
 
@@ -227,22 +227,22 @@ class RdmaList:
 
     @property
     def untold(self) -> str | None:
-        """A variable of 2.32 that orders or fuses devices in an unknown way; None without one."""
+        """A variable of 2.32 that orders or fuses devices in an unknown way; None if none is set."""
         named = (name for name in UNTOLD if self.version >= UNTOLD_SINCE and self.variables.get(name))
         return next((f"{name}={self.variables[name]}" for name in named), None)
 
     @cached_property
     def refused(self) -> Entry | None:
-        """The first entry whose GID index is beyond its port's table; from 2.31 on NCCL then takes none of the devices.
+        """The first entry whose GID index is beyond its port's table; because of it NCCL from 2.31 on uses no device.
 
-        ``ncclIbInitDevices`` asks for each port's GID since then (net_ib/init.cc), and fails where it gets none.
+        Since then ``ncclIbInitDevices`` queries each port's GID (net_ib/init.cc) and fails if there is none.
         """
         asked = self.entries if self.version >= GID_READ_AT_INIT else ()
         return next((e for e in asked if e.is_roce and 0 < (e.port.gid_count or 0) <= e.gid.index), None)
 
     @cached_property
     def halves(self) -> tuple[tuple[Entry, Entry], ...]:
-        """Pairs of entries that are one port of one chip, each by PCIe lanes of its own, as on a GB10."""
+        """Pairs of entries that are the same port of one chip with separate PCIe lanes, as on a GB10."""
         by_port: dict[tuple[str | None, str], list[Entry]] = {}
         for entry in self.entries:
             if entry.device.guid and entry.device.pci:
@@ -252,14 +252,14 @@ class RdmaList:
 
     @cached_property
     def down(self) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
-        """Ports that NCCL_IB_HCA allows, but that are not up."""
+        """Ports that NCCL_IB_HCA accepts but that are down."""
         every = ((device, port) for device in self._in_order() for port in device.ports)
         accepted = (pair for pair in every if self.off is None and self.spec.accepts(pair[0].name, pair[1].number))
         return tuple((d, p) for d, p in accepted if p.state != "ACTIVE" and p.link_layer in (*LAYERS, None))
 
     @cached_property
     def closed(self) -> tuple[RdmaDevice, ...]:
-        """Devices with an active port that NCCL can't open, among those that NCCL_IB_HCA allows."""
+        """Devices with an active port that NCCL can't open, among those that NCCL_IB_HCA accepts."""
         shut = (device for device in self._in_order() if self.off is None and device.problem is not None)
         return tuple(
             device
@@ -272,7 +272,7 @@ class RdmaList:
 
     @cached_property
     def nics(self) -> tuple[Nic, ...]:
-        """The devices that channels take, fused ports as one, in the list's order."""
+        """The devices that channels use, with fused ports as one, in the list's order."""
         return fuse(self.entries, self.variables, self.version)
 
     def _in_order(self) -> list[RdmaDevice]:
@@ -284,7 +284,7 @@ class RdmaList:
 
 
 def list_rdma(devices: Sequence[RdmaDevice], variables: Variables, version: Version | None) -> RdmaList:
-    """Return a host's devices as NCCL of a version lists them, the newest where none is known."""
+    """Return a host's devices as NCCL of a version lists them; the newest version if none is known."""
     return RdmaList(tuple(devices), variables, version or NEWEST, _off(variables))
 
 
@@ -300,11 +300,11 @@ def _pci_number(device: RdmaDevice) -> int:
 
 
 LEVELS = ("LOC", "PORT", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS")
-"""NCCL_NET_MERGE_LEVEL, nearest first (src/graph/topo.cc ``nicPathKvList``)."""
+"""Values of NCCL_NET_MERGE_LEVEL, nearest first (src/graph/topo.cc ``nicPathKvList``)."""
 
 
 def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tuple[Nic, ...]:
-    """Return the ports with those of one card fused, as the version does it."""
+    """Return the ports, with those of one card fused as in this version."""
     alone = tuple(Nic((entry,)) for entry in entries)
     if version < FUSED_AT_INIT or integer(variables, "NCCL_IB_MERGE_NICS", 1, version) == 0:
         return alone
@@ -316,14 +316,14 @@ def fuse(entries: Sequence[Entry], variables: Variables, version: Version) -> tu
 
 
 def _card(device: RdmaDevice, *, vfs: bool) -> tuple[str, ...]:
-    """Return the PCI path with function 0, and device 0 where virtual functions count as their card."""
+    """Return the PCI path with function 0, and with device 0 if virtual functions count as their card."""
     *way, own = device.pci or ("",)
     zeroed = re.sub(r"(:)..\.(.)$" if vfs else r"(\.)(.)$", r":00.0" if vfs else r".0", own)
     return (*way, zeroed)
 
 
 def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
-    """2.20 to 2.23: at most two ports of one card, chip and link layer."""
+    """Fuse ports as 2.20 to 2.23: at most two ports of one card, chip and link layer."""
     groups: list[list[Entry]] = []
 
     def same(first: Entry, other: Entry) -> bool:
@@ -337,7 +337,7 @@ def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
 
 
 def _by_path(entries: Sequence[Entry], variables: Variables, version: Version, *, vfs: bool) -> list[list[Entry]]:
-    """From 2.24: those that NCCL_NET_FORCE_MERGE names, then every port no farther from the first than the level."""
+    """Fuse ports as 2.24 and later: those in NCCL_NET_FORCE_MERGE, then all within the level's distance of the first."""
     groups = list(_forced(entries, variables))
     forced = {entry.index for group in groups for entry in group}
     left = [entry for entry in entries if entry.index not in forced]
@@ -377,7 +377,7 @@ def _forced(entries: Sequence[Entry], variables: Variables) -> Iterator[list[Ent
 
 
 def _distance(first: Entry, other: Entry, *, vfs: bool) -> int:
-    """Return the place in LEVELS of the way between two devices."""
+    """Return the distance between two devices, as an index into LEVELS."""
     here, there = first.device, other.device
     if here.pci and there.pci and _card(here, vfs=vfs) == _card(there, vfs=vfs):
         return LEVELS.index("PORT")

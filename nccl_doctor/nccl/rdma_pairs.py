@@ -1,9 +1,9 @@
-"""The RDMA devices of two hosts that NCCL connects, and whether these can talk.
+"""Pairs of RDMA devices that NCCL connects between two hosts, and whether they can communicate.
 
-Channel c of one host is joined to channel c of the next, so that devices meet by their place in each host's list; of
-fused ones the members, again by place. Nothing in NCCL looks whether two devices reach each other; the queue pair of
-RoCE resolves the other's address from the very network interface that carries its own. Only with
-NCCL_IB_SUBNET_AWARE_ROUTING=1 (from 2.30.7) each side takes a device in a network of the other's.
+Channel c of one host is connected to channel c of the next, so devices are paired by their places in each host's list,
+and members of fused devices again by place. NCCL does not check whether two devices reach each other; a RoCE queue pair
+resolves the other's address from the network interface that has its own. Only with NCCL_IB_SUBNET_AWARE_ROUTING=1 (from
+2.30.7) each side chooses a device in a network of the other.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class Talk:
-    """The answer for two devices, what shows it, and why not."""
+    """The answer for two devices, its evidence, and the reason if they can't communicate."""
 
     answer: Reachable
     why: str
@@ -64,7 +64,7 @@ class Side:
         return self.nccl.host
 
     def network(self, entry: Entry) -> Network | None:
-        """Return the network of a port's GID, the widest where its address stands twice; None where nothing tells."""
+        """Return the network of a port's GID, the widest if its address occurs twice; None if unknown."""
         gid = entry.gid.entry
         if gid is None or not entry.is_roce or not is_usable(gid):
             return None
@@ -73,7 +73,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two ports that a channel joins; ``place``: of their devices in both lists."""
+    """Two ports that a channel connects; ``place`` is that of their devices in both lists."""
 
     source: str
     target: str
@@ -84,7 +84,7 @@ class Pair:
 
 
 def can_talk(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None = None) -> Talk:
-    """Judge whether two ports can hold a connection, both ways."""
+    """Return whether two ports can communicate in both directions."""
     if here.port.link_layer != there.port.link_layer:
         kinds = (f"{one} is {'RoCE' if one.is_roce else 'InfiniBand'}" for one in (here, there))
         return Talk(Reachable.NO, " and ".join(kinds), Cause.LAYER)
@@ -104,7 +104,7 @@ def can_talk(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None = No
 
 
 def _unlike(here: Entry, there: Entry) -> str | None:
-    """Return how two GIDs differ in what they have to share."""
+    """Return how two GIDs differ in properties that must be the same."""
     one, other = here.gid.entry, there.gid.entry
     if one is None or other is None:
         return f"GID index {(here if one is None else there).gid.index} is empty"
@@ -140,7 +140,7 @@ def _by_fabric(a: Side, here: Entry, b: Side, there: Entry) -> Talk:
 
 
 def _by_way(a: Side, here: Entry, b: Side, there: Entry, mesh: Mesh | None) -> Talk:
-    """Return the route of packets from a's port to b's: observed, else from a's routes."""
+    """Return the path of packets from a's port to b's: as observed, otherwise from a's routes."""
     gid, target = here.gid.entry, there.gid.entry
     assert gid is not None, "_unlike has seen to it"
     assert target is not None, "likewise"
@@ -162,9 +162,9 @@ ARP_S = 2.0
 
 
 def is_unanswered(dial: RdmaDial) -> bool:
-    """Return whether nobody answered the kernel's search for the address, which it gives up after three seconds.
+    """Return whether the kernel's address resolution (ARP) got no answer, which takes three seconds.
 
-    A packet filter's REJECT gives the same error at once, and stops TCP alone: RDMA's packets pass no such filter.
+    A packet filter's REJECT gives the same error at once, but affects only TCP, since RDMA packets bypass it.
     """
     return dial.outcome == "no-route" and dial.seconds is not None and dial.seconds >= ARP_S
 
@@ -189,7 +189,7 @@ def _by_route(a: Side, gid: RdmaGid, net: Network, to: Address) -> Talk:
 
 
 def joined(a: Side, b: Side) -> Iterator[tuple[int, Entry, Entry]]:
-    """Yield the ports of two hosts that channels join, by place."""
+    """Yield the pairs of ports of two hosts that channels connect, by place."""
     for place, (one, other) in enumerate(zip(a.rdma.nics, b.rdma.nics, strict=False)):
         here, there = _by_subnet(a, one, b, other) if _aware(a) and _aware(b) else (one, other)
         for turn in range(max(len(here.members), len(there.members))):
@@ -204,7 +204,7 @@ def _aware(side: Side) -> bool:
 
 
 def _by_subnet(a: Side, own: Nic, b: Side, other: Nic) -> tuple[Nic, Nic]:
-    """Return the connector's device by the listener's networks, then the listener's by those of the connector's."""
+    """Return the connector's device, chosen by the listener's networks, then the listener's, chosen by that device."""
     here = _sharing(a, own, other)
     return here, _sharing(b, other, here)
 
@@ -231,7 +231,10 @@ def _subnet(entry: Entry, length: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Way:
-    """The way of packets from a port's interface to another one's address; ``apart``: no route of main leads there."""
+    """The path of packets from a port's interface to another's address.
+
+    ``apart``: no route in the main table leads there.
+    """
 
     src: str
     dst: str
@@ -243,7 +246,7 @@ class Way:
 
 @dataclass(frozen=True)
 class ClusterRdma:
-    """The lists of all hosts of which they are known, side by side."""
+    """The device lists of all hosts for which they are known."""
 
     sides: Mapping[str, Side]
     mesh: Mesh | None
@@ -255,7 +258,7 @@ class ClusterRdma:
 
     @property
     def ways(self) -> Iterator[Way]:
-        """The paths of packets between RoCE ports, in both directions, of pairs whose GIDs fit each other."""
+        """The paths of packets between RoCE ports, in both directions, for pairs with matching GIDs."""
         for pair in self.pairs:
             if pair.here.is_roce and pair.talk.cause in (None, Cause.NETWORK, Cause.SILENT):
                 for src, one, dst, other in (
@@ -269,7 +272,7 @@ class ClusterRdma:
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
-        """Pairs of devices that channels connect, for the compared hosts."""
+        """Pairs of devices that channels connect, between the compared hosts."""
         return tuple(
             Pair(a.host, b.host, place, here, there, can_talk(a, here, b, there, self.mesh))
             for a, b in self._compared()
@@ -278,12 +281,12 @@ class ClusterRdma:
 
     @cached_property
     def unreachable(self) -> tuple[Pair, ...]:
-        """Pairs that can't connect for another reason than their GIDs."""
+        """Pairs that can't connect for a reason other than their GIDs."""
         return tuple(p for p in self.pairs if p.talk.answer is Reachable.NO and p.talk.cause is not Cause.GID)
 
     @cached_property
     def at_fault(self) -> tuple[tuple[tuple[str, ...], tuple[Pair, ...]], ...]:
-        """Hosts at fault for pairs that can't connect, with these pairs; both hosts where it is unknown which."""
+        """Hosts at fault for pairs that can't connect, with these pairs; both hosts if it is unknown which."""
         failed = {(pair.source, pair.target) for pair in self.unreachable}
         found: list[tuple[tuple[str, ...], tuple[Pair, ...]]] = []
         for group in groups(failed):
@@ -294,7 +297,10 @@ class ClusterRdma:
         return tuple(found)
 
     def lasting(self) -> dict[str, str] | None:
-        """NCCL_IB_HCA by host, so that devices of one network meet; None where no such lists leave any."""
+        """Values of NCCL_IB_HCA by host with which devices of the same network are paired.
+
+        None if that leaves no device.
+        """
         keys = {name: [_meeting(side, entry) for entry in side.rdma.entries] for name, side in self.sides.items()}
         if not keys or any(key is None for own in keys.values() for key in own):
             return None
@@ -316,7 +322,7 @@ class ClusterRdma:
         )
 
     def with_variables(self, more: Mapping[str, Mapping[str, str]]) -> ClusterRdma:
-        """Return the cluster's RDMA lists with these variables set as well, by host."""
+        """Return the cluster's RDMA lists with these additional variables, by host."""
         sides = {
             name: replace(
                 side,
@@ -328,13 +334,13 @@ class ClusterRdma:
 
     @property
     def works(self) -> bool:
-        """True where every host has as many devices, each with a GID and a partner."""
+        """True if all hosts have the same number of devices, each with a GID and a partner."""
         counts = {len(side.rdma.entries) for side in self.sides.values()}
         return len(counts) == 1 and counts != {0} and not (self.unreachable or self.gid_faults)
 
     @cached_property
     def gid_faults(self) -> tuple[tuple[str, Entry, str], ...]:
-        """Host, port and fault of each GID that is missing, or of another type than most at its place."""
+        """Host, port and fault of each GID that is missing, or of a type unlike most others at its place."""
         return tuple(itertools.chain.from_iterable(self._gids_at(place) for place in range(self._most)))
 
     @property
@@ -367,9 +373,9 @@ class ClusterRdma:
 
 
 def _meeting(side: Side, entry: Entry) -> object:
-    """Return a key that ports share which meet without a gateway.
+    """Return a key that ports share if they reach each other without a gateway.
 
-    None where nothing tells, or no list can name the device.
+    None if it is unknown, or no list can name the device.
     """
     if not NAME.fullmatch(entry.device.name):
         return None
@@ -390,7 +396,7 @@ def _common(first: Sequence[object], other: Sequence[object]) -> list[object]:
 
 
 def _picked(keys: Sequence[object], wanted: Sequence[object]) -> list[int]:
-    """Return the places of a subsequence."""
+    """Return the indexes of a subsequence."""
     found: list[int] = []
     for place, key in enumerate(keys):
         if len(found) < len(wanted) and key == wanted[len(found)]:

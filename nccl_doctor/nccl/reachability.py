@@ -1,10 +1,10 @@
-"""Reachability of the addresses that NCCL chose, as routes and the port mesh show.
+"""Reachability of the addresses that NCCL chose, from routes and the port mesh.
 
-No list of bad names: docker0 is as good as any interface whose address the other hosts reach.
+There is no list of bad names: docker0 is as good as any interface whose address the other hosts reach.
 
-Whose word on an address of a host is asked: everybody's, or in a large cluster of those whose word may differ.
+All hosts are asked about an address, or in a large cluster those whose answers may differ.
 
-One verdict a pair would be 16 million among 4,096 hosts. What a host's routes say, all hosts with the same routes say.
+One verdict per pair would be 16 million among 4,096 hosts, but hosts with the same routes give the same answer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import address_of, network_of
 
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
-"""Kinds of link that may exist in a host without leading out of it (snapshot.Link.kind)."""
+"""Kinds of link that may exist only inside a host (snapshot.Link.kind)."""
 
 LOST = ("timed-out", "no-route", "unreachable")  # Outcomes of a dial that found nobody; a refusal comes from somebody
 
 
 class Reachable(Enum):
-    """Answers to whether an address can be reached; UNSURE where nothing tells."""
+    """Answers to whether an address can be reached; UNSURE if nothing shows it."""
 
     YES = "yes"
     NO = "no"
@@ -37,7 +37,7 @@ class Reachable(Enum):
 
 
 class Cause(Enum):
-    """Cause of unreachability; SILENT: the host answers in another subnet only."""
+    """Causes of unreachability; SILENT: the host answers only in another subnet."""
 
     LOOPBACK = "loopback"
     OWN_ADDRESS = "own address"
@@ -48,7 +48,7 @@ class Cause(Enum):
 
 @dataclass(frozen=True)
 class PairReach:
-    """The answer for ``source`` and an address, what shows it, and why not."""
+    """The answer for ``source`` and an address, its evidence, and the cause if it is unreachable."""
 
     source: str
     answer: Reachable
@@ -57,7 +57,7 @@ class PairReach:
 
 
 def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -> PairReach:
-    """Judge whether ``source`` connects to the address that ``target`` uses."""
+    """Return whether ``source`` can connect to the address that ``target`` uses."""
     there = address_of(address)
     if source.machine is not None and source.machine == target.machine:
         return PairReach(source.host, Reachable.YES, "the same machine")
@@ -107,7 +107,7 @@ def _by_gateway(source: HostNccl, target: HostNccl, there: str, route: Route, fa
 
 
 def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
-    """Return whether the target's net ends in the target: no gateway, no other host, and no route to the source."""
+    """Return whether a network exists only inside the target: no gateway, no other host, and no route to the source."""
     entry = next((entry for entry in target.interfaces.addresses if entry.address == there), None)
     if entry is None or isinstance(target.routes, Unknown):
         return False
@@ -123,39 +123,39 @@ def _is_island(source: HostNccl, target: HostNccl, there: str) -> bool:
 
 @dataclass(frozen=True)
 class Reachability:
-    """How one address of a host stands with the other hosts."""
+    """Reachability of one address of a host from the other hosts."""
 
     verdicts: tuple[PairReach, ...]
 
     @property
     def is_lost(self) -> bool:
-        """True where some hosts can't reach it and none provably can, so that it is at fault."""
+        """True if some hosts can't reach it and none provably can, so that it is at fault."""
         answers = {verdict.answer for verdict in self.verdicts}
         return Reachable.NO in answers and Reachable.YES not in answers
 
     @property
     def is_unsure(self) -> bool:
-        """True where no host provably reaches it or fails to, though one would have to."""
+        """True if no host provably reaches it or fails to."""
         return bool(self.verdicts) and all(verdict.answer is Reachable.UNSURE for verdict in self.verdicts)
 
     @property
     def causes(self) -> set[Cause]:
-        """Reasons that the hosts which can't reach it have."""
+        """The causes for the hosts that can't reach it."""
         return {verdict.cause for verdict in self.verdicts if verdict.cause is not None}
 
     def reasons(self, answer: Reachable) -> dict[str, tuple[str, ...]]:
-        """Return reasons for an answer, each with hosts of which it is true."""
+        """Return the reasons for an answer, each with its hosts."""
         found = grouped((verdict.why, verdict.source) for verdict in self.verdicts if verdict.answer is answer)
         return {why: tuple(sources) for why, sources in found.items()}
 
 
 def reachability(target: HostNccl, address: str, peers: Iterable[HostNccl], mesh: Mesh | None) -> Reachability:
-    """Ask other hosts about an address of ``target``."""
+    """Return the reachability of an address of ``target`` from other hosts."""
     return Reachability(tuple(reach(peer, target, address, mesh) for peer in peers))
 
 
 def is_private(target: HostNccl, interface: str) -> bool:
-    """Return whether an interface may exist inside the host only."""
+    """Return whether an interface may exist only inside the host."""
     link = target.link(interface)
     if link is None or link.kind not in PRIVATE_KINDS:
         return False
@@ -171,7 +171,7 @@ MOST_OWNERS = 8  # Of one address, which are told apart from everybody else
 
 
 class Peers:
-    """Hosts by rank, to be asked about each other's addresses."""
+    """Hosts by rank, which are asked about each other's addresses."""
 
     def __init__(self, by_host: Mapping[str, HostNccl], mesh: Mesh | None) -> None:
         self._by_host, self._mesh = by_host, mesh
@@ -179,10 +179,10 @@ class Peers:
         self._ranks = {name: rank for rank, name in enumerate(self._names)}
 
     def of(self, host: str, address: str) -> Iterator[HostNccl]:
-        """Return hosts to ask about an address of a host; never itself.
+        """Return the hosts to ask about an address of a host, never that host itself.
 
-        In a large cluster: the master, its neighbours by rank, one host for each set of routes, those that have the
-        address too or know no way to it, and those whose dials to the host failed.
+        In a large cluster these are the master, its neighbours by rank, one host for each set of routes, those that
+        have the address, too, or no route to it, and those whose dials to the host failed.
         """
         wanted = self._names if len(self._names) <= EVERYBODY_UP_TO else self._some(host, address)
         return (self._by_host[name] for name in wanted if name != host)
@@ -197,7 +197,7 @@ class Peers:
 
     @cached_property
     def _kinds(self) -> list[str]:
-        """A host for each set of routes."""
+        """Hosts, of which each has another set of routes."""
         found: dict[object, list[str]] = {}
         for name, one in self._by_host.items():
             routes = one.routes.reason if isinstance(one.routes, Unknown) else tuple(map(str, one.routes))

@@ -1,7 +1,7 @@
-"""Settings by which NCCL uses interfaces over which all hosts reach each other.
+"""Settings with which NCCL uses interfaces over which all hosts reach each other.
 
-A suggestion is proven before anybody sees it: the model answers as if it stood in the hosts file, and every address
-that NCCL would then use must be reachable from every other host.
+A suggestion is proven before it is shown: the model is run as if it were in the hosts file, and every address that NCCL
+would then use must be reachable from every other host.
 """
 
 from __future__ import annotations
@@ -23,30 +23,29 @@ from nccl_doctor.text.inet import Network, network_of, prefix_length
 Plan = dict[str, str]  # The interface to use, by host
 
 _MOST_NETS = 64
-"""Number of networks that are tried for all hosts; a node of Kubernetes may have thousands of addresses, each a network
-of its own."""
+"""Most networks to try for all hosts; a Kubernetes node may have thousands of addresses, each its own network."""
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """The interface that each host should use, by its name."""
+    """The name of the interface that each host should use."""
 
     interfaces: Plan
 
     @property
     def common(self) -> str | None:
-        """The name that serves all hosts; None where they differ."""
+        """The name that is right for all hosts; None if they differ."""
         names = set(self.interfaces.values())
         return names.pop() if len(names) == 1 else None
 
     def variables(self, host: str) -> dict[str, str]:
-        """Return the variables to set there; gloo knows no "="."""
+        """Return the variables to set on a host; gloo does not know "="."""
         name = self.interfaces[host]
         return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name}
 
 
 def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | None) -> Suggestion | None:
-    """Return the best setting that provably works, if any; ``now``: NCCL's choice."""
+    """Return the best setting that provably works, if any; ``now`` is NCCL's current choice."""
     free = {host.name: host_nccl(host, {"NCCL_SOCKET_IFNAME": "=lo"}) for host in hosts}
     known = {name: side for name, side in free.items() if isinstance(side, HostNccl)}
     if not known or len(known) < len(hosts):
@@ -60,7 +59,7 @@ def suggest(hosts: tuple[Host, ...], now: Mapping[str, HostNccl], mesh: Mesh | N
 
 
 def works(hosts: tuple[Host, ...], plan: Plan, mesh: Mesh | None, accepted: tuple[Reachable, ...]) -> bool:
-    """Return whether the planned interfaces alone are used, and reach each other."""
+    """Return whether only the planned interfaces are used, and reach each other."""
     after: dict[str, HostNccl] = {}
     for host in hosts:
         side = host_nccl(host, {"NCCL_SOCKET_IFNAME": f"={plan[host.name]}"})
@@ -129,7 +128,7 @@ def _merit(plan: Plan, now: Mapping[str, HostNccl], known: Mapping[str, HostNccl
 
 
 def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
-    """Return the remedy as a report shows it, prose where nothing was proven."""
+    """Return the remedy for a report, prose if nothing was proven."""
     if suggestion is None:
         return Fix(summary=otherwise, risk="manual")
     common = suggestion.common
@@ -143,7 +142,7 @@ def fix(suggestion: Suggestion | None, otherwise: str) -> Fix:
 
 
 def move(suggestion: Suggestion, pictures: Mapping[str, HostNccl], master: str) -> Fix:
-    """Return the remedy that leads all of a job into another net."""
+    """Return the remedy that moves all of a job to another network."""
     parts = [
         setting("", name, {host: suggestion.variables(host)[name] for host in suggestion.interfaces})
         for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

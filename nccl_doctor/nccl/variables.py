@@ -1,21 +1,21 @@
-"""Sources of NCCL's variables, and which definition wins.
+"""Sources of NCCL's variables, and which definition takes precedence.
 
 NCCL reads ``$NCCL_CONF_FILE`` (from 2.23.4) or else ``~/.nccl.conf``, then ``/etc/nccl.conf``, and sets what is not set
 yet: so the process environment wins over both, and the first definition over later ones (src/misc/param.cc ``initEnv``
 and ``setEnvFile``, in 2.3 to 2.30; src/param/param.cc beside it from 2.29.7).
 
-The register of the variables that NCCL and its company know.
+The register of variables that NCCL, torch and plugins read.
 
-``known_variables.json`` holds NCCL's own: the parameters and ``getenv`` calls of NVIDIA/nccl's source at its tags 2.3.5
-to 2.30.7, and the strings of the nvidia-nccl wheels 2.31.2 and 2.32.3. "type" is "int" for what ``strtoll`` reads;
-"since" the first version that has it, "last" the last one, "removed" the first one without it.
+``known_variables.json`` has those of NCCL: parameters and ``getenv`` calls in NVIDIA/nccl's source at the tags 2.3.5 to
+2.30.7, and strings in the nvidia-nccl wheels 2.31.2 and 2.32.3. "type" is "int" for what ``strtoll`` reads; "since" the
+first version that has it, "last" the last one, "removed" the first one without it.
 
-Values that NCCL reads otherwise than they were meant.
+Values that NCCL reads in another way than intended.
 
-Numbers go through ``strtoll(value, NULL, 0)``, which reads as far as it can: "1M" is 1, "010" is 8, and "true" is 0
-before 2.32 and the default from there on (found with the real libraries, scripts/rdma-fuzz); an overflow gives the
-default, too (src/misc/param.cc ``ncclLoadParam``). NCCL ignores words that it does not know. NCCL_IB_HCA has a grammar
-of its own (src/misc/utils.cc ``parseStringList``, ``matchIfList``).
+Numbers are read by ``strtoll(value, NULL, 0)``, which reads as far as it can: "1M" is 1, "010" is 8, and "true" is 0
+before 2.32 and the default from 2.32 on (found with the real libraries, scripts/rdma-fuzz); an overflow also gives the
+default (src/misc/param.cc ``ncclLoadParam``). NCCL ignores unknown words. NCCL_IB_HCA has its own grammar
+(src/misc/utils.cc ``parseStringList``, ``matchIfList``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from nccl_doctor.nccl.versions import CONF_FILE, Version, behaviour, show
 from nccl_doctor.snapshot.system import ConfigFile
 
 NEWEST: Version = (2, 30, 7)
-"""The version that is assumed where none is known."""
+"""The version that is assumed if none is known."""
 
 SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = "/.nccl.conf"
@@ -51,7 +51,7 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable as NCCL has it: where its value stands, and any doubt."""
+    """A variable as NCCL sees it: its value, where that is set, and any doubt."""
 
     name: str
     value: str
@@ -60,7 +60,7 @@ class Variable:
 
 
 def parse_config(text: str) -> Iterator[tuple[str, str, int]]:
-    """Yield names, values and line numbers as NCCL reads them: untrimmed, "#" a comment in the first column only."""
+    """Yield names, values and line numbers as NCCL reads them: not trimmed, "#" a comment only in the first column."""
     for number, line in enumerate(text.split("\n"), start=1):
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#") and name:
@@ -74,9 +74,9 @@ def _cut(text: str) -> str:
 def resolve(
     node: Mapping[str, str], environment: Mapping[str, str], files: tuple[ConfigFile, ...], version: Version | None
 ) -> dict[str, Variable] | Unknown:
-    """Return every variable NCCL would see, by name, of launcher, process and files.
+    """Return every variable that NCCL would see, by name, from launcher, process and files.
 
-    Doubtful where no version is known.
+    They are doubtful if the version is unknown.
     """
     process = {name: Variable(name, value, ENVIRONMENT) for name, value in environment.items()}
     process |= {name: Variable(name, value, HOSTS_FILE) for name, value in node.items()}
@@ -121,18 +121,18 @@ PLUGIN_PREFIXES = (  # Names that begin so belong to a plugin or a tool, which m
 
 _BUILDS = "ROOT ROOT_DIR HOME DIR PATH VERSION INCLUDE_DIR INCLUDE_DIRS LIB_DIR LIBRARY LIBRARIES LIB VER"
 BUILD_NAMES = frozenset(f"NCCL_{part}" for part in _BUILDS.split())
-"""Variables for builds and container images; the library does not read them."""
+"""Variables for builds and container images, which the library does not read."""
 
 _TORCHS = "BLOCKING_WAIT ASYNC_ERROR_HANDLING DESYNC_DEBUG ENABLE_TIMING USE_COMM_NONBLOCKING"
 PYTORCH_NAMES = frozenset(f"NCCL_{part}" for part in _TORCHS.split())
-"""torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp; from torch 2.2 on called TORCH_NCCL_…."""
+"""Variables of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, which are called TORCH_NCCL_… from torch 2.2 on."""
 
 CLOSE = 0.8  # difflib's ratio from which a name counts as misspelt; NCCL_SOCKET_IFNAMES is 0.97 from its model
 
 
 @dataclass(frozen=True)
 class Known:
-    """A variable of NCCL's own; ``last`` and ``removed`` as in the register."""
+    """A variable of NCCL; ``last`` and ``removed`` as in the register."""
 
     name: str
     type: Literal["int", "text"] | None
@@ -141,7 +141,7 @@ class Known:
     removed: str | None = None
 
     def absent(self, version: Version) -> str | None:
-        """Return why this version does not know the variable, None if it does."""
+        """Return why this version does not know the variable; None if it does."""
         if version[:2] < _pair(self.since):
             return f"NCCL knows it from {self.since} on"
         if self.removed is not None and version[:2] >= _pair(self.removed):
@@ -158,7 +158,7 @@ def _pair(version: str) -> tuple[int, int]:
 
 @cache
 def register() -> dict[str, Known]:
-    """Return NCCL's own variables by name."""
+    """Return NCCL's variables by name."""
     text = resources.files(__package__).joinpath("known_variables.json").read_text(encoding="utf-8")
     return {
         name: Known(name, row.get("type"), row["since"], row.get("last"), row.get("removed"))
@@ -173,7 +173,7 @@ def is_known(name: str) -> bool:
 
 
 def nearest(name: str) -> str | None:
-    """Return the known name this one looks like, None where none is close."""
+    """Return the most similar known name; None if none is close."""
     upper = name.upper()
     found = difflib.get_close_matches(upper, register(), n=1, cutoff=CLOSE)
     return found[0] if found else None
@@ -183,7 +183,7 @@ _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9
 _INT64 = range(-(2**63), 2**63)
 
 PATHS = ("LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "DIS")
-"""src/graph/topo.cc ``topoPathTypeStr``; a digit in front means the old numbering."""
+"""Path types of src/graph/topo.cc ``topoPathTypeStr``; a leading digit means the old numbering."""
 
 WORDS: dict[str, tuple[str, ...]] = {
     "NCCL_DEBUG": ("NONE", "VERSION", "WARN", "INFO", "ABORT", "TRACE"),
@@ -191,8 +191,9 @@ WORDS: dict[str, tuple[str, ...]] = {
     "NCCL_PROTO": ("LL", "LL128", "Simple"),
     "NCCL_ALGO": ("Ring", "Tree", "CollNet", "CollNetDirect", "CollNetChain", "NVLS", "NVLSTree", "PAT"),
 }
-"""Words that NCCL takes, in any case; NCCL_PROTO and NCCL_ALGO are lists with commas and an optional "^"
-(src/graph/tuning.cc)."""
+"""Words that NCCL accepts, in upper or lower case; NCCL_PROTO and NCCL_ALGO are lists with commas and an optional "^"
+(src/graph/tuning.cc).
+"""
 
 EXACT_WORDS: dict[str, tuple[str, ...]] = {  # Case counts (``strcmp``)
     "NCCL_SOCKET_FAMILY": ("AF_INET", "AF_INET6"),
@@ -214,14 +215,17 @@ RANGES: dict[str, tuple[int, int]] = {
 """Smallest and largest value that has a meaning; -2, NCCL's "not set", is always one."""
 
 TRUTH = ("true", "false", "yes", "no", "on", "off", "enable", "enabled", "disable", "disabled")
-"""Words that people write where NCCL expects a number."""
+"""Truth words that people write where NCCL expects a number."""
 
 _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKENS} names, without blanks or quotes"
 
 
 @dataclass(frozen=True)
 class BadValue:
-    """A value that NCCL reads otherwise than meant, and what is allowed; ``may_change``: later versions may know it."""
+    """A value that NCCL reads in another way than intended, and the allowed ones.
+
+    ``may_change``: later versions may accept it.
+    """
 
     reads: str
     allowed: str
@@ -229,7 +233,7 @@ class BadValue:
 
 
 def check_value(name: str, value: str, version: Version = NEWEST) -> BadValue | None:
-    """Return the fault of a variable's value in this version of NCCL, if any is known."""
+    """Return the fault of a variable's value in this version of NCCL, if there is one."""
     if not value:
         return None
     if name == "NCCL_SOCKET_IFNAME":
@@ -245,7 +249,7 @@ def check_value(name: str, value: str, version: Version = NEWEST) -> BadValue | 
 
 
 def strtoll(value: str) -> tuple[int, str]:
-    """Return the number that C reads with base 0, and the rest."""
+    """Return the number that C's function reads with base 0, and the rest."""
     found = _NUMBER.match(value)
     if found is None or found.group(2) is None:
         return 0, value
@@ -324,7 +328,7 @@ def integer(variables: Variables, name: str, default: int, version: Version) -> 
 
 @dataclass(frozen=True)
 class Item:
-    """An entry of NCCL_IB_HCA; port None is any."""
+    """An entry of NCCL_IB_HCA; port None means any."""
 
     name: str
     port: int | None = None
@@ -334,7 +338,7 @@ class Item:
 
 @dataclass(frozen=True)
 class HcaSpec:
-    """NCCL_IB_HCA as NCCL reads it; no items match everything."""
+    """NCCL_IB_HCA as NCCL reads it; an empty list matches everything."""
 
     exclude: bool
     exact: bool
@@ -346,7 +350,7 @@ class HcaSpec:
         return next((item for item in fits if item.port in (None, port)), None)
 
     def accepts(self, name: str, port: int) -> bool:
-        """Return whether NCCL would take this port."""
+        """Return whether NCCL would accept this port."""
         return (not self.items or self.find(name, port) is not None) != self.exclude
 
 
@@ -354,7 +358,7 @@ _ATOI = re.compile(r"[ \t\n\v\f\r]*([+-]?[0-9]+)")
 
 
 def parse_hca(text: str, version: Version = NEWEST) -> HcaSpec:
-    """Read a value: ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``; blanks count, and are trimmed nowhere."""
+    """Parse a value: ``["^"]["="] name[:port[:rail[:plane]]] {"," …}``; blanks are significant and never trimmed."""
     exclude = text.startswith("^")
     rest = text[1:] if exclude else text
     exact = rest.startswith("=")

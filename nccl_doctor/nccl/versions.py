@@ -1,12 +1,13 @@
-"""NCCL versions, and what changed between them in how an interface is chosen.
+"""NCCL versions, and the changes between them in the choice of interface.
 
-A rule that changed is a field of :class:`Behaviour`; :data:`CLASSES` holds every combination there ever was, so that a
-version nobody knows can be answered by asking them all.
+A rule that changed is a field of :class:`Behaviour`; :data:`CLASSES` has every combination that existed, so that for an
+unknown version all of them can be tried.
 
-What makes a job's next failure readable: torch's flight recorder, NCCL's own log, Python's stacks of a crash.
+Also variables that make a job's next failure diagnosable: torch's flight recorder, NCCL's log, Python's stacks after a
+crash.
 
 torch 2.2 brought the recorder (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, TORCH_NCCL_TRACE_BUFFER_SIZE), 2.9 the
-names that begin with TORCH_FR (FlightRecorder.hpp), since when the older ones are told to be deprecated.
+names that begin with TORCH_FR (FlightRecorder.hpp) and deprecated the older ones.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from dataclasses import dataclass, replace
 Version = tuple[int, int, int]
 
 LAST_OF_SERIES = 999
-"""Patch level of a version that is given as "2.28": each change known here came with the first release of a series."""
+"""Patch level assumed for a version given as "2.28": all changes known here came with the first release of a series."""
 
 _VERSION = re.compile(r"\s*v?(\d{1,3})\.(\d{1,3})(?:\.(\d{1,3})(?:\.\S*)?)?(?:[-+]\S*)?\s*")
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """How one range of NCCL versions chooses."""
+    """Rules of choice in a range of NCCL versions."""
 
     # "^=" is read as "exclude" and "exact". Before 2.7.3 only the first character is a sign (src/misc/utils.cc
     # ``parseStringList`` of 2.4, taken for 2.5 and 2.6 too; src/include/socket.h ``findInterfaces`` of 2.7.3).
@@ -62,12 +63,13 @@ NEWEST = (2, 32)  # The last series of which the variables, and their words, are
 
 _TORCH_2_8 = (2, 8)
 NCCL_OF_TORCH_2_8: Version = (2, 27, 3)
-"""The version that torch 2.8's wheels require for every CUDA; older wheels for CUDA 11 required 2.21.5 (pytorch's
-RELEASE.md, .ci/docker/ci_commit_pins, and the wheels' requirements)."""
+"""The version that torch 2.8's wheels require for every CUDA version; older wheels for CUDA 11 required 2.21.5
+(pytorch's RELEASE.md, .ci/docker/ci_commit_pins, and the wheels' requirements).
+"""
 
 
 def parse_version(text: str) -> Version:
-    """Return the version in "2.27.7", "2.27.5-1" or "2.28"; ValueError for none from 2.4 on."""
+    """Return the version in "2.27.7", "2.27.5-1" or "2.28"; ValueError for text that is no version from 2.4 on."""
     found = _VERSION.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is not an NCCL version; give it as in 2.27.7")
@@ -79,26 +81,26 @@ def parse_version(text: str) -> Version:
 
 
 def behaviour(version: Version) -> Behaviour:
-    """Return how this version chooses; anything older than 2.4 as 2.4 does."""
+    """Return this version's rules of choice; those of 2.4 for anything older."""
     return max((entry for entry in CLASSES if entry[0] <= max(version, OLDEST)), key=lambda entry: entry[0])[1]
 
 
 def newer(version: Version | None) -> str | None:
-    """Return words for a version that may know more than we do."""
+    """Return a phrase for a version newer than those known here."""
     if version is None or version[:2] <= NEWEST:
         return None
     return f"so it was up to {'.'.join(map(str, NEWEST))}; this is {show(version)}"
 
 
 def oldest_with(torch: str) -> Version:
-    """Return the oldest NCCL that a released torch of this version came with."""
+    """Return the oldest NCCL that was released with this version of torch."""
     numbers = re.match(r"(\d{1,3})\.(\d{1,3})", torch)
     at_least = numbers is not None and (int(numbers[1]), int(numbers[2])) >= _TORCH_2_8
     return NCCL_OF_TORCH_2_8 if at_least else OLDEST
 
 
 def show(version: Version) -> str:
-    """Return a version as people write it: "2.27.7", or "2.28" without a patch level."""
+    """Return a version in the usual notation: "2.27.7", or "2.28" without a patch level."""
     return ".".join(str(part) for part in version if part != LAST_OF_SERIES)
 
 
@@ -113,9 +115,9 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def recorder(torch: str | None, prefix: str) -> dict[str, str]:
-    """Return variables that make every rank write its last collectives to ``prefix`` and its number.
+    """Return variables that make every rank write its last collectives to a file, ``prefix`` and its rank.
 
-    None for any torch.
+    If ``torch`` is None, those for any version.
     """
     known = None if torch is None else release(torch)
     if known is not None and known < FIRST:
@@ -127,10 +129,11 @@ def recorder(torch: str | None, prefix: str) -> dict[str, str]:
 
 
 DIAGNOSTICS = {"NCCL_RUN_DIAGNOSTICS": "1", "NCCL_RUN_RAS_DIAGNOSTICS": "1"}
-"""Variables that make NCCL run its own diagnostics when it creates a communicator: milliseconds, before any data is
-sent."""
+"""Variables that make NCCL run its own diagnostics when it creates a communicator; they take milliseconds, before data
+is sent.
+"""
 DIAGNOSTICS_SINCE: Version = (2, 31, 0)
-"""The first version with these variables; older ones ignore them."""
+"""First version with these variables; older ones ignore them."""
 
 
 def diagnosable(torch: str | None, prefix: str) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Log text to events to findings.
+"""From log text to events to findings.
 
-``diagnose.diagnose(sources)`` is the way in, ``verdict.report`` makes the report of it and ``facts.facts_of`` reads an
-``NCCL_DEBUG=INFO`` output for what is no fault. How logs show a diagnosis, its check declares (``signs.LogSigns``).
-All is pure but ``reading`` and ``run``.
+``diagnose.diagnose(sources)`` is the entry point, ``verdict.report`` makes the report, and ``facts.facts_of`` reads
+facts from the output of ``NCCL_DEBUG=INFO``. Each check declares how logs show its diagnosis (``signs.LogSigns``). All
+modules but ``reading`` and ``run`` are pure.
 """

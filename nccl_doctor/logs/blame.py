@@ -1,6 +1,6 @@
-"""Finds the cause among all faults that a log shows, and what merely follows from it.
+"""Separates the cause from its consequences among all faults that a log shows.
 
-What events mean beside each other, the checks declare as passes (``signs.Stage``); what is left is ordered here.
+The checks declare the meaning of combined events as passes (``signs.Stage``); the remaining events are ordered here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from nccl_doctor.text.hostlist import grouped
 MOST_CAUSES = 3
 
 _RETRIES_AT_THE_END = 3
-"""A log that ends within this many lines of a retry shows no success after it."""
+"""Number of lines after a retry: a log that ends sooner shows no success of the retry."""
 
 _BEGINNINGS = frozenset({CHOSEN, STARTED, TABLE})
 
 
 def in_context(log: Log) -> list[Event]:
-    """Return the events that stand for a fault, some with another name or weight than their line alone has."""
+    """Return the events that show a fault, some with another name or grade than their line has by itself."""
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     scene = Scene(every, log, {reading.name: reading for reading in log.readings})
     _run(scene, Stage.MEANING, Stage.RECOVERY)
@@ -56,7 +56,7 @@ def _run(scene: Scene, *stages: Stage) -> None:
 
 
 def _weighed(event: Event, scene: Scene) -> Event:
-    """Return a hint, given what else the log shows."""
+    """Return a hint with the grade that the rest of the log gives it."""
     shown, names = signs()[event.name], scene.names
     if shown.weigh is not None:
         return replace(event, grade=shown.weigh(event, scene))
@@ -69,7 +69,7 @@ def _weighed(event: Event, scene: Scene) -> Event:
 
 
 def _stuck_retries(log: Log) -> set[str]:
-    """Return diagnoses whose retries were the last that a source said: nothing succeeded after them."""
+    """Return diagnoses with retries at the end of a source, so that nothing succeeded after them."""
     stuck: set[str] = set()
     for reading in log.readings:
         hints = [event for event in reading.events if event.grade is Grade.HINT and event.name in having("retried")]
@@ -80,9 +80,9 @@ def _stuck_retries(log: Log) -> set[str]:
 
 
 def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], Facts]:
-    """Return the readings without what stands before the good end of an earlier run, and the facts of what came after.
+    """Return the readings without the parts before the good end of an earlier run, and the facts of the rest.
 
-    A good end says nothing of a run that began after it.
+    A good end says nothing about a run that began later.
     """
     begun = {reading.name for reading in readings if _begins_again(reading)}
     if not begun:
@@ -98,7 +98,7 @@ def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], 
 
 
 def _begins_again(reading: Reading) -> bool:
-    """Return whether another run follows a good end: new processes begin, or a rendezvous or a table does."""
+    """Return whether another run follows a good end: new processes, a rendezvous or a table begin."""
     if not reading.well:
         return False
     old = {event.prefix.pid for event in reading.events if event.line <= reading.well and event.prefix.pid}
@@ -111,7 +111,7 @@ def _begins_again(reading: Reading) -> bool:
 
 
 def causes(log: Log) -> tuple[Cause, ...]:
-    """At most three causes, most likely first; none for a healthy log."""
+    """Return at most three causes, most likely first; none for a healthy log."""
     events = in_context(log)
     if not events:
         return ()
@@ -142,7 +142,7 @@ def causes(log: Log) -> tuple[Cause, ...]:
 
 
 def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[int, int, int], int]]:
-    """Return the sort key that puts the most blamed event first: its grade, then its time where all have one."""
+    """Return the sort key that puts the likeliest cause first: by grade, then by time if all events have one."""
     highest = max(event.grade for event in events)
     competing = [event for event in events if event.grade is highest]
     timed = all(event.prefix.time is not None for event in competing)
@@ -157,12 +157,12 @@ def _order(events: Sequence[Event]) -> Callable[[Event], tuple[int, int, tuple[i
 
 
 def _effects(name: str) -> tuple[str, ...]:
-    """Return names of what else follows from a cause, beyond the echoes."""
+    """Return names of diagnoses that follow from a cause, besides echoes."""
     check = entry(name)
     return (*(one for one in check.explains if isinstance(one, str)), *check.in_logs)
 
 
 def faults(events: Iterable[Event]) -> set[str]:
-    """Return names of the faults that say more than that a process gave up."""
+    """Return names of the faults that say more than "a process gave up"."""
     silent = having("gives_up")
     return {e.name for e in events if e.grade > Grade.HINT and (e.name not in silent or e.grade > Grade.GENERIC)}

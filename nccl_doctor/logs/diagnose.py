@@ -1,4 +1,4 @@
-"""From sources to a verdict: the public face of this room."""
+"""From sources to a verdict: the public interface of this package."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from nccl_doctor.text.bounds import CrowdedError
 from nccl_doctor.text.hostlist import grouped
 
 SMALL = 1 << 20
-"""Logs up to this size together are read again, with their lines joined, where the first reading shows no cause."""
+"""Total size up to which logs are read again, with wrapped lines joined, if the first reading shows no cause."""
 
 _RAS_JSON = b'"communicators_count":'
 
 _SAMPLE = 64 << 10
-"""Bytes at the beginning that show whether a log was wrapped."""
+"""Number of bytes at the beginning from which it is recognised whether a log was wrapped."""
 
 
 class CutOffError(Exception):
-    """An archive ends before it is over: that of a job that was killed while it compressed, or half a copy."""
+    """An archive is incomplete: its job was killed while compressing, or it was copied only in part."""
 
 
 @dataclass(frozen=True)
 class LogSource:
-    """A log: its name, and its bytes block by block; :class:`CutOffError` where its archive is cut off."""
+    """A log: its name, and its bytes in blocks; :class:`CutOffError` if its archive is incomplete."""
 
     name: str
     blocks: Iterable[bytes]
@@ -40,7 +40,7 @@ class LogSource:
 
 @dataclass(frozen=True)
 class LogVerdict:
-    """At most three causes, most likely first, of a log of so many files and bytes."""
+    """At most three causes, most likely first, with the number of files and bytes read."""
 
     causes: tuple[Cause, ...]
     log: Log
@@ -49,9 +49,9 @@ class LogVerdict:
 
 
 class Investigation:
-    """A diagnosis that grows with what is read: feed it, and ask at any time.
+    """A diagnosis that is updated as logs are read, and can be queried at any time.
 
-    ``live``: somebody waits for the fatal line, so every block is read at once, wrapped or not.
+    ``live``: the fatal line is awaited, so every block is read at once, wrapped or not.
     """
 
     def __init__(self, *, live: bool = False) -> None:
@@ -73,7 +73,7 @@ class Investigation:
         self.log.readings.append(self._reader.reading)
 
     def feed(self, data: bytes) -> list[Event]:
-        """Take a block of the current source; return the events that it completes."""
+        """Add a block of the current source; return the events that it completes."""
         if self._head is not None:
             self._head += data
             return self._begun() if (self._live and data) or len(self._head) >= _SAMPLE else []
@@ -83,7 +83,7 @@ class Investigation:
         return self._wide.decode(data).encode() if self._wide else data
 
     def cut_off(self) -> None:
-        """Note that the current source goes on in an unknown way."""
+        """Record that the rest of the current source is unknown."""
         self.log.cut.append(self.log.readings[-1].name)
 
     def close(self) -> list[Event]:
@@ -101,7 +101,7 @@ class Investigation:
         return events
 
     def add(self, reading: Reading) -> None:
-        """Take a source that was read elsewhere."""
+        """Add a source that was read elsewhere."""
         self._small = None
         order = self._order
         reading.events = [replace(event, order=event.order + order) for event in reading.events]
@@ -110,7 +110,7 @@ class Investigation:
         self.log.readings.append(reading)
 
     def _begun(self) -> list[Event]:
-        """Look at the beginning of a source: a dump, a wrapped log, or lines as they were written."""
+        """Recognise the kind of a source at its beginning: a dump, a wrapped log, or original lines."""
         head, self._head = self._head or b"", None
         self._wide = wide(head)
         head = self._narrow(head)
@@ -137,7 +137,7 @@ class Investigation:
         return self._reader.feed(join(whole, self._width) + end) if end else []
 
     def _recorded(self, reader: Reader, data: bytes) -> None:
-        """Take a dump of the flight recorder; what looked like one and is none is read as text."""
+        """Add a dump of the flight recorder; a file that only looks like one is read as text."""
         try:
             dump = flight.read(reader.reading.name, data)
             answer = parse_json(decode(data)) if dump is None and _RAS_JSON in data else None
@@ -174,7 +174,7 @@ class Investigation:
         return LogVerdict(found, self.log, len(readings), sum(reading.bytes for reading in readings))
 
     def _read_again(self, found: tuple[Cause, ...]) -> tuple[Cause, ...]:
-        """Return the causes that show when lines are joined, where they weigh more than those found."""
+        """Return the causes that appear when lines are joined, if they have a higher grade than those found."""
         fatal = (event for reading in self.log.readings for event in reading.events if event.grade >= Grade.LIKELY)
         whole = grouped((event.file, event.line) for event in fatal)
         sources = {name: bytes(data) for name, data in (self._small or {}).items()}
@@ -200,7 +200,7 @@ def is_record_file(head: bytes) -> bool:
 
 
 def diagnose(sources: Iterable[LogSource]) -> LogVerdict:
-    """Read all sources one after the other, holding no more than a block, and say what happened."""
+    """Read all sources one after the other, one block at a time, and return the verdict."""
     investigation = Investigation()
     for source in sources:
         investigation.begin(source.name)

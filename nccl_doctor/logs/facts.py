@@ -1,6 +1,6 @@
-"""Facts of a run that are no fault: versions, interfaces, ranks, how far each came.
+"""Facts about a run other than faults: versions, interfaces, ranks, and their progress.
 
-The same reader serves the all-reduce, whose ranks run with ``NCCL_DEBUG=INFO``: :func:`facts_of`.
+It is also used for the all-reduce, whose ranks run with ``NCCL_DEBUG=INFO``: :func:`facts_of`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nccl_doctor.text.bounds import safe_regex
 
 
 class Milestone(IntEnum):
-    """How far a process came on NCCL's way to a communicator; without lines of NCCL it is at the beginning."""
+    """Milestones of a process until its NCCL communicator is complete; without NCCL's lines it is at the first."""
 
     STARTED = 0
     INTERFACE = 1
@@ -30,7 +30,7 @@ class Milestone(IntEnum):
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface and its address, as NCCL prints them: ``eth0:10.0.0.1<0>``; ``address`` may hold a ``%scope``."""
+    """An interface and its address, as NCCL prints them: ``eth0:10.0.0.1<0>``; ``address`` may have a ``%scope``."""
 
     name: str
     address: str
@@ -41,10 +41,10 @@ class Process:
     """A process of the job.
 
     Attributes:
-        rank: the first that NCCL gave it, None where no line says it.
-        ranks: all of them, where it drives several GPUs, as JAX does.
-        network: what NCCL sends by, "Socket", "IB" or a plugin's name.
-        plugin: the network plugin that it loaded, with the version of its interface: "Libfabric (v8)".
+        rank: the first one that NCCL gave it; None if no line has it.
+        ranks: all of them, if it drives several GPUs, as with JAX.
+        network: NCCL's transport: "Socket", "IB" or a plugin's name.
+        plugin: its network plugin, with the version of the plugin interface: "Libfabric (v8)".
     """
 
     host: str
@@ -73,14 +73,14 @@ class Process:
 
 @dataclass(frozen=True)
 class FactRule:
-    """A wording of a fact; ``kind`` says how :class:`Facts` takes it."""
+    """A pattern for a fact; ``kind`` decides how :class:`Facts` stores it."""
 
     kind: str
     pattern: str
 
     @cached_property
     def compiled(self) -> re.Pattern[str]:
-        """Made when a line first needs it."""
+        """The compiled pattern, made on first use."""
         return safe_regex(self.pattern)
 
 
@@ -153,13 +153,13 @@ CHANNEL_RULES: tuple[FactRule, ...] = (
     FactRule("ring", r"Channel (?P<channel>\d+)/\d+ : (?P<order>[ \d]+)$"),
     FactRule("trees", r"Trees (?P<trees>\[0\].*)"),
 )
-"""Facts of rings, trees and channels, for which a large job prints hundreds of thousands of lines."""
+"""Facts about rings, trees and channels, for which a large job prints hundreds of thousands of lines."""
 
 MAX_RANKS = 256
-"""Number of GPUs that no process exceeds."""
+"""Most GPUs of a process."""
 
 MAX_PROCESSES = 65_536
-"""Number of processes that are told apart; the limit keeps a made-up log from filling the memory."""
+"""Most processes that are distinguished, so that a forged log can't fill the memory."""
 
 
 _FLAGS = {"failed": "gave_up", "serving": "serving", "torn": "torn_down", "well": "ended_well"}
@@ -174,7 +174,7 @@ _REACHED = {
     "bootstrapped": Milestone.BOOTSTRAPPED,
     "connected": Milestone.CONNECTED,
 }
-"""Milestones that a kind of line shows; the process keeps what the line names."""
+"""Milestones that a kind of line shows; the process keeps the values in the line."""
 
 
 @dataclass
@@ -186,15 +186,15 @@ class Facts:
         ifname: the value of NCCL_SOCKET_IFNAME, as NCCL prints it.
         rings: channel to the ranks in ring order, for channels whose order is printed.
         trees: rank to its ``Trees`` line.
-        rows: lines of a benchmark's table; ``busbw`` is its average, in GB/s.
-        gave_up: a call of NCCL came back with an error, or a process with an exception.
-        serving: an engine's server answers requests, which it does once all its ranks have met.
-        torn_down: a communicator was ended, or aborted, after its use.
-        summary_host: where torchrun's summary saw the first failure, and ``summary_rank`` on which rank.
-        ended_well: a line that only a run that came to its end prints.
-        failed_hosts: hosts that the launcher names in its errors.
+        rows: number of rows of a benchmark's table; ``busbw`` is its average in GB/s.
+        gave_up: whether a call of NCCL returned an error, or a process ended with an exception.
+        serving: whether an engine's server answers requests, which it does once all its ranks have connected.
+        torn_down: whether a communicator was destroyed or aborted after use.
+        summary_host: host of the first failure in torchrun's summary; ``summary_rank`` is its rank.
+        ended_well: whether there is a line that only a finished run prints.
+        failed_hosts: hosts named in the launcher's errors.
         world_size: the largest communicator.
-        chosen: topic, value and host of what else NCCL chose.
+        chosen: topic, value and host of NCCL's other choices.
     """
 
     nccl_versions: Counter[str] = field(default_factory=Counter)
@@ -225,12 +225,12 @@ class Facts:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks that lines of NCCL name, sorted."""
+        """Ranks named in NCCL's lines, sorted."""
         return tuple(sorted({p.rank for p in self.processes.values() if p.rank is not None}))
 
     @property
     def came_together(self) -> bool:
-        """True where a rank completed its communicator, which needs all ranks."""
+        """True if a rank completed its communicator, which needs all ranks."""
         return any(process.milestone is Milestone.COMPLETE for process in self.processes.values())
 
     def of_host(self, host: str | None) -> list[Process]:
@@ -238,11 +238,11 @@ class Facts:
         return [process for process in self.processes.values() if process.host == host]
 
     def process(self, prefix: Prefix) -> Process | None:
-        """Return the process that a line of NCCL came from."""
+        """Return the process that printed a line of NCCL."""
         return self.processes.get((prefix.host, prefix.pid)) if prefix.host and prefix.pid else None
 
     def take(self, kind: str, match: re.Match[str], prefix: Prefix) -> None:
-        """Note one matched line."""
+        """Record a matched line."""
         if kind in _FLAGS:
             setattr(self, _FLAGS[kind], True)
         elif kind in _COUNTS:
@@ -257,7 +257,7 @@ class Facts:
             getattr(self, f"_{kind}")(match, prefix)
 
     def merge(self, other: Facts) -> None:
-        """Take over what another part of the same logs told."""
+        """Merge the facts of another part of the same logs."""
         self.nccl_versions += other.nccl_versions
         self.torch_versions += other.torch_versions
         for key, process in other.processes.items():
@@ -346,7 +346,7 @@ class Facts:
         self.busbw, self.ended_well = float(match["rate"]), True
 
     def _summary(self, match: re.Match[str], _prefix: Prefix) -> None:
-        """Torchrun's summary ends with the root cause."""
+        """Read torchrun's summary, which ends with the root cause."""
         if match["host"]:
             self.summary_host = match["host"]
         elif match["rank"]:
@@ -372,7 +372,7 @@ class Facts:
             self.rings.setdefault(channel, tuple(rank for rank in order if rank is not None))
 
     def _trees(self, match: re.Match[str], prefix: Prefix) -> None:
-        """Read a line that names a process between its children and its parent, before the rank's own lines."""
+        """Read a ``Trees`` line, which has a rank between its children and its parent, before the rank's own lines."""
         self._enter(prefix)
         own = OWN_IN_TREE.search(match["trees"])
         rank = number(own[1]) if own else None
@@ -385,7 +385,7 @@ INTERFACE = re.compile(r"(?<![\w.-])(?:\[\d+\])?([A-Za-z][\w.-]*(?::\d+)?):([0-9
 
 
 def facts_of(lines: Iterable[str], rules: Sequence[FactRule] = (*RULES, *CHANNEL_RULES)) -> Facts:
-    """Return the facts of an ``NCCL_DEBUG=INFO`` output, by some rules."""
+    """Return the facts in the output of ``NCCL_DEBUG=INFO``, by the given rules."""
     facts = Facts()
     for raw in lines:
         line = tidy(raw.rstrip("\r\n"))

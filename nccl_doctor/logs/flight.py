@@ -1,11 +1,12 @@
-"""Torch's flight recorder: dumps of which collectives a rank has issued and which of them ended.
+"""Dumps of torch's flight recorder: the collectives that a rank has issued, and which of them ended.
 
-``TORCH_NCCL_DUMP_ON_TIMEOUT=1`` makes torch write one file a rank (``nccl_trace_rank_3``), a pickle of plain
-dictionaries; others store the same as JSON (torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x). Gloo leaves
-every collective "scheduled": what has ended there is ``retired``, and so is what ``pg_status`` counts as completed.
-JSON has no stacks and writes some numbers as strings.
+``TORCH_NCCL_DUMP_ON_TIMEOUT=1`` makes torch write one file per rank (``nccl_trace_rank_3``), a pickle of plain
+dictionaries; other programs store the same as JSON (torch/csrc/distributed/c10d/FlightRecorder.cpp, version 2.x). gloo
+leaves every collective "scheduled": those that ended are ``retired``, or counted as completed in ``pg_status``. JSON
+has no stacks and has some numbers as strings.
 
-Where the flight recorders of ranks part: the first collective that not all called alike, or that did not end.
+The module also compares the recorders of ranks: the first collective that not all called in the same way, or that did
+not end.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from nccl_doctor.logs.prefix import tidy
 from nccl_doctor.text.bounds import CrowdedError, refuse_crowded
 
 MAX_BYTES = 64 << 20
-"""Bytes above which a dump is not read: torch keeps some thousand records, a few megabytes."""
+"""Most bytes of a dump that is read: torch keeps some thousand records, a few megabytes."""
 
 _RANK = re.compile(r"rank[_-]?(\d{1,7})|(\d{1,7})(?:\.\w+)?$")
 _NUMBERS = re.compile(r"\d{1,7}")
 _FRAME_OF_TORCH = re.compile(r"/torch/(?:distributed|nn|autograd|_|utils|optim)|^<frozen|/torch/fx/")
 _DEFAULT = "0"
-"""The default group's name; pg_config of gloo has it under ""."""
+"""The default group's name; gloo's pg_config has "" for it."""
 
 _LARGEST = 1 << 40
 _MOST_SHAPES, _MOST_RECORDS = 64, 100_000
 _MOST_TYPES = 200
-"""Characters of the types of a collective's inputs."""
+"""Most characters of the types of a collective's inputs."""
 _MOST_GROUPS, _MOST_RANKS = 1024, 1 << 19
-"""Groups, and ranks of all of them: eight groups of all ranks of the largest jobs."""
+"""Most groups, and most ranks in all of them: eight groups with all ranks of the largest jobs."""
 _LONGEST_RANKS = 1 << 20
-"""Characters of a group's ranks: 131,072 of them, and six digits."""
+"""Most characters of a group's list of ranks: 131,072 ranks of six digits."""
 
 _MOST_VALUES, _MOST_CONTAINERS = 2_000_000, 400_000
-"""Limits for a dump in JSON, which has no stacks: 50,000 calls."""
+"""Limits for a dump in JSON, which has no stacks: enough for 50,000 calls."""
 
 _SAME_SIZES = frozenset({"all_reduce", "broadcast", "reduce", "_all_gather_base", "_reduce_scatter_base"})
 """Collectives whose sizes are equal on all ranks."""
@@ -53,8 +54,8 @@ class Record:
 
     Attributes:
         group: the process group's name; ``seq`` counts within it.
-        shape: sizes and types of what goes in, as text; "" where the dump does not say it.
-        place: ``train.py:212``, the innermost line that is not torch's; "" in JSON.
+        shape: sizes and types of the inputs, as text; "" if the dump does not have them.
+        place: ``train.py:212``, the innermost line outside of torch; "" in JSON.
     """
 
     group: str
@@ -67,7 +68,7 @@ class Record:
 
     @property
     def call(self) -> tuple[str, str, str]:
-        """Name, sizes where they must agree, and types: the parts of a call that all ranks share."""
+        """The parts of a call that all ranks share: name, sizes if they must agree, and types."""
         return self.name, self.sizes if self.name in _SAME_SIZES else "", self.dtypes
 
     def words(self) -> str:
@@ -78,7 +79,10 @@ class Record:
 
 @dataclass(frozen=True)
 class Dump:
-    """The collectives that a rank had issued, in its order; ``groups``: ranks of those that torch writes down."""
+    """The collectives that a rank has issued, in order.
+
+    ``groups`` are the ranks of groups for which torch lists them.
+    """
 
     rank: int
     records: tuple[Record, ...]
@@ -95,10 +99,10 @@ def looks_like_dump(head: bytes) -> bool:
 def read(name: str, data: bytes) -> Dump | None:
     """Return the dump in ``data``.
 
-    None where it is none. Nothing in it is executed, and it is not believed in size either.
+    None if it is no dump. Nothing in it is executed, and its size is limited.
 
     Raises:
-        CrowdedError: it may be one, and asks for more memory or time than one of torch's does.
+        CrowdedError: it may be a dump, but needs more memory or time than one of torch.
     """
     try:
         tree = _of_json(data) if data.lstrip()[:1] == b"{" else plain_pickle.read(data)
@@ -121,7 +125,7 @@ def read(name: str, data: bytes) -> Dump | None:
 def _of_json(data: bytes) -> object:
     """Return the value of JSON.
 
-    Torch keeps to ASCII, and a text with any other character takes four times its bytes.
+    torch writes ASCII; a text with any other character takes four times its bytes.
     """
     if len(data) * (1 if data.isascii() and b"\\u" not in data else 4) > plain_pickle.MOST_MEMORY:
         raise CrowdedError(f"it takes more than {plain_pickle.MOST_MEMORY >> 20} MiB of memory")
@@ -130,7 +134,7 @@ def _of_json(data: bytes) -> object:
 
 
 def _groups(tree: Mapping[Any, Any]) -> dict[str, frozenset[int]]:
-    """Return the groups whose ranks are written down, each with them."""
+    """Return the groups for which ranks are listed, with these ranks."""
     groups: dict[str, frozenset[int]] = {}
     room = _MOST_RANKS
     for name, config in _items(tree, "pg_config"):
@@ -154,7 +158,7 @@ def _items(tree: Mapping[Any, Any], key: str) -> list[tuple[str, Mapping[Any, An
 
 
 def _number(value: object) -> int | None:
-    """Return a number that is not negative, also from a JSON string."""
+    """Return a non-negative number, also from a JSON string."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST else None
@@ -193,7 +197,7 @@ def _list(value: object, most: int = _MOST_SHAPES) -> list[object]:
 
 
 def _place(frames: object) -> str:
-    """Return the innermost line of a stack that is not torch's own."""
+    """Return the innermost line of a stack outside of torch."""
     for frame in _list(frames):
         if isinstance(frame, Mapping):
             file, line = _word(frame.get("filename")), _number(frame.get("line"))
@@ -211,9 +215,9 @@ class Disagreement:
     """Point at which dumps diverge.
 
     Attributes:
-        did: ranks to what they did at that place.
-        behind: ranks that never came there, each with the last that it did in that group, if any.
-        absent: ranks of the group of which there is no dump.
+        did: the actions at that point, by rank.
+        behind: ranks that did not reach it, each with its last call in that group, if any.
+        absent: ranks of the group without a dump.
     """
 
     group: str
@@ -224,7 +228,7 @@ class Disagreement:
 
     @property
     def minority(self) -> tuple[int, ...]:
-        """The ranks whose collective differs from that of most, by name, sizes or types; empty where all agree."""
+        """The ranks whose collective differs from the majority in name, sizes or types; empty if all agree."""
         calls: dict[tuple[str, str, str], list[int]] = {}
         for rank, record in sorted(self.did.items()):
             calls.setdefault(record.call, []).append(rank)
@@ -232,14 +236,14 @@ class Disagreement:
         return tuple(rank for ranks in calls.values() if ranks is not largest for rank in ranks)
 
     def mismatch(self, rank: int) -> str:
-        """Return how an odd rank's call differs from most, in the words of torch's analyser."""
+        """Return how a rank's call differs from the majority, in the terms of torch's analyser."""
         own = self.did[rank].call
         most = next(record.call for other, record in self.did.items() if other not in self.minority)
         return next(word for word, one, other in zip(_PARTS, own, most, strict=True) if one != other)
 
 
 def compare(dumps: Iterable[Dump]) -> Disagreement | None:
-    """Return the first place where ranks differ, or that not all have ended; None where all agree and all ended."""
+    """Return the first point at which ranks differ or that not all have ended; None if all agree and all ended."""
     by_rank = {dump.rank: dump for dump in dumps}
     places: dict[tuple[str, int], dict[int, Record]] = {}
     members: dict[str, set[int]] = {}

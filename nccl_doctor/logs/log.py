@@ -1,4 +1,4 @@
-"""Contents of logs: faults by source, their causes, and the progress of the ranks."""
+"""Data of logs: faults by source, their causes, and the progress of the ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nccl_doctor.text.hostlist import ranks_of
 
 @dataclass(frozen=True)
 class Address:
-    """The other end that a line names, or the port that it is about."""
+    """The remote address in a line, or the port that the line is about."""
 
     host: str | None = None
     ip: str | None = None
@@ -27,12 +27,12 @@ class Address:
 
 @dataclass(frozen=True)
 class Event:
-    """A fault that a line tells.
+    """A fault in a line.
 
     Attributes:
-        name: may still change when the whole log is known, as may the grade.
-        wording: the pattern or NCCL's template that the line fits.
-        order: its place among all lines read.
+        name: its diagnosis, which may still change when the whole log is known, like the grade.
+        wording: the pattern or NCCL's template that the line matches.
+        order: its position among all lines read.
     """
 
     name: str
@@ -52,15 +52,15 @@ class Event:
     def of_file(
         cls, file: str, wording: str, text: str, *, name: str = "", grade: Grade = Grade.CLUE, rank: int | None = None
     ) -> Event:
-        """Make the event of a whole file that is no log."""
+        """Return the event for a file that is no log."""
         return cls(name, grade, wording, file, 1, text, text, Prefix(), Address(), rank, order=-1)
 
 
 KEPT = 512
-"""Number of events of one diagnosis and grade that are kept for one source; further ones are counted."""
+"""Most events of one diagnosis and grade that are kept per source; further ones are counted."""
 
 LAST = KEPT // 8
-"""Number of further events that are kept at the end of a source."""
+"""Most further events that are kept at the end of a source."""
 
 _Bytes = bytes
 """Alias of ``bytes``, for classes with a field of that name."""
@@ -69,24 +69,27 @@ _Label = tuple[str | None, int | None, str | None]
 
 
 def label(prefix: Prefix) -> _Label:
-    """Host, rank and address, which tell launchers apart that write into one log."""
+    """Host, rank and address, which distinguish launchers that write into one log."""
     return prefix.host, prefix.rank, prefix.ip
 
 
 _OF_RANK = re.compile(
     r"(?:^|[/.]|(?<!node)[-_])rank[-_]?(\d{1,6})(?=[/._-]|$)|(?:^|/)attempt_\d+/(\d{1,6})/std(?:out|err)\.log$"
 )
-"""File names of a rank: ``rank1.log``, and those of torchrun's --log-dir, by local rank."""
+"""File names of a rank's output: ``rank1.log``, and those of torchrun's --log-dir, by local rank."""
 
 
 def rank_of_file(name: str) -> int | None:
-    """Return the rank whose output a file is by its name; None where that does not say."""
+    """Return the rank whose output is in a file, by its name; None if the name does not show it."""
     found = _OF_RANK.search(name)
     return number(found[1] or found[2]) if found else None
 
 
 class Failed(NamedTuple):
-    """A process as torchrun's summary of the failures tells it; containers on several hosts have equal ``pid``."""
+    """A process in torchrun's summary of failures.
+
+    Processes in containers on several hosts may have the same ``pid``.
+    """
 
     label: _Label
     pid: str
@@ -97,15 +100,15 @@ class Failed(NamedTuple):
 
 @dataclass
 class Reading:
-    """Contents of one source.
+    """The contents of one source.
 
     Attributes:
-        counts: lines of each diagnosis and grade, those that were not kept included.
-        lines: those that have ended; ``tail`` are the last bytes.
-        tracebacks: lines in which the stack of an exception begins.
-        well: the last line that only a run prints that came to its end, ``row`` of a benchmark's table; else 0.
-        torn: rank and size of communicators to the last line that tells of their end.
-        summary: the processes of torchrun's summaries of the failures.
+        counts: number of lines of each diagnosis and grade, including those that were not kept.
+        lines: number of complete lines; ``tail`` has the last bytes.
+        tracebacks: lines at which the stack of an exception begins.
+        well: the last line that only a finished run prints; ``row``: that of a benchmark's table; otherwise 0.
+        torn: the last line about the end of communicators, by rank and size.
+        summary: the processes in torchrun's summaries of failures.
     """
 
     name: str
@@ -123,9 +126,9 @@ class Reading:
     _telling: dict[_Label, dict[str, str]] = field(default_factory=dict)
 
     def after(self, line: int) -> list[_Bytes] | None:
-        """Return the lines that follow a line, one without an end included.
+        """Return the lines after a line, including an incomplete one.
 
-        None where the tail does not reach back to it.
+        None if the tail does not reach back to it.
         """
         lines = self.tail.split(b"\n")
         first = len(lines) - (self.lines - line) - 1
@@ -133,7 +136,7 @@ class Reading:
         return None if first < 0 or cut else lines[first:]
 
     def note(self, kind: str, stated: re.Match[str], line: int, prefix: Prefix) -> None:
-        """Keep the place of a fact that means something to what stands before or behind it."""
+        """Record the line of a fact that matters for lines before or after it."""
         if stated[0].startswith("Traceback") and len(self.tracebacks) < KEPT:
             self.tracebacks.append(line)
         elif kind in ("well", "busbw"):
@@ -152,7 +155,7 @@ class Reading:
                 del self._telling[of]
 
     def take_summary(self, later: Reading) -> None:
-        """Take over the summaries of the part that follows, with one that the border between the parts cuts."""
+        """Append the summaries of the next part, including one that is split between the parts."""
         for one in later.summary[: KEPT - len(self.summary)]:
             told = self._telling.pop(one.label, {})
             rank = number(told.get("rank")) if one.rank is None else one.rank
@@ -162,18 +165,19 @@ class Reading:
 
 
 _STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")
-"""The part in which names of the two streams of one process differ, as torchrun's --log-dir, Slurm and MPI write
-them."""
+"""The part in which the file names of a process's two streams differ, as torchrun's --log-dir, Slurm and MPI write
+them.
+"""
 
 
 @dataclass
 class Log:
-    """Everything that was read; dumps of the flight recorder by the file that they stand in.
+    """Everything that was read; dumps of the flight recorder are by file.
 
     Attributes:
-        joined: lines were joined that may not belong together, so that what follows what tells nothing.
-        cut: sources whose archive ends in the middle: nobody knows what followed.
-        refused: dumps and answers of RAS that ask for more than any holds, and for what.
+        joined: whether lines were joined that may not belong together, so that their order means nothing.
+        cut: sources with an incomplete archive, whose rest is unknown.
+        refused: dumps and answers of RAS that exceed the limits, with the reason.
     """
 
     facts: Facts
@@ -185,7 +189,7 @@ class Log:
 
     @property
     def unsaid(self) -> list[str]:
-        """Sources without a line; a silent stream of a process whose other stream has lines does not count."""
+        """Sources without a line, except a silent stream of a process whose other stream has lines."""
         speaking = {_STREAM.sub("", reading.name) for reading in self.readings if reading.bytes}
         return [one.name for one in self.readings if not one.bytes and _STREAM.sub("", one.name) not in speaking]
 
@@ -201,7 +205,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Cause:
-    """A cause: its events, most telling first, and the groups of events that follow from it."""
+    """A cause: its events, most informative first, and the groups of events that follow from it."""
 
     name: str
     events: tuple[Event, ...]
@@ -220,7 +224,7 @@ _WORDS = {
 }
 
 _MOST_MISSING = 64
-"""Number of missing ranks above which the logs of their hosts were just not given."""
+"""Most missing ranks; if more are missing, the logs of their hosts were probably not given."""
 
 
 @dataclass(frozen=True)
@@ -228,8 +232,8 @@ class RankProgress:
     """Progress of each rank at the end of the log.
 
     Attributes:
-        reached: milestone to its ranks, those that are behind first.
-        missing: ranks of which no line tells, though others do.
+        reached: ranks by milestone, those that are behind first.
+        missing: ranks without a line, although others have lines.
     """
 
     reached: dict[Milestone, tuple[int, ...]]
@@ -237,7 +241,7 @@ class RankProgress:
 
     @property
     def finished(self) -> bool:
-        """True where every rank with a line of NCCL's completed its communicator."""
+        """True if every rank with a line of NCCL completed its communicator."""
         return set(self.reached) <= {Milestone.COMPLETE}
 
     def phrase(self) -> str:
@@ -249,7 +253,7 @@ class RankProgress:
 
 
 def rank_progress(facts: Facts) -> RankProgress:
-    """Return where the ranks stood, as far as NCCL's lines name them."""
+    """Return the progress of the ranks, as far as NCCL's lines show it."""
     reached: dict[Milestone, set[int]] = {}
     for process in facts.processes.values():
         if process.rank is not None:
@@ -265,9 +269,9 @@ def rank_progress(facts: Facts) -> RankProgress:
 
 
 def absent(ranks: set[int], world_size: int | None) -> tuple[int, ...]:
-    """Return the ranks of a job that are not among ``ranks``.
+    """Return the ranks of a job that are missing in ``ranks``.
 
-    None where so many are that their logs were just not given.
+    None if so many are missing that their logs were probably not given.
     """
     few = (world_size or 0) - len(ranks) <= _MOST_MISSING
     return tuple(sorted(set(range(world_size or 0)) - ranks)) if few else ()

@@ -1,8 +1,8 @@
-"""Pickles of plain values, read by an interpreter of our own: nothing is looked up or run, and memory is bounded.
+"""Reader for pickles of plain values: nothing is imported or run, and memory is limited.
 
-Of the opcodes (pickletools in the standard library) those of protocols 2 to 5 are read that maps, lists, tuples, texts
-and numbers are made of. torch writes each line of a stack once and fetches it for every further call, so lists and maps
-may be fetched again; each time they count as if they were written again, and none can be changed any more.
+It supports the opcodes of protocols 2 to 5 (pickletools in the standard library) for maps, lists, tuples, texts and
+numbers. torch writes each line of a stack once and refers to it in every further call, so lists and maps may be
+referenced again; each reference counts like a copy, and no list or map can be changed after that.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from collections.abc import Callable
 from nccl_doctor.text.bounds import CrowdedError
 
 MOST_MEMORY = 200 << 20
-"""Bytes that the values may take: 20,000 calls, ten times torch's own choice, with stacks of 20 lines take 170 MiB."""
+"""Most bytes of the values: 20,000 calls, ten times torch's default, with stacks of 20 lines take 170 MiB."""
 
 MOST_VALUES = 6_000_000
-"""Number of values, repeated fetches included; those 20,000 calls stay below it."""
+"""Most values, including repeated references; those 20,000 calls have fewer."""
 
 DEEPEST = 8
-"""Depth of lists and maps: a dump, its entries, an entry, its sizes and one of them need five; three are to spare."""
+"""Most levels of lists and maps: a dump, its entries, an entry, its sizes and a size need five."""
 
 _LONGEST_NUMBER = 16
-"""Bytes of an integer; torch's have eight."""
+"""Most bytes of an integer; those of torch have eight."""
 _COST = 80
-"""Bytes that an opcode costs, and that an item of a container or of the memo costs."""
+"""Cost in bytes of an opcode, and of an item in a container or in the memo."""
 
 
 class NotPlainError(ValueError):
-    """A pickle of other values than plain ones, or a damaged one."""
+    """The pickle has other than plain values, or is damaged."""
 
 
 class _Container:
-    """A list, map or tuple while it is read; ``size`` counts what it holds, ``depth`` its levels."""
+    """A list, map or tuple while it is read; ``size`` is that of its contents, ``depth`` its number of levels."""
 
     __slots__ = ("closed", "depth", "size", "value")
 
@@ -126,7 +126,7 @@ class _Machine:
         return found
 
     def _within(self, kind: type) -> _Container:
-        """Return the list or map on top of the stack, to be added to."""
+        """Return the list or map on top of the stack, for additions."""
         top = self._stack[-1]
         if not isinstance(top, _Container) or type(top.value) is not kind:
             raise NotPlainError("something is added to what is not a list or map")
@@ -154,7 +154,7 @@ class _Machine:
         self._stack.append(owner)
 
     def _held(self, owner: _Container, items: list[object]) -> list[object]:
-        """Return the bare values, once their sizes and depths are their owner's, too."""
+        """Return the plain values, after adding their sizes and depths to their container's."""
         owner.size += len(items)
         self._count(len(items))
         bare: list[object] = []
@@ -213,11 +213,11 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
 
 
 def read(data: bytes) -> object:
-    """Return the value that the pickle holds.
+    """Return the value in the pickle.
 
     Raises:
-        NotPlainError: it holds others than plain values, or is damaged.
-        CrowdedError: it asks for more than a dump ever holds.
+        NotPlainError: it has other than plain values, or is damaged.
+        CrowdedError: it exceeds the limits for a dump.
     """
     try:
         return _Machine(data).run()

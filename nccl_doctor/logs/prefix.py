@@ -1,14 +1,14 @@
-"""Peels off what stands before a message: launchers, containers and loggers stack their prefixes.
+"""Removes the prefixes that launchers, containers and loggers put before a message.
 
-Each is peeled off and used: host, rank, process, time. NCCL's own (src/debug.cc):
+Their contents are used: host, rank, process, time. NCCL's own prefixes (src/debug.cc):
 
 - 2.2 to 2.25: ``host:pid:tid [dev] NCCL INFO text`` and ``host:pid:tid [dev] file.cc:12 NCCL WARN text``
-- 2.26 on: WARN behind ``[2025-03-01 10:00:33] ``; any level and format with NCCL_DEBUG_TIMESTAMP_FORMAT and _LEVELS
+- 2.26 on: WARN after ``[2025-03-01 10:00:33] ``; any level and format with NCCL_DEBUG_TIMESTAMP_FORMAT and _LEVELS
 - 2.30.7 on: ``file.cc:12 (function) NCCL WARN text``; plugins put a C++ signature there
 - 2.31 on: ``host:pid NCCL DIAG [OK] text``, without thread and device
 
-Joins what a terminal or a mail has cut, too: lines of one width, each continued by the next. As many empty ones follow
-as were swallowed, so that line numbers stay true.
+Lines wrapped by a terminal or a mail program, which all have the same width, are joined. Empty lines are added for
+those that were joined, so that line numbers stay correct.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\
 MOST_DIGITS = 9
 
 QUOTED = 600
-"""Characters of a line that are quoted."""
+"""Most characters of a line that are quoted."""
 
 _ESCAPES_IN_BYTES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")
 
 
 def plain(block: bytes) -> bytes:
-    """Return the block without colours, which would stand between the letters of a word."""
+    """Return the block without colour codes, which may be inside a word."""
     return _ESCAPES_IN_BYTES.sub(b"", block) if b"\x1b" in block else block
 
 
@@ -45,18 +45,18 @@ _UTF_16 = {"utf-16-le": rb"(?:[^\0]\0){16}", "utf-16-be": rb"(?:\0[^\0]){16}", "
 
 
 def wide(head: bytes) -> codecs.IncrementalDecoder | None:
-    """Return a decoder for a log that begins as UTF-16, which PowerShell's ``>`` writes; None for any other."""
+    """Return a decoder for a log in UTF-16, as PowerShell's ``>`` writes it; None for any other."""
     name = next((name for name, pattern in _UTF_16.items() if re.match(pattern, head)), None)
     return codecs.getincrementaldecoder(name)("replace") if name else None
 
 
 def number(text: str | None) -> int | None:
-    """Return a rank, a size or a sequence number; None where the digits are so many that it is none."""
+    """Return a rank, a size or a sequence number; None if it has too many digits."""
     return int(text) if text and len(text) <= MOST_DIGITS else None
 
 
 def decode(line: bytes) -> str:
-    """Return a line as text: damaged UTF-8 replaced, escape sequences and control characters gone."""
+    """Return a line as text, with damaged UTF-8 replaced and without escape sequences and control characters."""
     text = line.decode("utf-8", "replace").rstrip("\r\n")
     return text if text.isprintable() else tidy(text)
 
@@ -67,7 +67,7 @@ def tidy(text: str) -> str:
 
 
 def quote(text: str, start: int, end: int) -> str:
-    """Return the line, or of a long one the part around what stands from ``start`` to ``end``."""
+    """Return the line, or the part around ``start`` to ``end`` of a long one."""
     text = text.rstrip()
     if len(text) <= QUOTED:
         return text
@@ -83,19 +83,19 @@ _DIAGNOSTIC = safe_regex(_PROCESS + r" (?P<level>NCCL DIAG)(?: |$)")
 _USUAL = re.compile(
     _PROCESS + r":(?P<tid>\d+) \[(?P<dev>-?\d+)\] (?P<where>(?:[^ \[\]]+:\d+ )?)(?P<level>" + _LEVELS + ")"
 )
-"""The usual beginning of NCCL's lines, found in time that grows only with the text."""
+"""The usual beginning of NCCL's lines, found in linear time."""
 
 _OWN = safe_regex(
     r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
     r"(?P<where>(?:[^ \[\]]+(?::\d+| \d+)(?: \([^()]*\))? ?|.{0,200}?:\d+ )?)(?P<level>" + _LEVELS + ")$"
 )
-"""NCCL's prefix anywhere before the first level, because ranks that share a terminal write into each other's lines."""
+"""NCCL's prefix anywhere before the first level, since ranks that share a terminal write into each other's lines."""
 
 _RECORD = safe_regex(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ \[-?\d+\] )")
-"""The beginning of a record of NCCL inside a line of several."""
+"""The beginning of an NCCL record inside a line with several."""
 
 _NO_TABLE = r"(?! (?! (?:host|rank|exitcode) +: ))"
-"""Names in tables, which stand before several spaces, as do launchers' labels before torchrun's summary."""
+"""Names in tables, which are followed by several spaces, like launchers' labels before torchrun's summary."""
 
 _TAGS: tuple[re.Pattern[str], ...] = tuple(
     map(
@@ -150,7 +150,7 @@ _NO_HOSTS = re.compile(
 )
 _MOST_TAGS = 12
 _LONGEST = 600
-"""Characters within which NCCL's prefix ends."""
+"""Most characters of NCCL's prefix."""
 
 _BAR = safe_regex(
     r"[^|━]{0,120}?\d{1,3}%\|[^|]{0,200}\|[^\[|]{0,40}\[[^\]|]{0,200}\] ?"
@@ -162,13 +162,13 @@ _MOST_BARS = 8
 
 @dataclass(frozen=True)
 class Prefix:
-    """Host, rank, process and time that a line's prefixes name; None where they don't.
+    """Host, rank, process and time in a line's prefixes; None if they are missing.
 
     Attributes:
-        level: "INFO", "WARN" (or ATTN), … where it is a line of NCCL's.
-        where: NCCL's ``file.cc:12`` of a WARN.
-        time: (date or month and day, clock) as written; comparable between lines of one log.
-        start: where the message begins in the line.
+        level: "INFO", "WARN" (or ATTN), … if it is a line of NCCL.
+        where: ``file.cc:12`` in a WARN of NCCL.
+        time: (date or month and day, time of day) as written; comparable between lines of one log.
+        start: index at which the message begins in the line.
     """
 
     host: str | None = None
@@ -183,7 +183,7 @@ class Prefix:
 
 
 def records(line: str) -> list[tuple[int, int]]:
-    """Start and end of each record in a line: one, or several where ranks have written into one line."""
+    """Return the start and end of each record in a line; several if ranks have written into one line."""
     starts = [match.start(1) for match in _RECORD.finditer(line)] if line.count("NCCL") > 1 else []
     if len(starts) < 2:
         return [(0, len(line))]
@@ -192,7 +192,7 @@ def records(line: str) -> list[tuple[int, int]]:
 
 
 def without_bars(text: str) -> tuple[str, str]:
-    """Return the line behind its progress bars, alone and with its prefix; a line without any is both."""
+    """Return the line after its progress bars, without and with its prefix; the same line twice if it has none."""
     if "%|" not in text and "━" not in text:
         return text, text
     start = end = _peel_tags(text, {})
@@ -205,7 +205,7 @@ def without_bars(text: str) -> tuple[str, str]:
 
 
 def peel(record: str) -> Prefix:
-    """Take the prefixes of launchers, loggers and containers off a line, and tell what they say."""
+    """Return a line without the prefixes of launchers, loggers and containers, and their contents."""
     found: dict[str, str] = {}
     position = _peel_tags(record, found)
     nccl = _nccl(record[position : position + _LONGEST])
@@ -227,7 +227,7 @@ def peel(record: str) -> Prefix:
 
 
 def _nccl(text: str) -> re.Match[str] | None:
-    """Return NCCL's own prefix at the beginning of ``text``, or behind what stands before it."""
+    """Return NCCL's own prefix in ``text``, at the beginning or after other text."""
     if "CCL " not in text:
         return None
     usual = _USUAL.match(text)
@@ -257,7 +257,7 @@ def _peel_tags(record: str, found: dict[str, str]) -> int:
 
 
 def _time(found: dict[str, str]) -> tuple[int, int, int] | None:
-    """(month, day, second of the day): years are left out, since glog's times have none."""
+    """Return (month, day, second of the day), without years, since glog's times have none."""
     if "clock" not in found:
         return None
     hours, minutes, seconds = (int(part) for part in found["clock"].split(":"))
@@ -273,15 +273,15 @@ _BEGINS = re.compile(
     rb"INFO|WARN|ERROR|DEBUG|NCCL|"
     rb"[\w.-]+:\d+:\d+ |[\w.-]+: [\w.-]+:\d+|(?:\d+|[\w.-]{2,}): |\s*$)"
 )
-"""Usual beginnings of lines; a line that begins so continues no other."""
+"""Usual beginnings of lines; a line that begins like this is no continuation."""
 
 _NARROW, _WIDE = 40, 512
 _ENOUGH = 2
-"""Number of cut lines of one width that make a wrapped log; a single one may be the longest line by chance."""
+"""Least number of wrapped lines with one width in a wrapped log; a single one may just be the longest line."""
 
 
 def width(sample: bytes) -> int | None:
-    """Return the width at which ``sample`` was cut, None for a log that was not."""
+    """Return the width at which ``sample`` was wrapped; None if it was not."""
     lines = sample.split(b"\n")
     lengths = Counter(len(line.rstrip(b"\r")) for line in lines)
     widest = max(lengths, default=0)
@@ -300,7 +300,7 @@ def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
 
 
 def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
-    """Join every line that begins like none of a log, ``whole`` ones apart, to the one before."""
+    """Join every line without a usual beginning, except ``whole`` ones, to the line before."""
     pieces: list[tuple[bytes, bool]] = []
     begun = b""
     for number, line in enumerate(block.split(b"\n"), 1):
@@ -311,7 +311,7 @@ def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
 
 
 def _glued(pieces: list[tuple[bytes, bool]], glue: bytes) -> bytes:
-    """Return lines of (piece, whether it continues the previous one), with an empty line for each swallowed one."""
+    """Return lines from (piece, whether it continues the previous one), with an empty line for each joined piece."""
     lines: list[bytes] = []
     begins = [at for at, (_, goes_on) in enumerate(pieces) if not goes_on]
     for at, end in pairwise([*begins, len(pieces)]):

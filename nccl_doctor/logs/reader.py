@@ -1,4 +1,4 @@
-"""From candidate lines to events: what a line says, on which rank and host, about which address."""
+"""From candidate lines to events: the meaning of a line, its rank and host, and the address that it is about."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from nccl_doctor.nccl.ras import Communicator, RankGroup, RasAnswer, parse_lines
 from nccl_doctor.text.bounds import safe_regex
 
 TAIL = 32 << 10
-"""Bytes at the end of a source that are kept."""
+"""Number of bytes at the end of a source that are kept."""
 
 _SOURCE = re.compile(r"(?:^|\W)raise (?:\w+\.)*\w+(?:\(|$)|(?:^|[\s(,=])f[\"'][^\"'{}]*\{[A-Za-z_]")
-"""A line of a program's source in a stack: it holds the template of the message that follows."""
+"""A source line in a stack, which contains the template of the message that follows."""
 
 
 class Reader:
-    """Reads one source block by block; :attr:`reading` grows with it."""
+    """Reader of one source in blocks, which updates :attr:`reading`."""
 
     def __init__(self, name: str, facts: Facts, first_order: int = 0) -> None:
         self.reading = Reading(name, facts)
@@ -45,17 +45,17 @@ class Reader:
         self._asked = 0
 
     def feed(self, data: bytes) -> list[Event]:
-        """Take a block; return the events that it completes."""
+        """Add a block; return the events that it completes."""
         self.reading.tail = (self.reading.tail + data if len(data) < TAIL else data)[-TAIL:]
         return self._take(self._scanner.feed(data))
 
     def close(self) -> list[Event]:
-        """Take the last line, where it has no end, and what was passed over among the last ones."""
+        """Add an incomplete last line, and skipped lines among the last ones."""
         events = self._take(self._scanner.close())
         return events + self._last_words() if self._scanner.passed_over else events
 
     def _last_words(self) -> list[Event]:
-        """Return the end of a source once more, where the wordings that stand there had been said too often before."""
+        """Return the events at the end of a source whose patterns had reached their quota before."""
         judged = {(event.line, event.wording) for event in self.reading.events}
         end = self.reading.tail[self.reading.tail.find(b"\n") + 1 :]
         before = self.reading.lines - end.count(b"\n")
@@ -84,7 +84,7 @@ class Reader:
                     yield from self._event(*match, line.number, shown)
 
     def _match(self, line: Line, part: str) -> tuple[LogRule, re.Match[str]] | None:
-        """Return the weightiest rule that a record fits; facts are noted on the way."""
+        """Return the rule with the highest grade that a record matches; record facts meanwhile."""
         wordings = rules()
         best: tuple[LogRule, re.Match[str]] | None = None
         prefix: Prefix | None = None
@@ -104,7 +104,7 @@ class Reader:
         return best
 
     def _is_enough(self, rule: LogRule) -> bool:
-        """Count the line unread where enough is known of what its rule says."""
+        """Count the line without reading it if enough lines of its rule are known."""
         if rule.name in having("of_catalogue"):  # each may be another one
             self._asked += 1
             return self._asked > QUOTA
@@ -150,7 +150,7 @@ _REPORT = "NCCL DIAG "
 
 
 def all_wordings() -> Table:
-    """Make the table of the first pass: all wordings, then all facts."""
+    """Return the table of the first pass: all patterns of faults, then those of facts."""
     return table((*(rule.expression for rule in rules()), *(rule.pattern for rule in RULES)))
 
 
@@ -172,13 +172,13 @@ _ADDRESSES: tuple[re.Pattern[str], ...] = tuple(
 _IP = re.compile(r"(?:\d{1,3}\.){3}\d{1,3}|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 _UNSPECIFIED = {"0.0.0.0", "::", "?UNKNOWN?"}  # noqa: S104 - read in a log, not bound to
 _OF_TORCH = re.compile(r"\[rank(?P<rank>\d{1,6})\]:")
-"""torch's prefix for its own lines, which may follow unknown prefixes, as of a logger or a document."""
+"""torch's prefix for its own lines, which may follow unknown prefixes of a logger or a document."""
 _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
 _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 
 
 def address_of(match: re.Match[str]) -> Address:
-    """Return the address that the matched line is about: the one that the rule names, else the first."""
+    """Return the address that the matched line is about: the one in the rule's groups, otherwise the first."""
     named = match.groupdict()
     found = _address_in(match.string, match.start())
     port = named.get("port") or (found["port"] if found else None)
@@ -198,7 +198,7 @@ def address_of(match: re.Match[str]) -> Address:
 
 
 def _address_in(text: str, start: int) -> dict[str, str] | None:
-    """Return the first address from ``start`` on, by how plainly it is one; else the same before it."""
+    """Return the first address after ``start``, of the most certain kind; otherwise one before it."""
     for piece in (text[start : start + 600], text[max(0, start - 200) : start]):
         for pattern in _ADDRESSES:
             match = pattern.search(piece)
@@ -213,7 +213,7 @@ def _address_in(text: str, start: int) -> dict[str, str] | None:
 
 
 def rank_of(match: re.Match[str], prefix: Prefix) -> int | None:
-    """Return the rank that a line is about: named by the rule, by a prefix, or anywhere in the message."""
+    """Return the rank that a line is about, from the rule's groups, a prefix, or the message."""
     named = match.groupdict().get("rank")
     if named is not None:
         return number(named)
@@ -230,7 +230,7 @@ _BEGINS = safe_regex(r"Process \d|Rank \d|#\d|\d+ (?:ranks?|job process)|Missing
 
 
 def from_text(events: Sequence[Event]) -> list[Event]:
-    """Return events of RAS' lines of a source; each stands on the line that names its rank or process."""
+    """Return the events of RAS' lines in a source, each at the line that names its rank or process."""
     lines = [event for event in events if event.wording == RAS_LINE]
     if not lines:
         return []
@@ -240,7 +240,7 @@ def from_text(events: Sequence[Event]) -> list[Event]:
 
 
 def from_answer(answer: RasAnswer, event: Event) -> list[Event]:
-    """Return events of an answer, at most as many as are kept of a log; ``event`` stands for its file."""
+    """Return the events of an answer, at most as many as are kept for a log; ``event`` is the one for its file."""
     return list(islice(_ras_events(answer, [event]), KEPT))
 
 
@@ -271,7 +271,7 @@ def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
 
 
 def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str, str]]:
-    """Yield ranks with an error, those that left what others still use, and those behind, with state and action."""
+    """Yield ranks with an error, those that left a communicator in use, and those behind, with state and action."""
     for group in communicator.groups:
         if group.topic == "error":
             state = str(group.value) if str(group.value) in ras_states() else RAS_ERROR
@@ -288,7 +288,7 @@ def _telling_groups(communicator: Communicator) -> Iterator[tuple[RankGroup, str
 
 
 def _ras_event(lines: Sequence[Event], words: str, state: str, text: str, host: str | None, rank: int | None) -> Event:
-    """Return an event on the line that holds these words; a file of JSON has one alone."""
+    """Return an event at the line with these words; a JSON file has only one line."""
     line = next((line for line in lines if words in line.message), lines[0])
     name, grade = ras_states()[state]
     prefix = replace(line.prefix, host=host, rank=None)

@@ -1,4 +1,4 @@
-"""Opens logs: files, folders, standard input, compressed or not. All of this room's I/O is here."""
+"""Opens logs: files, folders, standard input, compressed or not. All I/O of this package is here."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 WRITER_S, _WRITER_LOOK_S = 5.0, 0.05
-"""Seconds to wait for a writer of a named pipe, which may be started after us, and between looks."""
+"""Seconds to wait for a writer of a named pipe, which may be started later, and between checks."""
 
 BLOCK = 1 << 18
-"""Bytes read at once: they stay in a processor's cache over all passes, which halves the time against 4 MB."""
+"""Bytes read at once: they stay in the CPU cache over all passes, which takes half the time of 4 MB."""
 
 _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _MOST_MEMORY = 128 << 20
-"""Bytes of memory that unpacking may need: xz -9 needs 65 MiB, zstd --ultra -22 128 MiB."""
+"""Most bytes of memory for decompression: xz -9 needs 65 MiB, zstd --ultra -22 128 MiB."""
 _MOST_RATIO, _ENOUGH = 2000, 1 << 30
-"""Compression ratio that is accepted (a night of equal lines packs to a thousandth), and bytes up to which it is not
-checked."""
+"""Highest accepted compression ratio (a night of equal lines is compressed to a thousandth), and bytes up to which it
+is not checked.
+"""
 _NOT_LOGS = frozenset(
     {".py", ".so", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".png", ".jpg", ".tar", ".zip", ".pyc"}
 )
 
 
 def sources(names: Sequence[str]) -> Iterator[LogSource]:
-    """Yield the logs that the command line names; ``-`` is standard input."""
+    """Yield the logs named on the command line; ``-`` is standard input."""
     for name in names:
         if name == "-":
             yield LogSource("-", stdin_blocks())
@@ -49,7 +50,7 @@ def sources(names: Sequence[str]) -> Iterator[LogSource]:
 
 
 def files(name: str) -> list[Path]:
-    """Return the files of a path; of a folder, those that may be logs."""
+    """Return the files of a path; for a folder those that may be logs."""
     path = Path(name)
     if not path.exists():
         raise UsageError(f"{name}: no such file or folder")
@@ -66,18 +67,18 @@ def files(name: str) -> list[Path]:
 
 
 def size(names: Sequence[str]) -> int:
-    """Return bytes of all files, as they are on the disk; 0 for standard input."""
+    """Return the bytes of all files on disk; 0 for standard input."""
     return sum(path.stat().st_size for name in names if name != "-" for path in files(name))
 
 
 def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]:
-    """Yield the content block by block, decompressed where it is compressed.
+    """Yield the contents in blocks, decompressed if necessary.
 
-    With ``follow_s`` there is an empty block each so many seconds in which a file or a pipe has no more.
+    With ``follow_s``, an empty block is yielded whenever a file or a pipe has nothing new for that many seconds.
 
     Raises:
-        UsageError: it can't be read, is damaged where it is compressed, or is a pipe to which nobody writes.
-        CutOffError: behind all that there is, where it is compressed and ends too early.
+        UsageError: it can't be read, its compressed data is damaged, or it is a pipe without a writer.
+        CutOffError: it is compressed and incomplete; raised after all its data.
     """
     try:
         with _opened(path) as file:
@@ -100,7 +101,7 @@ def file_blocks(path: Path, *, follow_s: float | None = None) -> Iterator[bytes]
 
 
 class _Pipe(io.RawIOBase):
-    """A named pipe, with what was read of it while a writer was looked for."""
+    """A named pipe, with the data that was read while waiting for a writer."""
 
     def __init__(self, descriptor: int, first: bytes) -> None:
         self._descriptor, self._first = descriptor, first
@@ -126,7 +127,7 @@ class _Pipe(io.RawIOBase):
 
 
 def _opened(path: Path) -> io.BufferedReader:
-    """Return the file; a named pipe, where somebody begins to write in time: opening it would wait for ever."""
+    """Return the open file; a named pipe only if a writer comes in time, since opening it could block for ever."""
     unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): who writes to it came before it, or is gone
     if unnamed or not stat.S_ISFIFO(path.stat().st_mode):
         return path.open("rb")
@@ -141,7 +142,7 @@ def _opened(path: Path) -> io.BufferedReader:
 
 
 def _first_words(path: Path, descriptor: int) -> bytes:
-    """Read what a named pipe gives once a writer has opened it, which may be nothing."""
+    """Read from a named pipe after a writer has opened it; there may be nothing yet."""
     deadline = time.monotonic() + WRITER_S
     while True:
         try:
@@ -156,7 +157,7 @@ def _first_words(path: Path, descriptor: int) -> bytes:
 
 
 def _piped(file: io.BufferedReader, patience_s: float | None) -> Iterator[bytes]:
-    """Yield what comes through a pipe; an empty block where nothing came for so many seconds."""
+    """Yield data from a pipe; an empty block if nothing came for this many seconds."""
     while block := file.read1(BLOCK):
         yield block
         while not select.select([file], [], [], patience_s)[0]:
@@ -175,7 +176,7 @@ def _blocks(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _xz_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """lzma.open() knows no limit of memory, of which an archive may ask four gigabytes."""
+    """Yield decompressed blocks with a memory limit, which lzma.open() lacks; an archive may need four gigabytes."""
     unpacker, data, begun = lzma.LZMADecompressor(memlimit=_MOST_MEMORY), b"", False
     while True:
         if unpacker.eof:
@@ -220,7 +221,7 @@ def compressed(head: bytes) -> bool:
 
 
 def stdin_blocks(patience_s: float | None = None) -> Iterator[bytes]:
-    """Yield standard input as it comes; an empty block where nothing came for so many seconds."""
+    """Yield standard input as it comes; an empty block if nothing came for this many seconds."""
     while True:
         while not select.select([sys.stdin], [], [], patience_s)[0]:
             yield b""

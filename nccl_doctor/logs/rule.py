@@ -1,7 +1,7 @@
 """Rules: a pattern, its diagnosis, and its weight.
 
-Below them, wordings that code asks for by name, that several diagnoses share, or that look like faults and are none. A
-hang has no error line: where a run stood shows it. NCCL: src/init.cc and src/bootstrap.cc; its sockets:
+It also has patterns that code uses by name, that several diagnoses share, or that only look like faults. A hang has no
+error line; the place where a run stopped shows it. Sources in NCCL: src/init.cc and src/bootstrap.cc; its sockets:
 src/include/socket.h to 2.11, src/misc/socket.cc from 2.12, src/os/linux.cc from 2.29; nccl-tests: src/common.cu.
 """
 
@@ -18,40 +18,45 @@ WEB = (
     r"https?://|HTTPS?Connection|urllib3\.|requests\.exceptions|huggingface\.co\b|huggingface_hub\.|\bwandb[.:]"
     r"|\bpypi\.org|IPv6 network addresses"
 )
-"""Requests to web servers, not to hosts of the job: on clusters, downloads and trackers fail to connect every day, and
-IPv6 to resolve."""
+"""Requests to web servers, not to hosts of the job: on clusters, connections of downloads and trackers often fail, and
+so do look-ups of IPv6 addresses.
+"""
 
 
 class Grade(IntEnum):
-    """How much a line says about the cause. Between two lines the higher grade is blamed, then the earlier one."""
+    """Strength of a line as evidence for the cause.
+
+    Of two lines, the one with the higher grade is blamed, then the earlier one.
+    """
 
     BENIGN = 0
-    """Something that looks like a fault and is none."""
+    """A line that only looks like a fault."""
     CLUE = 1
-    """A line that is no fault, but shows how far a run came before it stopped."""
+    """A line that is no fault but shows how far a run came before it stopped."""
     HINT = 2
-    """A fault only if the run failed and nothing else explains it: a retry that may have succeeded, an unusual
-    interface."""
+    """A fault only if the run failed and nothing else explains that: a retry that may have succeeded, an unusual
+    interface.
+    """
     GENERIC = 3
-    """A failure without a reason in the line."""
+    """A failure whose reason is not in the line."""
     SYMPTOM = 4
-    """A consequence in ranks after another one has failed: a closed connection, a collective that timed out."""
+    """A consequence for ranks after another one has failed: a closed connection, a collective that timed out."""
     LIKELY = 5
-    """A failure that has its own remedy, but may itself follow from another one."""
+    """A failure with its own remedy that may itself follow from another one."""
     ROOT = 6
     """A cause."""
 
 
 @dataclass(frozen=True)
 class LogRule:
-    """A wording that logs hold.
+    """A pattern for lines of logs.
 
     Attributes:
-        pattern: a regular expression that doesn't look around (:mod:`nccl_doctor.text.bounds`). Named groups ``host``,
+        pattern: a regular expression without lookaround (:mod:`nccl_doctor.text.bounds`). Named groups ``host``,
             ``ip``, ``port``, ``iface`` and ``rank`` become entities.
-        sample: a line that it is meant for; the tests hold every rule against its own sample.
-        unless: a line that this is found in is not meant.
-        name: the diagnosis, which the file that the rule stands in tells; empty for BENIGN.
+        sample: a line that it should match; the tests check every rule with its sample.
+        unless: a pattern; lines that match it are excluded.
+        name: the diagnosis, which is that of the rule's file; empty for BENIGN.
     """
 
     grade: Grade
@@ -67,11 +72,11 @@ class LogRule:
 
     @cached_property
     def _compiled(self) -> tuple[re.Pattern[str], re.Pattern[str] | None]:
-        """Made when a line first needs it: most never do."""
+        """The compiled pattern, made on first use; most are never used."""
         return safe_regex(self.expression), safe_regex(self.unless) if self.unless else None
 
     def match(self, text: str) -> re.Match[str] | None:
-        """Return where the wording stands in ``text``; None where it does not, or what speaks against it does."""
+        """Return the match of the pattern in ``text``; None if there is none, or ``unless`` matches."""
         pattern, unless = self._compiled
         found = pattern.search(text)
         return None if found is None or (unless is not None and unless.search(text)) else found
@@ -83,7 +88,7 @@ symptom = partial(LogRule, Grade.SYMPTOM)
 generic = partial(LogRule, Grade.GENERIC)
 hint = partial(LogRule, Grade.HINT)
 clue = partial(LogRule, Grade.CLUE)
-"""Make a rule of that grade from pattern, sample, and contrary evidence."""
+"""Return a rule of this grade from pattern, sample, and excluding pattern."""
 
 
 def _in_turns(grade: Grade, *lines: str) -> tuple[LogRule, ...]:
@@ -93,17 +98,17 @@ def _in_turns(grade: Grade, *lines: str) -> tuple[LogRule, ...]:
 roots = partial(_in_turns, Grade.ROOT)
 likelies = partial(_in_turns, Grade.LIKELY)
 symptoms = partial(_in_turns, Grade.SYMPTOM)
-"""Rules of that grade: a pattern and its sample, and the next pattern."""
+"""Return rules of this grade from alternating patterns and samples."""
 
 
 CHOSEN = r"Bootstrap ?: Using (?:\[0\])?(?P<iface>[A-Za-z][A-Za-z0-9_.-]*):(?P<ip>[0-9a-fA-F.:]+)"
-"""The interface that a process chose."""
+"""The interface chosen by a process."""
 
 SHARED = r"-> \d{1,6}\[\S{1,16}\] .{0,40}via SHM/"
-"""The connection of two ranks of a host through its memory."""
+"""A connection of two ranks on a host through shared memory."""
 
 BUSY = r"\d{1,7}MiB / +\d{1,7}MiB \| +100% +Default"
-"""A row of nvidia-smi below a log, which shows how busy the GPUs were."""
+"""A row of nvidia-smi's table after a log, which shows how busy the GPUs were."""
 
 STARTED = r"nranks \d+ .*- Init START"
 """The start of a rank, which then waits for the others."""
@@ -115,7 +120,7 @@ TABLE = r"# +size +count +type   redop"
 """The start of a benchmark's table."""
 
 MEETING = r"torch/distributed/\S+\.py\", line \d+, in (?:init_process_group|_?store_based_barrier|\w*rendezvous\w*)"
-"""A stack that ends where processes meet."""
+"""A stack that ends in a rendezvous or the creation of a process group."""
 
 TALKING = (
     r"distributed_c10d\.py\", line \d+, in (?:barrier|monitored_barrier|all_reduce|all_gather\w*|broadcast\w*|gather"
@@ -144,8 +149,9 @@ EXITED = (
     r"|srun: error: (?P<host>\S+): tasks? \S+: Exited with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
     r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\.)"
 )
-"""A bare exit code as torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate report it; 128 and more is a
-signal's."""
+"""An exit code without a reason, as torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate report it; 128
+and more means a signal.
+"""
 
 TERMINATING = (
     r"(?:Forcefully terminating all other processes|[Ss]ending process \d+ closing signal"
@@ -157,15 +163,15 @@ TERMINATING = (
     r"|Received sigquit from a child process"
     r"|Shutting down (?:all )?workers|Terminat\w+ (?:all )?(?:other|remaining|sibling) (?:processes|ranks|workers))"
 )
-"""A launcher's notice that it ends the other processes; a process that is killed later was killed by it."""
+"""A launcher's message that it ends the other processes; processes killed later were killed by it."""
 
 KILLED_FOR_MEMORY = (
     r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|Out [Oo]f [Mm]emory: Kill)"
 )
-"""A process that the kernel, Slurm or Kubernetes ended for want of memory, which no script catches."""
+"""A process that the kernel, Slurm or Kubernetes ended for lack of memory, which no script can catch."""
 
 RETURN_CODE = r"INFO misc/socket\.cc:\d+ -> 2\b"
-"""ncclSystemError as it is passed up; the call that failed is in an earlier line, which may be lost."""
+"""ncclSystemError passed up by callers; the failed call is in an earlier line, which may be lost."""
 
 RAS_LINE = (
     r"(?:job process(?: is|es are) considered dead|Missing communicator data from \d+ "
@@ -174,24 +180,25 @@ RAS_LINE = (
     r"|Rank \d+ (?:has .{0,40})?-- (?:GPU|\[process)|Rank \d+ has (?:launched|not launched|status) .{0,80} --"
     r"|Process \d+ on node \S+ managing GPU|(?:ranks|Rank \d+) reported [A-Z][\w ]+)"
 )
-"""A line of RAS' report (``ncclras``) that shows a fault or its place."""
+"""A line of RAS' report (``ncclras``) with a fault or its place."""
 
 RAS_DEAD, RAS_SILENT, RAS_LEFT = "dead", "silent", "left"
 RAS_STARTING, RAS_BEHIND, RAS_ERROR = "INIT", "behind", "error"
-"""States of processes and ranks in RAS' report, beside the names that it gives to errors: no longer reached, without an
-answer, out of a communicator that others use, not yet in it, behind the others, and any other error."""
+"""States of processes and ranks in RAS' report, besides its names of errors: no longer reached, without an answer,
+outside of a communicator that others use, not yet in it, behind the others, and any other error.
+"""
 
 RECORDED = "flight recorder"
-"""Replacement for a line's wording, where only a dump of torch's flight recorder shows the fault."""
+"""Replacement for a line's pattern if only a dump of torch's flight recorder shows the fault."""
 
 C10D_CLIENT = r"client socket has failed to connect to .*"
 """torch's store (torch/csrc/distributed/c10d/socket.cpp); the errno follows."""
 
 
 def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
-    """Return a failed connect of NCCL; while it is only retried it is a hint.
+    """Return rules for a failed connection of NCCL; while it is being retried, it is a hint.
 
-    ``errno`` is the pattern of strerror's text, ``text`` one that it fits.
+    ``errno`` is a pattern for strerror's text, ``text`` a text that it matches.
     """
     warn = f"n1:1:2 [0] misc/socket.cc:534 NCCL WARN socketStartConnect: Connect to 10.0.0.2<4242> failed : {text}"
     last = f"Last error:  socketPollConnect: connect to 10.0.0.2<4242> returned {text}, exceeded error retry count"
@@ -204,7 +211,7 @@ def failed_connects(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
 
 
 def failed_pairs(grade: Grade, errno: str, text: str) -> tuple[LogRule, ...]:
-    """Return a failed connect of gloo (gloo/transport/tcp): the peer's address stands behind ``remote=``."""
+    """Return rules for a failed connection of gloo (gloo/transport/tcp); the peer's address follows ``remote=``."""
     full = f"RuntimeError: [enforce fail at gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:31337: {text}"
     late = f"RuntimeError: timed out connecting: SO_ERROR: {text}, remote=[10.0.0.2]:9"
     return _in_turns(grade, rf"SO_ERROR: .*{errno}", late, rf"connect \[\S+\]:\d+: {errno}", full)

@@ -1,7 +1,7 @@
-"""A call of ``nccl-doctor logs``: reads the sources to their end, or until the line that ended the job.
+"""A run of ``nccl-doctor logs``: reads the sources to their end, or until the line that ended the job.
 
-Long logs are read on several processors, in parts: a part owns the lines that begin in it. Files that must be read from
-their beginning to their end (compressed, wrapped, dumps) are read after them.
+Long logs are read on several CPUs, in parts: each part has the lines that begin in it. Files that must be read from
+beginning to end (compressed, wrapped, dumps) are read after them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from nccl_doctor.logs.reading import BLOCK, compressed, file_blocks, files, size
 from nccl_doctor.logs.rule import Grade
 
 LONG = 32 << 20
-"""Bytes from which several processes read; less is read before they have started."""
+"""Least bytes for several processes; less is read before they have started."""
 
 _PART = 16 << 20
 _MOST_PROCESSES = 8
 _HEAD = 64 << 10
 _FEW = 128
-"""Number of files above which a shorter end of each is kept."""
+"""Most files for which a long end of each is kept."""
 
 
 class Part(NamedTuple):
-    """A piece of a log file that one process reads: its bytes from ``start`` to ``end``."""
+    """A part of a log file that one process reads: its bytes from ``start`` to ``end``."""
 
     path: Path
     start: int
@@ -47,12 +47,12 @@ class Part(NamedTuple):
 
 
 def processes() -> int:
-    """Return how many processors this process may use, at most eight; one where forking is not safe (macOS)."""
+    """Return the number of CPUs that this process may use, at most eight; one if forking is not safe (macOS)."""
     return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES) if hasattr(os, "sched_getaffinity") else 1
 
 
 class Ahead:
-    """Files that other processes read from now on, while this one may prepare for what they find."""
+    """Files that other processes read in the background, while this one may prepare for the results."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         sizes = {path: path.stat().st_size for path in paths}
@@ -69,7 +69,7 @@ class Ahead:
     def readings(self, progress: Callable[[int], None]) -> Iterator[tuple[Path, Reading | None]]:
         """Yield the reading of each file in order.
 
-        None for those that must be read from their beginning to their end.
+        None for files that must be read from beginning to end.
         """
         with self._pool:
             for path, pieces in groupby(zip(self._parts, self._read, strict=True), key=lambda pair: pair[0].path):
@@ -82,13 +82,13 @@ class Ahead:
 
 
 def _quietly() -> None:
-    """Leave signals to the first process, which ends the others."""
+    """Ignore signals, since the main process ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _read(part: Part) -> Reading | None:
-    """Read one part, in a process of its own; None where the caller must."""
+    """Read one part, in a separate process; return None if the caller must read it."""
     with suppress(OSError), part.path.open("rb", buffering=0) as file:
         head = file.read(_HEAD)
         if not (compressed(head) or wide(head) or is_record_file(head) or width(head)):
@@ -101,7 +101,7 @@ def _read(part: Part) -> Reading | None:
 
 
 def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part) -> Iterator[bytes]:
-    """Yield the lines that begin in the part: from behind the line end before its start to the end of its last line."""
+    """Yield the lines that begin in the part: from after the line end before its start to the end of its last line."""
     position, first = max(part.start - 1, 0), part.start > 0
     seek(position)
     while block := read(BLOCK):
@@ -123,7 +123,7 @@ def _owned(read: Callable[[int], bytes], seek: Callable[[int], int], part: Part)
 
 
 def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
-    """Join the readings of a file's parts: lines are counted on."""
+    """Join the readings of a file's parts, with consecutive line numbers."""
     whole = Reading(pieces[0].name, Facts())
     order = 0
     for piece in pieces:
@@ -145,7 +145,7 @@ def _merged(pieces: list[Reading], tail: int = TAIL) -> Reading:
 
 
 def _kept(whole: Reading) -> list[Event]:
-    """Return the events of each diagnosis and grade that one reader keeps: the first ones, and some at the end."""
+    """Return the events of each diagnosis and grade that one reader would keep: the first ones, and some at the end."""
     end = whole.lines - whole.tail.count(b"\n")
     kept: list[Event] = []
     counts: Counter[tuple[str, Grade]] = Counter()
@@ -166,9 +166,9 @@ _LONGEST_SHOWN = 1 << 16
 
 @dataclass
 class LogsRun:
-    """Reads files, folders or standard input, to the end or, to ``follow`` one, to its first fatal line.
+    """A run over files, folders or standard input, to the end or, with ``follow``, to the first fatal line.
 
-    ``tee`` takes the text as it comes, ``progress`` the number of bytes of each block.
+    ``tee`` is called with the text as it comes, ``progress`` with the number of bytes of each block.
     """
 
     names: tuple[str, ...]
@@ -179,13 +179,16 @@ class LogsRun:
     _ahead: Ahead | None = field(default=None, init=False)
 
     def begin(self) -> None:
-        """Let other processes read what is long, at rest, and not to be passed through; :meth:`read` collects it."""
+        """Let other processes read long files that don't grow and need not be passed through.
+
+        :meth:`read` collects them.
+        """
         plain = not self.follow and self.tee is None and "-" not in self.names
         if plain and processes() > 1 and size(self.names) >= LONG:
             self._ahead = Ahead(path for name in self.names for path in files(name))
 
     def read(self) -> LogVerdict:
-        """Return the verdict, at the end of all sources or soon after a fatal line that was waited for."""
+        """Return the verdict, at the end of all sources or soon after an awaited fatal line."""
         investigation = Investigation(live=self.follow)
         for source in self._read_ahead(investigation) if self._ahead else self._sources():
             investigation.begin(source.name)
@@ -195,12 +198,12 @@ class LogsRun:
         return investigation.verdict()
 
     def drain(self) -> None:
-        """Read standard input to its end, so that the job that writes it is not ended by our leaving."""
+        """Read standard input to its end, so that our exit does not end the job that writes it."""
         for block in self._rest or ():
             self._pass_on(block)
 
     def _read_ahead(self, investigation: Investigation) -> Iterator[LogSource]:
-        """Give the investigation what other processes have read; yield what they could not."""
+        """Add what other processes have read; yield the files that they could not read."""
         assert self._ahead is not None, "begin() found nothing long"
         for path, reading in self._ahead.readings(self.progress):
             if reading is None:
@@ -222,7 +225,7 @@ class LogsRun:
             yield LogSource(name, file_blocks(Path(name), follow_s=_LOOK_S))
 
     def _read_source(self, investigation: Investigation, source: LogSource) -> bool:
-        """Feed a source; return whether it ended early, at a fatal line that is old enough."""
+        """Read a source; return whether it was ended early, some time after a fatal line."""
         fatal_at: float | None = None
         blocks = iter(source.blocks)
         try:
@@ -245,7 +248,7 @@ class LogsRun:
 
 
 def passage(*, to_stderr: bool) -> Callable[[bytes], None]:
-    """Return the target of ``--tee``: unchanged for pipes and files, without control characters for a terminal."""
+    """Return the output of ``--tee``: unchanged for pipes and files, without control characters for a terminal."""
     stream = sys.stderr if to_stderr else sys.stdout
     held = b""
 

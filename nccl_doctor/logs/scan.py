@@ -1,11 +1,11 @@
-"""Finds the lines that any rule may match, in blocks, by one pass of RE2's filter over strings that matches must hold.
+"""Finds the lines that any rule may match, in blocks, by a pass of RE2's filter for strings that matches contain.
 
-The filter takes from each pattern strings of which every match holds at least one, looks for all of them at once, and
-says for which patterns a piece of text is worth a look. A block for which it names none is passed over; any other is
-halved until lines are left, which the rules then judge. Both take time that grows with the text alone.
+The filter derives from each pattern strings of which every match has at least one, searches for all of them at once,
+and returns the patterns that may match a piece of text. A block without any is skipped; any other is halved until lines
+are left, which the rules then judge. Both take linear time.
 
-Measured on 500 MB of a log of 512 ranks, processor time on an AMD EPYC: the filter 1.2 s, counting line ends 0.2 s,
-where ``grep -cE`` of the same strings takes 1.2 s, and of five words 0.3 s. Hyperscan would take 0.3 s, beside RE2.
+CPU time for 500 MB of a log of 512 ranks on an AMD EPYC: the filter 1.2 s, counting line ends 0.2 s; ``grep -cE`` with
+the same strings takes 1.2 s, and with five words 0.3 s. Hyperscan would take 0.3 s, in addition to RE2.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from functools import cache
 from nccl_doctor.logs.prefix import plain
 
 MAX_LINE = 1 << 20
-"""Bytes of the pieces in which a longer line is read, so that a file without line ends needs no more memory than
-others."""
+"""Bytes of the pieces in which a longer line is read, so that a file without line ends needs no more memory."""
 
 WINDOW = 2048
-"""Bytes of a longer line that are judged at a time; the rest is data, or made to cost time."""
+"""Bytes of a longer line that are judged at a time; the rest is data, or meant to cost time."""
 
 WINDOWS = 64
-"""Number of windows that are judged for one source; its end is always judged."""
+"""Most windows that are judged per source; its end is always judged."""
 
 QUOTA = 2048
-"""Lines of one source that the filter may send to a rule. What is said that often has been said: a log of a million
-equal errors costs no more than one of two thousand. The end of a source is judged whatever came before."""
+"""Most lines of one source that the filter passes to a rule, so that a log of a million equal errors costs no more than
+one of two thousand. The end of a source is always judged.
+"""
 
 _STEP = 16 << 10
-"""Bytes that one call reads; finding a line in them takes three times as much."""
+"""Bytes that one call of the filter reads; finding a line in them costs three times as much."""
 
 _OVERLAP = 256
-"""Bytes that windows have in common, so that none cuts a match."""
+"""Bytes by which windows overlap, so that no match is split."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Line:
 
 
 class Table:
-    """Patterns made ready for the first pass."""
+    """Patterns compiled for the first pass."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         import re2  # ten milliseconds that most commands need not spend
@@ -64,7 +64,7 @@ class Table:
         return frozenset(self._filter.Match(data, potential=True) or ())
 
     def wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:
-        """Return the patterns that may match in a part; one of fewer than three letters counts where ``^C`` occurs."""
+        """Return the patterns that may match in a part; those of fewer than three letters only if ``^C`` occurs."""
         found = self.rules(memoryview(data)[first:last])
         short = data.find(b"^", first, last) >= 0 and data.find(b"^C", first, last) >= 0  # one letter is found fast
         return found if short else found - self._short
@@ -72,12 +72,12 @@ class Table:
 
 @cache
 def table(patterns: tuple[str, ...]) -> Table:
-    """Return the compiled table of these patterns, made once a process."""
+    """Return the compiled table of these patterns, made once per process."""
     return Table(patterns)
 
 
 class Scanner:
-    """Cuts one source of so many ``bytes`` into lines and yields those that are candidates."""
+    """Scanner that splits one source into lines and yields the candidates; ``bytes`` counts its bytes."""
 
     def __init__(self, rules: Table) -> None:
         self._table = rules
@@ -90,12 +90,12 @@ class Scanner:
 
     @property
     def passed_over(self) -> bool:
-        """True where a match was not judged."""
+        """True if a match was not judged."""
         return self._windows > WINDOWS or bool(self._spent)
 
     @property
     def lines(self) -> int:
-        """The number of lines that have ended so far."""
+        """The number of complete lines so far."""
         return self._line - 1
 
     def feed(self, data: bytes) -> Iterator[Line]:
@@ -115,19 +115,19 @@ class Scanner:
         yield from self._block(data, first, last)
 
     def close(self) -> Iterator[Line]:
-        """Yield the candidate that ends without a line end, if it is one."""
+        """Yield the incomplete last line, if it is a candidate."""
         block, self._rest = self._rest, b""
         yield from self._block(block, 0, len(block))
 
     def _block(self, data: bytes, first: int, last: int) -> Iterator[Line]:
-        """Yield the candidates in ``data`` from ``first`` to ``last``, which is copied for colours alone."""
+        """Yield the candidates in ``data`` from ``first`` to ``last``, which is copied only to remove colour codes."""
         if data.find(b"\x1b", first, last) >= 0:
             data = plain(data[first:last])
             first, last = 0, len(data)
         yield from self._halves(data, first, last)
 
     def _halves(self, data: bytes, first: int, last: int) -> Iterator[Line]:
-        """Halve what may hold a candidate until it is a line; yield those lines."""
+        """Halve a piece with a candidate until it is a line, and yield those lines."""
         if last - first <= _STEP and not self._wanted(data, first, last):
             self._line += data.count(b"\n", first, last)
             return

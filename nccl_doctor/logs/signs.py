@@ -1,7 +1,7 @@
-"""How logs show a diagnosis, and what to say of a case of it; found by walking the checks: a file a diagnosis.
+"""How logs show a diagnosis, and the advice for a case of it, collected from the checks.
 
-A check whose fault logs show, too, has its :class:`LogSigns` as ``SIGNS`` in its module. Its advice is given of a
-:class:`Case`: a cause with whom it concerns, which lines prove it, and what it names.
+A check whose fault also appears in logs has a :class:`LogSigns` named ``SIGNS`` in its module. Its advice is made for a
+:class:`Case`: a cause with the hosts and ranks concerned, the lines that prove it, and the names in them.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from nccl_doctor.text.hostlist import fold, ranks_of
 from nccl_doctor.text.shell import line
 
 MOST_LINES = 5
-"""Number of lines that are quoted for one cause."""
+"""Most lines that are quoted for one cause."""
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _DEVICE = re.compile(
     r"\b((?:mlx[45](?:_bond|_ib)?|bnxt_re|[ei]rdma|hns|efa|rdmap\w*|qedr|rocep\w*|ibp\w*)_?\d+\w*)(?::(\d{1,3}))?"
 )
-"""Names of RDMA devices, as the kernel's drivers give them."""
+"""Names of RDMA devices, as given by the kernel's drivers."""
 
 _LOCAL = re.compile(r"localhost(?:\.localdomain)?|ip6-localhost|127\..*|0\.0\.0\.0")
 
 _SAFE = "bcdfghjklmnpqrstvwxz2456789"
 """Characters of the random ends of pods' names (k8s.io/apimachinery/pkg/util/rand)."""
 _POD = re.compile(rf".+-[{_SAFE}]{{8,10}}-[{_SAFE}]{{5}}|.+-\d+-[{_SAFE}]{{5}}|[0-9a-f]{{12}}|.+\.svc(?:\..+)?")
-"""A pod of a Deployment, of an indexed Job; a container's own ID; a service's name."""
+"""Names of pods of a Deployment or an indexed Job, container IDs, and service names."""
 _OPERATED = re.compile(r"(.+)-(?:master|worker|launcher|chief|ps)(?:-\d+)?")
 _HEADS = ("-master-0", "-launcher", "-chief-0")
-"""Kubeflow's training operators name a job's pods so, and no job is without its head."""
+"""Pod names of Kubeflow's training operators; every job has a head pod."""
 
 
 def reachable(names: Iterable[str]) -> list[str]:
-    """Return the names that a login can be meant for: no pod has a sshd."""
+    """Return the names to which a login is possible, without pods, which have no sshd."""
     every = list(names)
     operated = {name[: -len(head)] for name in every for head in _HEADS if name.endswith(head)}
     own = {name: _OPERATED.fullmatch(name) for name in every}
@@ -54,14 +54,14 @@ def reachable(names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A cause with the log it stands in."""
+    """A cause in its log."""
 
     cause: Cause
     log: Log
 
     @property
     def first(self) -> Event:
-        """The event that explains most."""
+        """The most informative event."""
         return self.cause.events[0]
 
     @property
@@ -92,14 +92,14 @@ class Case:
         return max(self.log.counts[self.cause.name], len(self.cause.events))
 
     def rank_of(self, event: Event) -> int | None:
-        """Return the rank of an event: its own, that which NCCL gave its process, or that of its file's name."""
+        """Return the rank of an event: its own, its process' according to NCCL, or that in its file's name."""
         if event.rank is not None:
             return event.rank
         process = self.log.facts.process(event.prefix)
         return process.rank if process and process.rank is not None else rank_of_file(event.file)
 
     def interface(self) -> Interface | None:
-        """Return the interface that NCCL chose where the fault is."""
+        """Return the interface that NCCL chose on the host with the fault."""
         facts = self.log.facts
         own = facts.process(self.first.prefix)
         nearby: list[Process] = [own] if own else []
@@ -109,7 +109,7 @@ class Case:
     def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
         """Return the contract's entities, as far as the log names them.
 
-        ``interface`` where the diagnosis has its own.
+        ``interface`` is set if the diagnosis has its own.
         """
         facts, address, own = self.log.facts, self.address, self.interface()
         ranks = [*(self.rank_of(event) for event in self.cause.events), facts.summary_rank]
@@ -132,12 +132,12 @@ class Case:
         return self.device.partition(" ")[0] or None
 
     def interface_of(self, ip: str | None) -> str | None:
-        """Return the name that NCCL prints beside an address."""
+        """Return the interface that NCCL prints with an address."""
         found = (one for process in self.log.facts.processes.values() for one in process.interfaces)
         return next((one.name for one in found if one.address.partition("%")[0] == ip), None)
 
     def evidence(self) -> tuple[LogLine, ...]:
-        """Return the first line, the first of each other wording and rank, and the last."""
+        """Return the first line, the first of each other pattern and rank, and the last."""
         chosen: dict[tuple[str, int], Event] = {}
         seen: set[tuple[str, object]] = set()
         for event in self.cause.events:
@@ -150,20 +150,23 @@ class Case:
         return tuple(LogLine(file=e.file, line=e.line, text=e.text) for e in chosen.values())
 
     def hinted(self, after: str) -> str:
-        """Return the first of NCCL's own hints (2.31 and later) among the lines, behind these words of it; else ""."""
+        """Return the rest of the first NCCL hint (2.31 and later) among the lines that begins with these words.
+
+        Otherwise "".
+        """
         found = (event.text.partition(f"HINT: {after}")[2] for event in self.cause.events)
         return next(filter(None, found), "")
 
     @property
     def device(self) -> str:
-        """The RDMA device and its port that the lines name, "" where none does."""
+        """The RDMA device and port in the lines; "" if there is none."""
         found = (_DEVICE.search(event.text) for event in self.cause.events)
         match = next((one for one in found if one), None)
         return "" if match is None else match[1] + (f" port {match[2]}" if match[2] else "")
 
     @property
     def who(self) -> str:
-        """``rank 3 on gpu02``, ``ranks 8-15 on gpu[02-03]``, ``a rank`` where no line tells."""
+        """``rank 3 on gpu02``, ``ranks 8-15 on gpu[02-03]``, or ``a rank`` if no line shows it."""
         ranks, hosts = self.ranks, self.hosts
         named = ranks_of(ranks) if ranks else ""
         place = fold([host for host in hosts if _HOST.fullmatch(host)])
@@ -173,7 +176,7 @@ class Case:
 
     @property
     def target(self) -> str:
-        """The other end, ``10.0.0.1:53211 (gpu01)``; "another host" where no line names it."""
+        """The other end, ``10.0.0.1:53211 (gpu01)``; "another host" if no line names it."""
         address = self.address
         name = address.ip or address.host
         if name is None:
@@ -183,16 +186,16 @@ class Case:
         return f"{place} ({host})" if host and host != name else place
 
     def host_of(self, ip: str | None) -> str | None:
-        """Return the host that NCCL says has this address."""
+        """Return the host with this address according to NCCL."""
         found = (
             (one.address, process.host) for process in self.log.facts.processes.values() for one in process.interfaces
         )
         return next((host for address, host in found if address.partition("%")[0] == ip), None)
 
     def check(self, extra: Iterable[str] = (), *, command: str = "check") -> tuple[Command, ...]:
-        """Return ``nccl-doctor check -w …``: the hosts concerned, the other end, and all that NCCL names.
+        """Return ``nccl-doctor check -w …`` for the hosts concerned, the other end, and all hosts that NCCL names.
 
-        None where the log names the other end alone, which has nobody to dial.
+        None if the log names only the other end, since one host has nothing to dial.
         """
         address = self.address
         actors = [event.prefix.ip for event in self.cause.events if event.prefix.ip and not event.prefix.host]
@@ -207,19 +210,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Advice:
-    """A sentence for a tired person, and what to do."""
+    """A sentence about the fault, and the remedy."""
 
     message: str
     fix: Fix
 
 
 WITH_THE_HOSTS = "nccl-doctor check with the job's hosts file, or -w and their names"
-"""Advice for a log that names no host."""
+"""Advice to add if a log names no host."""
 THEN = "Then see what the hosts say:"
 
 
 def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Advice:
-    """Advice with commands that are safe to paste, or with their names."""
+    """Return advice with commands, as far as they are safe to paste."""
     announced = summary.endswith(":")
     if announced and not commands:
         summary = f"{summary[:-1]} ({WITH_THE_HOSTS})."
@@ -232,7 +235,7 @@ _RANKS = re.compile(r"rank\(s\) \{?(\d[\d, -]{0,400})")
 
 
 def reported_ranks(event: Event) -> tuple[int, ...]:
-    """Return all ranks that a line of NCCL's own diagnostics is about: ``rank(s) {0-3,9} differ from rank 4``."""
+    """Return all ranks in a line of NCCL's own diagnostics: ``rank(s) {0-3,9} differ from rank 4``."""
     found = _RANKS.search(event.text) if event.prefix.level == "DIAG" else None
     parts = re.findall(r"(\d{1,6})(?: ?- ?(\d{1,6}))?", found[1]) if found else ()
     spans = (range(int(first), int(last or first) + 1) for first, last in parts)
@@ -245,19 +248,19 @@ MOST_RANKS = 4096
 def make_advice(
     message: str, summary: str, command: Callable[[Case], tuple[Command, ...]] | None = Case.check
 ) -> Callable[[Case], Advice]:
-    """Return the advice of which only ``{who}`` and ``{target}`` change from case to case."""
+    """Return a function for advice in which only ``{who}`` and ``{target}`` vary."""
     return lambda case: advise(
         message.format(who=case.who, target=case.target), summary, command(case) if command is not None else ()
     )
 
 
 def ifname_command(case: Case) -> tuple[Command, ...]:
-    """Return ``nccl-doctor ifname`` over the hosts concerned; here where the log names none."""
+    """Return ``nccl-doctor ifname`` for the hosts concerned; for this machine if the log names none."""
     return case.check(command="ifname") or on(None, line("nccl-doctor ifname"))
 
 
 def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
-    """Return the advice where a launcher could not log in to a host over SSH."""
+    """Return the advice if a launcher could not log in to a host over SSH."""
 
     def advice(case: Case) -> Advice:
         host = case.address.host or case.address.ip or next(iter(case.hosts), "a host")
@@ -267,7 +270,7 @@ def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
 
 
 def by_rank(case: Case) -> Advice:
-    """Return advises with what RAS or the flight recorder says of each rank, the culprits first."""
+    """Return advice with the state of each rank according to RAS or the flight recorder, culprits first."""
     words = [f"{ranks_of([e.rank]) if e.rank is not None else 'a rank'} {e.message}" for e in case.cause.events[:3]]
     more = len(case.cause.events) - len(words)
     look = "Look at what the first of them did meanwhile (py-spy dump, its own log): the others wait for it."
@@ -282,36 +285,37 @@ def by_rank(case: Case) -> Advice:
 
 
 class Stage(IntEnum):
-    """Passes over a log's events, in the order in which they run; which ones there are, the checks declare."""
+    """Stages of the passes over a log's events, in order; checks declare the passes."""
 
     MEANING = 1
-    """Addresses and numbers in a line are put to names of hosts and ranks."""
+    """Addresses and numbers in lines are resolved to hosts and ranks."""
     RECOVERY = 2
-    """Faults that the run survived, or that came after its end, are dropped."""
+    """Faults that the run survived, or that came after its end, are removed."""
     ENDING = 3
-    """Processes that others ended are told from those that failed; from here on the log is that of the last run."""
+    """Processes ended by others are separated from failed ones; from here on, the log is that of the last run."""
     GIVING_UP = 4
-    """Retries that were given up count as faults; other hints are dropped."""
+    """Retries that were given up become faults; other hints are removed."""
     PLACES = 5
-    """Hosts of a run without an end are compared by place; not for a log that ended well, or whose lines were
-    joined."""
+    """The places of hosts are compared if the run has no end; not for a log that ended well, or whose lines were
+    joined.
+    """
     HANGS = 6
-    """The place where such a run stopped, under the same conditions."""
+    """The place at which such a run stopped is found, under the same conditions."""
     CONSEQUENCES = 7
-    """Faults that follow from other faults are told apart."""
+    """Faults that follow from other faults are separated."""
     RECORDS = 8
-    """Actions of ranks in one place, from lines and from dumps of the flight recorder."""
+    """Actions of ranks at one place, from lines and from dumps of the flight recorder, are compared."""
 
 
 @dataclass
 class Scene:
-    """The events of a log while passes look at them beside each other.
+    """The events of a log while passes compare them.
 
     Attributes:
-        log: everything that was read, from :attr:`Stage.ENDING` on of the last run alone.
-        sources: all that was read of each source.
-        stuck: diagnoses of which nothing succeeded after a retry, or that a process gave up for.
-        names: faults that say more than that a process gave up, when hints are weighed.
+        log: everything that was read; from :attr:`Stage.ENDING` on only that of the last run.
+        sources: the readings of all sources.
+        stuck: diagnoses whose retries did not succeed, or because of which a process gave up.
+        names: faults that say more than "a process gave up", at the time when hints are graded.
     """
 
     events: list[Event]
@@ -321,40 +325,41 @@ class Scene:
     names: set[str] = field(default_factory=set)
 
     def renamed(self, name: str, grade: Grade, meant: Callable[[Event], object]) -> list[Event]:
-        """Return the events, those that are meant under another name and weight."""
+        """Return the events, with another name and grade for the given ones."""
         return [replace(event, name=name, grade=grade) if meant(event) else event for event in self.events]
 
 
 Pass = Callable[[Scene], list[Event]]
-"""The work of one stage: it returns the events that are left, some with another name or grade."""
+"""A function that returns the remaining events, some with another name or grade."""
 
 
 @dataclass(frozen=True)
 class LogSigns:
-    """How logs show one diagnosis, and what to say then: the ``SIGNS`` of its file.
+    """How logs show a diagnosis, and the advice for it: the ``SIGNS`` of its file.
 
     Attributes:
-        rules: its wordings; of several of one grade that fit a line, the first speaks.
-        advice: what to say and do.
-        after: diagnoses that go before this one where a line fits wordings of both that weigh the same; between
-            others the name decides.
-        echo: ranks see it of any fault of another one, so it is a cause only where nothing else is.
-        network: it tells of the way between hosts; beside other such faults its hints count.
-        waits: a rank waited for others, which is no sign of the way between hosts.
-        dials: a connection that failed, to a name or an address that was known.
-        retried: processes that look for the master say it, and go on.
-        gives_up: of generic weight, it says no more than that a process gave up.
-        unfinished: the diagnosis of a log that ends before all ranks have met; ``silent`` of one that ends after it.
-        hint: what a hint of it weighs once it counts.
-        hint_beside: its hints count beside these faults alone, not beside any.
-        weigh: what a hint of it weighs, in place of these two.
-        passes: what it makes of a log's events, by stage; in one stage the names decide who comes first.
-        catalogued: what a warning weighs that NCCL's catalogue knows and no rule does.
-        of_catalogue: what NCCL's catalogue says of its lines goes before its own wordings.
-        ras: what RAS says of ranks and processes, and how much each of these weighs.
-        interface: the interface or the device that a case of it is about.
-        severity: of a case in which nothing worse is shown; None leaves an error.
-        warning_up_to: nothing worse than a warning up to this grade, where nothing follows from it.
+        rules: its patterns; of several of the same grade that match a line, the first counts.
+        advice: the function that makes the message and the remedy.
+        after: diagnoses that take precedence over this one if a line matches patterns of both with the same grade;
+            otherwise the name decides.
+        echo: ranks see it after any fault of another rank, so it is a cause only if nothing else is.
+        network: it is about the connection between hosts; its hints count if there are other such faults.
+        waits: a rank waited for others, which says nothing about the connection between hosts.
+        dials: a connection to a known name or address failed.
+        retried: processes print it while they look for the master, and go on.
+        gives_up: with a generic grade it says only that a process gave up.
+        unfinished: the diagnosis of a log that ends before all ranks have connected; ``silent``: of one that ends after
+            that.
+        hint: the grade of its hints once they count.
+        hint_beside: its hints count only together with these faults, not with any.
+        weigh: a function for the grade of a hint, instead of these two.
+        passes: functions over a log's events by stage; within a stage they are ordered by the diagnoses' names.
+        catalogued: the grade of a warning that is in NCCL's catalogue but in no rule.
+        of_catalogue: whether NCCL's catalogue takes precedence over its own patterns.
+        ras: states of ranks and processes in RAS' answers, with their grades.
+        interface: a function for the interface or device that a case is about.
+        severity: that of a case without anything worse; None means error.
+        warning_up_to: up to this grade it is at most a warning, if nothing follows from it.
     """
 
     rules: tuple[LogRule, ...]
@@ -404,7 +409,7 @@ def signs() -> dict[str, LogSigns]:
 
 @cache
 def rules() -> tuple[LogRule, ...]:
-    """Return every wording: between rules of one grade that match one line, the first speaks."""
+    """Return all rules; of rules of the same grade that match one line, the first counts."""
     return (*BENIGN, *(replace(rule, name=name) for name, shown in signs().items() for rule in shown.rules))
 
 
@@ -413,21 +418,21 @@ Trait = Literal["echo", "network", "waits", "dials", "retried", "gives_up", "unf
 
 @cache
 def having(trait: Trait) -> frozenset[str]:
-    """Return names of the diagnoses that have a trait."""
+    """Return the names of diagnoses with a trait."""
     return frozenset(name for name, shown in signs().items() if getattr(shown, trait))
 
 
 def echoes() -> frozenset[str]:
-    """Return names of the diagnoses that are only what ranks see of another one's fault."""
+    """Return the names of diagnoses that are only effects of another rank's fault."""
     return having("echo")
 
 
 @cache
 def ras_states() -> dict[str, tuple[str, Grade]]:
-    """Return the diagnosis and the weight of what RAS says of ranks and processes."""
+    """Return the diagnosis and the grade for each state in RAS' answers."""
     return {state: (name, grade) for name, shown in signs().items() for state, grade in shown.ras.items()}
 
 
 def on_the_way() -> frozenset[str]:
-    """Return names of what tells of the way between hosts, and of what ranks see of that."""
+    """Return the names of diagnoses about connections between hosts, and of their effects on ranks."""
     return having("echo") | having("network")

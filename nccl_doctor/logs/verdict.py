@@ -1,4 +1,4 @@
-"""A verdict as the report that every judging command prints."""
+"""The report of a verdict, in the form that all judging commands print."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report(
     *,
     whole: bool = False,
 ) -> Report:
-    """Return the report of the ``selected`` diagnoses; ``whole`` adds NCCL's choices."""
+    """Return the report with the ``selected`` diagnoses; ``whole`` adds NCCL's choices."""
     diagnoses = tuple(_diagnosis(Case(cause, verdict.log)) for cause in verdict.causes if selected(entry(cause.name)))
     unfinished = None if diagnoses else _unfinished(verdict)
     if unfinished is not None and selected(entry(unfinished.name)):
@@ -62,7 +62,7 @@ def report(
 
 
 def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
-    """Yield the first line of each rank for each fault, in the order in which they were said."""
+    """Yield the first line of each rank for each fault, in the order of the log."""
     first: dict[tuple[str, object], tuple[Case, Event, bool]] = {}
     for cause in verdict.causes:
         case = Case(cause, verdict.log)
@@ -89,7 +89,7 @@ def first_events(verdict: LogVerdict) -> Iterator[LogEvent]:
 
 
 def finding(case: Case) -> Finding:
-    """Return the finding of one cause, as a live check would yield it."""
+    """Return the finding for a cause, in the form of a live check."""
     shown = signs()[case.cause.name]
     advice = shown.advice(case)
     of_rank = advice.message.startswith(("rank", "a rank"))  # a host's name stays as it is written
@@ -120,7 +120,7 @@ def _reached(where: RankProgress) -> dict[str, list[int]]:
 
 
 def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
-    """Return a log without a fault and without an end: it may be a hang, or go on."""
+    """Return the finding for a log without a fault and without an end: the run may hang, or go on."""
     log, facts, where = verdict.log, verdict.log.facts, rank_progress(verdict.log.facts)
     if not where.reached or facts.ended_well or facts.torn_down or facts.serving:
         return None
@@ -152,11 +152,11 @@ def _unfinished(verdict: LogVerdict) -> Diagnosis | None:
 
 
 _LOOKED_AT = 4096
-"""Lines at the ends of all sources that are searched for the last line of each rank."""
+"""Number of lines at the ends of sources that are searched for the last line of each rank."""
 
 
 def _last_lines(log: Log) -> dict[int | None, LogLine]:
-    """Return the last line of each rank; under None that of nobody known."""
+    """Return the last line of each rank; None is the key for unknown ranks."""
     last: dict[int | None, LogLine] = {}
     for reading in log.readings:
         lines = reading.tail.split(b"\n")
@@ -173,7 +173,7 @@ def _last_lines(log: Log) -> dict[int | None, LogLine]:
 
 
 def _severity(case: Case) -> Severity:
-    """Return a warning where the log shows nothing worse: NCCL may have gone on without the plugin or the setting."""
+    """Return a warning if the log shows nothing worse, since NCCL may have gone on without the plugin or setting."""
     cause, shown = case.cause, signs()[case.cause.name]
     if not cause.follows and cause.grade <= shown.warning_up_to:
         return Severity.WARNING
@@ -210,11 +210,11 @@ def _size(count: int) -> str:
 
 
 MOST = 4
-"""Number of values of each kind that a row shows."""
+"""Most values of each kind in a row."""
 
 
 def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
-    """Return rows of what could not be judged; without a fault, or for the ``whole``, of what NCCL chose."""
+    """Return rows about what could not be judged and, without a fault or with ``whole``, about NCCL's choices."""
     empty, cut = verdict.log.unsaid, verdict.log.cut
     unknown = [f"{fold(empty)} is empty"] if empty else []
     unknown += [f"{fold(cut)} is a truncated archive: the rest is missing"] if cut else []
@@ -230,7 +230,7 @@ def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
 
 
 def chosen(facts: Facts) -> tuple[Phase, ...]:
-    """Return a row for each thing that NCCL chose, as far as the log tells."""
+    """Return a row for each choice of NCCL that the log shows."""
     return tuple(Phase(name=name, outcome="ok", text=text) for name, text in _rows(facts) if text)
 
 

@@ -337,7 +337,7 @@ def _by_card(entries: Iterable[Entry], *, vfs: bool) -> list[list[Entry]]:
 
 
 def _by_path(entries: Sequence[Entry], variables: Variables, version: Version, *, vfs: bool) -> list[list[Entry]]:
-    """Fuse ports as 2.24 and later: those in NCCL_NET_FORCE_MERGE, then all within the level's distance of the first."""
+    """Fuse ports as from 2.24 on: those in NCCL_NET_FORCE_MERGE, then all within the level's distance of the first."""
     groups = list(_forced(entries, variables))
     forced = {entry.index for group in groups for entry in group}
     left = [entry for entry in entries if entry.index not in forced]

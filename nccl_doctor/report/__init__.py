@@ -1,1 +1,1 @@
-"""A report as text: pure functions of the nouns (:mod:`nccl_doctor.model.report`, :mod:`nccl_doctor.model.finding`)."""
+"""Reports as text: pure functions of the models (:mod:`nccl_doctor.model.report`, :mod:`nccl_doctor.model.finding`)."""

@@ -1,4 +1,4 @@
-"""``fix`` on a screen: the plan before the question, and what became of it."""
+"""Screen of ``fix``: the plan before the question, and the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_BY_HAND = 12
 
 
 def render(report: FixReport, options: RenderOptions) -> str:
-    """Return what was run and what it led to; where nothing was run, the plan."""
+    """Return the steps that were run and their results; the plan if nothing was run."""
     screen = Screen.of(options)
     if report.results:
         return joined(_outcome(report, screen))
@@ -25,12 +25,12 @@ def render(report: FixReport, options: RenderOptions) -> str:
 
 
 def plan_screen(report: FixReport, options: RenderOptions) -> str:
-    """Return the plan as it is shown before the question."""
+    """Return the plan in the form shown before the question."""
     return joined(plan_blocks(report, Screen.of(options)))
 
 
 class Group:
-    """Steps of one diagnosis that are alike but for their hosts' own values."""
+    """Steps of one diagnosis that differ only in their hosts' own values."""
 
     def __init__(self, number: int, steps: Sequence[Step]) -> None:
         self.number, self.steps = number, tuple(steps)
@@ -49,13 +49,13 @@ class Group:
 
 
 def groups(steps: Sequence[Step]) -> list[Group]:
-    """Return a plan's steps by diagnosis, place, right and risk, in their order."""
+    """Return a plan's steps grouped by diagnosis, place, user and risk, in order."""
     alike = grouped(((one.code, one.mends, one.host is None, one.place, one.root, one.risk), one) for one in steps)
     return [Group(number, tuple(each)) for number, each in enumerate(alike.values(), 1)]
 
 
 def plan_blocks(report: FixReport, screen: Screen) -> Iterator[list[str]]:
-    """Yield the blocks of the plan: each group of steps, then what is left by hand."""
+    """Yield the blocks of the plan: each group of steps, then what is left to do by hand."""
     if not report.plan:
         yield ["Nothing here can be taken back." if report.undo else "No command would mend anything here."]
     else:
@@ -163,14 +163,14 @@ def _failed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
 
 
 def _printed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
-    """Yield a command with the end of what it printed."""
+    """Yield a command with the end of its output."""
     yield f"  {clean(step.command)}"
     for line in result.output.splitlines()[-4:]:
         yield from wrap(line, screen.prose, "    ")
 
 
 def script_of(host: str | None, steps: Sequence[Step]) -> str:
-    """Return a shell script of one host's steps; each command stands as it was printed."""
+    """Return a shell script with one host's steps; each command is as it was printed."""
     place = "this machine" if host is None else host
     root = ", as root" if any(step.root for step in steps) else ""
     lines = ["#!/bin/sh", f"# Commands of nccl-doctor for {clean(place)}; run them there{root}.", "set -e"]

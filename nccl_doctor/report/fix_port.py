@@ -1,4 +1,4 @@
-"""``fix-port`` on a screen: who holds the port, and what to do about it, as lines to paste."""
+"""Screen of ``fix-port``: who holds the port, and the remedies, as lines to paste."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _STATES = {"LISTEN": "listening", "BOUND": "bound, not listening", "TIME_WAIT": 
 
 
 def render(report: PortReport, options: RenderOptions) -> str:
-    """Return the screen; of a quiet one nothing where the port is free."""
+    """Return the screen; with ``--quiet`` nothing if the port is free."""
     return "" if options.quiet and report.free else screen(report)
 
 
 def screen(report: PortReport, *, asking: bool = False) -> str:
-    """Return the whole screen, and in the end what to do, unless we are ``asking``."""
+    """Return the whole screen, with the remedies at the end unless it precedes a question (``asking``)."""
     place = f"on this machine ({report.host})" if report.here else f"on {report.host}"
     if report.port is None:
         state = "is running" if not report.free else "has been ended" if report.ended else "is not there"
@@ -91,7 +91,7 @@ def _job(job: HolderJob, report: PortReport) -> Iterator[str]:
 
 
 def _sockets(sockets: Iterable[TcpSocket]) -> Iterator[str]:
-    """Yield each socket once, however many processes have it."""
+    """Yield each socket once, even if several processes have it."""
     shown: dict[str, None] = {}
     for sock in sockets:
         to = sock.remote_address and sock.remote_port and f" to {endpoint(sock.remote_address, sock.remote_port)}"
@@ -134,7 +134,7 @@ def _pids(pids: list[int] | tuple[int, ...]) -> str:
 
 
 def _remedies(report: PortReport) -> Iterator[list[str]]:
-    """Yield a block for each: end what holds it, look, wait, keep it, move."""
+    """Yield a block for each remedy: end the holder, look, wait, reserve the port, use another."""
     if report.free and report.drawn and not report.ended:
         yield from _lost_draw(report)
     if report.free or (report.port is None and report.ended):
@@ -167,7 +167,7 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
 
 
 def _lost_draw(report: PortReport) -> Iterator[list[str]]:
-    """Yield how somebody may have lost a port that nobody has now, and what keeps it."""
+    """Yield an explanation of how a port that is free now may have been taken, and how to reserve it."""
     yield wrap(
         "No process holds it now, but it is an ephemeral port: an engine that picks a free port and binds it later "
         "(vLLM, SGLang, verl, accelerate with port 0) may have lost it to another process or to an outgoing "
@@ -180,7 +180,7 @@ def _lost_draw(report: PortReport) -> Iterator[list[str]]:
 
 
 def _list_sockets(port: int | None) -> Line | None:
-    """Return the line that shows a port's sockets and their processes."""
+    """Return the command that shows a port's sockets and their processes."""
     return None if port is None else line("ss -tanp 'sport = :{port}'", port=port)
 
 
@@ -197,7 +197,7 @@ def _move_away(report: PortReport) -> Iterator[list[str]]:
 
 
 def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
-    """Yield the reservation of the port to move to, where no other is let in."""
+    """Yield the command that reserves the new port, if the firewall opens no other."""
     found = report.suggestion
     if found is not None and found.reserve is not None:
         yield wrap(
@@ -208,7 +208,7 @@ def in_ephemeral_range(report: PortReport) -> Iterator[list[str]]:
 
 
 def _command(made: Line | None) -> str:
-    """Return a line as it is shown, or why it can't be pasted."""
+    """Return a line to show, or why it can't be pasted."""
     text = "" if made is None else made.text
     if LEFT_OUT in text:
         return "(it contains what looks like a secret; --show-secrets shows it)"

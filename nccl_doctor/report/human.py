@@ -1,4 +1,4 @@
-"""Reports on a terminal, ``hang``'s among them; the last thing on the screen is what to do."""
+"""Reports on a terminal, including those of ``hang``; the last line on the screen is what to do."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PHASE_NAME = 13  # cells for the name of a phase; the longest is "environment"
 
 
 def render(report: Report, options: RenderOptions) -> str:
-    """Yield blocks of lines; quietly only what was found or could not be judged."""
+    """Return the screen; with ``--quiet`` only diagnoses and what could not be judged."""
     screen = Screen.of(options)
     ordered = sorted(report.diagnoses, key=lambda found: -found.severity.rank)[::-1]
     blocks = [list(unjudged(report.checks, screen)), *(list(diagnosis(found, screen)) for found in ordered)]
@@ -50,7 +50,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def row(phase: Phase) -> str:
-    """Return a row of the checklist, uncoloured and uncut."""
+    """Return a row of the checklist, without colour and not shortened."""
     return clean(f"  {phase.name:<{_PHASE_NAME}}{_OUTCOMES[phase.outcome][0]:>4}    {phase.text}").rstrip()
 
 
@@ -68,11 +68,11 @@ _EVIDENCE = 10
 _CONSEQUENCES = 3
 _LOG_LINES = 3
 LABELLED = re.compile(r"(\w{1,12})  +(\S.*)")
-"""Evidence that begins with a label and a gap, as in ``seen    …``: its lines hang behind the label."""
+"""Evidence that begins with a label and a gap; its further lines are indented behind the label."""
 
 
 def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
-    """Yield the lines of a diagnosis, its commands last and alone."""
+    """Yield the lines of a diagnosis, with each command at the end on its own line."""
     title = clean(f"{found.severity.value}  {found.code} {found.name}")
     head, *more = apart(title, where(found), screen.prose)
     yield head.replace(title, screen.paint(title, SEVERITY_STYLES[found.severity]))
@@ -93,7 +93,7 @@ def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def plain(value: object) -> str:
-    """Return a fact in words: ``node2 3; node3 none``."""
+    """Return a fact as text: ``node2 3; node3 none``."""
     if isinstance(value, dict):
         return "; ".join(f"{name} {plain(one)}" for name, one in value.items()) or "none"
     if isinstance(value, (list, tuple)):
@@ -104,7 +104,7 @@ def plain(value: object) -> str:
 
 
 def where(found: Diagnosis) -> str:
-    """Return the hosts at fault, behind the ranks that a log names."""
+    """Return the hosts at fault, after the ranks that a log names."""
     hosts = fold(found.hosts)
     ranks = (found.entities or {}).get("rank")
     if ranks is None:
@@ -133,7 +133,7 @@ def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
 
 
 def by_consequence(explained: Iterable[Consequence]) -> dict[tuple[str, str, str], str]:
-    """Return consequences by code, name and message, with their hosts folded."""
+    """Return the folded hosts of consequences by code, name and message."""
     hosts = grouped(((one.code, one.name, one.message), one.hosts) for one in explained)
     return {consequence: fold(chain.from_iterable(each)) for consequence, each in hosts.items()}
 
@@ -153,7 +153,7 @@ def _fix(fix: Fix, screen: Screen) -> Iterator[str]:
 
 
 def by_place(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Yield commands for a place, ``On each of node[2-3], as root:``; True where they can be shown."""
+    """Yield the commands for each place (``On each of node[2-3], as root:``), and whether they can be shown."""
     per_host = grouped(((one.host, one.place), one.command) for one in fix.commands)
     alike = grouped(((side, tuple(lines)), host) for (host, side), lines in per_host.items())
     for (side, lines), hosts in alike.items():
@@ -211,7 +211,7 @@ def _uses(host: HostSummary) -> str:
 
 
 def matrix(mesh: MeshReport, hosts: Sequence[HostSummary], screen: Screen) -> Iterator[list[str]]:
-    """Yield the mesh by rank: rows of hosts that dial, columns of dialled ones."""
+    """Yield the mesh by rank: rows are dialling hosts, columns dialled ones."""
     reached = [host for host in hosts if host.reached]
     if mesh.tested < mesh.pairs or not 1 < len(reached) <= _MATRIX:
         return
@@ -233,7 +233,7 @@ _NO_REASON = "no reason given"
 
 
 def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
-    """Check without a verdict by their reasons, and those that crashed."""
+    """Yield the checks without a verdict by reason, and those that crashed."""
     gaps = [
         (gap, check.name)
         for check in checks
@@ -255,7 +255,7 @@ def unjudged(checks: tuple[CheckResult, ...], screen: Screen) -> Iterator[str]:
 
 
 def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]], limit: int) -> str:
-    """Check behind a reason, those first that it keeps from all its hosts."""
+    """Return the checks for a reason, first those that could judge no host."""
     sets = [(frozenset(hosts), name) for hosts, name in each]
     sets.sort(key=lambda pair: pair[0] != frozenset(everywhere))
     groups = [
@@ -267,7 +267,7 @@ def _named(everywhere: tuple[str, ...], each: list[tuple[tuple[str, ...], str]],
 
 
 def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], str]:
-    """Return whether a job can start, counts, both as a sentence; ``cause`` is gravest."""
+    """Return whether a job can start, the counts, and both as a sentence; ``cause`` is the gravest diagnosis."""
     outcomes = Counter(check.outcome for check in report.checks)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     grave = cause is not None and cause.severity is not Severity.INFO
@@ -286,14 +286,14 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
 
 
 def more(codes: str, cause: Diagnosis | None) -> str:
-    """Return the words that name the pages of diagnoses, and the address of the cause's; empty without a cause."""
+    """Return the reference to the pages of diagnoses, with the address of the cause's page; "" without a cause."""
     if cause is None:
         return ""
     return f"More: nccl-doctor explain {codes}" + (f" ({cause.page})" if cause.page else "")
 
 
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:
-    """Yield the line that counts and names pages, the cause's first; then the next step."""
+    """Yield the line with counts and pages, the cause's first; then the next step."""
     ready, counts, line = verdict(report, cause)
     alike = [each.code for each in report.diagnoses if cause and each.severity is cause.severity]
     codes = ", ".join(dict.fromkeys([*([cause.code] if cause else []), *alike]))
@@ -311,7 +311,7 @@ def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator
 
 
 def _counts(diagnoses: tuple[Diagnosis, ...], outcomes: Counter[Outcome]) -> list[str]:
-    """Return ``1 error``, ``0 warnings``, ``56 checks passed``; most of what is none is left out."""
+    """Return ``1 error``, ``0 warnings``, ``56 checks passed``; most zero counts are left out."""
     found = Counter(each.severity for each in diagnoses)
     gaps = outcomes[Outcome.UNKNOWN] + outcomes[Outcome.CRASH]
     warnings, passed = found[Severity.WARNING], outcomes[Outcome.PASS]

@@ -1,7 +1,7 @@
 """The report as metrics, for node_exporter's textfile collector.
 
-Its files are in Prometheus' text format 0.0.4 and must hold no timestamps and no series twice; the time of the run is
-a metric of its own, so that an alert can see that no run has come for long.
+Its files are in Prometheus' text format 0.0.4 and must have no timestamps and no duplicate series. The time of the run
+is a separate metric, so that an alert can detect that there was no run for long.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def render_watch(watch: HangWatch, _options: RenderOptions) -> str:
 
 
 def _family(name: str, text: str, samples: Samples) -> str:
-    """Return the lines of a metric with its samples; nothing where it has none."""
+    """Return the lines of a metric with its samples; nothing if it has none."""
     series: dict[str, float] = {}
     for labels, value in samples:
         # backslashes and quotes as the format wants them; line breaks are gone after cleaning

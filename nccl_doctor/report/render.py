@@ -1,6 +1,6 @@
-"""Every form of every command's document, in one table. Strings only: no file is written here, no clock is read.
+"""Table of all formats of all commands' documents. Functions return strings: no file is written here, no clock is read.
 
-A new form is a module of this room and a line here; so is a new command's screen.
+A new format, or the screen of a new command, is a module of this package and a line here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RenderOptions(NamedTuple):
-    """How a document is shown."""
+    """Options for showing a document."""
 
     color: bool = False  # whether escape sequences may repeat in colour what the words say
     width: int = 80  # of the terminal, in cells; below 50 as 50
@@ -59,16 +59,16 @@ FORMS: dict[str, dict[str, str]] = {
     "mcp": {"human": "screens:render_page"},
     "schema": {"human": "screens:render_page"},
 }
-"""Forms of output by command, the default first, each with the module and function that make it."""
+"""Formats of output by command, the default first, each with the module and function that make it."""
 
 
 def render(command: str, form: str, document: Document, options: RenderOptions = RenderOptions()) -> str:  # noqa: B008 - a NamedTuple can't change
-    """Return the document as lines in a form; empty where a quiet one says nothing."""
+    """Return the document in a format; "" if ``--quiet`` leaves nothing."""
     return renderer(command, form)(document, options)
 
 
 def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
-    """Return the function that makes a form, whose module is loaded now."""
+    """Return the function for a format, whose module is loaded now."""
     module, function = FORMS[command][form].split(":")
     make: Callable[[Any, RenderOptions], str] = getattr(import_module(f"nccl_doctor.report.{module}"), function)
     return make
@@ -77,8 +77,8 @@ def renderer(command: str, form: str) -> Callable[[Any, RenderOptions], str]:
 def render_json(document: Document, _options: RenderOptions) -> str:
     """Return the document's JSON: every field, but ``entities`` and ``page`` only where a diagnosis has them.
 
-    ASCII only, so that whatever a host name or a log holds can neither upset a terminal nor an encoding. Numbers that
-    JSON doesn't know (infinities, not-a-number) become null.
+    It is ASCII, so that no host name or log can disturb a terminal or an encoding. Numbers that JSON does not have
+    (infinities, not-a-number) become null.
     """
     tree = _without_empty(json.loads(document.model_dump_json(by_alias=True)))
     return json.dumps(tree, indent=2, allow_nan=False) + "\n"

@@ -29,7 +29,7 @@ from nccl_doctor.text.shell import clean, pasteable
 
 
 def render_hosts(cluster: HostList, _options: RenderOptions) -> str:
-    """Return the hosts with their ranks, then every setting with its origin, hosts folded."""
+    """Return the hosts with their ranks, then every setting with its origin and folded hosts."""
     count = plural(len(cluster.nodes), "host")
     title = wrap(f"{cluster.source}: {count}, master {cluster.master_addr}:{cluster.master_port}", WIDTH)
     rows, first = [], 0
@@ -47,7 +47,7 @@ def render_hosts(cluster: HostList, _options: RenderOptions) -> str:
 
 
 def _settings(cluster: Cluster) -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row per setting and origin; the value where the hosts of the row share it."""
+    """Yield a row per setting and origin, with the value if all hosts of the row share it."""
     for name, value in (("master_addr", cluster.master_addr), ("master_port", str(cluster.master_port))):
         yield name, value, "", cluster.origins.get(name, "")
     if cluster.engine:
@@ -65,7 +65,7 @@ def _settings(cluster: Cluster) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _values(node: Node) -> Iterator[tuple[str, str]]:
-    """Yield the settings of a node, by the names that ``Cluster.origins`` gives them."""
+    """Yield the settings of a node, with their names in ``Cluster.origins``."""
     yield "address", node.address
     yield "nproc_per_node", "" if node.nproc_per_node is None else str(node.nproc_per_node)
     yield "python", node.python
@@ -77,7 +77,7 @@ def _values(node: Node) -> Iterator[tuple[str, str]]:
 
 
 def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
-    """Return the table, hosts alike folded, then what to set, a bold line each."""
+    """Return the table, with similar hosts folded, then a bold line for each setting."""
     paint, width = painter(options.color), options.width
     if answers.asked is None:
         text = table(("host", "NCCL uses", "why"), _interface_rows(answers.hosts), width)
@@ -102,7 +102,7 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
 
 
 def _advertised_rows(answers: InterfaceAnswers, *, verbose: bool) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the rows of what programs tell their peers: of the engine, or of all; hosts alike folded."""
+    """Yield rows for the addresses that programs advertise, of the engine or of all, with similar hosts folded."""
     given = [(name, it, one.name) for one in answers.hosts for name, it in one.advertises.items()]
     for name, its in grouped((name, (it, host)) for name, it, host in given).items():
         if verbose or name == answers.engine:
@@ -125,7 +125,7 @@ def _interface_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, s
 
 
 def _rdma_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the devices of each place, hosts alike folded; ports that are fused stand under one place."""
+    """Yield the devices of each place, with similar hosts folded; fused ports share a place."""
     rows = [(one.name, each) for one in answers for each in one.rdma]
     for place in sorted({each.place for _, each in rows}):
         alike = grouped(
@@ -151,7 +151,7 @@ def _asked_rows(answers: Sequence[InterfaceAnswer]) -> Iterator[tuple[str, str, 
 
 
 def _shared(addresses: Sequence[str]) -> str:
-    """Return a single address, or the part that several share: ``10.0.0.x``, ``2001:db8::/64``."""
+    """Return a single address, or the common part of several: ``10.0.0.x``, ``2001:db8::/64``."""
     if len(set(addresses)) == 1:
         return addresses[0]
     if any(numeric(text) is None for text in addresses):
@@ -170,7 +170,7 @@ _RANK_ROWS = 64  # beyond so many ranks a row stands for a whole node
 
 
 def render_launch(plan: Launch, _options: RenderOptions) -> str:
-    """Return the ranks, then each host's line, which stands alone."""
+    """Return the ranks, then the line of each host on its own line."""
     ranks = grouped((place.host, place) for place in plan.ranks)
     master = f"master {plan.master_addr}:{plan.master_port}"
     title = f"# {plural(len(ranks), 'node')}, {plural(plan.world_size, 'rank')}, {master}"
@@ -188,12 +188,12 @@ def render_launch(plan: Launch, _options: RenderOptions) -> str:
 
 
 def render_script(plan: Launch, _options: RenderOptions) -> str:
-    """Return Slurm's batch script, as it is."""
+    """Return the Slurm batch script unchanged."""
     return plan.commands[0].command
 
 
 def _draw_ranks(places: tuple[RankPlace, ...]) -> Iterator[str]:
-    """Yield a row a rank, its node named once; of many ranks a row a node."""
+    """Yield a row per rank, with each node named once; for many ranks a row per node."""
     rows: list[tuple[str, ...]] = []
     for node, its in grouped((place.node_rank, place) for place in places).items():
         numbers = [[str(place.local_rank), str(place.rank), place.gpu or "-"] for place in its]
@@ -212,7 +212,7 @@ _VALUE = 60
 _NOTHING = ("nothing", "null", "", "[]", "{}")
 _WORDS = {"nothing": "none", "null": "none", "[]": "none", "{}": "none", "": "none", "true": "yes", "false": "no"}
 _INTERNAL = ("ways", "firewall_after", "libnccl", "pci", "outside")
-"""Facts that a run takes for its own checks; ``-v`` shows them."""
+"""Facts that a run collects only for its own checks; ``-v`` shows them."""
 _FACT_NAMES = {  # beginnings of facts' places, as the other screens call them
     "limits.nofile_soft": "nofile",
     "limits.memlock_soft": "memlock",
@@ -235,7 +235,7 @@ _FACT_NAMES = {  # beginnings of facts' places, as the other screens call them
 
 
 def render_diff(found: Difference, options: RenderOptions) -> str:
-    """Return the diagnoses that went and came, then the facts that changed, by hosts."""
+    """Return gone and new diagnoses, then changed facts, by hosts."""
     blocks = []
     for turn, diagnoses in (("gone  ", found.diagnoses.gone), ("new   ", found.diagnoses.new)):
         block: list[str] = []
@@ -259,7 +259,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 
 def _without_rules(changes: Sequence[Change]) -> list[Change]:
-    """Return the changes with a firewall as one change, because its values are long."""
+    """Return the changes, with those of a firewall as one change, since its values are long."""
     facts = [(re.split(r"[.\[]", one.what, maxsplit=1)[0], one) for one in changes]
     hosts = dict.fromkeys(host for fact, one in facts if fact == "firewall" for host in one.hosts)
     rules = [Change(what="firewall", before="rules", after="other rules", hosts=tuple(hosts))] if hosts else []
@@ -267,7 +267,7 @@ def _without_rules(changes: Sequence[Change]) -> list[Change]:
 
 
 def _changed_facts(changes: Sequence[Change]) -> Iterator[str]:
-    """Yield a line a fact, and one for an entry of a list that came or went."""
+    """Yield a line per fact, and one for each new or gone item of a list."""
     known = [one for one in changes if not (one.before in _NOTHING and one.after in _NOTHING)]
     # by the entry of a list that a fact belongs to
     entries = (("".join(one.what.partition("]")[:2]), one) for one in known)
@@ -283,7 +283,7 @@ def _changed_facts(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _fact_name(what: str) -> str:
-    """Return ``interface eno1 mtu`` of ``interfaces.links[eno1].mtu``."""
+    """Return ``interface eno1 mtu`` for ``interfaces.links[eno1].mtu``."""
     begins = (known for known in _FACT_NAMES if re.match(rf"{re.escape(known)}(?:[.\[]|$)", what))
     start = max(begins, key=len, default="")
     rest = what[len(start) :]
@@ -306,7 +306,7 @@ _ITEM = re.compile(r"\s*(?:[-*]|\d+[.)])\s+")
 
 
 def render_page(page: Page | Topic | TopicList, _options: RenderOptions) -> str:
-    """Return a page as ``explain`` prints it, its paragraphs and list items flowed anew."""
+    """Return a page as ``explain`` prints it, with paragraphs and list items wrapped again."""
     if isinstance(page, TopicList):
         rows = [(each.name, each.title) for each in page.topics]
         more = "nccl-doctor explain TOPIC prints one; nccl-doctor codes lists the diagnoses."

@@ -1,4 +1,4 @@
-"""The all-reduce on the screen, what each size reached, and the rates of pairs: the worst, and the median."""
+"""Screen of the all-reduce with the results of each size, and of the rates of pairs: the worst, and the median."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nccl_doctor.text.hostlist import figure, fold, fold_numbers, grouped, plura
 
 _HOPS = 16  # hosts of a ring that are drawn; of a longer one the first of these and the last
 _PARENT = re.compile(r"->(\d{1,7})->(-1|\d{1,7})")
-"""A rank and its parent in the first tree of a rank's ``Trees`` line; the root's parent is -1."""
+"""A rank and its parent in the first tree of a ``Trees`` line; the root's parent is -1."""
 _ROWS = 6
 _LEVELS = "▁▂▃▄▅▆▇█"
 _FEWEST = 3  # sizes that make a line
@@ -32,7 +32,7 @@ _MOST = 100  # with -v
 
 
 def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
-    """Yield blocks of lines about an all-reduce that was run."""
+    """Yield blocks of lines about an all-reduce."""
     ranks = result.ranks
     labelled = {
         "backend": f"{plural(len(ranks), 'rank')}, {backend(result)}",
@@ -55,14 +55,14 @@ def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
 
 
 def backend(result: AllReduceReport) -> str:
-    """Return the backend with its versions, and why it was taken."""
+    """Return the backend with its versions, and the reason for it."""
     versions = sorted({rank.nccl for rank in result.ranks if rank.nccl})
     name = " ".join(("NCCL" if result.backend == "nccl" else result.backend, *versions))
     return f"{name} ({result.reason})" if result.reason else name
 
 
 def uses(ranks: Sequence[RankReport]) -> str:
-    """Return networks and interfaces, folded over hosts: ``IB, eno1 on node[1-2]``."""
+    """Return networks and interfaces with folded hosts: ``IB, eno1 on node[1-2]``."""
     pairs = []
     for rank in ranks:
         plugin = f" (plugin {rank.plugin} loaded)" if rank.plugin else ""
@@ -73,7 +73,7 @@ def uses(ranks: Sequence[RankReport]) -> str:
 
 
 def transports(ranks: Sequence[RankReport]) -> str:
-    """Return channels by the way they go, those with most first."""
+    """Return the number of channels by transport, largest first."""
     counts: Counter[str] = Counter()
     for rank in ranks:
         counts.update(rank.transports)
@@ -115,7 +115,7 @@ def _spark(sizes: Sequence[SizeReport]) -> str:
 
 
 def link_words(link: LinkShare | None) -> str:
-    """Return the slowest link's rate, and the part reached; "" where nobody knows it."""
+    """Return the slowest link's rate and the share reached; "" if the rate is unknown."""
     if link is None:
         return ""
     reached = f"{rate_words(link.share * link.gb_per_s)} of {rate_words(link.gb_per_s)}"
@@ -124,7 +124,7 @@ def link_words(link: LinkShare | None) -> str:
 
 
 def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
-    """Return counters of trouble that grew meanwhile, port by port; "" where nobody looked."""
+    """Return error counters that grew meanwhile, by port; "" if they were not read."""
     lines = grown_words(result.rdma_grown)
     if not lines:
         return f"no counter of trouble grew on {fold(result.rdma_grown)}" if result.rdma_grown else ""
@@ -132,7 +132,7 @@ def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
 
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
-    """Return a few rows of each type, evenly apart; -v shows all."""
+    """Return a few evenly spaced rows of each type; -v shows all."""
     kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
     rows = [(its, min(len(its), most)) for its in kinds.values()]
@@ -140,7 +140,7 @@ def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
 
 
 def gradient(sizes: Sequence[SizeReport]) -> str:
-    """Return how long a model's gradients take, by the largest message measured."""
+    """Return how long a model's gradients take, at the rate of the largest message."""
     largest = max(sizes, key=lambda size: size.bytes)
     if largest.bytes < 1 << 20:
         return ""
@@ -151,10 +151,10 @@ def gradient(sizes: Sequence[SizeReport]) -> str:
 
 
 def size_rows(sizes: Sequence[SizeReport], result: AllReduceReport) -> list[tuple[str, ...]]:
-    """Return the header and a row for each of these sizes; the type where there is more than one.
+    """Return the header and a row for each of these sizes, with the type if there is more than one.
 
-    The last column is the ring's own time, T = 2 (N - 1) / N * K / B, for the link's speed, or for the best that was
-    measured where nobody knows it (a virtual link); busbw is algbw times 2 (N - 1) / N.
+    The last column is the ideal time of a ring, T = 2 (N - 1) / N * K / B, at the link's speed, or at the best measured
+    rate if that is unknown (a virtual link); busbw is algbw times 2 (N - 1) / N.
     """
     typed = len({size.dtype for size in sizes}) > 1
     rate = _best_rate(result)
@@ -168,7 +168,7 @@ def size_rows(sizes: Sequence[SizeReport], result: AllReduceReport) -> list[tupl
 
 
 def ring_formula(result: AllReduceReport) -> str:
-    """Return the sentence behind the table's last column; "" where it has none."""
+    """Return the sentence that explains the table's last column; "" if it has none."""
     ranks, rate = result.world_size, _best_rate(result)
     if ranks < 2 or not rate:
         return ""
@@ -188,7 +188,7 @@ def rate_words(gb_per_s: float) -> str:
 
 
 def size_words(count: int) -> str:
-    """Return a size in the largest binary unit that gives a whole number: 1 MiB, but 1000 B."""
+    """Return a size in the largest binary unit with a whole number: 1 MiB, but 1000 B."""
     units = ("B", "KiB", "MiB", "GiB")
     power = 0
     while power < len(units) - 1 and count and count % 1024 == 0:
@@ -197,14 +197,14 @@ def size_words(count: int) -> str:
 
 
 def time_words(seconds: float) -> str:
-    """Return a time in the unit that gives few digits: 588 µs, 3.45 ms, 1.20 s."""
+    """Return a time in the unit with the fewest digits: 588 µs, 3.45 ms, 1.20 s."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def rates(measured: Sequence[RateReport], screen: Screen) -> Iterator[list[str]]:
-    """Yield a table of the slowest, and a line on all."""
+    """Yield a table of the slowest rates, and a line about all."""
     worst = sorted(measured, key=lambda one: one.gbps)[: _MOST if screen.verbose else _WORST]
     if not worst:
         return

@@ -1,7 +1,7 @@
-"""Lines, tables and colour; the only place of the room that measures text.
+"""Lines, tables and colours; the only module of the package that measures text.
 
-Widths are in terminal cells, not characters: an ideograph takes two. Whatever goes in is cleaned
-(:mod:`nccl_doctor.text.shell`), so that no caller can forget to.
+Widths are in terminal cells, not characters: an ideograph takes two. All text is cleaned here
+(:mod:`nccl_doctor.text.shell`), so that no caller can forget it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Paint = Callable[[str, str], str]  # text and a style of rich ("bold red") to te
 
 
 def painter(color: bool) -> Paint:
-    """Return paints with the terminal's own sixteen colours, or not at all."""
+    """Return a function that paints with the terminal's sixteen colours, or not at all."""
     system = ColorSystem.STANDARD if color else None
     return lambda text, style: Style.parse(style).render(text, color_system=system)
 
@@ -43,13 +43,13 @@ def wrap(text: str, width: int = WIDTH, first: str = "", rest: str | None = None
 
 
 def cut(line: str, width: int = WIDTH) -> str:
-    """Return the beginning of a line that is too wide, with an ellipsis."""
+    """Return the line, shortened with an ellipsis if it is too wide."""
     line = clean(line)
     return line if cell_len(line) <= width else set_cell_size(line, width - 1) + "…"
 
 
 def apart(left: str, right: str, width: int) -> list[str]:
-    """Return two texts at the ends of a line, or on lines of their own."""
+    """Return two texts at the ends of a line, or on separate lines."""
     left, right = clean(left), clean(right)
     gap = width - cell_len(left) - cell_len(right)
     if gap >= 2:
@@ -58,7 +58,7 @@ def apart(left: str, right: str, width: int) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], width: int) -> list[str]:
-    """Return columns two spaces apart; cells go on in theirs, but the first, a name, stays whole."""
+    """Return columns two spaces apart; cells are wrapped within their columns, except the first, a name."""
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
     for number, title in enumerate(header):
         grid.add_column(Text(clean(title)), no_wrap=number == 0, overflow="fold" if number else "ellipsis")
@@ -75,12 +75,12 @@ def _console(width: int) -> Console:
 
 
 def joined(blocks: Iterable[Sequence[str]]) -> str:
-    """Return blocks of lines with an empty line between them; empty ones are left out."""
+    """Return blocks of lines with an empty line between them, without empty blocks."""
     return "\n".join("\n".join([*block, ""]) for block in blocks if any(block))
 
 
 class Screen(NamedTuple):
-    """Screen on which a report is shown; only commands exceed its ``width`` in cells."""
+    """The screen for a report; only commands exceed its ``width`` in cells."""
 
     paint: Paint
     width: int = 80
@@ -93,5 +93,5 @@ class Screen(NamedTuple):
 
     @property
     def prose(self) -> int:
-        """The right edge of prose: a margin as wide as its indent stays free."""
+        """The width of prose, with a right margin as wide as its indent."""
         return self.width - 2

@@ -1,6 +1,6 @@
-"""From a template to one file that asks the network for nothing and runs nothing but what was written here.
+"""From a template to one file that loads nothing from the network and runs only our own script.
 
-Templates read the documents themselves; what a picture adds to them are plain values, made by its own module.
+Templates read the documents themselves; the values of each figure come from its own module.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ View = SimpleNamespace  # values as a template reads them
 
 
 class Table(NamedTuple):
-    """Cells as they are shown."""
+    """A table of cells as text."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 def short(text: str, most: int) -> str:
-    """At most so many characters, the middle left out: both ends tell hosts apart."""
+    """Return at most this many characters, without the middle, since both ends distinguish hosts."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2
@@ -44,12 +44,12 @@ def short(text: str, most: int) -> str:
 
 
 def document(template: str, **values: object) -> str:
-    """Return a page of a template in templates/, texts cleaned and escaped."""
+    """Return a page from a template in templates/, with texts cleaned and escaped."""
     return _environment().get_template(template).render(values)
 
 
 def head(report: Document, options: RenderOptions) -> View:
-    """Return the top of every page: the command, when, who asked, which version."""
+    """Return the head of a page: the command, time, user, and version."""
     observed, made = (
         "" if at is None else f"{datetime.fromtimestamp(at, timezone.utc):%Y-%m-%d %H:%M:%S UTC}"
         for at in (options.observed_at, options.made_at)
@@ -73,7 +73,7 @@ def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, t
 
 
 def gravest_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return the diagnoses by severity, else in the order of the report."""
+    """Return the diagnoses by severity, those of the same severity in the order of the report."""
     return sorted(diagnoses, key=lambda found: -found.severity.rank)
 
 
@@ -107,7 +107,7 @@ def _environment() -> Environment:
 
 
 def _labelled(evidence: Iterable[str | LogLine]) -> Iterator[tuple[str, str]]:
-    """Yield each line of evidence behind its first word, or a log's file and line."""
+    """Yield each line of evidence with a label: its first word, or a log's file and line."""
     for line in evidence:
         if isinstance(line, LogLine):
             yield f"{line.file}:{line.line}", line.text

@@ -1,4 +1,4 @@
-"""A report's pictures but the mesh: curves of the all-reduce, the ring and its nets, a table of hosts, their times."""
+"""Figures other than the mesh: curves of the all-reduce, the ring and its networks, a table of hosts, their times."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIZE_TICKS = 6
 
 
 class _Scale(NamedTuple):
-    """A logarithmic axis: from ``low`` to ``high`` of a quantity onto CSS pixels."""
+    """A logarithmic axis, which maps ``low`` to ``high`` to CSS pixels."""
 
     low: float
     high: float
@@ -28,14 +28,14 @@ class _Scale(NamedTuple):
     end: float
 
     def at(self, value: float) -> float:
-        """Return where a value stands; what is beyond the axis, at its end."""
+        """Return the position of a value; values beyond the axis are at its end."""
         inside = min(max(value, self.low), self.high)
         share = log10(inside / self.low) / max(log10(self.high / self.low), 1e-9)
         return round(self.start + share * (self.end - self.start), 1)
 
 
 def charts(smoke: AllReduceReport) -> tuple[View, ...]:
-    """Time and busbw by size; none where fewer than two sizes were measured."""
+    """Return charts of time and busbw by size; none if fewer than two sizes were measured."""
     sizes = [one for one in smoke.sizes if one.bytes > 0 and one.seconds > 0 and one.busbw > 0]
     if len({one.bytes for one in sizes}) < 2:
         return ()
@@ -54,7 +54,7 @@ def charts(smoke: AllReduceReport) -> tuple[View, ...]:
 
 
 def size_table(smoke: AllReduceReport) -> Table | None:
-    """Return every size that was measured."""
+    """Return a table of all measured sizes."""
     rows = size_rows(smoke.sizes, smoke) if smoke.sizes else []
     return Table(rows[0], tuple(rows[1:])) if rows else None
 
@@ -103,14 +103,14 @@ MOST_STOPS = 64  # hosts of a ring that are drawn
 _NAMED = 32  # stops up to which each has its name beside it
 _MOST_CHIPS = 16  # hosts of a net that are shown one by one
 _LEAST, _MOST, _EACH = 62.0, 150.0, 8.0
-"""Radius of a ring: of the smallest, of the largest, and what each host adds, in CSS pixels."""
+"""Radius of the smallest and of the largest ring, and the addition for each host, in CSS pixels."""
 _BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
-"""Room for names: beside the ring without their letters, above and below it, and a letter."""
+"""Room for names in CSS pixels: beside the ring, above and below it, and for each letter."""
 _LONGEST = 14
 
 
 def nets(report: Report) -> tuple[View, ...]:
-    """Return hosts by the net that NCCL chose, largest first; the last have none."""
+    """Return hosts by the network that NCCL chose, largest group first, those without one last."""
     against = reversed(report.of_category("interfaces"))
     wrong = {host: f"{one.code} {one.name}" for one in against for host in one.hosts}
     chosen = []
@@ -124,7 +124,7 @@ def nets(report: Report) -> tuple[View, ...]:
 
 
 def _folded(hosts: list[View]) -> list[View]:
-    """Many hosts with the same interface as one entry; wrong ones stay by themselves."""
+    """Return hosts with the same interface as one entry; those at fault stay separate."""
     if len(hosts) <= _MOST_CHIPS:
         return hosts
     groups = grouped(((one.interface, one.wrong), one) for one in hosts)
@@ -136,7 +136,7 @@ def _folded(hosts: list[View]) -> list[View]:
 
 
 def ring(report: Report) -> View | None:
-    """Return the ring that the all-reduce took, else the ranks'; None below two hosts."""
+    """Return the ring of the all-reduce, otherwise that of the ranks; None for fewer than two hosts."""
     hosts = _order(report)
     if not 2 <= len(hosts) <= MOST_STOPS:
         return None
@@ -167,7 +167,7 @@ def ring(report: Report) -> View | None:
 
 
 def _order(report: Report) -> list[str]:
-    """Return hosts as the first ring visits them; by rank where nobody told a ring."""
+    """Return hosts in the order of the first ring, or by rank if no ring is known."""
     by_rank = [host.name for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.reached]
     smoke = report.smoke
     if smoke is None or not smoke.rings:
@@ -205,7 +205,10 @@ _LONGEST_DEVICE = 20
 
 
 def rails(report: Report) -> View | None:
-    """RDMA devices by their place in each host's list, which is how NCCL joins them; None below two hosts."""
+    """Return RDMA devices by their place in each host's list, by which NCCL connects them.
+
+    None for fewer than two hosts.
+    """
     places = {host.name: _places(host) for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.rdma}
     lost = {name: {other for port in chain(*its) for other in port.apart} for name, its in places.items()}
     shown = sorted(places, key=lambda name: not lost[name])[:_MOST_COLUMNS]
@@ -246,7 +249,7 @@ def _places(host: HostSummary) -> list[list[RdmaAnswer]]:
 
 
 def _rail_words(ports: list[RdmaAnswer]) -> tuple[str, str]:
-    """Return a device's name, and the address that it is joined by."""
+    """Return a device's name, and its address for connections."""
     port, more = ports[0], f" +{len(ports) - 1}" if len(ports) > 1 else ""
     label = port.device if port.port == 1 else f"{port.device}:{port.port}"
     mask = f"/{port.network.rpartition('/')[2]}" if port.network else ""
@@ -259,7 +262,7 @@ _COMPARED_FROM = 3  # hosts that make a majority worth the name
 
 
 def host_table(report: Report) -> View | None:
-    """Return the table, those unlike most first; None where the report knows no hosts."""
+    """Return the table, with unusual hosts first; None if the report has no hosts."""
     if not report.hosts:
         return None
     columns = list(dict.fromkeys(what for host in report.hosts for what in host.seen if what not in _LEFT_OUT))
@@ -275,7 +278,7 @@ def host_table(report: Report) -> View | None:
 
 
 def _usual(values: Sequence[str]) -> str | None:
-    """Return the value that more than half of at least three hosts tell; else None."""
+    """Return the value of more than half of at least three hosts; otherwise None."""
     known = [value for value in values if value]
     if len(known) < _COMPARED_FROM:
         return None
@@ -296,7 +299,7 @@ def _row(host: HostSummary, values: Sequence[str], usual: Sequence[str | None], 
 
 
 def _cell(text: str, sort: str, *, unusual: bool = False) -> View:
-    """Return a value of one host; ``unusual`` where most hosts have another one."""
+    """Return a cell with a host's value; ``unusual`` if most hosts have another."""
     return View(text=text, sort=sort, unusual=unusual)
 
 
@@ -314,7 +317,7 @@ _AT_LEAST_S = 1.0  # and so much longer than it
 
 
 def waterfall(report: Report) -> View | None:
-    """Return where the run's time went on each host; None where nobody noted the times."""
+    """Return the time of each phase on each host; None if times were not recorded."""
     hosts = [host for host in report.hosts if host.spent]
     total = max((until for host in hosts for _, until in host.spent.values()), default=0.0)
     if total <= 0:

@@ -1,4 +1,4 @@
-"""The port mesh as a picture: rows dial columns; above 64 hosts neighbours by rank share a row."""
+"""Figure of the port mesh: rows dial columns; with more than 64 hosts neighbours by rank share a row."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Mesh:
         return "open" if self._dialled(src, dst) else "untried"
 
     def pair(self, src: str, dst: str) -> View:
-        """Return a pair whose dials failed, in words."""
+        """Return a phrase for a pair whose dials failed."""
         dials = self.failed[src, dst]
         outcome = ", ".join(dict.fromkeys(_FAILURES.get(dial.outcome, _OTHER)[2] for dial in dials))
         longest = max((dial.seconds for dial in dials if dial.seconds is not None), default=None)
@@ -84,7 +84,7 @@ class _Mesh:
 
 
 def matrix(report: Report) -> View | None:
-    """Return the picture; None where nobody dialled."""
+    """Return the figure; None if no host dialled."""
     mesh, hosts = report.mesh, sorted(report.hosts, key=lambda host: host.node_rank)
     if mesh is None or len(hosts) < 2:
         return None
@@ -123,7 +123,7 @@ def matrix(report: Report) -> View | None:
 
 
 def groups_of(report: Report, blamed: Collection[str] = ()) -> list[Group]:
-    """Return the hosts by rank, each by itself up to some rows."""
+    """Return the hosts by rank, in groups if there are too many for single rows."""
     hosts = sorted(report.hosts, key=lambda host: host.node_rank)
     each = -(-len(hosts) // MOST_ROWS)
     groups = []
@@ -134,7 +134,7 @@ def groups_of(report: Report, blamed: Collection[str] = ()) -> list[Group]:
 
 
 def margin(groups: Sequence[Group]) -> float:
-    """Room for the names beside a picture."""
+    """Return the room for names beside a figure."""
     return max(14 + min(max(len(group.name) for group in groups), LONGEST) * _LETTER, 66)
 
 
@@ -145,7 +145,7 @@ def _axis(group: Group, cells: Sequence[View]) -> dict[str, Any]:
 
 
 def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
-    """Return a pair of hosts or groups: its place, colour, letter and words."""
+    """Return the cell of a pair of hosts or groups: its place, colour, letter and phrase."""
     pairs = [(a, b) for a, b in product(src.hosts, dst.hosts) if a is not b]
     between = f"{src.name} to {dst.name}"
     kinds = [dials.kind(a, b) for a, b in pairs]
@@ -172,7 +172,7 @@ def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
 
 
 def _causes(report: Report) -> Callable[[str, str], str]:
-    """Return the diagnosis of each failed pair: the one that names it, else one of its hosts."""
+    """Return the diagnosis for each failed pair: one that names the pair, otherwise one about its hosts."""
     named: dict[tuple[str, str], str] = {}
     hosts: dict[str, str] = {}
     network = {found.code for category in ("interfaces", "ports") for found in report.of_category(category)}
@@ -190,7 +190,7 @@ def _causes(report: Report) -> Callable[[str, str], str]:
 
 
 def _dialled(mesh: MeshReport, hosts: Sequence[HostSummary]) -> Callable[[HostSummary, HostSummary], bool]:
-    """Return the predicate for tested pairs; in a sample, by the distance of the ranks."""
+    """Return a function that tells whether a pair was tested; in a sample that depends on the distance of the ranks."""
     sample = mesh.sample
     if sample is None:
         return lambda src, dst: src is not dst

@@ -1,4 +1,4 @@
-"""The rates as pictures, one a rail: rows send to columns; above 64 hosts neighbours by rank share a row."""
+"""Figures of the rates, one per rail: rows send to columns; with more than 64 hosts neighbours by rank share a row."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _LEGEND = [*((kind, mark, words) for _, kind, mark, words in _BANDS), ("untried"
 
 
 def rate_matrices(report: Report) -> list[View]:
-    """Return a picture of each rail; none where nothing was measured."""
+    """Return a figure for each rail; none if nothing was measured."""
     rails = grouped((_rail(one, report), one) for one in report.rates or ())
     return [_picture(name, its, report) for name, its in rails.items()]
 
 
 def _rail(rate: RateReport, report: Report) -> str:
-    """Return the interface of a rate, unless every host has only one."""
+    """Return the interface of a rate, unless all hosts have only one."""
     own = {one.interface for one in report.rates or () if one.src == rate.src}
     return rate.interface if len(own) > 1 else ""
 
 
 class _Scale(NamedTuple):
-    """Values that all squares of a picture share."""
+    """Values shared by all cells of a figure."""
 
     rates: dict[tuple[str, str], RateReport]
     usual: float
@@ -84,14 +84,14 @@ def _picture(name: str, rates: Sequence[RateReport], report: Report) -> View:
 
 
 def _is_blamed(group: Group, direction: str, report: Report) -> bool:
-    """Return whether one of these hosts is said to send, or to receive, badly."""
+    """Return whether a diagnosis says that one of these hosts sends or receives badly."""
     found = (one for one in report.diagnoses if direction in str(one.facts.get("direction")))
     names = {host for one in found if one.name == "link-slow" for host in one.hosts}
     return any(host.name in names for host in group.hosts)
 
 
 def _cell(src: Group, dst: Group, scale: _Scale, x: float) -> View:
-    """Return a pair, or the slowest one of two groups."""
+    """Return the cell of a pair, or of the slowest pair of two groups."""
     pairs = [(a.name, b.name) for a in src.hosts for b in dst.hosts if a is not b]
     found = [scale.rates[pair] for pair in pairs if pair in scale.rates]
     if not found:
@@ -107,13 +107,13 @@ def _cell(src: Group, dst: Group, scale: _Scale, x: float) -> View:
 
 
 def _band(rate: RateReport, usual: float) -> tuple[str, str]:
-    """Return the colour and letter of a rate beside the median."""
+    """Return the colour and letter of a rate, compared with the median."""
     share = rate.gbps / usual if usual else 1.0
     return next((kind, letter) for least, kind, letter, _ in _BANDS if share >= least)
 
 
 def _words(rate: RateReport, of: int) -> str:
-    """Return a pair in a sentence."""
+    """Return a sentence about a pair."""
     slowest = f", the slowest of {of}" if of > 1 else ""
     link = "" if rate.of_link is None else f", {100 * rate.of_link:.0f} % of its link"
     held = f"; {rate.limited}" if rate.limited else ""

@@ -1,4 +1,4 @@
-"""The whole files: ``check``, ``smoke`` and ``logs`` in one form, ``hang`` and ``diff`` in their own."""
+"""Complete HTML files: one layout for ``check``, ``smoke`` and ``logs``, separate ones for ``hang`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def render(report: Report, options: RenderOptions) -> str:
 
 
 def _headline(report: Report) -> tuple[View, str]:
-    """Return the verdict in two words, its colour, its hosts; the rest of the sentence."""
+    """Return the verdict in two words, its colour, its hosts, and the rest of the sentence."""
     cause = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
     ready, counts, line = verdict(report, cause)
     words = "Ready" if ready else counts[0] if counts else "Nothing found"
@@ -70,7 +70,7 @@ def _headline(report: Report) -> tuple[View, str]:
 
 
 def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
-    """Return all that is known of the all-reduce besides its figures."""
+    """Return all known facts about the all-reduce besides its figures."""
     known = (
         ("backend", f"{plural(len(smoke.ranks), 'rank')}, {backend(smoke)}"),
         ("uses", uses(smoke.ranks)),
@@ -90,7 +90,7 @@ def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
-    """Return the verdict, the ranks by where they stand, and all of them in a table."""
+    """Return the file of ``hang``: the verdict, the ranks by place, and a table of all ranks."""
     kind = "error" if report.verdict in STANDS_STILL else "unknown" if report.verdict == "unknown" else "ok"
     words = report.verdict.replace("nccl", "the collective").replace("-", " ")
     job, hosts = report.job, plural(report.hosts, "host")
@@ -113,7 +113,7 @@ def render_hang(report: HangReport, options: RenderOptions) -> str:
 
 
 def _stands(ranks: tuple[HangRank, ...]) -> Iterator[View]:
-    """Return ranks by their frame and the collectives that they issued, most first."""
+    """Return ranks by frame and number of issued collectives, the largest group first."""
     groups = grouped(((_stand_of(one), _issued(one), one.behind), one) for one in ranks)
     most = max(map(len, groups.values()), default=1)
     for (where, issued, behind), its in sorted(groups.items(), key=lambda group: (-len(group[1]), group[1][0].rank)):
@@ -140,7 +140,7 @@ def _issued(rank: HangRank) -> str:
 
 
 def render_diff(found: Difference, options: RenderOptions) -> str:
-    """Return diagnoses that came and went, and a table of the facts that changed."""
+    """Return the file of ``diff``: new and gone diagnoses, and a table of changed facts."""
     new, gone = found.diagnoses.new, found.diagnoses.gone
     gravest = max((one.severity for one in new), key=lambda severity: severity.rank, default=None)
     kind = gravest.value if gravest else "ok" if gone or found.is_empty else "info"
@@ -158,7 +158,7 @@ def render_diff(found: Difference, options: RenderOptions) -> str:
 
 
 def timeline(events: Sequence[LogEvent]) -> View | None:
-    """Return the moments in order, ranks that said the same at once together."""
+    """Return the events in order, with ranks that reported the same at once as one."""
     if not events:
         return None
     timed = all(event.at is not None for event in events)

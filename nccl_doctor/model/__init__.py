@@ -1,1 +1,1 @@
-"""Clusters, findings, reports and the other documents: what is asked for and answered."""
+"""Models of requests and answers: clusters, findings, reports and other documents."""

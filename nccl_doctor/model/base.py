@@ -1,8 +1,8 @@
-"""The bases of all data: models that don't change, documents, what a host may say, and what nobody could look at.
+"""Base classes of all data: immutable models, documents, validated values from hosts, and unknown facts.
 
-A host is not believed: a number has bounds, a text a length and no lone surrogates, and what names an address, a
-network, an interface or a version is one. The texts stay texts, so that JSON shows what the host said; ``IpAddress``
-and the others are types of their own to mypy, and come only out of these validators.
+Hosts are not trusted: numbers and lengths of texts are limited, texts have no lone surrogates, and addresses, networks,
+interfaces and versions are validated. They stay texts, so that JSON shows what the host sent; ``IpAddress`` and the
+others are separate types for mypy, which only these validators return.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_SCHEMA = frozenset({"config", "default", "metadata", "serialization"})
 
 
 def _fail_fast(schema: object, *, within: bool = False) -> None:
-    """Mark the collections of a model; models within it have marked their own."""
+    """Make the collections of a model fail fast; nested models have done that for their own."""
     if isinstance(schema, (list, tuple)):
         for inner in schema:
             _fail_fast(inner, within=within)
@@ -52,7 +52,7 @@ def _fail_fast(schema: object, *, within: bool = False) -> None:
 class FrozenModel(BaseModel):
     """Base of pydantic models that can't be changed and refuse unknown fields.
 
-    Of a list or an object the first member that does not fit ends it: a fault takes a hundred times its memory.
+    Validation of a list or an object ends at the first invalid member, since an error takes a hundred times its memory.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,14 +66,14 @@ class FrozenModel(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler, /) -> CoreSchema:
-        """Return the schema as pydantic makes it, of which every collection fails fast."""
+        """Return pydantic's schema with collections that fail fast."""
         schema = handler(source)
         _fail_fast(handler.resolve_ref_schema(schema))
         return schema
 
 
 class Document(FrozenModel):
-    """A command's output: its JSON is the answer to ``-o json``; fields are added to it, never changed."""
+    """A command's output, whose JSON is printed with ``-o json``; fields may be added but never changed."""
 
     schema_: int = Field(default=SCHEMA, alias="schema", serialization_alias="schema")
     version: str = __version__
@@ -85,20 +85,20 @@ class Document(FrozenModel):
 MAX_TEXT = 4096  # characters of a text that has no other bound: Linux' PATH_MAX
 
 MAX_OUTPUT = 16 << 20
-"""Characters of another program's whole output, such as a packet filter's rules (of which the probe takes 8 MiB)."""
+"""Most characters of a program's whole output, such as a packet filter's rules (the probe reads up to 8 MiB)."""
 
 
 MAX_LINES = 64  # texts of a list of them: lines of evidence, methods, keys
 
 
 def clip(text: str) -> str:
-    """Return a text as an observation holds it: cut, and in UTF-8."""
+    """Return a text for an observation: limited in length, and valid UTF-8."""
     whole = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
     return whole if whole.isascii() else whole.encode(errors="replace").decode()
 
 
 def clip_end(text: str) -> str:
-    """Return the text clipped at its beginning, since a traceback tells most at its end."""
+    """Return the text clipped at its beginning, since the end of a traceback is the most informative."""
     return clip(text if len(text) <= MAX_TEXT else f"…{text[1 - MAX_TEXT :]}")
 
 
@@ -109,13 +109,13 @@ def _clipped(value: object) -> object:
 
 
 class Observed(FrozenModel):
-    """Base of all that hosts tell: texts are bounded, and numbers are finite."""
+    """Base of all data from hosts: texts are limited in length, and numbers are finite."""
 
     model_config = ConfigDict(str_max_length=MAX_TEXT, allow_inf_nan=False)
 
 
 class Words(Observed):
-    """Base of what is said of hosts in sentences: whatever they said in it, it is cut and never refused."""
+    """Base of sentences about hosts: texts of hosts in them are clipped but never refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -137,7 +137,7 @@ _SCOPE = re.compile(r"[0-9A-Za-z_.:-]{1,60}", re.ASCII)
 
 @lru_cache(4096)
 def ip_address(text: str) -> _IpAddress:
-    """Return an address, ``%scope`` behind a link-local one; ValueError where it is none."""
+    """Return an address, with ``%scope`` for a link-local one; ValueError if it is invalid."""
     bare, percent, scope = text.partition("%")
     if percent and not _SCOPE.fullmatch(scope):
         raise ValueError("no scope of an IPv6 address")
@@ -149,7 +149,7 @@ def ip_address(text: str) -> _IpAddress:
 
 @lru_cache(4096)
 def ip_network(text: str) -> _IpNetwork:
-    """Return a network in CIDR notation, whose host bits may be set; else ValueError."""
+    """Return a network in CIDR notation, whose host bits may be set; ValueError if it is invalid."""
     ipaddress.ip_network(text, strict=False)
     return _IpNetwork(text)
 
@@ -165,7 +165,7 @@ def _netmask(text: str) -> _IpAddress:
 
 
 def _fits(pattern: str, problem: str) -> AfterValidator:
-    """Refuse texts that the pattern does not fit as a whole, in these words."""
+    """Return a validator that refuses texts that the pattern does not match completely, with this message."""
     compiled = re.compile(pattern)
 
     def fit(text: T) -> T:
@@ -190,9 +190,9 @@ EnvValue = Annotated[str, Field(max_length=128 << 10)]  # of a variable: execve(
 
 
 class Holds(Enum):
-    """Kinds of personal or secret contents of a field, by which snapshots are redacted.
+    """Kinds of personal or secret contents of fields, for redacting snapshots.
 
-    A text without it is free text: names of users and what looks like a secret are taken out.
+    Other texts are free text, from which user names and probable secrets are removed.
     """
 
     USER = "the name of a user"
@@ -207,13 +207,13 @@ class Holds(Enum):
 UserName = Annotated[str, Holds.USER]
 CommandLine = Annotated[str, Holds.COMMAND]
 HostAddress = Annotated[str, Field(pattern=r"^[0-9A-Za-z_:][0-9A-Za-z_.:%-]{0,254}$")]
-"""An address or a name of a host, as the plan has it."""
+"""An address or a name of a host, as in the hosts file."""
 CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 """Names and ids of containers for docker, podman and nerdctl, and of instances for apptainer."""
 ContainerName = Annotated[str, Field(pattern=rf"^{CONTAINER_NAME.pattern}$")]
 Clipped = Annotated[str, BeforeValidator(_clipped)]  # a sentence of which the end may be missing
 ClippedEnd = Annotated[str, BeforeValidator(lambda text: clip_end(text) if isinstance(text, str) else text)]
-"""A text whose beginning may be missing."""
+"""A text whose beginning may be clipped."""
 Output = Annotated[str, Field(max_length=MAX_OUTPUT)]  # what another program printed, whole; hostile text
 Port = Annotated[int, Field(ge=1, le=65535)]  # a TCP port that can be dialled
 SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 of a socket that is not bound
@@ -221,9 +221,9 @@ Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """A number, size or index: never negative, and large enough for the bytes of the largest memory."""
 Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]  # of a process; 0 for one outside of the PID namespace that tells
 SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
-"""A kernel setting that is one number, as /proc/sys prints it."""
+"""A kernel setting that is a number, as printed by /proc/sys."""
 ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
-"""The letter of proc(5), "S", and of one in the kernel where it waits, "D nfs_wait"."""
+"""A process state of proc(5), "S", with the kernel function if it is uninterruptible, "D nfs_wait"."""
 Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # an integer of which the sign means something
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 """A duration, or a time since 1970, small enough for a float even when squared or multiplied by a size."""
@@ -235,11 +235,11 @@ MALFORMED = "malformed: "  # so begins the reason where a host answered what is 
 PENDING = "not reached"  # why a phase was skipped that had not yet begun
 NOT_ASKED = "not asked for"  # so begins the reason where nobody wanted a phase
 NOT_SELECTED = "not selected"
-"""The reason of a check that the call does not ask for; a row of such checks is not shown."""
+"""The reason for a check that was not selected; a row with only such checks is not shown."""
 
 
 class Unknown(Observed):
-    """Could not look: no permission, a tool that is missing, a time-out."""
+    """A fact that could not be determined: no permission, a missing tool, a time-out."""
 
     model_config = ConfigDict(extra="ignore")  # tried on every fact: else each key of a known one would be an error
 
@@ -248,12 +248,12 @@ class Unknown(Observed):
 
     @property
     def malformed(self) -> bool:
-        """True where the host's answer was not of the right form."""
+        """True if the host's answer was malformed."""
         return self.reason.startswith(MALFORMED)
 
     @property
     def late(self) -> bool:
-        """True where only the time ran out (nccl_doctor.probe.facts)."""
+        """True if only the time was too short (nccl_doctor.probe.facts)."""
         return "no answer in " in self.reason
 
     def __bool__(self) -> NoReturn:
@@ -261,7 +261,7 @@ class Unknown(Observed):
 
 
 class Skipped(Observed):
-    """Was not asked for, or does not apply: no gap in what was judged."""
+    """A fact that was not requested or does not apply, which is no gap."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -269,22 +269,22 @@ class Skipped(Observed):
 
     @property
     def hindered(self) -> bool:
-        """True where an earlier fault kept a phase from running."""
+        """True if an earlier fault prevented a phase."""
         return self.reason != PENDING and not self.reason.startswith(NOT_ASKED)
 
 
 def unknown(reason: str, traceback: str | None = None) -> Unknown:
-    """Return an :class:`Unknown` by position."""
+    """Return an :class:`Unknown` from a positional argument."""
     return Unknown.model_validate({"$unknown": reason, "traceback": traceback})
 
 
 def skipped(reason: str) -> Skipped:
-    """Return a :class:`Skipped` by position."""
+    """Return a :class:`Skipped` from a positional argument."""
     return Skipped.model_validate({"$skipped": reason})
 
 
 def known(fact: Unknown | Skipped | T) -> T:
-    """Return a fact that a check declares in ``needs``; TypeError if it does not."""
+    """Return a fact that a check declares in ``needs``; TypeError if it is not known."""
     if isinstance(fact, (Unknown, Skipped)):
         raise TypeError(f"not among the needs: {fact.reason}")
     return fact

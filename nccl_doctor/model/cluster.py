@@ -1,4 +1,4 @@
-"""The nouns of what is asked for: a cluster and its nodes, as the user described them."""
+"""Models of a request: a cluster and its nodes, as the user described them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_MASTER_PORT = 29500  # torchrun's static rendezvous and ``env://`` use t
 
 
 class NodeOptions(Protocol):
-    """Knowledge that one way of reaching hosts has of a node, or of all: a frozen dataclass or model."""
+    """Options of an engine for a node, or for all nodes: a frozen dataclass or model."""
 
     engine: ClassVar[str]  # its name in :attr:`Node.access`
 
@@ -23,7 +23,7 @@ Json = dict[str, JsonValue]
 
 
 def access(*options: NodeOptions) -> dict[str, Json]:
-    """Return the options as a node holds them: what says nothing is left out."""
+    """Return the options in the form that a node stores, without unset ones."""
     said = {
         one.engine: _adapter(type(one)).dump_python(one, mode="json", by_alias=True, exclude_defaults=True)
         for one in options
@@ -37,7 +37,7 @@ def _adapter(kind: type[EngineOptions]) -> TypeAdapter[EngineOptions]:
 
 
 class Node(FrozenModel):
-    """A node of the job, in torchrun's sense: a place in the list, on a machine."""
+    """A node of the job in torchrun's sense: an entry of the list, on a machine."""
 
     name: str  # what the user calls it; unique in the cluster
     address: str  # the host name or IP address that SSH and the other hosts connect to
@@ -53,7 +53,7 @@ class Node(FrozenModel):
     local: bool = False  # this machine: run without SSH
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
-        """Return the options of a way of reaching hosts for this node."""
+        """Return the options of an engine for this node."""
         found: EngineOptions = _adapter(kind).validate_python(self.access.get(kind.engine, {}))
         return found
 

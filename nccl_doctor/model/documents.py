@@ -15,13 +15,13 @@ from nccl_doctor.text.secrets import LEFT_OUT, names_secret
 
 
 class HostList(Cluster, Document):
-    """``hosts``: the hosts as they were understood."""
+    """``hosts``: the hosts after reading the hosts file."""
 
     command: Literal["hosts"] = "hosts"
 
 
 class RankPlace(FrozenModel):
-    """Placement of one rank. ``gpu``: index or UUID; None for CPU jobs and when GPUs were not queried."""
+    """Placement of a rank. ``gpu`` is an index or UUID; None for CPU jobs and if GPUs were not queried."""
 
     rank: int
     node_rank: int
@@ -31,7 +31,7 @@ class RankPlace(FrozenModel):
 
 
 class Launch(Document):
-    """``launch``: every rank's place, and for each host the line to paste there."""
+    """``launch``: the place of every rank, and the line to paste on each host."""
 
     command: Literal["launch"] = "launch"
     launcher: str  # the form of the lines: torchrun, c10d, launch, env, tcp, slurm, or an engine
@@ -50,7 +50,7 @@ class Launch(Document):
 
 
 class AdvertisedAddress(FrozenModel):
-    """The address, or name, that a program tells its peers; None where it ends without one."""
+    """The address or name that a program advertises; None if it exits without one."""
 
     address: str | None
     why: str
@@ -73,9 +73,9 @@ class InterfaceAnswer(FrozenModel):
 
 
 class Exports(FrozenModel):
-    """Lines to paste, and where: on the hosts named, or on every host where that is None.
+    """Lines to paste, and the hosts for them; None means every host.
 
-    ``place`` says more of it: "from the snapshot".
+    ``place`` is an addition to the hosts: "from the snapshot".
     """
 
     hosts: tuple[str, ...] | None
@@ -84,7 +84,7 @@ class Exports(FrozenModel):
 
 
 class InterfaceAnswers(Document):
-    """``ifname``: an answer for each host, and what to set."""
+    """``ifname``: an answer for each host, and the settings."""
 
     command: Literal["ifname"] = "ifname"
     asked: str | None = None  # the address that was asked for
@@ -95,7 +95,7 @@ class InterfaceAnswers(Document):
 
 
 class Change(FrozenModel):
-    """A fact that is not what it was."""
+    """A changed fact."""
 
     what: str  # its place, "torch.version" or "interfaces.links[eno1].mtu"
     before: str
@@ -110,14 +110,14 @@ class Change(FrozenModel):
 
 
 class DiagnosisChanges(FrozenModel):
-    """Diagnoses that only the earlier snapshot has, and those that only the later one has."""
+    """Diagnoses that only the earlier or only the later snapshot has."""
 
     gone: tuple[Diagnosis, ...] = ()
     new: tuple[Diagnosis, ...] = ()
 
 
 class Difference(Document):
-    """``diff``: what changed between two snapshots."""
+    """``diff``: changes between two snapshots."""
 
     command: Literal["diff"] = "diff"
     changes: tuple[Change, ...] = ()
@@ -130,7 +130,7 @@ class Difference(Document):
 
 
 class CodeEntry(FrozenModel):
-    """A diagnosis of the register: what it is called, how grave it is by default, and its category."""
+    """A diagnosis of the register: its name, its default severity, and its category."""
 
     code: str
     name: str
@@ -153,7 +153,7 @@ class Page(Document, CodeEntry):
 
 
 class TopicEntry(FrozenModel):
-    """A topic of ``explain``, as its list shows it."""
+    """A topic in the list of ``explain``."""
 
     name: str
     title: str
@@ -167,7 +167,7 @@ class Topic(Document, TopicEntry):
 
 
 class TopicList(Document):
-    """``explain`` alone: all topics."""
+    """``explain`` without arguments: all topics."""
 
     command: Literal["explain"] = "explain"
     topics: tuple[TopicEntry, ...]
@@ -181,7 +181,7 @@ STANDS_STILL = frozenset({"laggard", "gone", "different-collectives", "outside-n
 
 
 class HangJob(FrozenModel):
-    """The job that was looked at."""
+    """The job that was examined."""
 
     master_addr: str
     master_port: int
@@ -204,7 +204,7 @@ class HangRank(FrozenModel):
 
 
 class HangLook(FrozenModel):
-    """A time at which the ranks were looked at, in ISO 8601."""
+    """A time at which the ranks were sampled, in ISO 8601."""
 
     at: str
 
@@ -239,14 +239,14 @@ class WatchedRank(FrozenModel):
 
 
 class HangWatch(Document):
-    """``hang --watch`` at one sample, for metrics.
+    """The state of ``hang --watch`` at one sample, for metrics.
 
     Attributes:
-        at: UTC seconds of the sample.
+        at: time of the sample in seconds (UTC).
         idle_s: seconds since the job was last seen to advance; None while there is no job.
-        watched_s: seconds since the job was first seen.
+        watched_s: seconds since the job was first found.
         blind: hosts that could not be observed.
-        hung: name of the diagnosis of a confirmed hang; empty without one.
+        hung: name of the diagnosis of a confirmed hang; "" without one.
     """
 
     command: Literal["hang"] = "hang"

@@ -1,7 +1,7 @@
-"""Symptoms: what hosts and ranks show of a fault; effects: what a cause can make them show.
+"""Symptoms that hosts and ranks show, and the effects of causes that explain them.
 
-A cause explains a fault where it has, for every symptom of that, an effect that fits: its kind, its hosts, the backend.
-That the two meet on a host is no reason.
+A cause explains a fault if it has, for every symptom of the fault, a matching effect: the same kind, hosts, and
+backend. Being on the same host is not enough.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ Backend = Literal["gloo", "nccl"]
 BACKENDS: tuple[Backend, ...] = ("gloo", "nccl")
 
 WAITS = ("no-store", "no-group", "hang")
-"""Ranks wait: for the master's store, for the others to join the process group, in a collective."""
+"""Kinds of waiting: for the master's store, for the others to join the process group, in a collective."""
 LOST = "lost"  # All that ranks tell is that connections to others ended
 DIALS = ("connection-refused", "connection-timed-out", "no-route-to-host")
-"""Effects in a rank that could not connect, also to a peer that is dead."""
+"""Effects in a rank that could not connect, also to a dead peer."""
 GIVING_UP = ("collective-timeout", "rendezvous-timeout")
 AFTERMATH = frozenset({*WAITS, LOST, *DIALS, *GIVING_UP, "peer-died"})
-"""Effects of anything that keeps another rank from its part."""
+"""Effects of anything that prevents another rank from taking part."""
 KILLED = ("SIGKILL", "SIGTERM")
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-"""signal(7), x86 and ARM; the host's numbers, whatever this machine's are."""
+"""Signal numbers of the host (signal(7), x86 and ARM), which may differ on this machine."""
 
 
 @dataclass(frozen=True)
 class Symptom:
-    """Shown by these hosts; ``peers``: those with which it may have to do besides. No backend: under any.
+    """A symptom of these hosts; ``peers`` are other hosts that may be involved.
 
-    Kinds: those above; ``not-started``: Python or torch did not come up; ``suspended``: by SIGSTOP, a debugger, a
-    freezer; ``in-kernel``: an uninterruptible sleep, of a file system or a driver; ``elsewhere``: it does something
-    else while all others wait; ``exit``: without a word; ``gone``: the host or the connection to it; ``signal``: one
-    without a name above; ``gpu-memory``: CUDA's, while a host's is ``out-of-memory``; ``wrong-sum``; ``slow``;
-    ``no-p2p``: GPUs that NVLink connects go through shared memory; and names of diagnoses: of the finding itself, or
-    of what a rank's exception says.
+    Without a backend it may occur with any.
+
+    Kinds: those above; ``not-started``: Python or torch did not start; ``suspended``: by SIGSTOP, a debugger or a
+    freezer; ``in-kernel``: an uninterruptible sleep in a file system or a driver; ``elsewhere``: the rank does
+    something else while all others wait; ``exit``: without a message; ``gone``: the host or the connection to it;
+    ``signal``: one without a name above; ``gpu-memory``: CUDA memory (a host's is ``out-of-memory``); ``wrong-sum``;
+    ``slow``; ``no-p2p``: GPUs that NVLink connects use shared memory; and names of diagnoses: that of the finding
+    itself, or that of a rank's exception.
     """
 
     kind: str
@@ -45,7 +47,7 @@ class Symptom:
 
 
 class Reach(str, Enum):
-    """Whose ranks show what a cause does; for its part in a collective the others wait in any case."""
+    """The hosts whose ranks show an effect; in a collective the others wait in any case."""
 
     OWN = "own"  # those of its own hosts
     MEETS = "meets"  # those, and the ones that deal with its hosts
@@ -54,7 +56,7 @@ class Reach(str, Enum):
 
 @dataclass(frozen=True)
 class Effect:
-    """An effect of a cause: kinds of symptoms, whose ranks show them, under which backends, and why."""
+    """An effect of a cause: kinds of symptoms, the ranks that show them, the backends, and the reason."""
 
     kinds: tuple[str, ...]
     reach: Reach
@@ -62,7 +64,7 @@ class Effect:
     backends: tuple[Backend, ...] = BACKENDS
 
     def fits(self, symptom: Symptom, hosts: frozenset[str], pairs: frozenset[frozenset[str]] | None = None) -> bool:
-        """Return whether a cause on these hosts, or between these pairs alone, makes ranks show this."""
+        """Return whether a cause on these hosts, or only between these pairs, makes ranks show this symptom."""
         if symptom.kind not in self.kinds or (symptom.backend and symptom.backend not in self.backends):
             return False
         meets = symptom.hosts | symptom.peers

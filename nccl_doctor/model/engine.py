@@ -1,6 +1,6 @@
-"""Table of the ways to reach hosts, and what a cluster's hosts and options say of them.
+"""Table of engines, which are the ways to reach hosts, and functions about the engines of a cluster.
 
-A new one is a module of ``model/engines/``, an entry in :func:`engines`, and its transport in
+A new engine is a module of ``model/engines/``, an entry in :func:`engines`, and a transport in
 :mod:`nccl_doctor.transport`.
 """
 
@@ -24,42 +24,42 @@ _ENGINES: tuple[Engine, ...] = (ssh.ENGINE, kube.ENGINE, slurm.ENGINE, container
 
 
 def engines() -> tuple[Engine, ...]:
-    """Return all engines; the first reaches what no other one does."""
+    """Return all engines; the first is used for hosts of no other engine."""
     return _ENGINES
 
 
 @cache
 def kinds() -> dict[Kind, Engine]:
-    """Return the engines by the names that ``--transport`` takes."""
+    """Return the engines by their names in ``--transport``."""
     return {kind: engine for engine in engines() if not engine.wraps for kind in engine.kinds or (engine.name,)}
 
 
 def reaching(nodes: Iterable[Node]) -> Engine:
-    """Return the engine that reaches nodes of one cluster."""
+    """Return the engine for the nodes of one cluster."""
     default, *others = engines()
     named = {name for node in nodes for name in node.access}
     return next((engine for engine in others if engine.name in named and not engine.wraps), default)
 
 
 def engines_of(node: Node) -> tuple[Engine, ...]:
-    """Return the engines that a node's commands go through, the outermost first; none for this machine itself."""
+    """Return the engines that a node's commands pass, outermost first; none for this machine itself."""
     first = reaching((node,))
     inner = (engine for engine in engines() if engine.wraps and engine.name in node.access)
     return (*(() if node.local and first is engines()[0] else (first,)), *inner)
 
 
 def command_way(node: Node) -> str:
-    """Return how a command comes to a node, to be put behind "a command" in a sentence."""
+    """Return a phrase for how a command is run on a node, to follow "a command" in a sentence."""
     return (engines_of(node) or engines())[-1 if engines_of(node) else 0].way
 
 
 def place_of(node: Node) -> str:
-    """Return a phrase for the place where a node's commands run; empty for the machine itself."""
+    """Return a phrase for the place where a node's commands run; "" for the machine itself."""
     return next((place for engine in engines_of(node) if (place := engine.place(node))), "")
 
 
 def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tuple[Command, ...]:
-    """Return the commands, marked as inside or outside the container for hosts that have one."""
+    """Return the commands, marked as inside or outside of the container on hosts with one."""
     side = "in" if inside else "outside"
     places = {node.name: place for node in cluster.nodes if (place := place_of(node))}
     return tuple(
@@ -69,7 +69,7 @@ def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tu
 
 
 def written(options: Mapping[str, object]) -> Iterator[str]:
-    """Yield the words of engines' flags that were given, by their names."""
+    """Yield the command-line words of engines' given flags, by flag names."""
     for flag in (flag for engine in engines() for flag in engine.flags if flag.name in options):
         yield flag.words[0]
         if options[flag.name]:
@@ -88,17 +88,17 @@ class ClusterSource:
 
     @property
     def file(self) -> str | None:
-        """The hosts file; None where there was none, or a pipe that can't be read again."""
+        """The hosts file; None if there was none, or it was a pipe, which can't be read again."""
         text = self.cluster.source
         return None if self.engine_words or text in _NO_FILE or text.startswith(_PIPES) else text
 
     @property
     def engine_words(self) -> Words:
-        """The options with which an engine finds these hosts again; empty without one."""
+        """The options with which an engine finds these hosts again; empty without an engine."""
         return next((words for engine in engines() if (words := engine.cluster_words(self.cluster))), ())
 
     def container(self, node: Node) -> Words:
-        """Return the options for a node's container, where no file names it."""
+        """Return the options for a node's container, if no file names it."""
         words = chain.from_iterable(engine.node_words(node) for engine in engines() if engine.wraps)
         return tuple(
             (option, str(value))
@@ -108,7 +108,7 @@ class ClusterSource:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Command-line words for these hosts, with options given beside a file."""
+        """Command-line words for these hosts, with options that were given in addition to a file."""
         chosen, left_out = self.cluster.origins.get("-w"), self.cluster.origins.get("-x")
         among = (*(("-w", chosen) if chosen else ()), *(("-x", left_out) if left_out else ()))
         if self.engine_words:
@@ -145,7 +145,7 @@ class ClusterSource:
                 yield from ("--env", f"{variable}={text}")
 
     def _is_needed(self, option: str, origin: str) -> bool:
-        """Also what the environment said, which the next shell may not have."""
+        """Return whether an option must be repeated, also if its value came from the environment."""
         by_options = self.file is None and not self.engine_words
         return by_options or self.cluster.origins.get(origin) == option or origin in self.cluster.variables
 
@@ -153,7 +153,7 @@ class ClusterSource:
 def _node_words(node: Node) -> Iterator[tuple[str, str, object]]:
     """Yield each option for a node, with its name in ``Cluster.origins``, and its value.
 
-    None where that is the default.
+    None if the value is the default.
     """
     yield "--python", "python", None if node.python == "python3" else node.python
     yield "--nproc-per-node", "nproc_per_node", node.nproc_per_node

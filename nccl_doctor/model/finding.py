@@ -1,10 +1,9 @@
-"""The nouns of one fault: how grave it is, what was seen of it, what to do about it, and what follows from it.
+"""Models of a fault: its severity, evidence, remedy and consequences.
 
-Every command that a report prints is made here: lines to paste, and the host they are for.
+All commands in reports are made here: lines to paste, and their hosts.
 
-What one host claims never stands in a command for another unless something else confirms it
-(:mod:`nccl_doctor.snapshot.hosts`); how a line is made of a template and typed values, says
-:mod:`nccl_doctor.text.shell`.
+A claim of one host is never used in a command for another unless something else confirms it
+(:mod:`nccl_doctor.snapshot.hosts`); :mod:`nccl_doctor.text.shell` makes lines from templates and typed values.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from nccl_doctor.text.shell import Line, line
 
 
 class Severity(str, Enum):
-    """``error``: the job will not start, will hang or compute wrongly; ``warning``: it may; ``info``: worth knowing."""
+    """``error``: the job will not start, will hang or compute wrong results; ``warning``: it may; ``info``: a note."""
 
     INFO = "info"
     WARNING = "warning"
@@ -30,16 +29,16 @@ class Severity(str, Enum):
 
     @property
     def rank(self) -> int:
-        """Order of gravity: 0 for info, 2 for error."""
+        """Order of severity: 0 for info, 2 for error."""
         return list(Severity).index(self)
 
 
 class Command(FrozenModel):
-    """A line that can be pasted as it is into a shell on ``host``; made in one place alone.
+    """A line that can be pasted unchanged into a shell on ``host``.
 
-    ``host`` is None for the machine that nccl-doctor runs on. Where the job runs in a container there, ``place`` says
-    on which side of its wall: "in the docker container train", "outside the docker container train". Where nothing but
-    a file says that the host is so, ``place`` ends with "from the snapshot".
+    ``host`` is None for the machine on which nccl-doctor runs. If the job runs in a container, ``place`` is "in the
+    docker container train" or "outside the docker container train". If only a file describes the host, ``place`` ends
+    with "from the snapshot".
     """
 
     host: str | None
@@ -48,9 +47,9 @@ class Command(FrozenModel):
 
 
 class Fix(FrozenModel):
-    """What to do. ``commands`` holds what makes the diagnosis go away when pasted, or shows what decides.
+    """The remedy. ``commands`` mend the fault when pasted, or show what is needed to decide.
 
-    ``variables`` are those that the commands set for the job, by host: ``launch`` puts them into its lines.
+    ``variables`` are those that the commands set for the job, by host; ``launch`` includes them in its lines.
     """
 
     summary: str
@@ -72,7 +71,7 @@ _HELD = "The commands for it hold what looks like a secret, so they are not show
 
 
 class LogLine(FrozenModel):
-    """Evidence out of a log: its file, its line counted from 1, and the text."""
+    """Evidence from a log: its file, its line counted from 1, and the text."""
 
     file: str
     line: int
@@ -80,7 +79,7 @@ class LogLine(FrozenModel):
 
 
 class Finding(FrozenModel):
-    """A fault as a check or a log yields it, before it is known what follows from what."""
+    """A fault found by a check or in a log, before consequences are attached to causes."""
 
     hosts: tuple[str, ...]  # names of the hosts at fault (not of those that suffer)
     message: str  # one sentence a tired person understands
@@ -97,7 +96,7 @@ class Finding(FrozenModel):
 
 
 class Outcome(str, Enum):
-    """What became of one check."""
+    """The outcome of a check."""
 
     PASS = "pass"  # noqa: S105 - an outcome, no password
     FOUND = "found"
@@ -117,9 +116,9 @@ class Consequence(FrozenModel):
 
 
 class Diagnosis(FrozenModel):
-    """One fault, one diagnosis: its register entry, the finding, and what follows from it.
+    """A diagnosis of one fault: its register entry, the finding, and its consequences.
 
-    ``page`` is the address of its page, where the package names a site.
+    ``page`` is the address of its page, if the package names a site.
     """
 
     code: str
@@ -136,16 +135,16 @@ class Diagnosis(FrozenModel):
 
 
 class Gap(FrozenModel):
-    """Reason why a check could not judge some hosts; no hosts: none in particular."""
+    """The reason why a check could not judge some hosts; without hosts it is about none in particular."""
 
     hosts: tuple[str, ...]
     reason: str
 
 
 class CheckResult(FrozenModel):
-    """What became of one check over all hosts; ``reason`` says why, where it is no plain pass.
+    """The result of a check over all hosts; ``reason`` explains an outcome other than pass.
 
-    ``looked_at`` is what the verdict rests on: facts by name, and on how many hosts.
+    ``looked_at`` is the basis of the verdict: names of facts, and the number of hosts.
     """
 
     code: str
@@ -155,16 +154,16 @@ class CheckResult(FrozenModel):
     reason: str | None = None
     looked_at: str | None = None
     gaps: tuple[Gap, ...] = Field(default=(), exclude=True)
-    """The gaps behind ``reason``, each reason once; JSON has the sentence alone."""
+    """The gaps behind ``reason``, without duplicate reasons; JSON has only the sentence."""
 
 
 class LogEvent(FrozenModel):
-    """The first line of one rank that tells of a fault.
+    """The first line of a rank about a fault.
 
     Attributes:
-        order: its place among all lines read.
-        at: the second of its day, as the line says it.
-        cause: it belongs to a diagnosis, and doesn't merely follow from one.
+        order: its position among all lines read.
+        at: the second of the day, from the line.
+        cause: whether it belongs to a diagnosis, not to a consequence.
     """
 
     rank: int | None
@@ -183,11 +182,11 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def on(host: str | None, *lines: Line | None) -> tuple[Command, ...]:
-    """Return lines as commands for a host; none where one can't be pasted."""
+    """Return lines as commands for a host; none if one of them can't be pasted."""
     made = [one for one in lines if one is not None]
     return tuple(Command(host=host, command=one.text) for one in made) if len(made) == len(lines) else ()
 
 
 def export(name: str, value: str) -> Line | None:
-    """Return the line that sets a variable for the rest of a shell."""
+    """Return the line that sets a variable in a shell."""
     return line("export {assignment}", assignment=f"{name}={value}") if _VARIABLE.fullmatch(name) else None

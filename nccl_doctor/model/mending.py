@@ -1,4 +1,4 @@
-"""The nouns of ``nccl-doctor fix``: the plan, the result of each step, and the document of the whole."""
+"""Models of ``nccl-doctor fix``: the plan, the results of steps, and the whole document."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from nccl_doctor.model.finding import Command, Diagnosis, Severity
 
 
 class Step(FrozenModel):
-    """A command of a plan, which mends a diagnosis, or takes an earlier step back.
+    """A command of a plan, which mends a fault or undoes an earlier step.
 
     Attributes:
-        number: its place in the plan, from 1; hosts go on side by side, each in this order.
-        host: None for the machine that nccl-doctor runs on.
-        place: the side of a container's wall, as in :class:`~nccl_doctor.model.finding.Command`.
+        number: its place in the plan, from 1; hosts run in parallel, each in this order.
+        host: None for the machine on which nccl-doctor runs.
+        place: inside or outside of a container, as in :class:`~nccl_doctor.model.finding.Command`.
         mends: code and name of its diagnosis.
-        undo: the way back, as far as it is known before the command has run; None where there is none.
-        survives_reboot: None where that depends on the machine.
-        boot_id: of the host as it was checked; another one is not touched.
-        takes_back: number of the earlier step whose way back it is, which is only gone while that is ``in_place``.
-        in_place: a command that succeeds where the change is as it was made.
-        reads: a command that prints the values before the change.
+        undo: how to undo it, as far as known before it is run; None if it can't be undone.
+        survives_reboot: None if that depends on the machine.
+        boot_id: that of the checked host; a host with another one is not touched.
+        takes_back: number of the earlier step that it undoes, if that is still ``in_place``.
+        in_place: a command that succeeds while the change is unmodified.
+        reads: a command that prints the previous values.
         already: text in the command's output that shows that a part of the change was there before.
         settings: variables of the job that are written into the hosts file instead of a command.
     """
@@ -49,7 +49,7 @@ class Step(FrozenModel):
 
 
 class ByHand(FrozenModel):
-    """A diagnosis that no step mends; ``commands`` are those that a person has to run, or to judge by."""
+    """A diagnosis without a step; ``commands`` are for a person, to run or to decide with."""
 
     code: str
     name: str
@@ -65,7 +65,7 @@ class ByHand(FrozenModel):
 
 
 StepOutcome = Literal["done", "failed", "unknown", "not-run", "changed"]
-"""Outcome of a step: ``unknown`` where the connection broke, ``changed`` where the host was no longer the same."""
+"""Outcome of a step: ``unknown`` if the connection broke, ``changed`` if the host was no longer the same."""
 
 
 class StepResult(FrozenModel):
@@ -73,9 +73,9 @@ class StepResult(FrozenModel):
 
     Attributes:
         reason: why it was not run, or why its outcome is unknown.
-        output: the end of what the command printed.
-        before: values that the way back needs.
-        was_there: the change was in place before the command ran.
+        output: the end of the command's output.
+        before: previous values, for undoing it.
+        was_there: whether the change was in place before the command ran.
         at: UTC, ISO 8601, to the second.
     """
 
@@ -94,9 +94,9 @@ class FixReport(Document):
     """``fix``: the plan, its results, and the diagnoses before and after.
 
     Attributes:
-        note: what a person has to know about the run, in sentences.
+        note: sentences about the run for the user.
         verdict: the last line of the check after it.
-        mended: names of diagnoses that are gone, ``remaining`` those that are not, ``new`` those that came.
+        mended: names of diagnoses that are gone; ``remaining`` and ``new`` likewise.
     """
 
     command: Literal["fix"] = "fix"
@@ -116,7 +116,7 @@ class FixReport(Document):
     timings: dict[str, float] = Field(default_factory=dict)
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> FixReport:
-        """Return a copy without secrets; a step's command is hidden where it holds one."""
+        """Return a copy without secrets; a step's command is hidden if it has one."""
         shown = {
             "plan": tuple(one.model_copy(update={"command": hide(one.command)}) for one in self.plan),
             "results": tuple(one.model_copy(update={"output": hide(one.output)}) for one in self.results),

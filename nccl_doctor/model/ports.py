@@ -1,6 +1,6 @@
-"""The document of ``fix-port``: who holds a port, and what became of it.
+"""The document of ``fix-port``: who holds a port, and the result.
 
-Its parts are what hosts answer, too: each number has bounds, and each text a length.
+Its parts also come from hosts, so numbers and lengths of texts are limited.
 """
 
 from __future__ import annotations
@@ -24,31 +24,30 @@ from nccl_doctor.model.base import (
 )
 
 GRACE_S = 10.0
-"""Seconds from SIGTERM to SIGKILL. A process younger than that is not ended, because it may just be starting."""
+"""Seconds from SIGTERM to SIGKILL. A process younger than that is not ended, since it may just be starting."""
 
 LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
 LAST_PID = 2**22  # Linux gives none above it (proc_sys_kernel(5), pid_max)
 
 MAX_PROCESSES = 4096
-"""Number of processes of all jobs that hold a port; a launcher with eight ranks and their data loaders has some
-hundred."""
+"""Most processes of all jobs with a port; a launcher with eight ranks and their data loaders has about a hundred."""
 
 _MOST_DIGITS = 9  # int() refuses thousands of them; leading zeros are let through
 _MOST_TICK_DIGITS = 18  # a start in ticks has 64 bits; a billion years are enough
 Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
 UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
-"""A time up to the last second of the year 9999, the last that a date can show."""
+"""A time up to the end of the year 9999, the last in a datetime."""
 
 
 class Identity(NamedTuple):
-    """A process: its PID, and its start in clock ticks since its host's boot where that must fit; else None."""
+    """A process: its PID, and its start in clock ticks since boot, or None if the start does not matter."""
 
     pid: int
     started: int | None = None
 
 
 class GpuUse(Observed):
-    """Memory on one GPU; ``gpu`` is its index and ``memory_mib`` mebibytes, each None where nobody tells."""
+    """Memory on a GPU; ``gpu`` is its index and ``memory_mib`` is in MiB, each None if unknown."""
 
     pid: Pid
     gpu: Count | None
@@ -68,7 +67,7 @@ class Member(Observed):
 
 
 class Holder(Observed):
-    """A process that has a socket on the port, or that was asked for by its PID."""
+    """A process with a socket on the port, or requested by its PID."""
 
     pid: Pid
     user: UserName
@@ -86,7 +85,7 @@ class Holder(Observed):
 
 
 class ListedHolder(Holder):
-    """A holder as the JSON document lists it, with what is its job's."""
+    """A holder in the JSON document, with facts about its job."""
 
     unit: str | None
     gpus: tuple[GpuUse, ...]
@@ -139,7 +138,7 @@ class TcpSocket(Observed):
 
 
 class Elsewhere(Observed):
-    """A process in whose network namespace, another than ours, the port is taken."""
+    """A process in another network namespace in which the port is taken."""
 
     pid: Pid
     command: str
@@ -147,11 +146,11 @@ class Elsewhere(Observed):
 
 
 class Suggestion(FrozenModel):
-    """A port to use instead; ``hosts`` names those on which it is free, ``command`` sets it for a launch.
+    """A port to use instead; ``hosts`` are those on which it is free, and ``command`` sets it for a launch.
 
-    ``master`` is where the job's ranks look for it; None: on the host that the report is about. ``reserve``: the line
-    that keeps outgoing connections from a port of the ephemeral range, where no other is let in. ``starts``: the words
-    by which launchers are given the port, of the job that holds the old one where that has a launcher.
+    ``master`` is the host on which the job's ranks expect it; None means the host of the report. ``reserve`` is the
+    line that keeps outgoing connections from using a port of the ephemeral range, if the firewall opens no other.
+    ``starts`` are the options that set a launcher's port, for the launcher of the job with the old port if it has one.
     """
 
     port: int
@@ -163,7 +162,7 @@ class Suggestion(FrozenModel):
 
 
 class PortReport(Document):
-    """``fix-port``: the answer of one call."""
+    """``fix-port``: the answer of a call."""
 
     command: Literal["fix-port"] = "fix-port"
     host: str
@@ -198,7 +197,7 @@ class PortReport(Document):
     @computed_field  # type: ignore[prop-decorator]  # mypy: python/mypy#1362
     @property
     def holders(self) -> tuple[ListedHolder, ...]:
-        """Every process that has a socket on the port."""
+        """All processes with a socket on the port."""
         return tuple(
             ListedHolder.model_construct(**dict(holder), unit=job.unit, gpus=job.gpus, refusal=job.refusal)
             for job in self.jobs
@@ -207,14 +206,14 @@ class PortReport(Document):
 
 
 def as_port(text: str) -> int | None:
-    """Return the TCP port that a text of digits means, or None."""
+    """Return the TCP port in a text of digits, or None."""
     if not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
         return None
     return int(text) if 1 <= int(text) <= LAST_PORT else None
 
 
 def as_identity(text: str) -> Identity | None:
-    """Return the process that "48112" or "48112@5731034" means, or None."""
+    """Return the process for "48112" or "48112@5731034", or None."""
     pid, at, started = text.partition("@")
     words = (pid, started) if at else (pid,)
     if not all(word.isascii() and word.isdecimal() and len(word) <= _MOST_TICK_DIGITS for word in words):
@@ -223,7 +222,7 @@ def as_identity(text: str) -> Identity | None:
 
 
 def age_words(seconds: float) -> str:
-    """Return a duration as people say it: "3 h"."""
+    """Return a duration in a short form: "3 h"."""
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

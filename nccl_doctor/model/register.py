@@ -1,7 +1,8 @@
-"""The register of diagnoses: code, name, page, severity, and which explains which; and how all of them are found.
+"""The register of diagnoses: code, name, page, severity and effects of each.
 
-A module of ``checks/CATEGORY`` enters itself as it is imported: a live check by :func:`nccl_doctor.checks.view.check`,
-a diagnosis that only logs or only a look at a running job show by :func:`from_logs` or :func:`from_hang`.
+A module of ``checks/CATEGORY`` registers itself when it is imported: a live check with
+:func:`nccl_doctor.checks.view.check`, a diagnosis that only logs or only running jobs show with :func:`from_logs` or
+:func:`from_hang`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Unjudged:
-    """Yielded by a check that finds, while it looks, that the verdict on some hosts hangs on an unknown fact."""
+    """Yielded by a check if the verdict on some hosts depends on an unknown fact."""
 
     hosts: tuple[str, ...]
     reason: str
@@ -32,7 +33,7 @@ class Unjudged:
 
 @dataclass(frozen=True)
 class Absent:
-    """Yielded by a check whose subject the run lacks, with the reason."""
+    """Yielded by a check that does not apply to the run, with the reason."""
 
     reason: str
     skipped: bool = False  # it was not asked for, or did not come to it
@@ -43,7 +44,7 @@ CheckFunction = Callable[..., Iterator[Finding | Unjudged | Absent]]  # of a vie
 
 
 class Traits(TypedDict, total=False):
-    """Declarations of a diagnosis beyond its code; :class:`Check` tells what each means."""
+    """Declarations of a diagnosis besides its code; :class:`Check` explains them."""
 
     explains: tuple[str | Effect, ...]
     in_logs: tuple[str, ...]
@@ -90,7 +91,7 @@ class Check:
 
     @property
     def heading(self) -> dict[str, Any]:
-        """Heading of the page, by the fields of ``CodeEntry``."""
+        """Heading of the page: the fields of ``CodeEntry``."""
         return {name: getattr(self, name) for name in ("code", "name", "severity", "category")}
 
 
@@ -104,12 +105,12 @@ def from_logs(module: str, code: str, *, severity: Severity = Severity.ERROR, **
 
 
 def from_hang(module: str, code: str, **traits: Unpack[Traits]) -> None:
-    """Register the calling module (pass ``__name__``) as a diagnosis of a job that stands still."""
+    """Register the calling module (pass ``__name__``) as a diagnosis of a job that hangs."""
     enter(make_entry(module, code, Severity.ERROR, **traits))
 
 
 def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Traits]) -> Check:
-    """Return the entry of a module below ``checks``, of its place and docstring."""
+    """Return the entry for a module below ``checks``, from its path and docstring."""
     *_, category, stem = module.split(".")
     return Check(
         code=code,
@@ -122,7 +123,7 @@ def make_entry(module: str, code: str, severity: Severity, **traits: Unpack[Trai
 
 
 def enter(entry: Check) -> None:
-    """Add an entry; ValueError where its code is another one's."""
+    """Add an entry; ValueError if its code is already used."""
     taken = _register.get(entry.code)
     if taken is not None and taken.name != entry.name:
         raise ValueError(f"{entry.code} is both {taken.name} and {entry.name}")
@@ -130,13 +131,13 @@ def enter(entry: Check) -> None:
 
 
 def _modules() -> Iterator[pkgutil.ModuleInfo]:
-    """Return the modules of checks/, found by name because they import this module."""
+    """Return the names of the modules in checks/, which can't be imported here because they import this module."""
     return pkgutil.walk_packages(importlib.import_module(PACKAGE).__path__, f"{PACKAGE}.")
 
 
 @cache
 def all_checks() -> tuple[Check, ...]:
-    """Return every diagnosis there is, by code."""
+    """Return all diagnoses, sorted by code."""
     for module in _modules():
         importlib.import_module(module.name)
     return tuple(_register[code] for code in sorted(_register))
@@ -144,7 +145,10 @@ def all_checks() -> tuple[Check, ...]:
 
 @cache
 def entry(name: str) -> Check:
-    """Return the diagnosis of this name, else KeyError; imports its module alone, ten times as fast as all."""
+    """Return the diagnosis with this name, or raise KeyError.
+
+    Only its module is imported, which is ten times faster.
+    """
     if all(check.name != name for check in _register.values()):
         for module in _modules():
             if module.name.endswith(f".{name.replace('-', '_')}"):
@@ -153,5 +157,5 @@ def entry(name: str) -> Check:
 
 
 def find(word: str) -> tuple[Check, ...]:
-    """Return the checks that a code, name or category means; else none."""
+    """Return the checks for a code, name or category; none if it is unknown."""
     return tuple(c for c in all_checks() if word.lower() in (c.code.lower(), c.name, c.category))

@@ -1,7 +1,7 @@
-"""The nouns of what is answered: a report, from its rows to the diagnoses, and what was measured.
+"""Models of an answer: a report with its rows, diagnoses and measurements.
 
-Everything here is frozen data that turns into JSON and back. The JSON of :class:`Report` is the document that
-``-o json`` prints; fields are added to it, never changed.
+All models are immutable and can be converted to JSON and back. The JSON of :class:`Report` is the document that ``-o
+json`` prints; fields may be added but never changed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nccl_doctor.model.finding import CheckResult, Diagnosis, LogEvent, Outcome
 
 
 class NcclInterface(FrozenModel):
-    """The interface that NCCL's bootstrap uses on a host, and who says so."""
+    """The interface that NCCL's bootstrap uses on a host, and the source of that answer."""
 
     name: str
     address: str
@@ -60,10 +60,10 @@ class HostSummary(FrozenModel):
     """One host of the report.
 
     Attributes:
-        network: the net of the address that NCCL chose there, "10.0.0.0/24".
-        rdma: its RDMA ports in the order in which NCCL numbers them.
-        seen: what it told, a phrase for each thing: versions, GPUs, limits, routes.
-        spent: by phase, the seconds of the run from which until which it was busy with it.
+        network: the network of the address that NCCL chose there, "10.0.0.0/24".
+        rdma: its RDMA ports in NCCL's order.
+        seen: phrases for its facts: versions, GPUs, limits, routes.
+        spent: by phase, the seconds of the run at which its work began and ended.
     """
 
     name: str
@@ -81,7 +81,7 @@ PhaseOutcome = Literal["ok", "warning", "error", "unknown", "n/a", "skip"]
 
 
 class Phase(FrozenModel):
-    """One row of the screen: a category, how it went, and one phrase."""
+    """A row of the screen: a category, its outcome, and a phrase."""
 
     name: str
     outcome: PhaseOutcome
@@ -95,9 +95,9 @@ class MachineLoad(FrozenModel):
     """How busy a machine was.
 
     Attributes:
-        queue: runnable processes, the one-minute average of proc_loadavg(5).
-        cpus: that they share.
-        lag_s: how late a thread of ours woke up at most; None where nobody measured it.
+        queue: number of runnable processes, the one-minute average of proc_loadavg(5).
+        cpus: number of CPUs that they share.
+        lag_s: greatest delay with which a thread of ours woke up; None if not measured.
     """
 
     queue: float = Field(ge=0, le=2**31)
@@ -106,23 +106,23 @@ class MachineLoad(FrozenModel):
 
     @property
     def busy(self) -> bool:
-        """True where each CPU has two programs waiting, or a thread waited half a second for one."""
+        """True if there are two waiting programs per CPU, or a thread waited half a second for a CPU."""
         return self.queue >= 2 * self.cpus or (self.lag_s or 0.0) >= 0.5
 
     @property
     def words(self) -> str:
-        """The load as a phrase, for evidence beside a host that was late."""
+        """The load as a phrase, for evidence about a host that was late."""
         late = f", threads up to {self.lag_s:.1f} s late" if (self.lag_s or 0.0) >= 0.1 else ""
         return f"this machine was busy meanwhile: load {self.queue:.1f} on {self.cpus} CPUs{late}"
 
 
 class Load(FrozenModel):
-    """How busy the measuring machines were: a late answer may be theirs.
+    """Load of the measuring machines, which may be why an answer is late.
 
     Attributes:
-        controller: the machine that nccl-doctor ran on, while it connected.
-        hosts: those that answered, when their probe began.
-        second_try: the hosts that answered only when they were asked again.
+        controller: the machine on which nccl-doctor ran, while it connected.
+        hosts: the hosts that answered, at the start of their probes.
+        second_try: hosts that answered only at the second try.
     """
 
     controller: MachineLoad
@@ -135,13 +135,13 @@ DialOutcome = Literal[
     "no-source-address", "failed",
 ]  # fmt: skip
 DialSeconds = Annotated[float, Field(ge=0, le=3600)]
-"""Duration of a dial; its limit is a few seconds, and twice as long in a second attempt."""
+"""Duration of a dial; its limit is a few seconds, and twice that in a second attempt."""
 
 
 class FailedDial(Observed):
     """A TCP connection from ``src`` to ``dst`` that did not reach our listener; ``error`` is an errno's name.
 
-    ``seconds`` is how long it took; None where nobody noted it.
+    ``seconds`` is its duration; None if not recorded.
     """
 
     src: str
@@ -154,12 +154,12 @@ class FailedDial(Observed):
 
 
 class SampleReport(FrozenModel):
-    """Which pairs a large mesh dialled: the master and each host, ring neighbours both ways, and others at random.
+    """The dialled pairs of a large mesh: the master and each host, ring neighbours both ways, and random others.
 
     Attributes:
-        random_peers: how many of them each host dialled besides.
-        distances: how many ranks behind it, in the ring of all hosts, stand those that each host dialled.
-        dialled_by_all: the hosts with which a dial failed, which all others dialled then.
+        random_peers: number of random peers that each host dialled.
+        distances: distances, in the ring of all hosts, to the hosts that each host dialled.
+        dialled_by_all: hosts with a failed dial, which all others then dialled.
     """
 
     random_peers: int
@@ -168,9 +168,9 @@ class SampleReport(FrozenModel):
 
 
 class MeshReport(FrozenModel):
-    """The port mesh: of ``pairs`` ordered pairs of hosts ``tested`` were dialled, at ``ports`` of each host.
+    """The port mesh: of ``pairs`` ordered pairs of hosts, ``tested`` were dialled, at ``ports`` of each host.
 
-    ``sample`` says which, where that is not all.
+    ``sample`` describes them if not all were dialled.
     """
 
     hosts: int
@@ -182,15 +182,15 @@ class MeshReport(FrozenModel):
 
 
 class RateReport(FrozenModel):
-    """TCP's rate from ``src`` by its ``interface`` to ``dst``.
+    """The rate of TCP from ``src`` through its ``interface`` to ``dst``.
 
     Attributes:
-        gbps: 10⁹ bits a second that the other kernel acknowledged.
-        rtt_us: of packets under this load.
-        of_link: the part of the slower link's own speed, where drivers tell it.
-        streams: TCP connections at once.
-        limited: the machine's part that was the limit, in words; None where it was the network.
-        alone: it looked slow beside the others, and this was measured with nobody else sending.
+        gbps: rate acknowledged by the other kernel, in Gb/s (10⁹ bits per second).
+        rtt_us: round-trip time under this load, in µs.
+        of_link: share of the slower link's speed, if drivers report it.
+        streams: number of simultaneous TCP connections.
+        limited: a phrase for the part of the machine that was the limit; None if it was the network.
+        alone: whether it was measured again with nobody else sending, because it was slow at first.
     """
 
     src: str
@@ -214,7 +214,7 @@ def gbps_words(gbps: float) -> str:
 
 
 def gbps_span(values: Iterable[float]) -> str:
-    """Return ``9.3 to 9.4 Gb/s``, or one figure where they are alike."""
+    """Return ``9.3 to 9.4 Gb/s``, or one number if they are the same."""
     rates = sorted(values)
     low, high = gbps_words(rates[0]), gbps_words(rates[-1])
     number, _, unit = low.partition(" ")
@@ -222,25 +222,25 @@ def gbps_span(values: Iterable[float]) -> str:
 
 
 Reported = Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"]
-"""Stages that a rank of the all-reduce reports, in their order (probe/smoke/worker.py)."""
+"""Stages that a rank of the all-reduce reports, in order (probe/smoke/worker.py)."""
 Stage = Literal["none", Reported]  # the last that a rank reported; "none" before the first
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
 class RankReport(Observed):
-    """How far one rank came.
+    """The progress of a rank.
 
     Attributes:
-        stage: the last that it reached, "none" before the first, in the order of ``times``.
-        pid: on its host; the interpreter, torch and NCCL are those that it really loaded.
+        stage: the last stage that it reached, "none" before the first, in the order of ``times``.
+        pid: its PID on the host; interpreter, torch and NCCL are those that it really loaded.
         times: seconds from its start to each stage.
-        exit_code: of exit(3); ``signal``, the number, where it was killed.
-        state: of a rank that had to be ended: the letter of proc(5), "D nfs_wait" for one in the kernel.
-        stack: of a rank that had to be ended: its main thread's Python frames, innermost first.
-        own_s: seconds it took outside of the timed all-reduces, while others may have waited for it.
-        interfaces: "eth0:10.0.0.1", as NCCL prints them; ``network``: "IB", "Socket" or a plugin's name.
-        plugin: the network plugin that NCCL loaded, "Libfabric (v8)"; one that finds no device is not used.
-        transports: channels by the way they go: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA", …
+        exit_code: that of exit(3); ``signal`` is the number if it was killed.
+        state: for a rank that had to be ended: the state of proc(5), "D nfs_wait" if it was in the kernel.
+        stack: for a rank that had to be ended: its main thread's Python frames, innermost first.
+        own_s: seconds outside of the timed all-reduces, during which others may have waited for it.
+        interfaces: "eth0:10.0.0.1", as NCCL prints them; ``network`` is "IB", "Socket" or a plugin's name.
+        plugin: the network plugin that NCCL loaded, "Libfabric (v8)", which is not used if it finds no device.
+        transports: number of channels by transport: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA", …
     """
 
     rank: Count
@@ -265,7 +265,7 @@ class RankReport(Observed):
 
 
 class SizeReport(Observed):
-    """One message size: median seconds, and GB/s (10⁹ bytes) as nccl-tests defines them."""
+    """Results for a message size: median seconds, and GB/s (10⁹ bytes) as nccl-tests defines them."""
 
     bytes: Count
     seconds: Seconds
@@ -275,18 +275,18 @@ class SizeReport(Observed):
 
 
 class TrialReport(Observed):
-    """The all-reduce over some of the hosts alone."""
+    """The all-reduce over a group of hosts."""
 
     hosts: tuple[str, ...]
     ok: bool
 
 
 class IsolationReport(Observed):
-    """Who breaks the all-reduce, found by repeating it over groups of hosts.
+    """The culprit of a failed all-reduce, found by repeating it in groups of hosts.
 
     Attributes:
-        culprit: "host": each of ``hosts`` fails with hosts that work with others; "pair": these two fail together
-            and work with others. None where there was no verdict: ``end`` says why.
+        culprit: "host": each of ``hosts`` fails with hosts that work with others; "pair": these two fail together but
+            work with others; None without a verdict, for the reason in ``end``.
     """
 
     culprit: Literal["host", "pair"] | None
@@ -315,15 +315,15 @@ COUNTERS: dict[str, tuple[Literal["link", "loss", "receiver", "congestion"], str
     "rp_cnp_handled": ("congestion", "congestion notices obeyed"),
     "port_xmit_wait": ("congestion", "ticks with data to send and no credit"),
 }
-"""Counters of an RDMA port: what it means where one grows, and what it counts."""
+"""Counters of an RDMA port: the meaning of their growth, and what they count."""
 PortName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}:[0-9]{1,3}$")]
 CounterName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
 Growth = Annotated[dict[PortName, Annotated[dict[CounterName, Count], Field(max_length=64)]], Field(max_length=256)]
-"""Growth of each counter during the all-reduce by port, "mlx5_0:1"; counters that did not grow are left out."""
+"""Growth of counters during the all-reduce by port, "mlx5_0:1", without counters that did not grow."""
 
 
 def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
-    """Return lines "node1: mlx5_0:1: 12 packets received out of sequence", the most telling counters first."""
+    """Return lines "node1: mlx5_0:1: 12 packets received out of sequence", the most informative counters first."""
     return tuple(
         f"{host}: {port}: {', '.join(f'{its[name]} {words}' for name, (_, words) in COUNTERS.items() if name in its)}"
         for host, ports in grown.items()
@@ -333,13 +333,13 @@ def grown_words(grown: dict[str, dict[str, dict[str, int]]]) -> tuple[str, ...]:
 
 
 class LinkShare(FrozenModel):
-    """The slowest link under an all-reduce over several machines.
+    """The slowest link in an all-reduce over several machines.
 
     Attributes:
         name: its interfaces or RDMA devices on ``host``, "eno1".
-        gb_per_s: 10⁹ bytes a second that it could give, each way.
-        links: what that is the sum of, "one 100 Gb/s link".
-        share: the part of that which was reached, 0 to 1.
+        gb_per_s: its possible rate in GB/s (10⁹ bytes per second) in each direction.
+        links: the links that add up to that, "one 100 Gb/s link".
+        share: the share of it that was reached, 0 to 1.
     """
 
     host: str
@@ -350,7 +350,7 @@ class LinkShare(FrozenModel):
 
 
 class AllReduceReport(FrozenModel):
-    """The all-reduce; its words mean what they mean in :class:`~nccl_doctor.snapshot.Smoke`."""
+    """The all-reduce; fields have the meaning of those in :class:`~nccl_doctor.snapshot.Smoke`."""
 
     backend: Literal["nccl", "gloo"]
     reason: str = ""
@@ -371,7 +371,7 @@ MOST_NAMES = 3
 
 
 class Report(Document):
-    """The document that every judging command prints."""
+    """The document that all judging commands print."""
 
     status: Literal["ok", "warning", "error"]
     complete: bool
@@ -391,7 +391,7 @@ class Report(Document):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Phrases for parts that a check was told to leave out, which other commands judge."""
+        """Phrases for parts that were left out on request and that other commands judge."""
         skipped = [check for check in self.checks if check.outcome is Outcome.SKIP and self.command == "check"]
         reasons = {check.reason for check in skipped}
         phases = {"--no-smoke": "the all-reduce", "--mesh none": "the ports between hosts"}
@@ -400,6 +400,6 @@ class Report(Document):
         return (*found, *(names if len(names) <= MOST_NAMES else [f"{len(names)} checks that were not selected"]))
 
     def of_category(self, category: str) -> tuple[Diagnosis, ...]:
-        """Return the diagnoses whose checks are of this category."""
+        """Return the diagnoses of this category."""
         codes = {check.code for check in self.checks if check.category == category}
         return tuple(diagnosis for diagnosis in self.diagnoses if diagnosis.code in codes)

@@ -1,5 +1,5 @@
-"""Typed facts: the document that checks judge.
+"""Typed facts, which checks judge.
 
-Every fact is a value or :class:`Unknown`, which says why nobody could look. ``bool(Unknown)`` raises, so that
-"could not look" can't slip through an ``if`` as "no". JSON of an unknown fact: ``{"$unknown": "reason"}``.
+Every fact is a value or :class:`Unknown` with a reason. ``bool(Unknown)`` raises, so that an unknown fact can't be
+taken for "no" in an ``if``. The JSON of an unknown fact is ``{"$unknown": "reason"}``.
 """

@@ -1,4 +1,4 @@
-"""Failures to reach a host: every way of connecting ends in an :class:`AccessFailure`; the JSON keeps its fields."""
+"""Failures to reach a host: all transports report an :class:`AccessFailure`, whose fields are in the JSON."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class AccessFacts(Words):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """True for a deadline, which a busy machine may miss."""
+        """True for a missed deadline, which a busy machine may cause."""
         return bool(getattr(self, "late", False))
 
 
 class SshTarget(AccessFacts):
-    """The host that ssh was to reach."""
+    """The host to which ssh should connect."""
 
     target: str  # as it was asked for, so that ~/.ssh/config applies; ``address`` is what that means
     address: str
@@ -40,7 +40,7 @@ class SshTarget(AccessFacts):
 
 
 class UnreachableFacts(SshTarget):
-    """Failure to open a session."""
+    """Facts about a session that could not be opened."""
 
     reason: Reason
     via: bool = False  # it was a jump host or a proxy that dialled, not this machine
@@ -50,12 +50,12 @@ class UnreachableFacts(SshTarget):
 
     @property
     def ran_out_of_time(self) -> bool:
-        """No answer, an unfinished handshake, or a server that dropped us for it had too many others."""
+        """True for no answer, an unfinished handshake, or a server that dropped one of too many connections."""
         return self.late or self.reason in ("timed-out", "no-banner", "stalled", "dropped")
 
 
 class LoginFacts(SshTarget):
-    """The attempt to log in."""
+    """Facts about a failed login."""
 
     identity_file: str | None  # the key whose public half should be on the host; None where there is none
     encrypted: tuple[str, ...]  # files that need a passphrase
@@ -74,7 +74,7 @@ class LoginFacts(SshTarget):
 
 
 class UnknownKeyFacts(SshTarget):
-    """The key that was shown, and where it would be known."""
+    """The unknown key, and the file in which it could be listed."""
 
     key_type: str
     fingerprint: str
@@ -85,7 +85,7 @@ class UnknownKeyFacts(SshTarget):
 
 
 class ChangedKeyFacts(SshTarget):
-    """The key that was shown, and the line that holds another one or revokes it."""
+    """The server's key, and the line with another key or a revocation."""
 
     file: str
     line: Count
@@ -97,14 +97,14 @@ class ChangedKeyFacts(SshTarget):
 
 
 class PythonFacts(AccessFacts):
-    """The interpreter that was asked for, and what is wrong with it."""
+    """The requested interpreter, and its fault."""
 
     python: str | None = None
     problem: PythonProblem = "missing"
 
 
 class ProbeFacts(AccessFacts):
-    """Stage at which the probe failed: connect, login, start, facts, mesh, hang; ``late`` if a deadline passed."""
+    """The stage at which the probe failed: connect, login, start, facts, mesh, hang; ``late`` if a deadline passed."""
 
     python: str | None = None
     stage: str
@@ -112,7 +112,7 @@ class ProbeFacts(AccessFacts):
 
 
 class EngineFacts(AccessFacts):
-    """Facts that an engine alone knows, under names of its own; ``late`` where it was a deadline."""
+    """Facts specific to an engine; ``late`` if a deadline passed."""
 
     model_config = ConfigDict(extra="allow")
     late: bool = False
@@ -129,41 +129,41 @@ class AccessFailure(Words):
 
 
 class SshUnreachable(AccessFailure):
-    """No SSH session came about."""
+    """No SSH session could be established."""
 
     kind: Literal["ssh-unreachable"] = "ssh-unreachable"
     facts: UnreachableFacts
 
     @property
     def unresolved(self) -> str | None:
-        """The host's own name, where it is that which does not resolve here."""
+        """The host's name, if that is what does not resolve here."""
         own = self.facts.jump_host is None and self.facts.target == self.facts.address
         return self.facts.target if own and self.facts.reason == "name-unresolved" else None
 
 
 class SshAuthFailed(AccessFailure):
-    """None of the keys let the user in."""
+    """The server accepted none of the keys."""
 
     kind: Literal["ssh-auth-failed"] = "ssh-auth-failed"
     facts: LoginFacts
 
 
 class HostKeyUnknown(AccessFailure):
-    """No known_hosts file holds the host's key."""
+    """No known_hosts file has the host's key."""
 
     kind: Literal["ssh-host-key-unknown"] = "ssh-host-key-unknown"
     facts: UnknownKeyFacts
 
 
 class HostKeyChanged(AccessFailure):
-    """A file holds another key for the host, or revokes the one that it showed."""
+    """A file has another key for the host, or revokes the server's key."""
 
     kind: Literal["ssh-host-key-changed"] = "ssh-host-key-changed"
     facts: ChangedKeyFacts
 
 
 class PythonMissing(AccessFailure):
-    """The interpreter is not there, or can't run the probe."""
+    """The interpreter is missing, or can't run the probe."""
 
     kind: Literal["python-missing"] = "python-missing"
     facts: PythonFacts
@@ -181,7 +181,7 @@ _OUR_KINDS = frozenset(str(failure.model_fields["kind"].default) for failure in 
 
 
 class EngineFailure(AccessFailure):
-    """A failure of an engine's own kind."""
+    """A failure specific to an engine."""
 
     facts: EngineFacts = EngineFacts()
     remedy: str  # prose, for that diagnosis

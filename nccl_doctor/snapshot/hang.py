@@ -1,4 +1,4 @@
-"""A running job as it was seen at a few moments: its ranks, what launched them, and how each rank stood."""
+"""Samples of a running job: its ranks, their launchers, and the state of each rank."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.system import Xid
 
 Letter = Annotated[str, Field(pattern=r"^[A-Za-z]$")]
-"""A process's state, proc_pid_stat(5): "S" sleeps, "D" sits in the kernel, "T" is stopped, "Z" has ended."""
+"""A process state of proc_pid_stat(5): "S" sleeping, "D" uninterruptible, "T" stopped, "Z" ended."""
 Short = Annotated[str, Field(max_length=512)]
 
 
 class Worker(Observed):
-    """A process below a rank: a data loader's worker, mostly."""
+    """A child process of a rank, usually a data loader's worker."""
 
     pid: Pid
     name: Short
@@ -45,7 +45,7 @@ class Worker(Observed):
 
 
 class RankState(Observed):
-    """A rank as the kernel tells of it."""
+    """A rank's state according to the kernel."""
 
     state: Letter
     wchan: Short | None  # the kernel function in which its main thread sleeps
@@ -60,7 +60,7 @@ class RankState(Observed):
 
 
 class Frame(Observed):
-    """A line of a stack; ``line`` is 0 where there is none, as in native code."""
+    """A frame of a stack; ``line`` is 0 if unknown, as in native code."""
 
     function: Short
     file: Short
@@ -68,7 +68,7 @@ class Frame(Observed):
 
 
 class Thread(Observed):
-    """A thread that runs Python; frames innermost first."""
+    """A thread that runs Python, with its frames, innermost first."""
 
     tid: Count | None
     name: Short
@@ -90,7 +90,7 @@ class Flow(Observed):
 
 
 class Call(Observed):
-    """A collective that a rank issued; ``seq`` counts within its group; ``place`` is its line, where torch tells it."""
+    """A collective that a rank issued; ``seq`` counts within its group; ``place`` is its line, if torch recorded it."""
 
     group: Short
     seq: Count
@@ -113,7 +113,7 @@ class Recorded(Observed):
 
     @property
     def pending(self) -> bool:
-        """True where a collective that was called has not ended."""
+        """True if a collective has not ended."""
         # The count of ended ones may stay behind, for two threads of gloo's write it (torch 2.13, after every fourth
         # round of three all-reduces at once); the call's own entry knows better.
         done = {(call.group, call.seq) for call in self.calls if call.done}
@@ -124,7 +124,7 @@ class Recorded(Observed):
 
 
 class RankLook(Observed):
-    """A rank at a moment; ``state`` None where its process was gone."""
+    """A rank at one moment; ``state`` is None if its process was gone."""
 
     pid: Pid
     state: Fact[RankState | None]
@@ -137,18 +137,18 @@ MAX_RANKS = 1 << 20
 
 
 class User(NamedTuple):
-    """A user as a host knows them; the number is None in snapshots from before it was told."""
+    """A user on a host; the ID is None in snapshots from older versions."""
 
     name: str
     uid: int | None
 
     @property
     def is_nameless(self) -> bool:
-        """True where the host knows no name for the number, as with a container's users."""
+        """True if the host has no name for the ID, as for users of a container."""
         return self.name == f"uid {self.uid}"
 
     def is_same(self, other: User) -> bool:
-        """Return whether two hosts mean one user: by the name, or by the number where one of them knows no name."""
+        """Return whether it is the same user on two hosts: by the name, or by the ID if one host has no name for it."""
         unnamed = self.uid is not None and (self.is_nameless or other.is_nameless)
         return self.name == other.name or (unnamed and self.uid == other.uid)
 
@@ -172,16 +172,16 @@ class JobProcess(Observed):
 
     @property
     def owner(self) -> User:
-        """Whose it is."""
+        """The user of the process."""
         return User(self.user, self.uid)
 
     def is_alike(self, other: JobProcess) -> bool:
-        """Return whether both are of one user, and both in containers or in none."""
+        """Return whether both belong to the same user, and both are inside or both outside of a container."""
         return self.owner.is_same(other.owner) and self.contained == other.contained
 
 
 class JobRank(JobProcess):
-    """A rank as its launcher started it; ``counted`` where that gave it no number, and we did."""
+    """A rank of a launcher; ``counted`` if it had no number and we numbered it."""
 
     rank: Count
     world_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
@@ -191,7 +191,7 @@ class JobRank(JobProcess):
 
 
 class StoreClient(JobProcess):
-    """A process that may be a rank, though no variable of it says so."""
+    """A process that may be a rank although no variable shows it."""
 
     # address and port of each end that it dialled, and how many connections it has to it
     dials: tuple[tuple[IpAddress, SocketPort, Count], ...]
@@ -200,7 +200,7 @@ class StoreClient(JobProcess):
 
 
 class Launcher(Observed):
-    """A launcher of ranks; ``defunct`` are children that have ended and that it did not ask for."""
+    """A launcher of ranks; ``defunct`` are ended children that it has not waited for."""
 
     pid: Pid
     state: Letter
@@ -210,7 +210,7 @@ class Launcher(Observed):
 
 
 class Starter(Observed):
-    """A launcher of torch's that has no rank yet; ``state`` None where it ended meanwhile."""
+    """A launcher of torch without ranks; ``state`` is None if it has ended meanwhile."""
 
     pid: Pid
     state: RankState | None
@@ -223,7 +223,7 @@ class Starter(Observed):
 
 
 class JobRanks(Observed):
-    """The ranks on one host; ``hidden`` are Python processes that are not shown to us, of which nobody can tell."""
+    """The ranks on a host; ``hidden`` is the number of Python processes that we can't examine."""
 
     ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)]
     launchers: tuple[Launcher, ...]
@@ -237,7 +237,7 @@ class JobRanks(Observed):
 
 
 class OomKill(Observed):
-    """A process that the kernel killed for want of memory."""
+    """A process that the kernel killed for lack of memory."""
 
     pid: Pid
     name: Short
@@ -248,7 +248,7 @@ SPIN_BUSY, SPIN_POWER = 95, 0.5  # an RTX PRO 6000 that hung in P2P drew 120 of 
 
 
 class GpuWork(Observed):
-    """Work of a GPU: percent of the last second in which a kernel ran, and power in watts."""
+    """Work of a GPU: percentage of the last second in which a kernel ran, and power in watts."""
 
     name: Short
     busy: Rate
@@ -257,12 +257,12 @@ class GpuWork(Observed):
 
     @property
     def spins(self) -> bool:
-        """True where a kernel runs all the time and moves next to nothing."""
+        """True if a kernel runs all the time with hardly any memory traffic."""
         return self.busy >= SPIN_BUSY and self.power_w < SPIN_POWER * self.limit_w
 
 
 class HostLook(Observed):
-    """The ranks of one host at one moment."""
+    """The ranks of a host at one moment."""
 
     at_s: Seconds  # on the host's clock since boot
     ranks: tuple[RankLook, ...]
@@ -274,7 +274,7 @@ class HostLook(Observed):
 
 
 class RasReport(Observed):
-    """An answer of NCCL's RAS service; ``whole`` is False where it was cut."""
+    """An answer of NCCL's RAS service; ``whole`` is False if it was cut off."""
 
     protocol: Count
     form: Short
@@ -283,7 +283,7 @@ class RasReport(Observed):
 
 
 class Ras(Observed):
-    """The RAS service's answers on a host; ``refused`` says why it was not asked."""
+    """The RAS service's answers on a host; ``refused`` is why it was not queried."""
 
     versions: tuple[Short, ...]
     reports: tuple[RasReport, ...]
@@ -291,7 +291,7 @@ class Ras(Observed):
 
 
 class HangHost(Observed):
-    """A host: its ranks and the looks at them, or why there are none."""
+    """A host with its ranks and samples, or the reason why there are none."""
 
     node: Node
     job: JobRanks | None = None
@@ -312,7 +312,7 @@ class HangHost(Observed):
 
 
 class HangSnapshot(FrozenModel):
-    """Snapshot of one job; judged now, or again from a file."""
+    """Snapshot of a job, which is judged now, or later from a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     kind: str = "hang"

@@ -1,13 +1,13 @@
-"""Facts of hosts, the snapshot of a run, and what follows: ranks, and corroborated addresses.
+"""Facts of hosts, the snapshot of a run, and derived values: ranks, and confirmed addresses.
 
-A host may claim any address, and what it claims must not become a rule on an honest one: only addresses that somebody
-besides it speaks for stand in a command for another host. Evidence is, each alone:
+A host may claim any address, and its claims must not become rules on honest hosts: a command for another host contains
+only addresses that something else confirms. Each of these is enough:
 
 - the hosts file names the address;
 - this machine resolves the hosts file's name for the host to it (:attr:`Snapshot.resolved`);
-- the host that the command is for resolves that name to it: it answers for its own command alone;
-- the host that the command is for dialled it and met the host's own listener, which says a nonce of the run's that is
-  this host's alone (:attr:`Mesh.answered`). That a third one says so is none: two that lie could vouch for each other.
+- the host that the command is for resolves that name to it, which affects only its own command;
+- the host that the command is for dialled it and reached the host's own listener, which sends a nonce of this run and
+  host (:attr:`Mesh.answered`). The claim of a third host is not enough, since two lying hosts could confirm each other.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ from nccl_doctor.text.inet import Address, numeric
 
 @dataclass(frozen=True)
 class Shown:
-    """Stands on a fact that ``-v`` shows: its label, and its words where judge/diagnose.py has none."""
+    """Annotation of a fact that ``-v`` shows: its label, and the function for its phrase, if that needs no other
+    module.
+    """
 
     label: str
     words: Callable[[Any], str | None] | None = None
@@ -75,7 +77,7 @@ def _limit_words(limits: system.ResourceLimits) -> str:
 
 
 def _route_words(routes: tuple[network.Route, ...]) -> str:
-    """Return the first of the main table, IPv4 before IPv6."""
+    """Return a phrase for the first default routes of the main table, IPv4 before IPv6."""
     words = [
         f"{route.destination}{f' via {route.gateway}' if route.gateway else ''} {route.interface}"
         for route in sorted(routes, key=lambda route: route.family)
@@ -85,7 +87,7 @@ def _route_words(routes: tuple[network.Route, ...]) -> str:
 
 
 class HostFacts(Observed):
-    """Facts of one host, by collector (probe/tools.py, ``fact``); :class:`Shown` ones are printed so."""
+    """Facts of a host, by collector (probe/tools.py, ``fact``); ``-v`` prints those with :class:`Shown`."""
 
     identity: Fact[system.Identity]
     resolution: Fact[network.Names]
@@ -136,7 +138,7 @@ class HostFacts(Observed):
 
 
 class Host(Observed):
-    """A node and its facts; exactly one of ``facts`` and ``failure`` is there."""
+    """A node with its facts; exactly one of ``facts`` and ``failure`` is set."""
 
     node: Node
     facts: HostFacts | None = None
@@ -154,7 +156,7 @@ class Host(Observed):
         return self.node.name
 
     def beside(self, names: network.Common) -> Host:
-        """Return the host with its name answers relative to the common ones."""
+        """Return the host with its resolver answers relative to the common ones."""
         if self.facts is None or not isinstance(self.facts.resolution, network.Names):
             return self
         facts = self.facts.model_copy(update={"resolution": self.facts.resolution.beside(names)})
@@ -165,7 +167,7 @@ HOST_ADDRESS: TypeAdapter[str] = TypeAdapter(HostAddress)
 
 
 class Snapshot(Observed):
-    """Snapshot of one run; its parts are consistent, also when read from a file."""
+    """Snapshot of a run, whose parts are consistent even if it is read from a file."""
 
     schema_: Literal[1] = Field(default=1, alias="schema", serialization_alias="schema")
     version: str
@@ -214,7 +216,7 @@ class Snapshot(Observed):
 
 
 def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
-    """Return the number of ranks that the node starts: as set, else its GPUs, else 1 (2 on a single machine)."""
+    """Return the number of ranks that the node starts: as set, else one per GPU, else 1 (2 on a single machine)."""
     if node.nproc_per_node is not None:
         return node.nproc_per_node
     named = named_devices(visible_devices(node, facts))
@@ -238,25 +240,25 @@ def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
 
 
 def world_size(snapshot: Snapshot) -> int:
-    """Return all ranks; a node that was not reached counts with what the hosts file says, else 1."""
+    """Return the number of all ranks; for a node that was not reached, that in the hosts file, otherwise 1."""
     known = rank_counts(snapshot)
     return sum(known.get(host.name, host.node.nproc_per_node or 1) for host in snapshot.hosts)
 
 
 def visible_devices(node: Node, facts: HostFacts) -> str | None:
-    """CUDA_VISIBLE_DEVICES as the node's ranks have it: by the hosts file, else by the host's own environment."""
+    """Return CUDA_VISIBLE_DEVICES of the node's ranks: from the hosts file, otherwise from the host's environment."""
     if node.cuda_visible_devices is not None or isinstance(facts.env, Unknown):
         return node.cuda_visible_devices
     return facts.env.get("CUDA_VISIBLE_DEVICES")
 
 
 def named_devices(value: str | None) -> tuple[str, ...]:
-    """Return the parts of a value of CUDA_VISIBLE_DEVICES; none where it is not set."""
+    """Return the parts of a value of CUDA_VISIBLE_DEVICES; none if it is not set."""
     return tuple(part.strip() for part in (value or "").split(",") if part.strip())
 
 
 def gpu_wish(host: Host) -> str | None:
-    """Return words for what asks for GPUs on a host; None where nothing does."""
+    """Return a phrase for the setting that requires GPUs on a host; None if there is none."""
     if any(part != "-1" for part in named_devices(host.node.cuda_visible_devices)):
         origin = host.node.env_origins.get("CUDA_VISIBLE_DEVICES")
         by = "the hosts file asks for them: cuda_visible_devices" if origin is None else f"{origin} asks for them:"
@@ -267,9 +269,9 @@ def gpu_wish(host: Host) -> str | None:
 
 
 def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
-    """Return the GPUs that the node's ranks see, in their order; a part of one (``MIG-…``) stands for nothing.
+    """Return the GPUs that the node's ranks see, in their order; parts of a GPU (``MIG-…``) are left out.
 
-    None where the host did not show its GPUs.
+    Empty if the host did not report its GPUs.
     """
     gpus, devices = () if isinstance(facts.gpus, Unknown) else facts.gpus, visible_devices(node, facts)
     if devices is None:
@@ -284,7 +286,7 @@ def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
 
 
 def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:
-    """Return the confirmed addresses of a host, for a command on ``reader``; both by their nodes' names."""
+    """Return the confirmed addresses of a host for a command on ``reader``; both are names of nodes."""
     data = snapshot.mesh.answered.get(host, {}) if isinstance(snapshot.mesh, Mesh) else {}
     met = [address for address, witnesses in data.items() if reader in witnesses]
     names = [node.address for node in snapshot.cluster.nodes if node.name == host]
@@ -303,7 +305,7 @@ def corroborated_by_name(snapshot: Snapshot, name: str, reader: str) -> frozense
 
 
 def _resolved(snapshot: Snapshot, name: str, reader: str) -> Iterator[object]:
-    """Yield addresses that the hosts file, this machine and the reader make of a name."""
+    """Yield the addresses of a name according to the hosts file, this machine and the reader."""
     yield name
     yield from snapshot.resolved.get(name, ())
     for host in snapshot.hosts:

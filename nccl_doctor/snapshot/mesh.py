@@ -1,4 +1,4 @@
-"""The dials between hosts, and the fewest hosts that explain those that failed."""
+"""The dials between hosts, and the smallest set of hosts that explains the failed ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import grouped
 
 
 class Stall(Observed):
-    """A connection that opened, and then swallowed segments of full size (see probe/mesh/mesh.py)."""
+    """A connection that was established but lost full-size segments (see probe/mesh/mesh.py)."""
 
     src: str
     dst: str
@@ -38,7 +38,7 @@ class Stall(Observed):
 
 
 class Interception(Observed):
-    """A connection that somebody took at a port of ``dst`` on which nobody listens."""
+    """A connection that was accepted at a port of ``dst`` without a listener."""
 
     src: str
     dst: str
@@ -47,7 +47,7 @@ class Interception(Observed):
 
 
 class RdmaDial(Observed):
-    """A TCP connection from the interface of one RDMA port to the address in the GID of another's, which it meets."""
+    """A TCP connection from an RDMA port's interface to the address in the GID of the port that NCCL pairs it with."""
 
     src: str
     dst: str
@@ -59,14 +59,14 @@ class RdmaDial(Observed):
 
 
 class Rail(Observed):
-    """An interface over which data will move beside the one that comes first, and by whom."""
+    """A further interface for data besides the first one, and the libraries that use it."""
 
     interface: InterfaceName
     users: tuple[Literal["NCCL", "gloo"], ...]
 
 
 class Trips(Observed):
-    """The round trips of the dials from and to a host, as its kernel and its peers' measured them."""
+    """Round-trip times of the dials from and to a host, measured by its kernel and its peers'."""
 
     pairs: Count
     shortest_us: Count
@@ -75,14 +75,14 @@ class Trips(Observed):
 
 
 class Sample(Observed):
-    """The pairs that are dialled: the master with everybody, ring neighbours, random ones."""
+    """The dialled pairs: the master with all hosts, ring neighbours, and random ones."""
 
     order: tuple[str, ...]  # all hosts of the job, by rank, whether they took part or not
     distances: tuple[Count, ...]  # how far behind it in that ring stand the hosts that each one dials
     by_all: tuple[str, ...] = ()  # the hosts with which a dial failed, and which all others dialled then
 
     def holds(self, src: str, dst: str) -> bool:
-        """Return whether the dial from the one host to the other is among those that were chosen."""
+        """Return whether the dial from one host to the other is in the sample."""
         if src == dst:
             return False
         behind = (self._ranks[dst] - self._ranks[src]) % len(self.order)
@@ -94,7 +94,7 @@ class Sample(Observed):
 
 
 class Disputed(Observed):
-    """A dial of which its two ends tell different things: it did not connect, and the connection was accepted."""
+    """A dial with contradicting reports: it failed according to one end and was accepted according to the other."""
 
     src: str
     dst: str
@@ -108,7 +108,7 @@ Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial, Disputed)
 
 
 class Mesh(Observed):
-    """Every host dialled every other one, or a sample; dials of itself are no pairs."""
+    """The port mesh: every host dialled every other one, or a sample; dials of a host to itself are no pairs."""
 
     hosts: Count
     pairs: Count  # ordered pairs of hosts there are; ``tested`` of them were dialled
@@ -184,7 +184,7 @@ class Mesh(Observed):
 
     @property
     def names(self) -> set[str]:
-        """Every host that it names: in ports, dials, stalls or answers."""
+        """All hosts in it: in ports, dials, stalls or answers."""
         stalls = self.stalls if isinstance(self.stalls, tuple) else ()
         dials: tuple[FailedDial | Stall | Interception | RdmaDial | Disputed, ...] = (
             *self.failed,
@@ -201,20 +201,20 @@ class Mesh(Observed):
 
     @cached_property
     def rdma_dials(self) -> dict[tuple[str, str, str, str], RdmaDial]:
-        """By hosts, interface and address."""
+        """RDMA dials by hosts, interface and address."""
         return {(dial.src, dial.dst, dial.interface, dial.address): dial for dial in self.rdma}
 
     @cached_property
     def failures(self) -> dict[tuple[str, str], tuple[FailedDial, ...]]:
-        """The failed dials of each ordered pair of hosts that has some: a large mesh is asked pair by pair."""
+        """The failed dials of each ordered pair of hosts with any, indexed since a large mesh is queried by pair."""
         found = grouped(((dial.src, dial.dst), dial) for dial in self.failed)
         return {pair: tuple(dials) for pair, dials in found.items()}
 
 
 def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return those of the hosts that these pairs, source and target, show at fault: one host's word accuses no other.
+    """Return the hosts at fault according to these pairs (source, target); the report of one host accuses no other.
 
-    A source speaks for itself; a target needs two that say so. Where that leaves none, the sources are returned.
+    A source is accused by its own report, a target only by two. If that leaves none, the sources are returned.
     """
     sources: dict[str, set[str]] = {}
     for src, dst in pairs:
@@ -225,12 +225,14 @@ def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str
 
 
 EXACT_UP_TO = 14
-"""Hosts of one group up to which every choice is looked at; beyond, the host with the most failed peers goes first."""
+"""Most hosts of a group for which all combinations are tried; in larger ones the host with the most failed peers is
+taken first.
+"""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Hosts that failed pairs connect."""
+    """A group of hosts connected by failed pairs."""
 
     hosts: frozenset[str]  # all of them
     # the fewest of which one is in each pair; all of ``hosts`` where several such choices are as good
@@ -238,12 +240,12 @@ class Group:
 
     @property
     def is_certain(self) -> bool:
-        """True where some hosts explain the others' failures."""
+        """True if some hosts explain the others' failures."""
         return self.minimal_cover != self.hosts
 
 
 def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[Group]:
-    """Yield the failed pairs, taken apart into hosts that have nothing to do with each other."""
+    """Yield the failed pairs, divided into groups without common hosts."""
     peers: dict[str, set[str]] = {}
     for one, other in pairs:
         peers.setdefault(one, set()).add(other)
@@ -270,7 +272,7 @@ def _minimal_cover(peers: dict[str, set[str]]) -> frozenset[str]:
 
 
 def _by_number(peers: dict[str, set[str]]) -> frozenset[str]:
-    """Take the host with the most failed peers until no pair is left; all where each has as many as any other."""
+    """Return hosts by repeatedly taking the one with the most failed peers; all if they have equally many."""
     if len({len(others) for others in peers.values()}) == 1:
         return frozenset(peers)
     left = {name: set(others) for name, others in peers.items()}

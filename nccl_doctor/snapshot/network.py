@@ -1,7 +1,7 @@
-"""A host's network: links, addresses, routes, names, packet filters as their tools print them, ports and their holders.
+"""The network of a host: links, addresses, routes, names, packet filters as printed by their tools, ports and holders.
 
-Of names, hosts share one answer, and of each host stands only where it deviates: of 4,096 hosts and as many names, one
-answer a pair would be 16 million.
+For names there is one common answer, and for each host only its deviations: for 4,096 hosts and as many names, one
+answer per pair would be 16 million.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GEN3 = 8.0  # GT/s
 
 
 class PciLink(Observed):
-    """A PCIe link as it was trained, and the most that both its ends can; speeds in GT/s."""
+    """A PCIe link as trained, and the maximum of both its ends; speeds are in GT/s."""
 
     speed: Rate
     width: Count
@@ -48,22 +48,22 @@ class PciLink(Observed):
 
     @property
     def gbps(self) -> float:
-        """10⁹ bits a second, without those of the coding: 8 of 10 up to 5 GT/s, then 128 of 130."""
+        """Rate in Gb/s (10⁹ bits per second) without encoding overhead: 8 of 10 bits up to 5 GT/s, then 128 of 130."""
         return self.width * self.speed * (128 / 130 if self.speed >= GEN3 else 0.8)
 
     @property
     def most(self) -> str:
-        """``32 GT/s x16``: what both its ends can."""
+        """The maximum of both ends: ``32 GT/s x16``."""
         return f"{self.max_speed or self.speed:g} GT/s x{self.max_width or self.width}"
 
     @property
     def lost_lanes(self) -> bool:
-        """True where fewer lanes were trained than both ends have."""
+        """True if fewer lanes were trained than both ends have."""
         return self.width < (self.max_width or 0)
 
     @property
     def lost_speed(self) -> bool:
-        """True where it runs slower than both ends can; a GPU's does when idle."""
+        """True if it is slower than both ends can be, as that of an idle GPU is."""
         return self.speed < (self.max_speed or 0.0)
 
 
@@ -86,7 +86,7 @@ def _of_family(family: str, *texts: str | None) -> None:
 
 
 class InterfaceAddress(Observed):
-    """An address, in the order in which getifaddrs(3) gives them."""
+    """An address of an interface, in the order of getifaddrs(3)."""
 
     interface: InterfaceName  # its label, which for an alias is "eth0:1"
     family: Literal["inet", "inet6"]
@@ -108,7 +108,7 @@ class Interfaces(Observed):
 
 
 class Route(Observed):
-    """A line of the main routing table; ``destination`` in CIDR notation, ``gateway`` None where directly connected."""
+    """A route in the main table; ``destination`` is in CIDR notation, ``gateway`` is None if directly connected."""
 
     family: Literal["inet", "inet6"]
     destination: IpNetwork
@@ -123,7 +123,7 @@ class Route(Observed):
 
 
 class Refusal(Observed):
-    """A route that refuses packets: the best one for them in its table, and no other table has one like it."""
+    """A route that refuses packets: the best one in its table, and no other table has a similar one."""
 
     kind: Literal["blackhole", "unreachable", "prohibit"]
     destination: IpNetwork
@@ -155,7 +155,7 @@ class IptablesSave(Observed):
 
 
 class Firewalld(Observed):
-    """firewalld, as firewall-cmd tells: ``--list-all-zones``, in force and ``--permanent``; direct rules in force."""
+    """firewalld according to firewall-cmd: ``--list-all-zones``, runtime and ``--permanent``; active direct rules."""
 
     default_zone: str
     runtime: Output
@@ -164,7 +164,7 @@ class Firewalld(Observed):
 
 
 class FirewallFacts(Observed):
-    """The packet filters of a host, as their own tools print them; rules and comments in them are hostile text."""
+    """The packet filters of a host, as printed by their tools; rules and comments are untrusted text."""
 
     nft: Fact[Output | None]  # ``nft -j list ruleset``; None where the kernel has no nf_tables
     nft_text: Fact[Output | None] = None  # ``nft -a list ruleset``: the same for people
@@ -200,7 +200,7 @@ class Resolver(Protocol):
     """A host's answers for names."""
 
     def get(self, name: str) -> Resolution | None:
-        """Return the host's answer for a name; None where it was not asked."""
+        """Return the host's answer for a name; None if it was not queried."""
 
 
 class Names(Observed):
@@ -222,7 +222,7 @@ class Names(Observed):
 
     @property
     def common(self) -> Common:
-        """The answers for names that are not in ``own``; an address of the list is itself."""
+        """The answers for names that are not in ``own``; a listed address resolves to itself."""
         return self._common
 
     def beside(self, common: Common) -> Names:
@@ -240,7 +240,7 @@ class Names(Observed):
         return Resolution.model_construct(addresses=told.addresses, error=told.error, source=source, source_error=None)
 
     def shared(self, name: str) -> ResolverAnswer | None:
-        """Return the common answer for a name, or the address that the name itself is."""
+        """Return the common answer for a name, or the name itself if it is an address."""
         return self._common.get(name) or (None if self.source is None else literal(name))
 
     def relative_to(self, common: Common, changed: Iterable[str]) -> Names:
@@ -262,7 +262,7 @@ class Names(Observed):
 
 
 def literal(name: str) -> ResolverAnswer | None:
-    """Return the answer of every host for an address; None for a name."""
+    """Return the answer that every host gives for an address; None for a name."""
     try:
         ipaddress.ip_address(name.partition("%")[0])
         return ResolverAnswer.model_construct(addresses=(ip_address(name),), error=None)
@@ -271,7 +271,7 @@ def literal(name: str) -> ResolverAnswer | None:
 
 
 def addresses_by_name(names: Iterable[Names]) -> dict[str, set[str]]:
-    """Return all addresses to which any of these hosts resolves each name."""
+    """Return, for each name, all addresses to which any of these hosts resolves it."""
     found: dict[str, set[str]] = {}
     common: Common = {}
     for one in names:
@@ -294,7 +294,7 @@ def deviations(hosts: Mapping[str, Names]) -> dict[str, dict[str, Resolution]]:
 
 
 class Engines(Observed):
-    """By what an engine (vLLM, SGLang, Ray, …) tells which address is the host's (probe/facts/engines.py)."""
+    """Facts from which engines (vLLM, SGLang, Ray, …) derive the host's address (probe/facts/engines.py)."""
 
     # the kernel's source address for 8.8.8.8 and 2001:4860:4860::8888; None where there is no way
     route: IpAddress | None
@@ -312,7 +312,7 @@ class Engines(Observed):
 
 
 class Process(Observed):
-    """A process that holds something. ``command`` is hostile text."""
+    """A process that holds something. ``command`` is untrusted text."""
 
     pid: Pid
     ppid: Pid
@@ -344,7 +344,7 @@ MAX_RESERVED = 1 << 18  # characters of every other port with commas
 
 
 def _spans(text: object) -> object:
-    """Return the pairs of "8080,9000-9010"; a text that is no such list is left for the type to refuse."""
+    """Return the ranges in "8080,9000-9010"; other texts are left for validation to refuse."""
     if not isinstance(text, str) or len(text) > MAX_RESERVED:
         return text
     ends = [part.strip().partition("-")[::2] for part in text.split(",") if part.strip()]
@@ -361,7 +361,7 @@ PortSpan = Annotated[tuple[SocketPort, SocketPort], AfterValidator(_ordered)]  #
 
 
 class PortRange(Observed):
-    """Ports that the kernel gives out unasked."""
+    """The range of ports that the kernel assigns by itself."""
 
     low: Port  # first port of net.ipv4.ip_local_port_range; ``high`` is the last
     high: Port
@@ -380,15 +380,15 @@ class PortRange(Observed):
         return frozenset(chain.from_iterable(range(low, high + 1) for low, high in self.reserved))
 
     def gives(self, port: int) -> bool:
-        """Return True for a port that the kernel may give to whoever asks for any."""
+        """Return whether the kernel may assign this port by itself."""
         return self.low <= port <= self.high and port not in self.reserved_ports
 
     @property
     def reserved_text(self) -> str:
-        """The reserved ports as the kernel takes them; "" where there are none."""
+        """The reserved ports in the kernel's notation; "" if there are none."""
         return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in self.reserved)
 
     @property
     def size(self) -> int:
-        """How many ports there are to give out."""
+        """The number of ports that can be assigned."""
         return self.high - self.low + 1 - sum(self.low <= port <= self.high for port in self.reserved_ports)

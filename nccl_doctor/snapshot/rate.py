@@ -1,4 +1,4 @@
-"""How fast each pair of hosts was, on each rail, and what the links under them are."""
+"""The rate of each pair of hosts on each rail, and the links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STOLEN = 0.3
 
 
 class Figures(Observed):
-    """The streams of one host to another, over a window after slow start (probe/mesh/rate.py)."""
+    """Streams from one host to another, measured in a window after slow start (probe/mesh/rate.py)."""
 
     gbps: Gbps  # 10⁹ bits a second that the other kernel acknowledged
     seconds: Seconds
@@ -39,17 +39,17 @@ class Figures(Observed):
 
     @property
     def loss(self) -> float:
-        """The part of its segments that the network lost; none where the sender's own queue was full."""
+        """The share of segments that the network lost; 0 if the sender's own queue was full."""
         return min(self.retransmits / self.segments, 1.0) if self.segments and not self.dropped else 0.0
 
     @property
     def reader_is_late(self) -> bool:
-        """True where the receiving machine was the limit."""
+        """True if the receiving machine was the limit."""
         return self.sender_busy < BUSY and self.reader_late >= WINDOW
 
     @property
     def limited(self) -> str | None:
-        """The machine's part that was the limit, as a phrase; None where it was the network."""
+        """A phrase for the part of the machine that was the limit; None if it was the network."""
         if self.sender_busy >= BUSY:
             return f"the sender wanted a CPU {100 * self.sender_busy:.0f} % of the time"
         if self.reader_late >= WINDOW:
@@ -62,7 +62,7 @@ class Figures(Observed):
 
 
 class PairRate(Figures):
-    """The rate of one rail from ``src`` to ``dst``, whose address is there; ``alone``: nobody else sent meanwhile."""
+    """The rate of a rail from ``src`` to ``dst``, with its address; ``alone``: no other host sent meanwhile."""
 
     src: str
     dst: str
@@ -74,7 +74,7 @@ class PairRate(Figures):
 
 
 class RateLink(Observed):
-    """An interface as its driver tells of it; None what it does not tell."""
+    """An interface according to its driver; values are None if unknown."""
 
     interface: InterfaceName
     speed_mbps: Count | None = None
@@ -83,7 +83,7 @@ class RateLink(Observed):
 
 
 class LostRate(Observed):
-    """A pair that could not be measured, and why."""
+    """A pair that could not be measured, and the reason."""
 
     src: str
     dst: str
@@ -92,7 +92,7 @@ class LostRate(Observed):
 
 
 class Rates(Observed):
-    """Every pair, or a sample, each at most twice: beside the others, and where that looked slow, alone."""
+    """The rates of all pairs or a sample, each measured at most twice: with the others, and alone if that was slow."""
 
     hosts: tuple[str, ...]
     rounds: Count
@@ -125,7 +125,7 @@ class Rates(Observed):
 
     @property
     def final(self) -> dict[tuple[str, str, int], PairRate]:
-        """By pair and rail, the measure that counts: the one without others beside it, where there is one."""
+        """The decisive measurement by pair and rail: the one made alone, if there is one."""
         found: dict[tuple[str, str, int], PairRate] = {}
         for one in self.rates:
             if one.alone or (one.src, one.dst, one.rail) not in found:
@@ -133,5 +133,5 @@ class Rates(Observed):
         return found
 
     def link(self, host: str, interface: str) -> RateLink | None:
-        """Return the link of a host's interface, where it told of it."""
+        """Return the link of a host's interface, if known."""
         return next((one for one in self.links.get(host, ()) if one.interface == interface), None)

@@ -1,8 +1,8 @@
 """Removal of private data from a snapshot for a bug report, with a record of what was removed.
 
-User names become "user1", "user2", …; values of variables stay only where their names are on an allow-list; of command
-lines the program, the script and the names of options stay, and values of torchrun's own options. What a check needs
-stays as it was, so that the verdict is the same.
+User names become "user1", "user2", …; values of variables are kept only if their names are on an allow-list; command
+lines keep the program, the script, the names of options, and values of torchrun's own options. Values that checks need
+are kept, so that the verdict is the same.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ NAMES = frozenset(
     }
 )
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)
-"""Parts of a variable's name that keep its value secret, even with an allowed beginning."""
+"""Parts of a variable's name that make its value secret, even with an allowed beginning."""
 
 NOBODY = frozenset({"root", "nobody"})
 HOME = re.compile(r"/(?:home|homes|users|Users)/([A-Za-z_][\w.-]{0,63})")
-"""A home folder and its user, below the names that sites give to the folder of homes."""
+"""A home folder and its user, below usual names of the folder of homes."""
 OTHER_HOME = re.compile(r"(/(?:scratch|fsx|u)/)([A-Za-z_][\w.-]{0,63})")
-"""Folders that hold users' ones beside others: there, a name is no word to be looked for elsewhere."""
+"""Folders with users' and other folders, whose names are not replaced elsewhere."""
 WORD = re.compile(r"(?<![A-Za-z0-9_])[A-Za-z_][\w.-]{0,255}")
 PROSE = re.compile(r"[\s/@'\"=]")
-"""Characters of a text or path. A value without them is one word that a check may know by heart, and is kept whole."""
+"""Characters of texts and paths. A value without them is a single word that a check may need, and is kept."""
 CONFIG_LINE = re.compile(r"^\s*([A-Za-z_]\w*)\s*=(.*)$")
 
 OPTIONS = frozenset(  # options of Python and torchrun whose values are no secret; with "-" for "_" too
@@ -53,7 +53,7 @@ OPTIONS = frozenset(  # options of Python and torchrun whose values are no secre
 
 @dataclass
 class Redacted:
-    """Record of what was left out so far; ``users`` maps a name to its replacement."""
+    """Record of what was removed so far; ``users`` maps names to replacements."""
 
     users: dict[str, str] = field(default_factory=dict)
     variables: set[str] = field(default_factory=set)
@@ -76,7 +76,7 @@ Kept = TypeVar("Kept", bound=BaseModel)
 
 
 def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
-    """Return the snapshot without names and secrets, and what that left out."""
+    """Return the snapshot without user names and secrets, and the record of what was removed."""
     done = Redacted()
     for name in sorted({*_users(snapshot)} - NOBODY):
         done.users[name] = f"user{len(done.users) + 1}"
@@ -85,7 +85,7 @@ def redact(snapshot: Kept) -> tuple[Kept, Redacted]:
 
 @cache
 def marks(model: type[BaseModel]) -> dict[str, Holds]:
-    """Return what each field of a model holds, by its type."""
+    """Return the kind of contents (``Holds``) of each field of a model, from its type."""
     found = {name: _mark(field.annotation, field.metadata) for name, field in model.model_fields.items()}
     return {name: mark for name, mark in found.items() if mark is not None}
 
@@ -98,7 +98,7 @@ def _mark(annotation: object, metadata: Iterable[object] = ()) -> Holds | None:
 
 
 def _users(value: object) -> Iterator[str]:
-    """User names: where the model or a key says so, and owners of home directories in paths."""
+    """Yield user names: from fields and keys that hold them, and from home directories in paths."""
     if isinstance(value, BaseModel):
         marked = marks(type(value))
         yield from (part for name, part in value if marked.get(name) is Holds.USER and isinstance(part, str))
@@ -115,7 +115,7 @@ def _users(value: object) -> Iterator[str]:
 
 
 def clean(value: BaseModel, tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """Return the JSON of a model, changed: without what its types and the looks of its texts say is not to travel."""
+    """Return the redacted JSON of a model, according to its types and the form of its texts."""
     for name, declared in type(value).model_fields.items():
         key, mark = declared.alias or name, marks(type(value)).get(name)
         if key in tree:
@@ -145,7 +145,7 @@ def _keyed(tree: dict[str, Any], done: Redacted) -> dict[str, Any]:
 
 
 def _untyped(tree: object, done: Redacted, key: str = "") -> object:
-    """Return a part for which the model has no type: ways to hosts, by the names of options; texts; numbers."""
+    """Return a redacted part for which the model has no type: engines' options by name; texts; numbers."""
     if isinstance(tree, dict):
         return _keyed({name: _untyped(part, done, name) for name, part in tree.items()}, done)
     if isinstance(tree, list):
@@ -156,7 +156,7 @@ def _untyped(tree: object, done: Redacted, key: str = "") -> object:
 
 
 def _environment(variables: dict[str, Any], done: Redacted) -> dict[str, Any]:
-    """Return variables; of each one value or several."""
+    """Return redacted variables, each with one value or several."""
     return {
         name: [one and _variable(name, one, done) for one in value]
         if isinstance(value, list)
@@ -175,13 +175,13 @@ def _variable(name: str, value: object, done: Redacted) -> object:
 
 
 def _config_line(line: str, done: Redacted) -> str:
-    """Return a line of NCCL's configuration file, which sets variables."""
+    """Return a redacted line of NCCL's configuration file, which sets variables."""
     match = CONFIG_LINE.match(line)
     return f"{match[1]}={_variable(match[1], match[2], done)}" if match else _text(line, done)
 
 
 def _command(line: str, done: Redacted) -> str:
-    """Return a command line with what may be told of it."""
+    """Return a command line with only its harmless parts."""
     words = line.split()
     told: list[str] = []
     for number, word in enumerate(words):
@@ -207,11 +207,11 @@ LAUNCHERS = re.compile(
     r"|mpirun|mpiexec|env|vllm|serve|sglang\.launch_server|sglang|ray|start|uv|run|conda|numactl|nohup|time|bash|docker"
     r"|exec|composer|llamafactory-cli)"
 )
-"""Words of a launch line that start the job, and reveal nothing about anybody."""
+"""Words of a launch line that start the job and are harmless."""
 
 
 def _launch_line(line: str, done: Redacted) -> str:
-    """Return a launch line with what its judgement needs: programs, scripts, options, numbers and addresses."""
+    """Return a launch line with only the parts needed to judge it: programs, scripts, options, numbers, addresses."""
     words = line.split()
     told: list[str] = []
     for number, word in enumerate(words):
@@ -231,7 +231,7 @@ def _launch_line(line: str, done: Redacted) -> str:
 
 
 def _is_plain(option: str, value: str) -> bool:
-    """Return whether a word of a launch line, behind that option or none, holds nothing of anybody's own."""
+    """Return whether a word of a launch line, possibly an option's value, is harmless."""
     if NUMBER.fullmatch(value) or LAUNCHERS.fullmatch(value) or (value.endswith(".py") and "://" not in value):
         return True
     return option in OPTIONS or (option in PLACES and PLACE.fullmatch(value) is not None)
@@ -246,7 +246,7 @@ def _valued(word: str, done: Redacted) -> str:
 
 
 def _ssh_option(option: object, done: Redacted) -> object:
-    """Return an option of ssh by its name (ssh_config(5)), redacted: SetEnv and ProxyCommand may hold anything."""
+    """Return a redacted option of ssh by its name (ssh_config(5)), since SetEnv and ProxyCommand may hold anything."""
     match = re.match(r"\s*(\w{1,40})[\s=]", option) if isinstance(option, str) else None
     done.command_lines += 1
     return f"{match[1]}=…" if match else "…"
@@ -263,7 +263,7 @@ def _option(word: str, done: Redacted) -> str:
 
 
 def _text(text: str, done: Redacted) -> str:
-    """Any other text, without users' names and what looks like a secret."""
+    """Return any other text without user names and probable secrets."""
     found = _without_users(text, done.users)
     clean = without_secrets(found)
     if clean != found:
@@ -272,7 +272,7 @@ def _text(text: str, done: Redacted) -> str:
 
 
 def _without_users(text: str, users: dict[str, str]) -> str:
-    """Known users by what stands for them, where a word or its part names them."""
+    """Return a text with known users replaced, in words and parts of words."""
     if not PROSE.search(text):
         return text
     with suppress(ValueError):

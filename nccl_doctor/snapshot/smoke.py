@@ -1,4 +1,4 @@
-"""The all-reduce, as it went."""
+"""The facts of the all-reduce."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENDED = "the process that starts its ranks ended with status"
 
 
 class Smoke(Observed):
-    """The all-reduce."""
+    """The all-reduce of a run."""
 
     backend: Literal["nccl", "gloo"]
     reason: str = ""  # why this backend
@@ -47,6 +47,6 @@ class Smoke(Observed):
 
     @property
     def names(self) -> set[str]:
-        """Every host that it names: of ranks, output or launchers."""
+        """All hosts in it: of ranks, output or launchers."""
         ended = self.launchers.keys() | self.launcher_signals.keys()
         return {rank.host for rank in self.ranks} | self.output.keys() | ended | self.rdma_grown.keys()

@@ -1,4 +1,4 @@
-"""The surroundings of a host's job: a container and the host around it, a Slurm step, a cluster's pods and policies."""
+"""The surroundings of a job on a host: a container and its host, a Slurm step, pods and policies of a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nccl_doctor.snapshot.system import ResourceLimits
 
 
 class Surroundings(Observed):
-    """The container around the probe, besides its other facts."""
+    """Facts about the container in which the probe runs."""
 
     # the network namespace, "net:[4026531840]"; the same for all processes in it, on the host and not
     network: str | None
@@ -31,7 +31,7 @@ class Surroundings(Observed):
 
 
 class Outside(Observed):
-    """The host itself, where the probe runs in a container."""
+    """Facts about the host itself, if the probe runs in a container."""
 
     # what holds the container: "docker", …; "enter" for a process' namespaces
     runtime: Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
@@ -48,7 +48,7 @@ class Outside(Observed):
 
 
 class StepLimits(Observed):
-    """The share of a node that a process of a Slurm job may use."""
+    """The resources of a node that a process of a Slurm job may use."""
 
     cpus: Count  # CPUs that it may run on, or the time of so many, whichever is less
     memory_bytes: Count | None = None  # for all processes of the step or the job together; None where nothing bounds it
@@ -58,7 +58,7 @@ Label = Annotated[str, Field(max_length=320)]
 
 
 class Service(Observed):
-    """A Service of the namespace; a headless one gives its pods names."""
+    """A Service of the namespace; a headless one defines names for its pods."""
 
     name: str
     headless: bool
@@ -75,7 +75,7 @@ class Expression(Observed):
 
 
 class Selector(Observed):
-    """A choice of objects by their labels; an empty one means all of them."""
+    """A selector of objects by labels; an empty one selects all."""
 
     labels: dict[Label, Label] = Field(
         default_factory=dict, validation_alias="matchLabels", serialization_alias="matchLabels"
@@ -86,14 +86,14 @@ class Selector(Observed):
 
 
 class Block(Observed):
-    """Addresses, less some."""
+    """An address block with exceptions."""
 
     cidr: IpNetwork
     without: tuple[IpNetwork, ...] = Field(default=(), validation_alias="except", serialization_alias="except")
 
 
 class Peer(Observed):
-    """Peers that a rule lets through: pods of chosen namespaces, or addresses."""
+    """Peers that a rule admits: pods in selected namespaces, or addresses."""
 
     pods: Selector | None = Field(default=None, validation_alias="podSelector", serialization_alias="podSelector")
     namespaces: Selector | None = Field(
@@ -103,7 +103,7 @@ class Peer(Observed):
 
 
 class PolicyPort(Observed):
-    """Ports of a rule: a number with the end of its range, the name of a container's port, or None for all."""
+    """Ports of a rule: a number with the end of its range, the name of a container port, or None for all."""
 
     protocol: str = "TCP"
     port: Port | Label | None = None
@@ -111,7 +111,7 @@ class PolicyPort(Observed):
 
 
 class Rule(Observed):
-    """A policy's rule, which lets these peers through on these ports; an empty list means all."""
+    """A rule of a policy, which admits these peers on these ports; an empty list means all."""
 
     peers: tuple[Peer, ...] = ()
     ports: tuple[PolicyPort, ...] = ()
@@ -128,7 +128,7 @@ class Policy(Observed):
 
 
 class PodFacts(Observed):
-    """A pod, as its list has it."""
+    """A pod in the list of pods."""
 
     pod: str
     namespace: str

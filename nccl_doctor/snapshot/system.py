@@ -1,4 +1,4 @@
-"""The host itself: who it is, its software, hardware and limits, and training jobs that run there or were left."""
+"""The host: its identity, software, hardware and limits, and training jobs that run there or were left behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nccl_doctor.snapshot.network import PciLink
 
 
 class Identity(Observed):
-    """The host, and the user that we are there."""
+    """The identity of the host, and our user there."""
 
     hostname: str
     user: UserName
@@ -51,7 +51,7 @@ class PythonInfo(Observed):
 
 
 class NcclCopy(Observed):
-    """A libnccl of torch's environment; its owner is a package ("nvidia-nccl-cu12", conda's "nccl") or a variable."""
+    """A libnccl in torch's environment; its owner is a package ("nvidia-nccl-cu12", conda's "nccl") or a variable."""
 
     owner: str
     version: Version | None
@@ -60,7 +60,7 @@ class NcclCopy(Observed):
 
 
 class TorchInfo(Observed):
-    """torch as that interpreter has it, read from metadata without importing it."""
+    """torch of that interpreter, read from metadata without importing it."""
 
     version: Version  # e.g. "2.13.0+cpu"
     cuda: Version | None  # the CUDA version it was built for; None for a CPU build
@@ -73,7 +73,7 @@ class TorchInfo(Observed):
 
 
 class LibncclAnswer(Observed):
-    """The answer of the host's own libnccl when it was asked for a unique id (probe/facts/software.py)."""
+    """The answer of the host's own libnccl to a request for a unique id (probe/facts/software.py)."""
 
     version: Version | None
     interface: InterfaceName | None  # which it names as its bootstrap's; None where the line could not be read
@@ -82,7 +82,7 @@ class LibncclAnswer(Observed):
 
 
 class Gpu(Observed):
-    """A GPU as nvidia-smi's query mode tells; memory in MiB."""
+    """A GPU according to nvidia-smi's query mode; memory in MiB."""
 
     index: Count
     name: str
@@ -94,7 +94,7 @@ class Gpu(Observed):
 
 
 class PciGpu(Observed):
-    """A GPU on the PCI bus, and the kernel driver that holds it ("nvidia", "nouveau", "vfio-pci"), None for none."""
+    """A GPU on the PCI bus, and its kernel driver ("nvidia", "nouveau", "vfio-pci"), or None."""
 
     address: str
     vendor: Literal["nvidia", "amd"]
@@ -103,7 +103,7 @@ class PciGpu(Observed):
 
 
 class GpuDriver(Observed):
-    """The kernel's side of a host's GPUs."""
+    """The state of a host's GPUs in the kernel."""
 
     gpus: tuple[PciGpu, ...]
     module: str | None  # version of the nvidia module; None where it is not loaded
@@ -113,7 +113,7 @@ class GpuDriver(Observed):
 
 
 class ResourceLimits(Observed):
-    """ResourceLimits of a process started over SSH; None is unlimited. memlock in bytes."""
+    """Resource limits of a process started over SSH; None means unlimited; memlock is in bytes."""
 
     nofile_soft: Count | None
     nofile_hard: Count | None
@@ -125,7 +125,7 @@ class ResourceLimits(Observed):
 
 
 class Shm(Observed):
-    """The shared-memory file system, in bytes; ``problem``: it is not there, or this user may not write to it."""
+    """The shared-memory file system, in bytes; ``problem`` if it is missing, or this user may not write to it."""
 
     total_bytes: Count
     free_bytes: Count
@@ -133,7 +133,7 @@ class Shm(Observed):
 
 
 class TemporaryFolder(Observed):
-    """Room for this user in the file system of a folder for temporary files; ``free_files`` None without a limit."""
+    """Free space for this user in a folder for temporary files; ``free_files`` is None without a limit."""
 
     path: Path
     free_bytes: Count
@@ -141,21 +141,21 @@ class TemporaryFolder(Observed):
 
 
 class ConfigFile(Observed):
-    """A file NCCL may read its variables from; ``text`` None where it does not exist."""
+    """A file from which NCCL may read variables; ``text`` is None if it does not exist."""
 
     path: Path
     text: Annotated[Output | None, Holds.CONFIGURATION]
 
 
 class Clock(Observed):
-    """The host's clock against ours: ``offset_s`` positive where it is ahead, known to within ``error_s``."""
+    """The host's clock compared with ours: ``offset_s`` is positive if it is ahead; its error is at most ``error_s``."""
 
     offset_s: SignedSeconds
     error_s: Seconds
 
 
 class TrainingJob(Observed):
-    """A launcher and its ranks, or what is left of them; see probe/jobs.py for which processes are one job."""
+    """A launcher and its ranks, or what is left of them; probe/jobs.py defines which processes are one job."""
 
     # "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": ended, and its parent does not ask
     kind: Literal["ranks", "ray-worker", "zombie"]
@@ -194,7 +194,7 @@ class GpuProcess(Observed):
 
 
 class RdmaGid(Observed):
-    """An entry of a port's GID table that is not empty."""
+    """A non-empty entry of a port's GID table."""
 
     index: Count
     gid: str
@@ -206,7 +206,7 @@ PartitionKey = Annotated[str, Field(pattern=r"^0x[0-9a-fA-F]{1,4}$")]  # of Infi
 
 
 class RdmaPort(Observed):
-    """A port as /sys/class/infiniband tells it, in ibstat's terms."""
+    """A port in /sys/class/infiniband, with ibstat's terms."""
 
     number: Count
     state: str  # "ACTIVE", "DOWN", "INIT", "ARMED", …
@@ -219,7 +219,7 @@ class RdmaPort(Observed):
 
 
 class RdmaDevice(Observed):
-    """An RDMA device, "mlx5_0"; ``model`` as hca_type, ``firmware`` as fw_ver."""
+    """An RDMA device, "mlx5_0"; ``model`` is hca_type, ``firmware`` is fw_ver."""
 
     name: str
     model: str | None = None
@@ -258,7 +258,7 @@ class PciPaths(Observed):
 
 
 class GpuHealth(Observed):
-    """A GPU's health by nvidia-smi; None where the GPU or the driver does not tell."""
+    """A GPU's health according to nvidia-smi; values are None if not reported."""
 
     index: Count
     bus_id: str | None = None
@@ -271,7 +271,7 @@ class GpuHealth(Observed):
 
 
 class Xid(Observed):
-    """An error that the driver wrote into the kernel's log: its number, the GPU's PCI address, seconds ago."""
+    """An error of the driver in the kernel's log: its number, the GPU's PCI address, and its age in seconds."""
 
     number: Count
     bus_id: str
@@ -280,7 +280,7 @@ class Xid(Observed):
 
 
 class NcclPlugin(Observed):
-    """A shared library that NCCL loads by itself; ``digest`` is its SHA-256, ``version`` where the file names one."""
+    """A shared library that NCCL loads by itself; ``digest`` is its SHA-256, ``version`` that in the file, if any."""
 
     name: str
     path: Path
@@ -289,7 +289,7 @@ class NcclPlugin(Observed):
 
 
 class SameEntry(Observed):
-    """A path that has to be the same on all hosts."""
+    """A path that must be the same on all hosts."""
 
     path: Path  # as the hosts file has it
     resolved: Path  # as an absolute path on the host
@@ -306,7 +306,7 @@ class SameEntry(Observed):
 
 
 class LoginShell(Observed):
-    """An interactive login shell, against the shell that SSH runs a command with."""
+    """An interactive login shell, compared with the shell with which SSH runs commands."""
 
     shell: str  # its program
     # the interpreter that it runs by the hosts file's name for it; None where it finds none, or where that name is a

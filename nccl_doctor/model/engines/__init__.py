@@ -1,1 +1,1 @@
-"""Descriptions of the ways to reach hosts, a module each; :mod:`nccl_doctor.model.engine` lists them."""
+"""Descriptions of the engines, with a module for each; :mod:`nccl_doctor.model.engine` lists them."""

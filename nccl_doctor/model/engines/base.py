@@ -1,4 +1,4 @@
-"""Description of a way to reach hosts, and of the command-line options that choose its hosts."""
+"""Base class of engines, which describes a way to reach hosts and the command-line options for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Words = tuple[tuple[str, str | None], ...]
 
 @dataclass(frozen=True)
 class Flag:
-    """An option of the command line that chooses an engine's hosts."""
+    """A command-line option that selects an engine's hosts."""
 
     name: str  # of its value
     words: tuple[str, ...]  # as it is written; the first stands in messages
@@ -43,28 +43,28 @@ class Engine:
     kinds: ClassVar[tuple[Kind, ...]] = ()  # the names by which ``--transport`` asks for it; empty where it is its own
 
     def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named
-        """Return the node options of a host that the user names."""
+        """Return the node options for a host named by the user."""
         return self.options()
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - as others need it
-        """Return the facts that a host of it can't have."""
+        """Return the facts that this engine's hosts can't have."""
         return frozenset()
 
     def gpus(self, node: Node) -> int:  # noqa: ARG002 - as others need it
-        """Return the GPUs that it gave the job on a node; 0 where it gives none out."""
+        """Return the number of GPUs that the engine assigned to the job on a node; 0 if it assigns none."""
         return 0
 
     def place(self, node: Node) -> str:  # noqa: ARG002 - as others need it
-        """Return the words for where on a host its commands run: "the docker container train".
+        """Return a phrase for the place on a host where its commands run: "the docker container train".
 
-        Empty for the host itself.
+        "" for the host itself.
         """
         return ""
 
     def cluster_words(self, cluster: Cluster) -> Words:  # noqa: ARG002 - as others need it
-        """Return the options that choose these hosts again; empty where they are none of its own."""
+        """Return the options that select these hosts again; empty if they belong to another engine."""
         return ()
 
     def node_words(self, node: Node) -> Iterable[tuple[str, str, object]]:  # noqa: ARG002 - as others need it
-        """Return the options that say the same of a node, with their names in :attr:`Cluster.origins` and values."""
+        """Return the options for the settings of a node, with their names in :attr:`Cluster.origins` and values."""
         return ()

@@ -1,4 +1,4 @@
-"""Containers on hosts, or a process' namespaces, in which commands run: ``inside:`` of the hosts file."""
+"""Containers on hosts, or namespaces of a process, in which commands run (``inside:`` in the hosts file)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Node
 
 Runtime = Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
-"""Container runtimes; "enter" is a process whose namespaces are entered, which needs root and python3 there."""
+"""Container runtimes; "enter" means the namespaces of a process, which needs root and python3 on the host."""
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 
 @dataclass(frozen=True)
 class InsideOptions:
-    """Place on the host where commands run; runtime None is the host itself, ``name`` as in inventory/values.py."""
+    """The place on the host where commands run.
+
+    Runtime None means the host itself, ``name`` is as in inventory/values.py.
+    """
 
     engine: ClassVar[str] = "inside"
 
@@ -27,7 +30,7 @@ class InsideOptions:
 
     @property
     def place(self) -> str:
-        """Phrase for the place: "the docker container train"; empty for the host itself."""
+        """Phrase for the place: "the docker container train"; "" for the host itself."""
         if self.runtime is None:
             return ""
         if self.runtime == "enter":
@@ -45,7 +48,7 @@ class ContainerEngine(Engine):
     wraps = True
 
     def lacks(self, node: Node) -> frozenset[str]:  # noqa: ARG002 - the same for each
-        """Return the login shell: a command in a container gets the image's environment."""
+        """Return the login shell, since a command in a container gets the image's environment."""
         return frozenset({"login_shell"})
 
     def place(self, node: Node) -> str:
@@ -53,7 +56,7 @@ class ContainerEngine(Engine):
         return node.options(InsideOptions).place
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
-        """Yield the container as ``--inside`` takes it."""
+        """Yield the container in the form of ``--inside``."""
         yield "--inside", "inside.name", ":".join(map(str, node.access.get(self.name, {}).values())) or None
 
 

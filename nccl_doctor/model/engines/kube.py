@@ -1,4 +1,4 @@
-"""Hosts that are pods: kubectl exec, with kubectl's configuration and rights, which are the user's own."""
+"""Pods as hosts, entered with kubectl exec, with the user's own configuration and permissions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NotReady:
 
 @dataclass(frozen=True)
 class KubeOptions:
-    """A pod and the container in which the job runs; the names are as the API server takes them (RFC 1123)."""
+    """A pod and the container of the job; names are those of the API server (RFC 1123)."""
 
     engine: ClassVar[str] = "kube"
 
@@ -54,7 +54,7 @@ class KubeEngine(Engine):
     )
 
     def cluster_words(self, cluster: Cluster) -> Words:
-        """Return the words that chose the pods."""
+        """Return the options that selected the pods."""
         asked = cluster.access.get(self.name, {}).get("asked", ())
         words = tuple(map(str, asked)) if isinstance(asked, (list, tuple)) else ()
         job = words[1:2] if len(words) % 2 == 0 else ()

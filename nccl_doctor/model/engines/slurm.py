@@ -1,4 +1,4 @@
-"""Hosts that are nodes of a Slurm job: a step on each."""
+"""Nodes of a Slurm job as hosts, with a step on each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """The job that a node belongs to, and how a step enters it."""
+    """The job of a node, and how a step enters it."""
 
     engine: ClassVar[str] = "slurm"
 
@@ -25,7 +25,7 @@ class SlurmOptions:
 
     @property
     def container(self) -> tuple[str, ...]:
-        """The options that lead into the container."""
+        """The options for the container."""
         said = (("--container-image", self.container_image), ("--container-name", self.container_name))
         return tuple(f"{option}={value}" for option, value in said if value)
 
@@ -65,7 +65,7 @@ class SlurmEngine(Engine):
     )
 
     def lacks(self, node: Node) -> frozenset[str]:
-        """Return the login shell inside the job, where the job's own environment counts."""
+        """Return the login shell, since inside the job only its own environment matters."""
         return frozenset({"login_shell"}) if node.options(SlurmOptions).inside else frozenset()
 
     def gpus(self, node: Node) -> int:
@@ -73,7 +73,7 @@ class SlurmEngine(Engine):
         return node.options(SlurmOptions).gpus
 
     def cluster_words(self, cluster: Cluster) -> Words:
-        """Return the job, with its container."""
+        """Return the options for the job and its container."""
         options = cluster.nodes[0].access.get(self.name, {})
         keys = {"job": "--slurm-job", "container_image": "--container-image", "container_name": "--container-name"}
         return tuple((option, str(options[key])) for key, option in keys.items() if key in options)

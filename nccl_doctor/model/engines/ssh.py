@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """How to log in: ``ssh:`` in the hosts file; ``options`` are further ones, each as ``-o`` of ssh takes it."""
+    """Login settings (``ssh:`` in the hosts file); ``options`` are further ones in the form of ssh's ``-o``."""
 
     engine: ClassVar[str] = "ssh"
 
@@ -36,7 +36,7 @@ class SshEngine(Engine):
     kinds = ("auto", "paramiko", "openssh", "local")
 
     def node_words(self, node: Node) -> Iterator[tuple[str, str, object]]:
-        """Yield the user to log in as, and the port."""
+        """Yield the login user and the port."""
         options = node.access.get(self.name, {})
         for key in ("user", "port"):
             yield f"--{key}", f"ssh.{key}", None if options.get(key) is None else str(options[key])

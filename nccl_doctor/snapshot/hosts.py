@@ -48,9 +48,7 @@ from nccl_doctor.text.inet import Address, numeric
 
 @dataclass(frozen=True)
 class Shown:
-    """Annotation of a fact that ``-v`` shows: its label, and the function for its phrase, if that needs no other
-    module.
-    """
+    """Annotation of a fact that ``-v`` shows: its label, and the function for its phrase, if it needs only the fact."""
 
     label: str
     words: Callable[[Any], str | None] | None = None

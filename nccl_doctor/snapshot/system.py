@@ -148,7 +148,7 @@ class ConfigFile(Observed):
 
 
 class Clock(Observed):
-    """The host's clock compared with ours: ``offset_s`` is positive if it is ahead; its error is at most ``error_s``."""
+    """The host's clock compared with ours: ``offset_s`` is positive if it is ahead, with an error up to ``error_s``."""
 
     offset_s: SignedSeconds
     error_s: Seconds

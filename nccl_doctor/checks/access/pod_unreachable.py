@@ -1,12 +1,12 @@
 """A pod runs, but kubectl could not enter it.
 
-What it means: nothing is known about the pod. The permission to create ``pods/exec`` is a powerful one that some sites
-grant to nobody; otherwise the kubelet of the pod's node does not answer or can't be reached, or the container has no
+What it means: nothing is known about the pod. Either the permission to create ``pods/exec`` is missing, which some
+sites grant to nobody, or the kubelet of the pod's node does not answer or can't be reached, or the container has no
 shell.
 
 How we know: ``kubectl exec`` was started for the container in which the job runs, and its shell should print a marker
 first. The marker did not come; kubectl's messages, and how long it was silent, are the evidence. A link to a node that
-is down leaves kubectl silent for minutes, so the wait has an end of its own (``--connect-timeout``).
+is down leaves kubectl silent for minutes, so the wait has its own limit (``--connect-timeout``).
 
 Fix: follows from the reason; where the permission is missing, ask whoever runs the cluster for it in the job's
 namespace.

@@ -1,15 +1,15 @@
 """The host was reached, but the probe that nccl-doctor runs there returned no answer.
 
 What it means: nothing is known about the host. The cause is mostly a login that can't run commands (a shell like
-nologin, a forced command, a profile that ends the shell or waits for input), a host out of memory or processes, or a
-defect of nccl-doctor's own.
+nologin, a forced command, a profile that ends the shell or waits for input), a host without free memory or processes,
+or a defect of nccl-doctor.
 
 How we know: the probe is sent to the host's Python over the SSH session and answers with a marker; the marker did not
 come, came damaged, or the answers stopped before the last. The stage that it reached and its last output are the
-evidence. Where short messages pass and the first long ones do not, in either direction, large packets may vanish
-between this machine and the host: their MTU is larger than the path's, and the message about it is filtered. This is
-reported where a second connection, on which the host sends small packets only, shows that its kernel sends the answer
-again and again, while it acknowledges what we send on the first: a slow host has sent nothing.
+evidence. If short messages pass and the first long ones do not, in either direction, large packets may be lost between
+this machine and the host: their MTU is larger than the path's, and the message about it is filtered. This is reported
+if a second connection, on which the host sends only small packets, shows that its kernel retransmits the answer again
+and again while it acknowledges our packets on the first connection (a slow host has sent nothing).
 
 Fix: run ``ssh HOST python3 -c 'print(1)'``: it must print 1 at once. If it does, and the diagnosis stays, it is a
 defect of nccl-doctor; please report it with the output of ``nccl-doctor check -v``.

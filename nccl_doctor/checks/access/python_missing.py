@@ -1,14 +1,14 @@
 """The Python interpreter that training uses does not start on the host.
 
-What it means: SSH works, but the host has no such Python, one that is too old (3.8 is the least), that the user may
-not run, that is made for another processor, or that lacks a part of itself. The job would fail there with "No such
-file or directory" or at its first import.
+What it means: SSH works, but the host has no such Python, or one that is too old (3.8 is needed), that the user may not
+run, that is built for another CPU, or that is incomplete. The job would fail there with "No such file or directory" or
+at its first import.
 
 Or it starts only without what the login sets: a PYTHONHOME or PYTHONPATH that breaks it.
 
 How we know: the interpreter named for the host (``python`` in the hosts file, else ``python3``) was started over SSH
-without a login: what a profile or ``conda activate`` adds to PATH in a terminal is not there, for a launcher's ranks
-neither.
+without a login shell: folders that a profile or ``conda activate`` adds to PATH in a terminal are missing, as they are
+for a launcher's ranks.
 
 Fix: give its full path, ``python: /path/to/env/bin/python`` in the hosts file, for all hosts or for this one; in the
 activated environment ``command -v python`` prints it. Or install Python there.

@@ -1,24 +1,24 @@
 """The SSH server accepted none of the user's keys.
 
 What it means: the host is up and is the one it should be, but it knows none of the keys that this machine offered.
-nccl-doctor never asks for a password or a passphrase, since a run over many hosts can't, and a launcher's can't either.
+nccl-doctor never asks for a password or a passphrase, since neither a run over many hosts nor a launcher can.
 
 How we know: every key was offered in OpenSSH's order (the identity file that was named, the agent's keys, the default
 files in ~/.ssh), and each was refused. The evidence names them, those that were ignored (a file with a passphrase
 that no agent holds), and the methods that the server would take.
 
-A server that takes a key and then hangs up bars the account: expired, locked, /etc/nologin, or PAM's rules, such as
-pam_slurm_adopt's "you have no active jobs on this node". The message quotes it.
+A server that accepts a key and then disconnects refuses the account: it is expired or locked, or refused by
+/etc/nologin or PAM, for example by pam_slurm_adopt ("you have no active jobs on this node"). The message quotes it.
 
-A second factor can't be typed either, nor a password where the server takes no keys at all; an open connection of ssh's
-own (ControlMaster) is used where ~/.ssh/config names it. A server counts the keys that are offered, so an agent with
-many keys can exhaust its limit before the right one comes.
+A second factor can't be typed either, nor a password if the server accepts no keys at all; an open connection of ssh
+(ControlMaster) is used if ~/.ssh/config names one. A server counts the offered keys, so an agent with many keys can
+exhaust the limit before the right one.
 
-Fix: where others may read the key file, remove their permission. Where the key has a passphrase, load it into the
-agent. Where a certificate has expired, have it renewed; where a certificate is not valid yet, wait, or set this
-machine's clock. Where the server takes passwords, install the public key with ssh-copy-id, which asks for the password
-once. Otherwise someone with access has to add the key to ~/.ssh/authorized_keys on the host; or another user or key is
-meant, which belongs in the hosts file (ssh: user, identity_file) or in ~/.ssh/config.
+Fix: if others may read the key file, remove their permission. If the key has a passphrase, load it into the agent. If a
+certificate has expired, have it renewed; if it is not valid yet, wait, or set this machine's clock. If the server
+accepts passwords, install the public key with ssh-copy-id, which asks for the password once. Otherwise someone with
+access must add the key to ~/.ssh/authorized_keys on the host, or another user or key is needed, which belongs in the
+hosts file (ssh: user, identity_file) or in ~/.ssh/config.
 
 References: ssh_config(5): IdentityFile, User. sshd_config(5): AuthorizedKeysFile, PermitRootLogin, MaxAuthTries. RFC
 4252, section 7.

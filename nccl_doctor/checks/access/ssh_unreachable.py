@@ -1,16 +1,16 @@
 """An SSH session to the host could not be opened.
 
 What it means: nccl-doctor could not talk to an sshd on the host, so nothing is known about it. A launcher that starts
-ranks over SSH will fail the same way; and where the host is down, so is its part of the job.
+ranks over SSH will fail in the same way; and if the host is down, its ranks are missing.
 
 How we know: the host's name is resolved on this machine (getaddrinfo), a TCP connection is made to its SSH port, and
-sshd must greet. The message says which of these failed: the name does not resolve; the connection was refused (the host
-is up, no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all (down, or a
-firewall's DROP); connected but silent; an sshd so old that it has only algorithms that ssh no longer takes; connected
-and closed before the greeting. The last is sshd's MaxStartups: with its default 10:30:100 it drops connections once ten
-wait for their login. It is tried again, with growing pauses, before this is reported. Where this machine gets no answer
-at all, two of the other hosts dial its SSH port; if they get one, the host is up and only this machine is cut off from
-it.
+sshd must greet. The message shows which of these failed: the name does not resolve; the connection was refused (the
+host is up, but no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all (down,
+or a firewall's DROP); connected but silent; an sshd so old that it has only algorithms that ssh no longer accepts;
+connected and closed before the greeting. The last is sshd's MaxStartups: with its default 10:30:100 it drops
+connections once ten wait for their login. It is tried again, with growing pauses, before this is reported. If this
+machine gets no answer at all, two of the other hosts dial its SSH port; if they get an answer, the host is up and only
+this machine is cut off from it.
 
 A host behind a jump host (ProxyJump) fails when the jump host does; the message then names the jump host.
 

@@ -1,9 +1,9 @@
 """A node of the Slurm job did not start the step that nccl-doctor runs there.
 
 What it means: nothing is known about the node. The job's own steps will mostly fail for the same reason: slurmd is
-away, the node is drained or down, the job has ended, the container does not come up. Where the node runs the step and
-nothing comes back, the fault is on the way to the machine that runs nccl-doctor, and the job is not concerned unless it
-is started from there.
+gone, the node is drained or down, the job has ended, the container does not start. If the node runs the step and
+nothing comes back, the fault is in the connection to the machine that runs nccl-doctor, and the job is not affected
+unless it is started from there.
 
 How we know: `srun --jobid=ID --overlap -w NODE -N1 -n1` is started for each node, and the step first prints a marker.
 Within the limit (`--connect-timeout`, 15 s by default) srun ended with an error, which is quoted in the evidence beside

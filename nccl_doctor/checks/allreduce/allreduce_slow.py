@@ -2,19 +2,19 @@
 
 What it means: training will spend its time waiting for gradients: a ring all-reduce needs T = 2(N-1)/N * K/B for K
 bytes over links of bandwidth B, nearly independent of the number N of ranks. Common causes: a cable or switch port that
-fell back to a lower rate, traffic over another interface than meant, one busy host, a small MTU, or a single TCP
-connection on a fast link (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
+fell back to a lower rate, traffic over an unintended interface, one busy host, a small MTU, or a single TCP connection
+on a fast link (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
 
-How we know: the best bus bandwidth of all sizes beside the speed that the slowest host's interface or RDMA device
-reports. It is called slow below a quarter of that. With gloo at most 10 Gbit/s are expected, whatever the link: one
-thread adds and copies there. It is not judged where the speed is not known, for virtual interfaces, on a single
-machine, and where no message was large enough for bandwidth to outweigh latency: the all-reduce worked, and its
-expected speed is unknown.
+How we know: the best bus bandwidth of all sizes, compared with the speed that the slowest host's interface or RDMA
+device reports. Below a quarter of that it counts as slow. With gloo at most 10 Gbit/s are expected on any link, since
+one thread adds and copies. It is not judged if the speed is unknown, for virtual interfaces, on a single machine, or if
+no message was large enough for bandwidth to matter more than latency.
 
-Over RDMA, counters of the ports are read before and after (/sys/class/infiniband): packets lost, out of sequence or not
-acknowledged, and a link's errors, then decide the advice. Congestion notices alone are normal.
+Over RDMA, counters of the ports are read before and after (/sys/class/infiniband): packets that were lost, out of
+sequence or not acknowledged, and errors of the link, then determine the advice. Congestion notifications alone are
+normal.
 
-A rank that took far more time of its own between the all-reduces than the others is named: they wait for it.
+A rank that took far more time than the others between the all-reduces is named, since they wait for it.
 
 Fix: `ethtool` on the named host shows the negotiated speed; run with other sizes (`nccl-doctor smoke --max-bytes`).
 """

@@ -5,21 +5,21 @@ What it means: the job would hang in the same place, for NCCL's or gloo's timeou
 How we know: on every host one process, with the hosts file's interpreter and variables, imported torch and forked the
 ranks, with the variables that torchrun would give them, master address and port among them; each rank reported its
 stages (started, torch imported, store reached, process group up, first all-reduce, sizes measured, done). The deadline
-counts from the moment on when all had imported torch. Each rank that was still there was asked for its Python stack
-before it was ended. Named are, by the surest sign:
+counts from the moment when all had imported torch. Each remaining rank wrote its Python stack before it was ended. The
+ranks to look at are named by the most certain sign:
 
-- ranks that are suspended (SIGSTOP, a debugger, a frozen container) or sit in the kernel (a network file system, a
+- ranks that are suspended (SIGSTOP, a debugger, a frozen container) or blocked in the kernel (a network file system, a
   driver that does not answer),
 - ranks that never started, or whose import of torch did not end,
 - ranks that do something else while all others wait in a collective,
-- ranks that came less far than others: no store: the master's port can't be reached, or rank 0 never opened it. No
+- ranks that got less far than others: no store: the master's port can't be reached, or rank 0 never opened it. No
   process group: the ranks can't connect to each other. No first all-reduce: the data connections do not work:
   interface, firewall on ephemeral ports, RDMA.
 
-Where nothing tells, on three hosts and more, the all-reduce is repeated over groups of them (`check` does so by
-itself, `smoke` with `--isolate`), and the host or the pair is named that fails.
+Without such a sign, on three or more hosts, the all-reduce is repeated in groups of hosts (automatically by `check`,
+with `--isolate` by `smoke`), and the host or pair that fails is named.
 
-Fix: it depends on the stage; where the ranks stood and what they printed last is quoted.
+Fix: it depends on the stage; the ranks' stacks and last lines are quoted.
 """
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, place, stacks, stages

@@ -1,12 +1,12 @@
 """The all-reduce finished, but its sum is wrong.
 
-What it means: training would run and compute nonsense. Causes are memory or links that corrupt data, a broken driver,
-and peer-to-peer transfers that an IOMMU or PCI ACS redirects.
+What it means: training would run and compute wrong results. Causes are memory or links that corrupt data, a broken
+driver, and peer-to-peer transfers that an IOMMU or PCI ACS redirects.
 
-How we know: every rank filled its buffer with values that depend on its rank and on the position, so that a missing
-rank, a doubled one or mixed-up positions all give another sum. Then a small all-reduce was repeated on each rank alone
-and between neighbours: a rank that is wrong alone, or with both its neighbours, is named; else the pair; else all
-ranks whose sum is wrong.
+How we know: every rank filled its buffer with values that depend on its rank and on the position, so that a missing or
+duplicate rank or mixed-up positions change the sum. Then a small all-reduce was repeated on each rank alone and between
+neighbours: a rank that is wrong alone, or with both its neighbours, is named; otherwise the pair; otherwise all ranks
+with a wrong sum.
 
 Fix: on GPUs, try again with `NCCL_P2P_DISABLE=1` in the hosts file's `env`: if the sum is then right, look at the IOMMU
 and ACS settings of the host. Without GPUs, suspect memory.

@@ -1,4 +1,4 @@
-"""The ranks to blame for a failed all-reduce, as far as they themselves, their output or its repetition show it."""
+"""The ranks to blame for a failed all-reduce, from their reports, their output, and its repetition in groups."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The speed of an all-reduce: what the network could give, how much was reached, the rank that others wait for."""
+"""The speed of an all-reduce: the network's capacity, the share reached, and the rank that others wait for."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

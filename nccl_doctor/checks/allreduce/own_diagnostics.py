@@ -1,4 +1,4 @@
-"""NCCL's own diagnostics (2.31 and later) of the all-reduce: their report, read as ``logs`` reads it."""
+"""NCCL's own diagnostics (2.31 and later) in the all-reduce, read from its log as ``logs`` does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Symptoms that ranks showed of a failed all-reduce, which causes have to fit."""
+"""Symptoms of ranks in a failed all-reduce, which causes must explain."""
 
 import re
 from collections.abc import Container, Iterable, Iterator

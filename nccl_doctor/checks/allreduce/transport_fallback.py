@@ -4,11 +4,11 @@ What it means: the job runs, at a fraction of the speed. NCCL falls back without
 the training's environment, when no device or port fits `NCCL_IB_HCA`, when `NCCL_IB_DISABLE`, `NCCL_NET` or
 `NCCL_P2P_DISABLE` is set, or when a container does not show the devices.
 
-How we know: NCCL's own lines in the all-reduce ("Using network Socket", "Channel … via SHM") beside what the hosts
-have: active ports under /sys/class/infiniband on every host, NVSwitches on the PCI bus.
+How we know: NCCL's lines in the all-reduce ("Using network Socket", "Channel … via SHM"), compared with the hosts'
+devices: active ports under /sys/class/infiniband on every host, NVSwitches on the PCI bus.
 
-Fix: unset the variable where one is named; otherwise read the rank's lines about "NET/IB" with `nccl-doctor smoke
---save-logs DIR`, and whether `ibv_devinfo` works in the training's own environment.
+Fix: unset the variable if one is named; otherwise read the rank's lines about "NET/IB" (`nccl-doctor smoke --save-logs
+DIR`), and try `ibv_devinfo` in the training's environment.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Faults in the numbers of a launch line: nodes, ranks, GPUs, sizes, and what one launcher alone counts."""
+"""Faults in the numbers of a launch line: nodes, ranks, GPUs, sizes, and those of single launchers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,14 +1,14 @@
 """NCCL interprets the value of a variable differently than intended.
 
-What it means: numbers are read as C's strtoll does, as far as it gets, and nothing is ever reported:
-NCCL_IB_DISABLE=true is 0, so InfiniBand stays on. Words that NCCL does not know are ignored. In a config file
-quotes and blanks belong to the value.
+What it means: numbers are read by C's strtoll as far as possible, and nothing is reported: before 2.32,
+NCCL_IB_DISABLE=true is 0, so InfiniBand stays on. Unknown words are ignored. In a config file, quotes and blanks are
+part of the value.
 
-How we know: the type of each variable in NCCL's source, the words and ranges that have a meaning, and what strtoll
-makes of the text. NCCL_COMM_ID must be an address and port on a subnet of the host.
+How we know: the type of each variable in NCCL's source, the words and ranges with a meaning, and strtoll's result for
+the text. NCCL_COMM_ID must be an address and port on a subnet of the host.
 
-Fix: write the value as shown. Where it was set is shown too: the hosts file, the SSH environment, or a line of NCCL's
-config file.
+Fix: write the value as shown. Its source is shown: the hosts file, the SSH environment, or a line of NCCL's config
+file.
 
 See NCCL's documentation of its environment variables, and src/misc/param.cc in its source.
 """

@@ -1,14 +1,14 @@
 """An NCCL variable has different values on different hosts, or is set only on some.
 
-What it means: all ranks must agree on the algorithm, the protocol, the number of channels, the network. Where one host
-decides differently, NCCL hangs in its first collective, fails with "invalid usage" or mixes messages up. A forgotten
-/etc/nccl.conf on one machine is the usual cause; it is read by every NCCL job there.
+What it means: all ranks must agree on the algorithm, the protocol, the number of channels, the network. If one host
+differs, NCCL hangs in its first collective, fails with "invalid usage" or confuses messages. A forgotten /etc/nccl.conf
+on one machine is the usual cause; it is read by every NCCL job there.
 
 How we know: each host's variables as NCCL would see them: the hosts file's env, the SSH environment, and NCCL's config
-files, with the place where each was set. Variables that may well differ from host to host (names of interfaces and
-HCAs, paths, what is printed) are left out.
+files, with the source of each. Variables that may differ between hosts (names of interfaces and HCAs, paths, logging)
+are left out.
 
-Fix: make them the same; the hosts file's env wins over all other places.
+Fix: make them the same; the hosts file's env wins over all other sources.
 """
 
 from nccl_doctor.checks.effects import SETTING

@@ -1,14 +1,14 @@
 """A variable named NCCL_… is unknown to this NCCL, to its plugins, to PyTorch and to builds of NCCL.
 
-What it means: NCCL never complains about a name that it does not know. A misspelt setting is as good as none, and the
-job runs with the default: NCCL_SOCKET_IFNAMES or NCCL_IB_DISABLED change nothing.
+What it means: NCCL never complains about a name that it does not know. A misspelt variable has no effect, and the job
+runs with the default: NCCL_SOCKET_IFNAMES or NCCL_IB_DISABLED change nothing.
 
 How we know: the names that NCCL's source reads at its releases from 2.3 to 2.30 and those in the libraries of 2.31 and
 2.32, with the first and last release of each; the prefixes of known plugins (aws-ofi-nccl's NCCL_OFI_, Google's
 NCCL_FASTRAK_ and others); PyTorch's own old names.
 
-Fix: correct the name, or unset the variable. Where it was set is shown: the hosts file, the SSH environment, or a line
-of NCCL's config file.
+Fix: correct the name, or unset the variable. Its source is shown: the hosts file, the SSH environment, or a line of
+NCCL's config file.
 """
 
 from nccl_doctor.checks.view import Findings, View, check, folded

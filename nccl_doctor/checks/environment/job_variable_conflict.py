@@ -1,17 +1,17 @@
 """Variables that define a rank's place are already set, and contradict the planned job.
 
 What it means: RANK, LOCAL_RANK, WORLD_SIZE, NODE_RANK, MASTER_ADDR, MASTER_PORT, torchrun's PET_ variables or Slurm's
-contradict the hosts file: left from an earlier job, exported in a start file, or copied from a guide. torchrun sets the
-first ones again for its ranks and takes the PET_ ones as defaults; a script that is started otherwise (`env://`,
-`mp.spawn`, mpirun, srun) believes them: its ranks wait for a master that does not exist, or two ranks have the same
-number. Two jobs with one master address and port mix up their ranks.
+contradict the hosts file: left from an earlier job, exported in a start file, or copied from a guide. torchrun
+overwrites the first ones for its ranks and uses the PET_ ones as defaults; a script that is started in another way
+(`env://`, `mp.spawn`, mpirun, srun) uses them: its ranks wait for a master that does not exist, or two ranks have the
+same number. Two jobs with one master address and port mix up their ranks.
 
-How we know: the hosts file's env, the variables of a command over SSH, those of a login shell where one was asked
-(hosts with GPUs or RDMA devices, or without torch), and those that the ranks of running jobs were started with, each
-against the master, the nodes and the ranks that were planned.
+How we know: the hosts file's env, the variables of a command over SSH, those of a login shell if one was queried (on
+hosts with GPUs or RDMA devices, or without torch), and those of the ranks of running jobs, each compared with the
+planned master, nodes and ranks.
 
-Fix: take them out of the hosts file's env and out of start files; the launcher sets them. `nccl-doctor launch` prints
-lines that say each of them.
+Fix: remove them from the hosts file's env and from start files; the launcher sets them. `nccl-doctor launch` prints
+lines with all of them.
 
 References: torch/distributed/rendezvous.py (env://); torch/distributed/run.py; srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """

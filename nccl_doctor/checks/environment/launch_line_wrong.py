@@ -1,14 +1,14 @@
 """The launch line after ``--`` can't work as written on these hosts.
 
-What it means: torchrun or the script ends at once, each host starts a job of its own, or ranks wait for a master that
+What it means: torchrun or the script exits at once, each host starts a separate job, or ranks wait for a master that
 does not exist. A line from a guide fits its author's machines: number of nodes and ranks, the master's address, a
 loopback dist-url, a batch size.
 
 How we know: the line is read as its launcher would, and never run: torchrun, torch.distributed.launch, accelerate,
 deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device. It is compared
-with the hosts: how many there are, which GPUs they have, which master and port were tried, and which options the
-launcher's source has there (torch/distributed/run.py; it is read, not started). A batch size is only a warning, because
-a script may split it or give each rank its own.
+with the hosts: their number and GPUs, the tested master and port, and the options in the launcher's source there
+(torch/distributed/run.py, which is read, not run). A batch size is only a warning, because a script may split it or
+give each rank its own.
 
 Fix: the same line with its corrections, one for each host where they differ.
 

@@ -1,13 +1,13 @@
 """Data between two ranks is retransmitted again and again, and never acknowledged.
 
-What it means: the ranks agree on what to do, and the network between two of their hosts does not carry it: a rule that
-was added while the job ran, a cable, a switch, a network card, a peer that lost its address.
+What it means: the ranks agree on what to do, but the network between two of their hosts does not deliver the data: a
+rule that was added while the job ran, a cable, a switch, a network card, a peer that lost its address.
 
 How we know: the kernel's socket tables on both hosts (sock_diag(7)) showed, twice, the same bytes written and not
-acknowledged, with retransmissions that went unanswered. Or NCCL's RAS says that all ranks have launched the same
-collectives, and all of them wait. Where GPUs are busy at 100 % and draw a fraction of their power meanwhile, the
-collective's own kernel spins for data (between GPUs on PCIe see gpudirect-hindered and nccl-known-bad), or a kernel
-that was started before it never ends, which from outside looks the same.
+acknowledged, with retransmissions that went unanswered. Or NCCL's RAS reports that all ranks have launched the same
+collectives, and all of them wait. If GPUs are busy at 100 % but draw a fraction of their power meanwhile, the
+collective's kernel busy-waits for data (between GPUs on PCIe see gpudirect-hindered and nccl-known-bad), or an earlier
+kernel never ends, which looks the same from outside.
 
 Fix: Test the path between the two hosts: `nccl-doctor check` with both names, after the job has been ended.
 

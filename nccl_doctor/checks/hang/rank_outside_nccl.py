@@ -3,10 +3,11 @@
 What it means: nothing is wrong with the network. These ranks wait for a data loader, a file system, a lock, an answer,
 or simply sleep, and never come to the collective in which the others are.
 
-How we know: py-spy read the stacks of all ranks twice, without stopping them: those named stood at the same line both
-times, did not use the CPU, and read or wrote nothing, while the others stood in torch.distributed.
+How we know: py-spy read the stacks of all ranks twice, without stopping them: those named were at the same line both
+times, did not use the CPU, and read or wrote nothing, while the others were in torch.distributed.
 
-Fix: Look at the line that is named. A state of "D" is the kernel's: a file system or a driver that does not answer.
+Fix: Look at the named line. State "D" means that the rank waits in the kernel, for a file system or a driver that does
+not answer.
 
 References: github.com/benfred/py-spy; proc_pid_stat(5).
 """

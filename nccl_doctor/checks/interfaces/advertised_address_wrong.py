@@ -1,8 +1,8 @@
 """An engine advertises an address where its peers can't reach the host.
 
-What it means: Ray, vLLM, SGLang and the like tell each other an address of every host, most often the one that the
-default route leaves by. Where that address belongs to another network or host, or several hosts share it, workers are
-placed on no node at all, sockets can't be bound, and peers dial where no process listens.
+What it means: Ray, vLLM, SGLang and the like advertise an address of every host, most often the one of the default
+route. If that address belongs to another network or host, or several hosts share it, workers can't be placed on a node,
+sockets can't be bound, and peers dial addresses without a listener.
 
 How we know: on hosts, the steps of each engine's version, applied to the host's settings: its variables, the kernel's
 way to 8.8.8.8 (nothing is sent), its own name. With --engine, or engine: in the hosts file, the others dial that
@@ -11,9 +11,9 @@ vLLM's "Every node should have a unique IP address. Got 2 nodes … and 1 unique
 that waits for "node:ADDRESS" in a cluster in which no node has it; ZMQ's "Cannot assign requested address
 (addr='tcp://…')", which is no address of the host that binds it.
 
-Fix: Give every host its own address on the job's network: VLLM_HOST_IP for vLLM, other on each host, set before `ray
-start` and in the engine's environment; SGLANG_HOST_IP for SGLang; `ray start --node-ip-address`;
-VLLM_NIXL_SIDE_CHANNEL_HOST for NIXL; `deepspeed --master_addr`. One value for all, as a shared env file gives, is
+Fix: Give every host its own address on the job's network: VLLM_HOST_IP for vLLM, a different one on each host, set
+before `ray start` and in the engine's environment; SGLANG_HOST_IP for SGLang; `ray start --node-ip-address`;
+VLLM_NIXL_SIDE_CHANNEL_HOST for NIXL; `deepspeed --master_addr`. One value for all hosts, as from a shared env file, is
 wrong. `nccl-doctor ifname --engine NAME` shows each host's advertised address, and the addresses at which the hosts
 reach each other.
 

@@ -1,11 +1,12 @@
 """Two machines have the same IP address on the subnet that NCCL uses.
 
-What it means: packets for one end at the other, at the whim of ARP caches: connections are refused, reset or answered
-by a stranger, and it changes from minute to minute. A cloned machine or a copied static configuration does this.
+What it means: packets for one machine arrive at the other, depending on ARP caches: connections are refused, reset or
+answered by the wrong machine, and it changes from minute to minute. A cloned machine or a copied static configuration
+does this.
 
-How we know: the address that NCCL uses on a host, or by which the hosts file knows it, is also one of another machine's
-(boot ids tell them apart). A bridge that exists inside each host only, as docker0 does, may have the same address
-everywhere; where NCCL uses such an address, the diagnosis is ifname-needed or ifname-wrong-interface.
+How we know: the address that NCCL uses on a host, or by which the hosts file knows it, is also an address of another
+machine (boot ids distinguish machines). A bridge that exists only inside each host, such as docker0, may have the same
+address everywhere; if NCCL uses such an address, the diagnosis is ifname-needed or ifname-wrong-interface.
 
 Fix: give one of the machines another address.
 """

@@ -3,14 +3,14 @@
 What it means: gloo knows neither prefixes nor "^" nor "=": a value copied from NCCL_SOCKET_IFNAME ends the job with
 "Unable to find address for: =eth0". torch uses gloo for CPU tensors, and in many jobs for a barrier beside NCCL.
 
-A rank tells its peers the first address of that interface, and they dial it: docker0 has the same one everywhere, and
-lo's leads each host to itself.
+A rank advertises the first address of that interface, and its peers dial it: docker0 has the same one everywhere, and
+that of lo leads each host to itself.
 
 How we know: the host's interfaces with an address, and the variable as the job will have it. A list with commas means
-several devices, each of which must be there. Whether the others reach an address is judged as for NCCL's own choice:
-by their routes, by who else has the address, and by the port mesh.
+several devices, each of which must be there. Whether the others reach an address is judged as for NCCL's own choice: by
+their routes, by who else has the address, and by the port mesh.
 
-Fix: give the whole name of the interface, without "=" or "^".
+Fix: set the complete name of the interface, without "=" or "^".
 
 See gloo/transport/tcp/device.cc (lookupAddrForIface) and torch's ProcessGroupGloo.cpp.
 """

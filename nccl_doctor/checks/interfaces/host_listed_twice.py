@@ -1,14 +1,14 @@
 """A machine is listed twice in the hosts file, under two addresses.
 
-What it means: the job has one node more than there are machines. On GPUs both nodes take the same ones, and NCCL ends
-with "Duplicate GPU detected"; without, the ranks of both share one machine's cores and its one network card, and the
-master port may be taken twice.
+What it means: the job has one node more than there are machines. With GPUs both nodes use the same ones, and NCCL ends
+with "Duplicate GPU detected"; without GPUs the ranks of both share one machine's cores and network card, and the master
+port may be needed twice.
 
-How we know: two entries of the list led to the same machine: one boot id, and the same addresses on its interfaces.
-Where the list shows that one machine is meant as two nodes, nothing is reported: both entries have the same address, or
-each has its own `cuda_visible_devices`.
+How we know: two entries of the list lead to the same machine: the same boot id, and the same addresses on its
+interfaces. If the list shows that one machine is meant as two nodes, nothing is reported: both entries have the same
+address, or each has its own `cuda_visible_devices`.
 
-Fix: take one of them out; or say in the hosts file that two nodes are meant.
+Fix: remove one of them, or show in the hosts file that two nodes are meant.
 
 References: NCCL's init.cc: "Duplicate GPU detected". proc_sys_kernel(5): random/boot_id.
 """

@@ -1,16 +1,16 @@
 """A name resolves to a wrong address: hosts disagree, or a host's own name resolves to another host.
 
 What it means: ranks that look up the master by name end at different machines, or at addresses that they can't reach:
-some hosts join, the others wait until their timeout. A host whose own name gives an address that none of its interfaces
-has (an old one, or another host's) makes gloo fall back to 127.0.0.1, where the others can't reach it: a gloo job
-fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers); where gloo still works, because it
-dials the lower of two addresses (see hostname-loopback), that is a note and no fault. An own name that gives an address
-of another family than the others' ends gloo with "ss1.ss_family == ss2.ss_family". Mostly one host's /etc/hosts is out
-of date.
+some hosts join, the others wait until their timeout. On a host whose own name resolves to an address that none of its
+interfaces has (an old one, or another host's), gloo falls back to 127.0.0.1, where the others can't reach it: a gloo
+job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers). If gloo still works, because it
+dials the lower of two addresses (see hostname-loopback), that is a note, not a fault. A name that resolves to an
+address family other than the others' ends gloo with "ss1.ss_family == ss2.ss_family". Mostly one host's /etc/hosts is
+out of date.
 
-How we know: each host resolved every name of the cluster and its own; a name is at fault where two hosts' answers have
-no address in common, unless the host with another answer reached the master by it; a host's own name where no interface
-has any of its addresses. An own name on loopback in /etc/hosts is another diagnosis (hostname-loopback).
+How we know: each host resolved every name of the cluster and its own; a name is at fault if two hosts' answers have no
+address in common, unless the host with another answer reached the master by it; a host's own name is at fault if no
+interface has any of its addresses. A host's own name with a loopback address is another diagnosis (hostname-loopback).
 
 Fix: make /etc/hosts the same on all hosts, or use IP addresses in the hosts file; for a host's own name
 GLOO_SOCKET_IFNAME helps, too.

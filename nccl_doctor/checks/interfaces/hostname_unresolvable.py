@@ -1,16 +1,16 @@
 """A name that the job uses does not resolve on a host.
 
-What it means: every rank looks up the master address; where that fails it ends with "The IPv4 network addresses of (…)
+What it means: every rank looks up the master address; if that fails it ends with "The IPv4 network addresses of (…)
 cannot be retrieved (gai error: -2 - Name or service not known)". A host that can't resolve its own name makes gloo fall
 back to 127.0.0.1, which the others can't reach (see hostname-loopback for when that matters).
 
 How we know: getaddrinfo(3) on each host for the master address, for every host's address in the hosts file, and for the
-host's own name. A name that only this machine's ~/.ssh/config knows (Host, HostName) resolves on none of them, nor
-here: it serves your own login, and does not matter to the ranks unless it is the master's.
+host's own name. A name that only this machine's ~/.ssh/config has (Host, HostName) does not resolve on any host, nor
+here: it is only for your login, and does not matter to the ranks unless it is the master's.
 
-Fix: set `master_addr` to an address of the master where its name is such an alias; else add the name to the DNS or to
-/etc/hosts, or use IP addresses in the hosts file. Pods have their names from a
-headless Service, by its selector, and only while they are ready unless it says publishNotReadyAddresses: true.
+Fix: if the master's name is such an alias, set `master_addr` to its address; otherwise add the name to the DNS or to
+/etc/hosts, or use IP addresses in the hosts file. Pods get their names from a headless Service with a matching
+selector, and only while they are ready unless it sets publishNotReadyAddresses: true.
 """
 
 import re

@@ -1,13 +1,13 @@
 """NCCL_SOCKET_IFNAME matches several interfaces, and the other hosts can't reach some of them.
 
 What it means: a name without "=" is a prefix: "eth" means eth0, eth1 and eth10, "bond0" means bond0.2093 as well. NCCL
-listens on the first of them in the kernel's order, whatever the order in the variable, and moves data over all. One
-wrong one among them is enough for a hang or a failed connection.
+listens on the first of them in the kernel's order, whatever the order in the variable, and transfers data over all. A
+single wrong one is enough for a hang or a failed connection.
 
-How we know: NCCL's rules over the host's interfaces, or libnccl's own answer; and for each address whether the other
-hosts have it themselves, have a route to it, and, behind a gateway, reached it.
+How we know: NCCL's rules applied to the host's interfaces, or libnccl's own answer; and for each address whether the
+other hosts have it themselves, have a route to it, and, behind a gateway, reached it.
 
-Fix: put "=" in front, and name the interfaces that are meant in full.
+Fix: put "=" in front, and write the complete names of the intended interfaces.
 
 See NCCL's documentation of NCCL_SOCKET_IFNAME, and src/misc/utils.cc in its source.
 """

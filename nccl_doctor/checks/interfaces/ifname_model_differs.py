@@ -1,14 +1,14 @@
 """The host's libnccl chose another interface than nccl-doctor predicts, or failed where it predicts success.
 
-What it means: for the job, nothing by itself: the interface that libnccl answered is what NCCL will use, and all other
-diagnoses build on it. But either the model is wrong about this version of NCCL, or something changes NCCL's choice that
-was not seen: an NCCL environment plugin, or a patched build. Where libnccl failed, its own words are shown; the job's
-NCCL may well fail in the same way.
+What it means: nothing for the job by itself: NCCL will use the interface that libnccl reported, and all other diagnoses
+are based on it. But either the model is wrong about this version of NCCL, or something unknown changes NCCL's choice:
+an NCCL environment plugin, or a patched build. If libnccl failed, its message is shown; the job's NCCL may fail in the
+same way.
 
 How we know: the host's libnccl was loaded in a short-lived process under the job's variables and asked for a unique id,
 which names the interface; the model was given the same addresses, variables and version.
 
-Fix: please report it with the output of `nccl-doctor check --save`, so that the model can be mended.
+Fix: please report it with the output of `nccl-doctor check --save`, so that the model can be corrected.
 """
 
 from nccl_doctor.checks.view import Findings, View, check, folded

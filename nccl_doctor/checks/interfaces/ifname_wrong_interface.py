@@ -1,13 +1,12 @@
 """NCCL_SOCKET_IFNAME selects an interface where the other hosts can't reach NCCL.
 
-What it means: NCCL listens on the first interface that the variable lets through, in the kernel's order, and tells the
-others its address. Where that is lo, a bridge of a container engine, or a network that the others are not on, they
-can't connect: "Connection refused", "No route to host", or a hang. "^docker" is a frequent cause: a list with "^"
-replaces NCCL's own exceptions, lo among them, and lo comes first. "^docker0,lo" is what was meant.
+What it means: NCCL listens on the first interface that the variable matches, in the kernel's order, and advertises its
+address. If that is lo, a bridge of a container engine, or in a network that the others are not in, they can't connect:
+"Connection refused", "No route to host", or a hang. "^docker" is a frequent cause: a list with "^" replaces NCCL's own
+exceptions, lo among them, and lo comes first. "^docker0,lo" is what was meant.
 
 How we know: the address that NCCL will use, and for every other host: whether it has that address itself, has a route
-to it, and, where a gateway lies between, whether the test connections came through. An interface is never judged by
-its name.
+to it, and, behind a gateway, whether the test connections succeeded. An interface is never judged by its name.
 
 Fix: set the variable to "=" and the name of an interface that all hosts reach; the suggested value was tested with
 NCCL's rules.

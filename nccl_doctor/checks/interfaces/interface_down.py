@@ -1,14 +1,14 @@
 """The interface that NCCL is configured to use is down or has no carrier.
 
-What it means: from 2.28.3 on NCCL passes over interfaces that are not running, and ends with "Bootstrap : no socket
-interface found" where none is left. Before, it uses them as long as they have an address, and the other hosts wait in
+What it means: from 2.28.3 on NCCL ignores interfaces that are not running, and ends with "Bootstrap : no socket
+interface found" if none is left. Before, it uses them as long as they have an address, and the other hosts wait in
 vain.
 
-Where NCCL was told of no interface, it takes another one on that host, and the others wait at this one's net.
+If no interface is set for NCCL, it uses another one on that host, and the other hosts wait in this one's network.
 
-How we know: IFF_RUNNING in the interface's flags (netdevice(7)), which the kernel clears where the interface was
-switched off, the cable is out, or the other end is down; NCCL's rules for the host's version; and failed connections to
-an address in that interface's net.
+How we know: IFF_RUNNING in the interface's flags (netdevice(7)), which the kernel clears if the interface is switched
+off, the cable is unplugged, or the other end is down; NCCL's rules for the host's version; and failed connections to an
+address in that interface's network.
 
 Fix: bring the interface up (`ip link set NAME up`), look at the cable and the switch port, or use another interface.
 """

@@ -5,8 +5,9 @@ master on their own machine, are refused or wait until "The client socket has ti
 
 How we know: `master_addr` of the hosts file, and what each host resolves it to.
 
-Fix: set `master_addr` to the address of the first host's network interface. On the first host itself a name may give
-127.0.1.1, as Debian and Ubuntu write it for a machine's own: rank 0 listens on all addresses, and meets itself there.
+Fix: set `master_addr` to the address of the first host's network interface. On the first host itself the name may
+resolve to 127.0.1.1, as Debian and Ubuntu set it for a machine's own name: rank 0 listens on all addresses, and reaches
+itself there.
 """
 
 from nccl_doctor.checks.effects import MASTER

@@ -2,11 +2,11 @@
 
 What it means: to send to a host on its own net, the kernel needs that host's hardware address in its neighbour table
 (ARP, NDP). The table holds `net.ipv4.neigh.default.gc_thresh3` entries, 1024 by default, for all interfaces and
-containers of the host together. Beyond that, connections to hosts that are well time out at random, and the kernel's
-log says "neighbour: arp_cache: neighbor table overflow!". Between gc_thresh2 and gc_thresh3 entries are thrown out
-early, which costs time alone.
+containers of the host together. Beyond that, connections to healthy hosts time out at random, and the kernel logs
+"neighbour: arp_cache: neighbor table overflow!". Between gc_thresh2 and gc_thresh3 entries are removed early, which
+only costs time.
 
-How we know: the limit, against the cluster's addresses on the nets of the host's interfaces.
+How we know: the limit, compared with the cluster's addresses in the networks of the host's interfaces.
 
 Fix: raise the three limits on every host. They cost memory only for entries in use.
 

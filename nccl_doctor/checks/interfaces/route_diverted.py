@@ -1,16 +1,16 @@
 """A host sends packets for its peers elsewhere than into their common subnet.
 
 What it means: a VPN client, a container engine or an old script has added a policy rule (`ip rule`) or a narrower
-route. Packets for another host leave by a tunnel or a gateway that does not know it, so connections time out; where
-answers are sent that way, connections to this host time out, and all others look as if they could not reach it.
+route. Packets for another host leave by a tunnel or a gateway that does not know it, so connections time out; if
+replies take that route, connections to this host time out, and all others seem unable to reach it.
 
-How we know: dials failed, and the kernels of both ends were asked how they route these very packets (what `ip route
-get ADDRESS from OWN` prints): the way leads out of another interface than the one in whose network the address lies,
-or through a gateway that a routing table other than main names. No packet filter explains the dial.
+How we know: dials failed, and the kernels of both ends were asked how they route these packets (as `ip route get
+ADDRESS from OWN` prints): the route uses another interface than the one in whose network the address is, or a gateway
+from a routing table other than main. No packet filter explains the dial.
 
-Fix: let traffic inside the cluster's own network use the main table, ahead of all other rules; where the route stands
-in the main table, take it out or leave the cluster's network out of the VPN. `ip rule` and `ip route show table all`
-show what there is.
+Fix: let traffic inside the cluster's own network use the main table, ahead of all other rules; if the route is in the
+main table, delete it or exclude the cluster's network from the VPN. `ip rule` and `ip route show table all` show what
+there is.
 
 See ip-rule(8) and ip-route(8).
 """

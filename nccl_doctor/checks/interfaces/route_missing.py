@@ -5,10 +5,11 @@ does not know it. In a cluster of several subnets, a host whose default route or
 the hosts on the other subnets; one whose interface has lost its address, from those on the same one.
 
 How we know: the main routing table of the host, and the addresses that NCCL will use on the others; where dials failed,
-the answer of its kernel (`ip route get`), and whether its interface of the same name runs without an address. Where
-another interface would serve all hosts, NCCL's choice is at fault instead (ifname-wrong-interface, ifname-needed).
+the answer of its kernel (`ip route get`), and whether its interface of the same name runs without an address. If
+another interface would work for all hosts, NCCL's choice is at fault instead (ifname-wrong-interface, ifname-needed).
 
-Fix: add the route, as the other hosts of that subnet have it; take out one that refuses; give the interface an address.
+Fix: add the route, as on the other hosts of that subnet; delete a route that refuses packets; give the interface an
+address.
 """
 
 from collections.abc import Collection, Iterable

@@ -1,14 +1,14 @@
 """Two interfaces that NCCL uses on a host are on the same subnet.
 
 What it means: Linux has one route to a subnet, so packets for both addresses leave through one interface, and by
-default either interface answers ARP for both. Traffic of the second one comes in where it is not expected: strict
+default either interface answers ARP for both. Traffic of the second one arrives on an unexpected interface: strict
 reverse-path filtering (rp_filter=1) drops it, and some pairs of hosts fail while others work; without it the second
-link just idles.
+link is just idle.
 
 How we know: the addresses that NCCL's bootstrap and NET/Socket use, and the host's rp_filter, arp_ignore and
-arp_announce. Where arp_ignore is 1, arp_announce 2 and rp_filter not 1, somebody set this up on purpose.
+arp_announce. If arp_ignore is 1, arp_announce 2 and rp_filter not 1, this was set up on purpose.
 
-Fix: put each interface on a subnet of its own, bond them, or let NCCL use one; or set the three sysctls and add source
+Fix: put each interface into its own subnet, bond them, or let NCCL use one; or set the three sysctls and add source
 routing.
 
 See Documentation/networking/ip-sysctl.rst in the kernel's source, and NVIDIA/nccl issues 601, 1269 and 1581.

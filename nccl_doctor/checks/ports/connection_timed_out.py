@@ -1,13 +1,13 @@
 """Connections to another host get no answer.
 
-What it means: Something drops the packets without a word: a firewall's DROP, a cloud's security group, or a route
-into a net where nobody answers.
+What it means: Something drops the packets silently: a firewall's DROP, a cloud's security group, or a route into a
+network where no host answers.
 
 How we know: NCCL's "Connect to … failed : Connection timed out" or "exceeded timeouts", torch's errno 110, gloo's
 "timed out connecting". Each attempt takes about two minutes (net.ipv4.tcp_syn_retries).
 
 Fix: Open the ephemeral range between the cluster's hosts, in the hosts' firewalls and in the cloud's rules; set
-NCCL_SOCKET_IFNAME where the address is of the wrong net. `nccl-doctor check` tells the two apart.
+NCCL_SOCKET_IFNAME if the address is in the wrong network. `nccl-doctor check` shows which it is.
 
 References: NCCL's src/misc/socket.cc; torch/csrc/distributed/c10d/socket.cpp; tcp(7) on tcp_syn_retries.
 """

@@ -1,22 +1,22 @@
 """A host has fewer ephemeral ports than this job can need.
 
-What it means: NCCL has no port setting: every listener and every connection of every rank takes a port from
-`net.ipv4.ip_local_port_range`. When they are used up, NCCL ends with "Call to bind failed: Address already in use",
+What it means: NCCL has no port setting: every listener and every connection of every rank uses a port of
+`net.ipv4.ip_local_port_range`. When they are exhausted, NCCL ends with "Call to bind failed: Address already in use",
 which is not about the master port, or with "Cannot assign requested address".
 
-Where all of them are taken right now, no connection can be made, which is an error: a dial of the host ended with
+If all of them are in use right now, no connection can be made, which is an error: a dial of the host ended with
 EADDRNOTAVAIL.
 
-How we know: the range, less the reserved ports, against an estimate for the job's world size. A rank keeps about six
-ports for itself (bootstrap's listeners, the proxy, gloo) and, where it talks to every other rank over the network, as
-all-to-all does, one to listen and one to connect for each of them:
+How we know: the range, less the reserved ports, against an estimate for the job's world size. A rank uses about six
+ports for itself (the bootstrap's listeners, the proxy, gloo) and, if it communicates with every other rank over the
+network, as in all-to-all, one to listen and one to connect for each of them:
 
     ports of a host = ranks on it * (6 + 2 * world size)
 
 An all-reduce alone needs far fewer, so this is a warning. 256 hosts of 8 ranks exhaust Linux' default range of 28,232
 ports in this way (public issue NVIDIA/nccl#1882).
 
-Fix: widen the range on every host. Where the master port then lies in it, it is reserved on the master in one go.
+Fix: widen the range on every host. If the master port is then inside it, the same command reserves it on the master.
 """
 
 from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving

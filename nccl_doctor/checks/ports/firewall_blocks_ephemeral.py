@@ -1,13 +1,13 @@
 """A firewall rule on a host blocks the ephemeral ports that NCCL and gloo choose.
 
 What it means: opening the master port is not enough. NCCL and gloo have no port setting: each rank listens on a port
-of the kernel's choice, out of `net.ipv4.ip_local_port_range`, and all hosts connect to each other there, in both
-directions. With a rule in between, the job passes its rendezvous and hangs at the first collective.
+that the kernel chooses from `net.ipv4.ip_local_port_range`, and all hosts connect to each other there, in both
+directions. If a rule blocks them, the job passes its rendezvous and hangs at the first collective.
 
-How we know: every host listened on such ports and every other host dialled them; a dial failed, and the rules that the
-kernel really has on both hosts, evaluated for that very packet, stop it. See firewall-blocks-port, which tells how.
+How we know: every host listened on such ports and every other host dialled them; a dial failed, and the kernel's actual
+rules on both hosts, evaluated for that packet, block it. firewall-blocks-port explains how.
 
-Fix: the commands let the cluster's own addresses reach the whole range, in the language of whatever manages the rules.
+Fix: the commands let the cluster's own addresses reach the whole range, in the syntax of the rules' manager.
 
 References: ip-sysctl (ip_local_port_range); NCCL's ncclSocketListen binds port 0 (src/misc/socket.cc).
 """

@@ -4,14 +4,14 @@ What it means: every rank connects to the master port first (torch's TCPStore). 
 ranks wait until they time out; with one that rejects them, they fail with "No route to host" or "Connection refused";
 with one that redirects them (DNAT or REDIRECT of a container or a proxy), they reach another process.
 
-How we know: every host dialled the master port while nccl-doctor itself listened there, and the dial failed. The rules
-that the kernel really has on both hosts (nftables, both kinds of iptables, ipset) were then evaluated for that very
-packet: out of the dialler, into the listener, and the answers back. The rule named is the one the packet meets first;
-its counter is shown as it was before and after the dials.
+How we know: every host dialled the master port while nccl-doctor itself listened there, and the dial failed. The
+kernel's actual rules on both hosts (nftables, both kinds of iptables, ipset) were then evaluated for that packet: out
+of the dialling host, into the listening one, and the replies back. The named rule is the first one that blocks the
+packet; its counter is shown before and after the dials.
 
-Fix: the commands let the cluster's own addresses reach the master port and the ports that NCCL and gloo pick for
-themselves (`net.ipv4.ip_local_port_range`), in the language of whatever manages the rules: firewalld, ufw, nftables or
-iptables. They may be pasted twice. Do not switch the firewall off: it keeps everybody else out, and that is its job.
+Fix: the commands let the cluster's own addresses reach the master port and the ports that NCCL and gloo get from the
+kernel (`net.ipv4.ip_local_port_range`), in the syntax of the rules' manager: firewalld, ufw, nftables or iptables. They
+may be pasted twice. Do not switch the firewall off: it keeps everybody else out.
 
 References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 """

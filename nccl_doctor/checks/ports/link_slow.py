@@ -2,24 +2,24 @@
 
 What it means: every rank of a ring waits for its slowest link, so one bad cable slows the whole job: a cable or
 transceiver with lost lanes, a port that fell back to a lower rate, half duplex, a NIC in a narrow PCIe slot, traffic
-shaping, an MTU that differs, a lossy port. It is an error where less than a tenth is left.
+shaping, an MTU that differs, a lossy port. It is an error if less than a tenth is left.
 
-How we know: `--rate` has the hosts send to each other by TCP, from and to the addresses that NCCL uses, in rounds in
-which each sends to one and receives from one. What is under half of the usual rate, or has 2 % of its segments sent
-again where others have not a tenth of that, is measured once more with no one else sending. A host is named where its
-whole row or column of the matrix is bad, with the direction; a pair where only it is; a rail where that is slow on all
-hosts, beside the other rails or its links' own speed. Where the sending thread lacked a CPU, the reader was late or
-interrupts filled a CPU, the machine was the limit: then nobody is accused, and it is said.
+How we know: with `--rate` the hosts send to each other by TCP, between the addresses that NCCL uses, in rounds in which
+each sends to one host and receives from one. A rate of less than half of the usual one, or with 2 % of segments
+retransmitted while others have less than a tenth of that, is measured again while nobody else sends. A host is named,
+with the direction, if its whole row or column of the matrix is bad; a pair if only that is; a rail if it is slow on all
+hosts compared with other rails or its links' speed. If the sending thread lacked a CPU, the reader was late, or
+interrupts filled a CPU, the machine was the limit: then no host is blamed, and the report says so.
 
-In every run: current_link_width of each GPU that the job sees, beside the most that both ends of its link can. Its
-speed alone accuses nobody, for a GPU lowers that when idle; and since it may give up lanes then, too, one whose speed
-is lowered is a note, unless another idle one has all of its lanes. GPUs that share the processor's memory (GB10,
-GH200) are ignored. The lanes of the NIC that NCCL's sockets use count where they give less than the port's speed;
-those of RDMA devices are rdma-link-slow's.
+In every run, current_link_width of each GPU that the job sees is compared with the maximum of both ends of its link.
+Its speed alone is no evidence, since an idle GPU lowers it; and since it may then drop lanes, too, a GPU with lowered
+speed is only a note, unless another idle one has all of its lanes. GPUs that share the CPU's memory (GB10, GH200) are
+ignored. The lanes of the NIC that NCCL's sockets use matter if they are slower than its port; for those of RDMA devices
+see rdma-link-slow.
 
-Fix: a GPU or NIC without all its lanes is seated again, without a riser, and its slot's lanes looked at in the
-firmware's settings. Otherwise, on the named host, `ethtool -S` counts errors, `ethtool` shows the negotiated speed,
-`lspci -vv` the lanes (LnkSta), `tc qdisc show` what shapes it; then the cable, and the port of the switch.
+Fix: reseat a GPU or NIC that lacks lanes, without a riser, and check its slot's lanes in the firmware settings.
+Otherwise, on the named host, `ethtool -S` counts errors, `ethtool` shows the negotiated speed, `lspci -vv` the lanes
+(LnkSta), and `tc qdisc show` traffic shaping; then check the cable and the switch port.
 
 References: nvidia-smi(1), pcie.link.width.current: "These may be reduced when the GPU is not in use".
 """

@@ -1,15 +1,15 @@
 """A NetworkPolicy of the namespace drops connections between the job's pods.
 
 What it means: as soon as one policy selects a pod, all traffic that no policy allows is dropped silently. Policies are
-mostly written for services, with the ports that those listen on; NCCL and gloo listen on ports that the kernel picks,
-and every pod connects to every other one. The job hangs while its ranks meet, or at its first collective.
+mostly written for services, with the ports on which these listen; NCCL and gloo listen on ports that the kernel
+chooses, and every pod connects to every other one. The job hangs in its rendezvous, or at its first collective.
 
-How we know: a dial between two pods failed, and the namespace's policies, as the API server has them, evaluated for the
-labels of both pods, their addresses and that port, do not allow it. Whether a cluster's network enforces its policies
-at all shows in the dials; a policy that is not enforced is no finding.
+How we know: a dial between two pods failed, and the namespace's policies from the API server, evaluated for the labels
+of both pods, their addresses and that port, do not allow it. The dials show whether a cluster's network enforces its
+policies at all; a policy that is not enforced is not reported.
 
-Fix: one more policy, which lets the job's pods reach each other on all TCP ports and opens nothing else: policies add
-up, so the others stay as they are.
+Fix: an additional policy, which lets the job's pods reach each other on all TCP ports and opens nothing else; policies
+add up, so the others need no change.
 
 References: Kubernetes, "Network Policies". The API reference, NetworkPolicy v1 networking.k8s.io.
 """

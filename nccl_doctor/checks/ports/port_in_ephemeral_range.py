@@ -1,14 +1,14 @@
 """The master port lies in the ephemeral range, which the kernel uses for outgoing connections.
 
-What it means: any program's outgoing connection on the master, NCCL's and gloo's own listeners among them, may hold
+What it means: any program's outgoing connection on the master, NCCL's and gloo's own listeners among them, may have
 that port at the moment when the job starts, and torch then ends with "Address already in use" although no process
-listens there. It comes and goes, which makes it hard to see.
+listens there. It happens only now and then, which makes it hard to find.
 
 How we know: `net.ipv4.ip_local_port_range` and `net.ipv4.ip_local_reserved_ports` of the first host. torchrun's default
 29500 lies below Linux' default range, 32768 to 60999, but within 1024 to 65535, which some guides recommend.
 
-Fix: take a master port below the range, or have root reserve the port: the kernel then gives it only to programs that
-ask for it by number.
+Fix: use a master port below the range, or have root reserve the port: then only programs that request it by number get
+it.
 
 References: the kernel's Documentation/networking/ip-sysctl.rst.
 """

@@ -3,18 +3,18 @@
 What it means: rank 0 can't open torch's TCPStore and ends with "Address already in use" (EADDRINUSE); the other ranks
 wait for it until they time out.
 
-How we know: the very bind that torch's TCPStore makes (SO_REUSEADDR set, then listen) was tried on the first host. The
-socket tables then explain its answer:
+How we know: the same bind that torch's TCPStore makes (with SO_REUSEADDR, then listen) was tried on the first host. The
+socket tables then explain its result:
 
 - `listener`: a process listens there, on all addresses or on one: a stale rank, a second job, another service.
 - `bound`: a process has bound the port and does not listen; `ss -l` does not show it.
-- `outbound`: the port is the source port of somebody's outgoing connection, since `ip_local_port_range` covers it.
+- `outbound`: the port is the source port of an outgoing connection, since `ip_local_port_range` contains it.
 - `time-wait`: a connection of a program without SO_REUSEADDR has ended less than a minute ago. A TIME_WAIT that torch
-  itself left does not keep torch from the port, and is not reported.
+  itself left does not prevent torch's bind, and is not reported.
 
 Fix: `nccl-doctor fix-port` shows the holder with its whole job, and ends a leftover of yours with `--kill`: a rank that
 lost its launcher and makes no progress. `nccl-doctor fix-port --hosts hosts.yaml --next --write` finds another port and
-puts it into the hosts file. For `outbound`, reserve the port (`net.ipv4.ip_local_reserved_ports`); for `time-wait`,
+writes it into the hosts file. For `outbound`, reserve the port (`net.ipv4.ip_local_reserved_ports`); for `time-wait`,
 wait: `nccl-doctor fix-port --wait`.
 
 References: ip(7) and socket(7) on SO_REUSEADDR; torch/csrc/distributed/c10d/TCPStoreLibUvBackend.cpp.

@@ -3,7 +3,7 @@
 What it means: rank 0 can't bind a port below `net.ipv4.ip_unprivileged_port_start` (1024 unless changed) and ends
 with "Permission denied" (errno 13, EACCES).
 
-How we know: the bind that torch's TCPStore makes was tried on the first host as the user that SSH logs in as.
+How we know: the bind that torch's TCPStore makes was tried on the first host as the SSH user.
 
 Fix: choose a master port from 1024 up, outside of the ephemeral range: torchrun's own default is 29500.
 """

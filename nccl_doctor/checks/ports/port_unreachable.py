@@ -1,11 +1,11 @@
 """A host can't open a TCP connection to another host, and no readable firewall rule explains it.
 
-What it means: NCCL and gloo connect every host to others, in both directions, on ports that the kernel picks from
-`ip_local_port_range`, and all ranks connect to the master port. Where such a connection fails, the job hangs at its
-first collective or while its ranks meet.
+What it means: NCCL and gloo connect every host to others, in both directions, on ports that the kernel chooses from
+`ip_local_port_range`, and all ranks connect to the master port. If such a connection fails, the job hangs at its first
+collective or in its rendezvous.
 
 How we know: every host listened on the master port (the master) and on three ephemeral ports, and every other host
-dialled them; each listener proves by a random word that it is ours. How a dial fails is a hint:
+dialled them; each listener proves with a random word that it is ours. How a dial fails is a hint:
 
 - timed out: something drops the packets silently: a firewall's DROP, a cloud's security group.
 - no route to host: a firewall's REJECT between hosts that can otherwise talk, or a host that does not answer ARP.
@@ -13,20 +13,20 @@ dialled them; each listener proves by a random word that it is ours. How a dial 
 - network unreachable: the dialling host has no route there.
 - stranger: another process answered at that address: two hosts with one address, or a proxy.
 
-A host is dialled at every interface over which NCCL or gloo will move data. Where ranks meet on one host, it also dials
-itself: the master its own port, and a host with several ranks its own ports.
+A host is dialled at every interface over which NCCL or gloo will transfer data. If ranks connect within a host, it also
+dials itself: the master its own port, and a host with several ranks its own ports.
 
-Of the hosts on failed pairs the fewest that explain all failures are named: one host that is cut off from four others,
-not the four. Where several choices are equally good, all are named. Where only one direction of a pair fails, the host
-that reports it is named, since one host's report accuses no other. Where a host says that a connection failed and the
-other end accepted it, the pair is unknown.
+The smallest set of hosts that explains all failures is named: one host that is cut off from four others, not the four.
+If several sets are equally small, all are named. If only one direction of a pair fails, the host that reports it is
+named, since the report of one host does not accuse another. If a host reports that a connection failed and the other
+end accepted it, the pair is unknown.
 
 Fix: ask whoever runs the network between the two hosts to let all TCP ports through among the cluster's addresses, both
 ways. In a cloud that is the security group of both instances (a rule whose source is the group itself) and the network
-ACL of the subnet, which keeps no state and must let the answers back, too. Elsewhere it is a firewall between two nets,
-an ACL of a switch or port isolation on it. Where nobody could read a host's own rules, look at those first, as root:
-`nft list ruleset` and `iptables-save`. Between pods lie the forward chains of their nodes and the network plugin, which
-can't be seen from inside a pod.
+ACL of the subnet, which is stateless and must also admit the replies. Elsewhere it is a firewall between two networks,
+an ACL of a switch, or its port isolation. If a host's own rules could not be read, look at those first, as root: `nft
+list ruleset` and `iptables-save`. Between pods there are the forward chains of their nodes and the network plugin,
+which can't be seen from inside a pod.
 """
 
 from collections.abc import Collection, Iterator, Sequence

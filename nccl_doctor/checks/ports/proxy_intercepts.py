@@ -1,16 +1,17 @@
 """A sidecar of a service mesh or a transparent proxy intercepts connections between the hosts.
 
-What it means: the sidecar's rules lead every connection into its own process, which takes it, looks for the target
-afterwards, and may wait for the dialler's first words, want TLS, cut what hangs, or change the sender's
-address. NCCL and gloo then hang, see "Connection reset", or get a host's data over one busy process.
+What it means: the sidecar's rules redirect every connection to its own process, which accepts it, connects to the
+target afterwards, and may wait for the sender's first bytes, require TLS, close idle connections, or change the
+sender's address. NCCL and gloo then hang, fail with "Connection reset", or get all data of a host through one busy
+process.
 
-How we know: each host held a port on which no process listens, and another one dialled it. A kernel refuses that; here
-the connection was taken. It is also reported where a listener's random word came only after the dialler had sent
+How we know: each host kept a port without a listener, and another host dialled it. A kernel refuses that; here the
+connection was accepted. It is also reported if a listener's random word came only after the dialling host had sent
 something. Without a sidecar, a host's own rule that redirects connections is reported instead (firewall-blocks-port).
 
 Fix: keep the job's pods out of the mesh by a label in their template: `sidecar.istio.io/inject: "false"` (for Linkerd
-the annotation `linkerd.io/inject: disabled`), and start the job again. Or have the proxy leave NCCL's ports alone; it
-picks them from the whole ephemeral range.
+the annotation `linkerd.io/inject: disabled`), and start the job again. Or exclude NCCL's ports from the proxy; they are
+chosen from the whole ephemeral range.
 
 References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-first protocols). Linkerd, "Protocol
 Detection".

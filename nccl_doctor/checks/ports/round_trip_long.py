@@ -1,11 +1,11 @@
 """Packets to and from a host take far longer than between other hosts, or are retransmitted.
 
-What it means: the job runs; small messages, of which there are many, wait for that host. Causes are a path over another
-site or a VPN, a loaded switch, a duplex mismatch or a lossy port.
+What it means: the job runs, but small messages, of which there are many, wait for that host. Causes are a path through
+another site or a VPN, a loaded switch, a duplex mismatch or a lossy port.
 
-How we know: the kernel's own measure of each connection of the port test (TCP_INFO), which costs nothing. A host is
-named where even its shortest round trip, to and from all others, is ten times theirs and 5 ms longer, or where
-packets of half of its dials had to be sent again while hardly any others' were. A host that was busy is ignored.
+How we know: the kernel's measurement of each connection in the port test (TCP_INFO), which costs nothing. A host is
+named if even its shortest round trip, to and from all others, is ten times theirs and 5 ms longer, or if packets were
+retransmitted in half of its dials but in hardly any others. A busy host is ignored.
 
 Fix: `tracepath` to the others shows the path, `ethtool -S` the errors; `nccl-doctor check --rate` measures each pair.
 """

@@ -1,18 +1,18 @@
 """The job's container lacks something that the host has: its network, shared memory, limits or devices.
 
-What it means: the host is fine, and the job fails or is slow anyway. In a bridge network, the default of docker and
-podman, NCCL announces an address such as 172.17.0.2: the other hosts can't reach it, or find their own container there.
+What it means: the host is fine, but the job fails or is slow. In a bridge network, the default of docker and podman,
+NCCL advertises an address such as 172.17.0.2: the other hosts can't reach it, or find their own container there.
 /dev/shm has 64 MiB, too little for NCCL's ranks and for data loaders. Limits of locked memory and of open files are the
 daemon's, not the host's. GPUs and RDMA devices are there only if they were passed in.
 
 How we know: the probe runs in the container, and a small script reads the same from the host around it: the network
-namespace, /dev/shm, limits, devices, /etc/hosts. What merely differs is left alone: a network of the container's own
-counts where dials to or from it failed, a limit where the job needs more and the host has it, RDMA devices where a port
-is up. Each device is opened in the container: ENOENT means that it was not passed in, EACCES and EPERM that its mode or
-the container's device rules refuse it.
+namespace, /dev/shm, limits, devices, /etc/hosts. Harmless differences are not reported: a separate network counts if
+dials to or from it failed, a limit if the job needs more and the host has it, RDMA devices if a port is up. Each device
+is opened in the container: ENOENT means that it was not passed in, EACCES and EPERM that its mode or the container's
+device rules refuse it.
 
-Fix: most settings of a container can't be changed after its start: start it again with the options that are shown with
-the diagnosis, besides its own. /dev/shm alone can be enlarged while it runs, for as long as it runs.
+Fix: most settings of a container can't be changed after its start: start it again with the additional options shown
+with the diagnosis. /dev/shm alone can be enlarged while it runs, for as long as it runs.
 
 References: docker-run(1): --network, --ipc, --shm-size, --ulimit, --device, --add-host. NCCL's user guide,
 "Troubleshooting", "Docker".

@@ -1,7 +1,7 @@
 """A disk or a user's quota is full.
 
 What it means: A checkpoint, a cache or a log could not be written. The rank that wrote it ends; the others wait for it.
-Where /tmp is full, torch.compile, Ray, dumps of a job that hangs, and programs that meet in a socket there fail too.
+If /tmp is full, torch.compile, Ray, dumps of a hanging job, and programs with sockets there fail, too.
 
 How we know: check reads how much room and how many files the SSH user has left in TMPDIR, /tmp and /var/tmp
 (statvfs(3)), and reports less than 64 MiB or 100 files. In logs: "[Errno 28] No space left on device" or

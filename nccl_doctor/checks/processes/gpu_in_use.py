@@ -1,12 +1,12 @@
 """Another process uses a GPU that the job needs.
 
-What it means: the job's rank on that GPU runs out of memory, or is slowed down by the other one; with the compute mode
-EXCLUSIVE_PROCESS it can't start at all ("CUDA-capable device(s) is/are busy or unavailable").
+What it means: the job's rank on that GPU runs out of memory, or is slowed down by the other process; with the compute
+mode EXCLUSIVE_PROCESS it can't start at all ("CUDA-capable device(s) is/are busy or unavailable").
 
-How we know: nvidia-smi lists the processes that hold memory of each GPU. Needed are the GPUs that the hosts file names
-(`cuda_visible_devices`), else the first `nproc_per_node`, else all. A process counts that holds a gibibyte or more, or
-an unknown amount; CUDA's own context takes a few hundred mebibytes, and a monitor that has no more does no harm. Two
-gibibytes or more in use where no process shows count too: their process is in another container, or gone.
+How we know: nvidia-smi lists the processes with memory on each GPU. The job needs the GPUs that the hosts file names
+(`cuda_visible_devices`), otherwise the first `nproc_per_node`, otherwise all. A process counts if it has a gibibyte or
+more, or an unknown amount; CUDA's context takes a few hundred mebibytes, and a monitor with no more than that does no
+harm. Two gibibytes or more in use without a visible process count, too: their process is in another container, or gone.
 
 Its parent shows whether it is a leftover or a colleague's running job: see stale-process.
 

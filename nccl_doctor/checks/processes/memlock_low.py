@@ -1,12 +1,12 @@
 """Processes started over SSH may lock too little memory for RDMA.
 
 What it means: NCCL's InfiniBand transport ends with "Call to ibv_reg_mr failed … Cannot allocate memory" or
-"ibv_create_qp failed", for every buffer that a network card reads is locked in memory.
+"ibv_create_qp failed", because every buffer that a network card reads is locked in memory.
 
-How we know: RLIMIT_MEMLOCK as a command over SSH has it, on hosts with an RDMA port that is up, and that neither
-NCCL_IB_HCA nor NCCL_IB_DISABLE or NCCL_NET leaves out. The kernel counts all buffers of a process against it, and NCCL
-alone registers some tens of MiB a channel. It does not bind a process with CAP_IPC_LOCK: root outside containers, and
-inside where the capability was given. Your own terminal may show another limit than the job gets: this one is that of a
+How we know: RLIMIT_MEMLOCK of a command over SSH, on hosts with an RDMA port that is up and that NCCL_IB_HCA,
+NCCL_IB_DISABLE and NCCL_NET do not exclude. The kernel counts all buffers of a process, and NCCL alone registers some
+tens of MiB per channel. The limit does not apply to a process with CAP_IPC_LOCK: root outside of containers, and inside
+if the capability was granted. Your own terminal may show another limit than the job gets: this one is that of a
 non-interactive session, which is how launchers start.
 
 Fix: `* - memlock unlimited` in /etc/security/limits.d, then log in again; `--ulimit memlock=-1` for Docker;

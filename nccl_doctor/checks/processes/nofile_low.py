@@ -1,18 +1,18 @@
 """Processes started over SSH may open fewer files than a job of this size needs.
 
-What it means: "Too many open files", mostly from some number of hosts on: NCCL's bootstrap, the store and gloo hold
-sockets to the other ranks in one process ("Accept failed: Too many open files", "unhandled system error"), and data
-loaders hold files besides.
+What it means: "Too many open files", mostly from a certain number of hosts on: NCCL's bootstrap, the store and gloo
+have sockets to the other ranks in one process ("Accept failed: Too many open files", "unhandled system error"), and
+data loaders open files in addition.
 
-How we know: RLIMIT_NOFILE as a command over SSH has it. What is needed is estimated: 256 for Python, torch and its
-libraries, and 16 for each rank of the world, since NCCL opens several sockets to a peer (and more with
-NCCL_NSOCKS_PERTHREAD), and the first rank's process serves the store and the bootstrap of all. With the common limit of
-1024 that is 48 ranks; jobs of 32 were observed to fail at it, with more communicators than one. The soft limit counts:
-NCCL raises it to the hard one only in the thread that serves the bootstrap.
+How we know: RLIMIT_NOFILE of a command over SSH, compared with an estimate: 256 for Python, torch and its libraries,
+and 16 for each rank in the world, since NCCL opens several sockets per peer (and more with NCCL_NSOCKS_PERTHREAD), and
+the first rank's process serves the store and the bootstrap for all. With the common limit of 1024 that is 48 ranks;
+jobs of 32 ranks with several communicators were seen to fail with it. The soft limit counts: NCCL raises it to the hard
+one only in the thread that serves the bootstrap.
 
-Fix: raise it in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, as far as the hard limit goes; and for
-good in /etc/security/limits.d (`* - nofile 1048576`), then log in again. systemd units and Slurm have settings of
-their own (`LimitNOFILE=`).
+Fix: raise it in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, as far as the hard limit goes; and for good
+in /etc/security/limits.d (`* - nofile 1048576`), then log in again. systemd units and Slurm have their own setting
+(`LimitNOFILE=`).
 """
 
 from nccl_doctor.checks.effects import FILES

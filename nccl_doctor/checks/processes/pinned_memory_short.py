@@ -1,14 +1,14 @@
 """The kernel can't pin the memory that RDMA registers, although no limit forbids it.
 
 What it means: NCCL ends with "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", as with memlock-low,
-while `ulimit -l` says unlimited. Where GPU and processor share their memory (GB10, DGX Spark) it takes no more than a
-large model: the pages left are the contiguous allocator's (CMA), which must stay movable.
+while `ulimit -l` says unlimited. If GPU and CPU share their memory (GB10, DGX Spark), a large model is enough for that:
+the remaining pages belong to the contiguous memory allocator (CMA) and must stay movable.
 
-How we know: CmaFree above CmaTotal in /proc/meminfo, on a host with an RDMA port that NCCL takes: Linux 7.0 hands the
-scratch area of kexec handover (KHO) to the allocator as such pages, some 9 GiB on a GB10, and counts them in the one
-line only. In a log or in the all-reduce's own output: the registration that failed where memlock is unlimited.
+How we know: CmaFree is larger than CmaTotal in /proc/meminfo, on a host with an RDMA port that NCCL uses: Linux 7.0
+gives the scratch area of kexec handover (KHO) to the allocator as such pages, some 9 GiB on a GB10, and counts them
+only in CmaFree. In a log or in the all-reduce's output: a registration that failed although memlock is unlimited.
 
-Fix: `kho=off` on the kernel's command line (kdump and kexec work without it), or the kernel before, 6.17.
+Fix: `kho=off` on the kernel's command line (kdump and kexec work without it), or the previous kernel, 6.17.
 
 References: NVIDIA/NV-Kernels pull requests 590 and 591; MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 259.
 """

@@ -1,18 +1,18 @@
 """The Slurm step has fewer resources on a node than the job's ranks need.
 
-What it means: Slurm gives a step what the job asked for, and no more. With one CPU (`--ntasks-per-node=1` without
-`--cpus-per-task`) all ranks of a node, their data loaders and NCCL's threads share it, and the GPUs wait. Beyond the
-memory, the kernel ends a rank ("Killed", "oom_kill event in StepId="). A GPU that the job has and the step does not see
-is one that a rank will miss.
+What it means: Slurm gives a step only what the job requested. With one CPU (`--ntasks-per-node=1` without
+`--cpus-per-task`) all ranks of a node, their data loaders and NCCL's threads share it, and the GPUs wait. If the memory
+is exceeded, the kernel ends a rank ("Killed", "oom_kill event in StepId="). A rank will lack any GPU that the job has
+but the step does not see.
 
 How we know: the CPUs that a process of our step may run on (sched_getaffinity(2), and the time that its control group
-allows), the least memory bound of its control group and those above it, and the GPUs that nvidia-smi shows there beside
-those that `scontrol -d show job` counts for the node. Our step takes all that the job has on the node (srun's default
-without `--exact`), and no CPU binding. Less than one CPU a rank, or 2 GiB a rank, is a warning; 512 MiB are not enough
-for torch and CUDA to be loaded.
+allows), the lowest memory limit of its control group and those above it, and the GPUs that nvidia-smi shows there,
+compared with those that `scontrol -d show job` counts for the node. Our step gets all that the job has on the node
+(srun's default without `--exact`), without CPU binding. Less than one CPU or 2 GiB per rank is a warning; 512 MiB are
+not enough to load torch and CUDA.
 
-Fix: ask for more: `#SBATCH --cpus-per-task=N`, said again to srun (it no longer takes it from sbatch since 22.05),
-`--mem=0` for all of a node's memory, `--gpus-per-node=N`.
+Fix: request more: `#SBATCH --cpus-per-task=N`, repeated for srun (which has ignored sbatch's since 22.05), `--mem=0`
+for all of a node's memory, `--gpus-per-node=N`.
 
 References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainDevices, ConstrainRAMSpace.
 """

@@ -1,20 +1,20 @@
-"""Data can't go directly between GPUs, or between GPUs and RDMA devices.
+"""Data can't be transferred directly between GPUs, or between GPUs and RDMA devices.
 
-What it means: every byte takes a detour through the host's memory or the processor's root complex, and bandwidth
-falls to a fraction (180 to 10 GB/s was seen). Between GPUs that have PCIe alone, NCCL's first all-reduce may hang, with
+What it means: every byte takes a detour through the host's memory or the CPU's root complex, and bandwidth falls to a
+fraction (from 180 to 10 GB/s in one case). Between GPUs connected only by PCIe, NCCL's first all-reduce may hang, with
 the GPUs busy at 100 % and a fraction of their power, or, in a few reports, give wrong sums.
 
 How we know: on a host with GPUs and an RDMA port that is up, or with several GPUs without NVLink: whether
 nvidia_peermem is loaded or the driver's kernel modules are the open ones on Linux 5.12 or later (DMA-BUF); whether PCI
 bridges redirect traffic by Access Control Services (`lspci -vvv`, which only root can read), between GPUs those above
 them; whether the IOMMU translates the GPUs' addresses (/sys/kernel/iommu_groups). On a virtual machine ACS and the
-IOMMU have to be on: there the host's owner arranges for the direct path. What can't be read is ignored: the job starts
-either way, and the all-reduce measures the cost. GeForce GPUs mostly have no P2P to be hindered: a note.
+IOMMU must be on, and the direct path is up to the provider. What can't be read is ignored: the job starts anyway, and
+the all-reduce measures the cost. GeForce GPUs mostly have no P2P, so this is a note for them.
 
 Fix: `modprobe nvidia_peermem` (and /etc/modules-load.d), or the driver's open kernel modules; `iommu=pt` on the
-kernel's command line (`amd_iommu=off`, or VT-d off in the firmware, where that is not enough); ACS off in the
-firmware's settings, or by `setpci -s BRIDGE ECAP_ACS+6.w=0000` until the next boot. NCCL_P2P_DISABLE=1
-is the way round between GPUs: their data then goes through shared memory.
+kernel's command line (`amd_iommu=off`, or VT-d off in the firmware, where that is not enough); ACS off in the firmware
+settings, or by `setpci -s BRIDGE ECAP_ACS+6.w=0000` until the next boot. NCCL_P2P_DISABLE=1 is a workaround between
+GPUs: their data then goes through shared memory.
 
 References: NCCL's guide, "Troubleshooting", GPU Direct and PCI Access Control Services; NVIDIA/nccl issues 631, 2079.
 """

@@ -1,19 +1,18 @@
 """The job can't open an RDMA device that is up, or its fabric has no subnet manager.
 
 What it means: /sys shows the device, and its node /dev/infiniband/uverbsN is missing or refuses this user. NCCL says
-"NET/IB : Unable to open device" or nothing, and does not list it: with none left it takes TCP sockets, with fewer than
-elsewhere the devices behind it meet the wrong ones.
+"NET/IB : Unable to open device" or nothing, and does not list it: without any left it uses TCP sockets; with fewer than
+elsewhere, later devices are paired with the wrong ones.
 
-How we know: each device's node is opened as libibverbs opens it, by the user and in the container of the job. ENOENT:
-the node is not there, as in a container or a pod to which it was not given. EACCES: its mode keeps this user out.
-EPERM: the container's device rules do. Without the kernel module ib_uverbs no device has a node. A device that
-NCCL_IB_HCA leaves out, or whose ports are down, does not count. An InfiniBand port whose state is INIT or ARMED has a
-link, and no subnet manager has given it an address: NCCL takes ports that are ACTIVE alone (src/transport/net_ib.cc
-``ncclIbInit``).
+How we know: each device's node is opened as libibverbs does, by the user and in the container of the job. ENOENT: the
+node is missing, as in a container or pod to which it was not passed. EACCES: its mode does not allow this user. EPERM:
+the container's device rules do not. Without the kernel module ib_uverbs no device has a node. A device that NCCL_IB_HCA
+excludes, or whose ports are down, does not count. An InfiniBand port in state INIT or ARMED has a link, but no subnet
+manager has given it an address: NCCL uses only ACTIVE ports (src/transport/net_ib.cc ``ncclIbInit``).
 
-Fix: docker and podman: --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; Kubernetes: ask for the RDMA
+Fix: docker and podman: --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1; Kubernetes: request the RDMA
 device plugin's resource; on the host `modprobe ib_uverbs`, and mode 0666 by a udev rule (rdma-core has it). A fabric
-needs one subnet manager: opensm on a host, or that of a managed switch.
+needs a subnet manager: opensm on a host, or that of a managed switch.
 """
 
 from nccl_doctor.checks.nccl_choice import NEEDS

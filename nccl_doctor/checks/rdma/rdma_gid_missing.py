@@ -5,17 +5,18 @@ each of them as RoCE v1 and v2. NCCL sends the one at its index to the other sid
 ibv_modify_qp failed" with 61 (No data available) or 22 and "local GID ::"; v1 on one side and v2 on the other lets the
 queue pair come up and drops every packet, until completions fail with status 12.
 
-The index: NCCL_IB_GID_INDEX, unread, on every port of the job, if it is set (0 where it isn't, before NCCL 2.21). From
-2.21 on, where it is not set or negative, NCCL takes the first RoCE v2 entry that holds an IPv4 address, port by port;
-NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM say which. Without any it takes index 0, which is
-link-local. Tables move: an address, a bond or a VLAN more, a reboot, and index 3 has become 5.
+The index is NCCL_IB_GID_INDEX on every port of the job, unchecked, if it is set (before NCCL 2.21, 0 if it is not).
+From 2.21 on, if it is unset or negative, NCCL uses the first RoCE v2 entry with an IPv4 address on each port;
+NCCL_IB_ADDR_FAMILY, NCCL_IB_ADDR_RANGE and NCCL_IB_ROCE_VERSION_NUM change that choice. Without such an entry it uses
+index 0, which is link-local. Tables change: after another address, bond or VLAN, or a reboot, index 3 may have become
+5.
 
-How we know: each port's table under /sys/class/infiniband, and the index that NCCL of the host's version takes there.
-An empty index is a fault by itself; a type that is not that of most hosts at the same place, too. Where no host has an
-IPv4 address on its RoCE ports, nothing is said: link-local GIDs reach each other in one segment.
+How we know: each port's table under /sys/class/infiniband, and the index that the host's NCCL version uses. An empty
+entry is a fault, and so is a type unlike that of most hosts at the same place. If no host has an IPv4 address on its
+RoCE ports, nothing is reported, since link-local GIDs reach each other in one segment.
 
-Fix: leave NCCL_IB_GID_INDEX away from NCCL 2.21 on. Where no entry holds an address, give the port's network interface
-one. In containers, share the host's network: entries of other network namespaces can't be used.
+Fix: from NCCL 2.21 on, unset NCCL_IB_GID_INDEX. If no entry has an address, give one to the port's network interface.
+In containers, share the host's network: entries of other network namespaces can't be used.
 """
 
 from nccl_doctor.checks.effects import RDMA

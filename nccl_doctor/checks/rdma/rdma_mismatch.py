@@ -1,17 +1,16 @@
 """Hosts differ in the RDMA devices that NCCL uses, in their port states, or in GPUDirect.
 
-What it means: NCCL connects devices of the same place in each host's list. Where one host has fewer, or one that is
-down, some channels share a device, and NCCL says "Detected mixed local Net device counts across ranks"; all hosts go
-as slowly as that one. A host with none at all takes sockets, which don't connect to the others' RDMA: an error where
-there are GPUs, for the job ends as it starts. One host without GPUDirect drags all from some 180 GB/s to 10.
+What it means: NCCL connects devices at the same place in each host's list. If one host has fewer, or one that is down,
+some channels share a device, and NCCL logs "Detected mixed local Net device counts across ranks"; all hosts are as slow
+as that one. A host without any uses sockets, which can't connect to the others' RDMA: with GPUs that is an error, since
+the job ends at its start. One host without GPUDirect can slow all from some 180 GB/s to 10.
 
-How we know: each host's list as NCCL of its version makes it of /sys/class/infiniband and NCCL_IB_HCA; loaded modules
-(nvidia_peermem), and whether the driver's kernel modules are the open ones, which hand out GPU memory as DMA-BUF. A
-port that is down on all hosts is no difference, nor is a device that NCCL_IB_HCA leaves out. The majority counts as
-right.
+How we know: each host's list as its NCCL version makes it from /sys/class/infiniband and NCCL_IB_HCA; loaded modules
+(nvidia_peermem), and whether the driver's kernel modules are the open ones, which export GPU memory as DMA-BUF. A port
+that is down on all hosts is no difference, nor is a device that NCCL_IB_HCA excludes. The majority counts as right.
 
-What does not matter, and is not reported: names, firmware versions, GUIDs and the GIDs themselves. Devices that meet
-and can't talk have a page of their own (rdma-pair-unreachable), as have GIDs (rdma-gid-missing) and speeds
+What does not matter, and is not reported: names, firmware versions, GUIDs and the GIDs themselves. Paired devices that
+can't communicate have their own page (rdma-pair-unreachable), and so have GIDs (rdma-gid-missing) and speeds
 (rdma-link-slow).
 
 Fix: bring the port up (cable, subnet manager, `ip link set … up`), load nvidia_peermem (`modprobe nvidia_peermem`),

@@ -1,7 +1,7 @@
 """Ranks call different collectives, or with different sizes.
 
-What it means: A collective needs the same call with the same sizes on every rank. Where code depends on the rank or
-its data, they hang, fail or exchange the wrong data.
+What it means: A collective needs the same call with the same sizes on every rank. If code depends on the rank or its
+data, ranks hang, fail or exchange wrong data.
 
 How we know: NCCL's "message truncated : receiving 1048576 bytes instead of 65536" and "collective mismatch error",
 torch's "Detected mismatch between collectives" (TORCH_DISTRIBUTED_DEBUG=DETAIL), watchdog lines or flight-recorder

@@ -1,17 +1,17 @@
 """A collective did not finish in time.
 
-What it means: Some rank did not take part in a collective, or its data did not get through. What is seen is the
-waiting ranks; the one to look for is that which is missing from the list, behind in SeqNum, or silent.
+What it means: Some rank did not take part in a collective, or its data did not get through. The log shows the waiting
+ranks; look for the one that is missing in the list, behind in SeqNum, or silent.
 
-How we know: The watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout:
-WorkNCCL(SeqNum=6, OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", Horovod's stalled
-ranks. If no collective had ended before (last completed work -1), the ranks never came together and the network is to
-blame. A log in which all ranks of one host have connected over shared memory and their script
-then says no more is told as a warning: it may be the end of an excerpt. One that ends without a fault and without an
-end, at whatever place, is worth knowing: only the processes show whether it hangs.
+How we know: The watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6,
+OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", Horovod's stalled ranks. If no collective
+had ended before (last completed work -1), the ranks never came together and the network is to blame. If all ranks of a
+host have connected over shared memory and their script prints nothing more, that is a warning, since the log may be an
+excerpt. A log that ends elsewhere without a fault and without an end is a note: only the processes show whether the job
+hangs.
 
 Fix: Compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 does (checkpoint,
-evaluation, download) need a longer timeout or a barrier of their own.
+evaluation, download) need a longer timeout or their own barrier.
 
 References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; default timeout 30 minutes to torch 2.1, 10 minutes
 from 2.2.

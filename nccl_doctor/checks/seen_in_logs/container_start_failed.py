@@ -5,8 +5,8 @@ What it means: The job never began on that host: the image, a mount, the runtime
 How we know: pyxis' "container start failed" and "failed to import docker image", enroot's and nvidia-container-cli's
 errors, "OCI runtime create failed", Docker's "Error response from daemon", Kubernetes' ImagePullBackOff.
 
-Fix: Start the same image by hand on the host that is named; see its disk (df /run /tmp), the image's name and
-credentials, and nvidia-container-cli info.
+Fix: Start the same image by hand on the named host; check its disk (df /run /tmp), the image's name and credentials,
+and nvidia-container-cli info.
 
 References: github.com/NVIDIA/pyxis; github.com/NVIDIA/enroot; runc's create.
 """

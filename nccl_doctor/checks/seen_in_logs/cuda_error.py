@@ -1,7 +1,7 @@
 """A CUDA call failed.
 
-What it means: A kernel or a GPU failed, not the network. CUDA reports errors late: the call that is named may be
-innocent, and every later call of the process fails too.
+What it means: A kernel or a GPU failed, not the network. CUDA reports errors late: the named call may not be the cause,
+and every later call of the process fails, too.
 
 How we know: "CUDA error: …", NCCL's "Cuda failure …", "unhandled cuda error", Xid lines of the kernel.
 

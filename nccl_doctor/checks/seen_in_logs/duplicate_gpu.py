@@ -1,10 +1,10 @@
 """Two ranks use the same GPU.
 
-What it means: NCCL wants a GPU for each rank of a communicator. Both took the same one: no set_device, the same
+What it means: NCCL needs a GPU for each rank of a communicator. Both use the same one: no set_device, the same
 CUDA_VISIBLE_DEVICES, or containers that look like one host.
 
 How we know: NCCL's "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 53000" (to 2.29; the number is the
-PCI bus id in hexadecimal without punctuation) and "Multiple Ranks are using the same GPU/Partition" (2.30 on).
+PCI bus id in hexadecimal without punctuation) and "Multiple Ranks are using the same GPU/Partition" (from 2.30 on).
 
 Fix: Call torch.cuda.set_device(int(os.environ["LOCAL_RANK"])) before the process group is made, start no more
 processes than GPUs, and give jobs on one host GPUs that do not overlap.

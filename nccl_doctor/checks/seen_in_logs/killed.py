@@ -3,11 +3,12 @@
 What it means: The kernel, the scheduler, a time limit, a closed terminal or a person sent a signal. Other ranks then
 see closed connections.
 
-How we know: torchrun's "exitcode: -9" of the process that failed first, "Signal 9 (SIGKILL)", exit code 137,
-"CANCELLED … DUE TO TIME LIMIT", SIGHUP of a closed terminal. SIGTERM that torchrun sends to the other workers after the
-first failure is not meant. SIGSEGV and SIGABRT are a crash of the process' own.
+How we know: torchrun's "exitcode: -9" of the process that failed first, "Signal 9 (SIGKILL)", exit code 137, "CANCELLED
+… DUE TO TIME LIMIT", SIGHUP of a closed terminal. SIGTERM that torchrun sends to the other workers after the first
+failure does not count. SIGSEGV and SIGABRT mean that the process itself crashed.
 
-Fix: dmesg tells of the OOM killer, sacct or kubectl describe of the scheduler. Start long runs under tmux or nohup.
+Fix: dmesg shows the OOM killer's messages, sacct or kubectl describe those of the scheduler. Start long runs under tmux
+or nohup.
 
 References: signal(7); torch/distributed/elastic/multiprocessing/api.py.
 """

@@ -1,7 +1,7 @@
 """A process asked for a GPU that does not exist.
 
-What it means: Its local rank is as large as the number of GPUs that it may see, or larger: more processes than GPUs,
-a global rank used as local one, a narrow CUDA_VISIBLE_DEVICES.
+What it means: Its local rank is as large as the number of GPUs that it may see, or larger: more processes than GPUs, a
+global rank used as the local one, or a short CUDA_VISIBLE_DEVICES.
 
 How we know: CUDA's "invalid device ordinal" and torch's "Invalid device id".
 

@@ -1,13 +1,13 @@
 """NCCL failed, and the log does not say why.
 
-What it means: A warning that speaks for no known cause, or only the class of an error ("unhandled system error",
+What it means: There is only a warning without a known cause, or the class of an error ("unhandled system error",
 "internal error").
 
-How we know: The last line of NCCL's that is no known harmless one. Without NCCL_DEBUG, torch shows only what stands
-behind "Last error:".
+How we know: NCCL's last line that is not known to be harmless. Without NCCL_DEBUG, torch shows only the text after
+"Last error:".
 
-Fix: Run again with NCCL_DEBUG=INFO and give all ranks' output to `nccl-doctor logs`; `nccl-doctor check` tests what
-it needs.
+Fix: Run again with NCCL_DEBUG=INFO and pass all ranks' output to `nccl-doctor logs`; `nccl-doctor check` tests NCCL's
+requirements.
 
 References: NCCL's src/debug.cc; NCCL user guide, troubleshooting.
 """

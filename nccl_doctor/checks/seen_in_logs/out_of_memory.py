@@ -5,8 +5,8 @@ What it means: A rank ended because an allocation failed or the kernel killed it
 How we know: "CUDA out of memory", NCCL's "Failed to CUDA calloc", JAX's RESOURCE_EXHAUSTED; for the host oom-kill,
 std::bad_alloc, DefaultCPUAllocator.
 
-Fix: A smaller batch, activation checkpointing, sharding; for NCCL's own buffers fewer channels (NCCL_MAX_NCHANNELS).
-On the host fewer workers or more memory for the job. `nccl-doctor check` shows what is left over on GPUs.
+Fix: A smaller batch, activation checkpointing, sharding; for NCCL's own buffers fewer channels (NCCL_MAX_NCHANNELS). On
+the host fewer workers or more memory for the job. `nccl-doctor check` shows leftover processes on GPUs.
 
 References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 """

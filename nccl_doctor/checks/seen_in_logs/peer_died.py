@@ -1,13 +1,12 @@
 """A rank exited, and the other ranks lost their connections to it.
 
-What it means: What is seen here is the consequence. The cause is the first error of the rank that ended, on another
-host or in another file, or nothing at all where the kernel killed it.
+What it means: This is only the consequence. The cause is the first error of the rank that ended, on another host or in
+another file; if the kernel killed it, there is no error in any log.
 
 How we know: NCCL's "Connection closed by remote peer", "Connection reset by peer", ncclRemoteError, torch's "TCPStore
 server has shut down too early", gloo's "Connection closed by peer", with no other fault in the log.
 
-Fix: Give the logs of all ranks to `nccl-doctor logs`. Look into dmesg and the scheduler's record of the host that is
-named.
+Fix: Give the logs of all ranks to `nccl-doctor logs`. Check dmesg and the scheduler's records of the named host.
 
 References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c10d/TCPStore.cpp.
 """

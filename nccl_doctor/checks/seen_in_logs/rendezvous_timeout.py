@@ -1,10 +1,10 @@
 """Ranks waited for the master or for each other until the timeout.
 
-What it means: Not all ranks came to the meeting: a host did not start, has another master address or port or world
-size, or does not reach the master.
+What it means: Not all ranks joined the rendezvous: a host did not start, has another master address or port or world
+size, or can't reach the master.
 
 How we know: torch's "The client socket has timed out after 60s while trying to connect to (10.0.0.2, 29500)", "Timed
-out after 601 seconds waiting for clients. 3/4 clients joined", the store based barrier's counts,
+out after 601 seconds waiting for clients. 3/4 clients joined", the counts of the store-based barrier,
 RendezvousTimeoutError and RendezvousConnectionError, JAX's coordination service.
 
 Fix: Start all hosts within the timeout, with the same --rdzv-endpoint or --master_addr and --master_port;

@@ -1,7 +1,7 @@
 """A shared memory segment of another rank could not be opened.
 
 What it means: Ranks of one host do not share /dev/shm or an IPC namespace, the segment was removed (systemd's
-RemoveIPC), or its maker had ended.
+RemoveIPC), or its creator had ended.
 
 How we know: "Error while attaching to shared memory segment", "unlink shared memory … failed, error: No such file or
 directory", "shm_open failed".

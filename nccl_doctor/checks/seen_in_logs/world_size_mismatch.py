@@ -1,7 +1,7 @@
 """Ranks and world size do not match.
 
-What it means: Two processes have one rank, a rank is not below the world size, hosts were told different sizes, or
-two jobs met at one address.
+What it means: Two processes have the same rank, a rank is not below the world size, hosts have different sizes, or two
+jobs use one address.
 
 How we know: NCCL's "Bootstrap Root : rank 1 of 8 ranks has already checked in" and "mismatch in rank count from
 procs", Lightning's and torch's checks of ranks, MPI's "not enough slots".

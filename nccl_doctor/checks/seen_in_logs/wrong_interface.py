@@ -1,14 +1,13 @@
 """NCCL uses an interface that the other hosts can't reach.
 
-What it means: NCCL took a loopback, container, bridge or link-local interface, or one on another net than the other
-hosts' interfaces, and told its peers that address.
+What it means: NCCL chose a loopback, container, bridge or link-local interface, or one in another network than the
+other hosts' interfaces, and advertised its address.
 
-How we know: The interface stands in "Bootstrap : Using docker0:172.17.0.1<0>" or "NET/Socket : Using …". It counts as
-a fault when connections to such an address fail, or when several hosts use one.
+How we know: The interface is in "Bootstrap : Using docker0:172.17.0.1<0>" or "NET/Socket : Using …". It counts as a
+fault when connections to such an address fail, or when several hosts use one.
 
-Fix: Set NCCL_SOCKET_IFNAME to the right name on every host, with = in front for an exact match. A list that begins
-with ^ excludes what it names and nothing else: `^docker0` lets lo in. `nccl-doctor ifname` says what NCCL chooses and
-why.
+Fix: Set NCCL_SOCKET_IFNAME to the right name on every host, with = in front for an exact match. A list that begins with
+^ excludes only what it names: `^docker0` admits lo. `nccl-doctor ifname` shows what NCCL chooses and why.
 
 References: NCCL's src/misc/socket.cc (ncclFindInterfaces).
 """

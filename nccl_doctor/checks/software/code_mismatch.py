@@ -1,13 +1,14 @@
 """A file or folder that must be the same on all hosts differs.
 
 What it means: ranks run different programs or read different data. Collectives then don't match (a hang, or "Detected
-mismatch between collectives on ranks"), or the job computes something that nobody wrote.
+mismatch between collectives on ranks"), or the job computes something else than intended.
 
-How we know: the hosts file names what has to be the same: `same: [train.py, data/index.json, src]`. A relative path
-starts from the home directory, where a command over SSH starts. SHA-256 and sizes of files are compared, and of every
-file in a folder (`__pycache__` left out; a link counts as what it says, and is not followed); a folder with `.git` is
-compared by its commit, its index (what is staged) and the tracked files that were changed. git itself is not run: its
-configuration could start programs. A path that is missing on all hosts is a difference too: it was named to be there.
+How we know: the hosts file names what must be the same: `same: [train.py, data/index.json, src]`. A relative path
+starts at the home directory, as for a command over SSH. SHA-256 and sizes are compared, of files and of every file in a
+folder (without `__pycache__`; for a link its target path is compared, and it is not followed); a folder with `.git` is
+compared by its commit, its index (what is staged) and its changed tracked files. git itself is not run, since its
+configuration could start programs. A path that is missing on all hosts is also reported, since it was expected to
+exist.
 
 Fix: copy from one host to the others (`rsync -a`, `git pull`), or keep code and data on a shared file system.
 """

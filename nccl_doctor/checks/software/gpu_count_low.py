@@ -1,16 +1,16 @@
 """A node is configured to start more ranks than it has GPUs, or has fewer GPUs than the other nodes.
 
-What it means: the ranks beyond the last GPU end with "CUDA error: invalid device ordinal", and the others wait for
-them until the rendezvous or the first collective times out. Where the number of ranks is not set in the hosts file, a
-node with fewer GPUs starts fewer ranks: the world is smaller than meant, and slower.
+What it means: the ranks beyond the last GPU end with "CUDA error: invalid device ordinal", and the others wait for them
+until the rendezvous or the first collective times out. If the number of ranks is not set in the hosts file, a node with
+fewer GPUs starts fewer ranks: the world is smaller than intended, and slower.
 
-How we know: `nvidia-smi` on each host against `nproc_per_node` and `cuda_visible_devices` of the hosts file, or the
-CUDA_VISIBLE_DEVICES of the environment that ranks get there. One GPU less than on like machines is mostly one that
-fell off the bus: see Xid 79 in the kernel's log. Where no host has a GPU and nothing asks for one (the hosts file,
+How we know: `nvidia-smi` on each host, compared with `nproc_per_node` and `cuda_visible_devices` in the hosts file, or
+with CUDA_VISIBLE_DEVICES in the ranks' environment. If one GPU is missing compared with similar machines, it mostly
+fell off the bus: see Xid 79 in the kernel's log. If no host has a GPU and nothing requires one (the hosts file,
 CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
 
-Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus: one that is there and that nvidia-smi does not
-list has a fault of its driver or its own (`dmesg`; often a power cycle). Else set `nproc_per_node` and
+Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus: if one of them is missing in nvidia-smi, its
+driver or the GPU itself is at fault (`dmesg`; often a power cycle helps). Otherwise set `nproc_per_node` and
 `cuda_visible_devices` to what the host has.
 """
 

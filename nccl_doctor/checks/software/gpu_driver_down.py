@@ -1,17 +1,17 @@
 """A host has a GPU on its PCI bus, but no working driver for it.
 
-What it means: CUDA finds no device there ("Found no NVIDIA driver", "no CUDA-capable device"), so that the ranks end
-or, with gloo as their way out, train on the processor silently.
+What it means: CUDA finds no device there ("Found no NVIDIA driver", "no CUDA-capable device"), so the ranks exit or,
+with gloo as fallback, silently train on the CPU.
 
-How we know: the GPUs on the PCI bus, the kernel driver that holds each, whether the nvidia module is loaded, and for
-which kernels one is installed; the device nodes and whether this user may use them; and nvidia-smi's own words. The
-commonest causes: the kernel was updated and the module not built for it; the driver was updated and the host not
-rebooted, so that module and library are of two versions; nouveau holds the GPU; a container was started without its
-GPUs, or lost them when systemd was reloaded; the GPU itself did not start ("No devices were found": see the kernel's
-log, `dmesg | grep NVRM`). A GPU that is handed to virtual machines (vfio-pci) is nobody's fault. Where nothing asks for
-GPUs, torch is built without CUDA and nvidia-smi is not installed either, it is a warning.
+How we know: the GPUs on the PCI bus, the kernel driver of each, whether the nvidia module is loaded, and for which
+kernels one is installed; the device nodes and whether this user may use them; and nvidia-smi's messages. The most
+common causes: the kernel was updated and the module not built for it; the driver was updated and the host not rebooted,
+so that module and library have different versions; nouveau uses the GPU; a container was started without its GPUs, or
+lost them when systemd was reloaded; the GPU itself did not start ("No devices were found": see the kernel's log, `dmesg
+| grep NVRM`). A GPU that is passed to virtual machines (vfio-pci) is no fault. If nothing requires GPUs, torch is built
+without CUDA and nvidia-smi is not installed, it is a warning.
 
-Fix: the command that is shown with the diagnosis; each cause has its own.
+Fix: the command shown with the diagnosis; each cause has its own.
 
 References: nvidia-smi(1), "RETURN VALUE"; NVIDIA driver README, "Common Problems"; amdgpu's, "ROCm installation
 prerequisites" (the groups render and video).

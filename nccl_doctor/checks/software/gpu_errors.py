@@ -1,17 +1,17 @@
 """A GPU reported uncorrected memory errors, or its driver logged errors (Xid) in the last day.
 
 What it means: the job may end with "CUDA error: uncorrectable ECC error encountered" or "unspecified launch failure",
-or hang in a collective, for a rank on a GPU that fell off the bus (Xid 79) never arrives.
+or hang in a collective, since a rank on a GPU that fell off the bus (Xid 79) never joins it.
 
-How we know: `nvidia-smi`'s counters since the driver was loaded (uncorrected ECC errors, rows that wait for their
-replacement or could not be replaced), its words in place of values ("[GPU is lost]", "[GPU requires reset]", "[Unknown
-Error]", ERR!), and the lines "NVRM: Xid" of the last day in the kernel's log, where the user may read it
-(`kernel.dmesg_restrict`); where not, nvidia-smi alone is judged. Xids that a program itself causes (13, 31, 43, 45, 68,
-69) are left out: they tell of a bug in it, not of the GPU. What stands before the driver's word that the GPU needs
-nothing any more (154, "to 0x0") counts no longer.
+How we know: `nvidia-smi`'s counters since the driver was loaded (uncorrected ECC errors, rows that wait for replacement
+or could not be replaced), its words instead of values ("[GPU is lost]", "[GPU requires reset]", "[Unknown Error]",
+ERR!), and the lines "NVRM: Xid" of the last day in the kernel's log, if the user may read it (`kernel.dmesg_restrict`);
+otherwise only nvidia-smi is judged. Xids caused by programs (13, 31, 43, 45, 68, 69) are left out: they show a bug in a
+program, not a faulty GPU. Errors before the driver's message that the GPU needs no recovery any more (154, "to 0x0") no
+longer count.
 
-Fix: a reset (`nvidia-smi --gpu-reset -i N`, or a reboot) brings pending rows into effect; a GPU that shows errors
-again needs service. NVIDIA's "Xid Errors" page says what each number means.
+Fix: a reset (`nvidia-smi --gpu-reset -i N`, or a reboot) activates pending replacements; a GPU with new errors needs
+service. NVIDIA's "Xid Errors" page explains each number.
 """
 
 import math

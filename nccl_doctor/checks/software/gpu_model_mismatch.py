@@ -1,13 +1,13 @@
 """The job's GPUs are of different models, or have different amounts of memory.
 
-What it means: every step lasts as long as on the slowest GPU, and a batch that fits into the largest memory may not
-fit into the smallest. NCCL takes its choices (algorithm, NVLink, SHARP) from what all ranks can do.
+What it means: every step takes as long as on the slowest GPU, and a batch that fits into the largest memory may not fit
+into the smallest. NCCL chooses (algorithm, NVLink, SHARP) what all ranks support.
 
-How we know: the names and memory sizes in `nvidia-smi` on all hosts, of the GPUs that the job's ranks see. A GPU in
-multi-instance mode tells no memory of its own and counts by its name alone.
+How we know: the names and memory sizes in `nvidia-smi` on all hosts, for the GPUs that the job's ranks see. A GPU in
+multi-instance mode reports no memory, so only its name counts.
 
-Fix: leave the unlike hosts out, or choose the batch size for the smallest. With unlike GPUs in one machine, set
-`CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that CUDA numbers them as nvidia-smi does.
+Fix: exclude the different hosts, or choose the batch size for the smallest memory. With different GPUs in one machine,
+set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that CUDA numbers them as nvidia-smi does.
 """
 
 from collections import Counter

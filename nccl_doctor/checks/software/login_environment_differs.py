@@ -1,17 +1,17 @@
 """A login shell has another environment than a command over SSH.
 
 What it means: the check judged one interpreter or one set of variables, and a training that you start from your own
-terminal uses another; or a launcher over SSH (mpirun, DeepSpeed, pdsh) misses variables that are set in `.bashrc`
-behind the line that returns for non-interactive shells. NCCL_SOCKET_IFNAME set there on one host and not on another
-is a classic.
+terminal uses another; or a launcher over SSH (mpirun, DeepSpeed, pdsh) misses variables that are set in `.bashrc` after
+the line that returns for non-interactive shells. A common case is NCCL_SOCKET_IFNAME, set there on one host and not on
+another.
 
-How we know: the user's shell was started once as an interactive login shell, without a terminal, and asked which
-interpreter it finds by the hosts file's name and which variables of training it has (NCCL_*, CUDA_*, LD_LIBRARY_PATH
-and the like). What the hosts file itself sets counts for both. It is asked where it matters: where torch was not
-found, or where there are GPUs or RDMA devices. Shells of the csh family can't be asked so; where a start file does
-not come to its end without a terminal, that is told only where the interpreter's name depends on PATH.
+How we know: the user's shell was started once as an interactive login shell, without a terminal, to find the
+interpreter by the hosts file's name and the variables for training (NCCL_*, CUDA_*, LD_LIBRARY_PATH and the like).
+Values set in the hosts file apply to both. This is done only if it matters: if torch was not found, or there are GPUs
+or RDMA devices. Shells of the csh family can't be queried; a start file that does not end without a terminal is
+reported only if the interpreter's name depends on PATH.
 
-A difference in search paths alone (LD_LIBRARY_PATH, PYTHONPATH) is only worth knowing: torch's wheels find their own
+A difference only in search paths (LD_LIBRARY_PATH, PYTHONPATH) is a note, since torch's wheels find their own
 libraries.
 
 Fix: name the interpreter by its path in the hosts file (`python: /opt/conda/envs/train/bin/python`) and put the

@@ -1,13 +1,13 @@
 """The job's NCCL version has a known fault that affects these hosts.
 
-What it means: somebody with the same GPUs and the same NCCL had a hang, a crash or wrong results, and wrote it down. A
-note (info) says that its cause is not settled.
+What it means: somebody with the same GPUs and the same NCCL reported a hang, a crash or wrong results. A note (info)
+means that the cause is not settled.
 
-How we know: NCCL's version as torch loads it, the GPUs' names and number, the processor, the network plugin, and
-`nccl_doctor/nccl/known_bad.json`, of which each row names its thread and that thread's last date.
+How we know: the NCCL version that torch loads, the GPUs' names and number, the CPU, the network plugin, and
+`nccl_doctor/nccl/known_bad.json`, in which each row names its thread and that thread's last date.
 
-Fix: what the thread found to help: mostly another NCCL (`pip install nvidia-nccl-cu12==…`; torch says nothing of one
-that is newer than its own).
+Fix: the remedy found in the thread, mostly another NCCL version (`pip install nvidia-nccl-cu12==…`; torch accepts a
+newer one than its own).
 
 References: the thread that is shown with the diagnosis.
 """

@@ -1,27 +1,27 @@
 """Hosts differ in the Python, torch, CUDA, NCCL, NCCL plugin or driver that training will use.
 
 What it means: NCCL refuses to form a communicator from different builds (from 2.23 on with "Mismatched NCCL version
-detected", before that by a hang or "Message truncated"). Different torch releases disagree about the store's and
-gloo's wire formats, and differ in their numbers where they do start.
+detected", before that by a hang or "Message truncated"). Different torch releases have different wire formats of store
+and gloo, and different numerical results if they do start.
 
 What differs and matters:
 
 - torch's release (2.9 against 2.8, 2.9.0 against 2.9.1) and its CUDA: an error.
-- NCCL's version, as the library says that torch really loads, else as torch's wheel names it: an error.
-- NCCL's plugins (aws-ofi-nccl and the like): there on one host and not on another, or another version: an error, for
-  the two ends of a connection would speak different transports.
+- NCCL's version, from the library that torch really loads, otherwise from torch's wheel: an error.
+- NCCL's plugins (aws-ofi-nccl and the like), present on one host and not on another, or of another version: an error,
+  since the two ends of a connection would use different transports.
 - Python's minor version (3.10 against 3.11): a warning, since pickled objects and compiled extensions may not fit.
-- The driver's branch (570 against 580): a warning; what a newer one offers, such as NVLink SHARP, NCCL then uses on
-  some ranks only.
+- The driver's branch (570 against 580): a warning, since NCCL would use features of the newer one, such as NVLink
+  SHARP, only on some ranks.
 
 What does not matter, and is not reported: Python's patch release, the driver's minor releases within a branch, the
-kernel, and the build tag behind torch's version ("+cu128"; its CUDA version is compared by itself).
+kernel, and the build tag in torch's version ("+cu128"; the CUDA version is compared separately).
 
 How we know: the metadata of each host's training interpreter, without importing torch; libnccl's own answer; the
-digests of the plugins' files; nvidia-smi; and where the all-reduce ran, what its ranks really loaded. The majority is
-taken for right, and the others are named.
+digests of the plugins' files; nvidia-smi; and if the all-reduce ran, what its ranks really loaded. The majority counts
+as right, and the others are named.
 
-Fix: install the same versions everywhere, or name interpreters in the hosts file that have them.
+Fix: install the same versions everywhere, or name interpreters with them in the hosts file.
 """
 
 import re

@@ -283,6 +283,20 @@ def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
     )
 
 
+def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
+    """Return the GPUs that ROCm's torch sees, in the order of the PCI bus; None without such a torch, or if unknown.
+
+    The integrated graphics of a CPU are left out: they have less than a quarter of the largest GPU's memory.
+    """
+    if isinstance(facts.torch, Unknown) or facts.torch is None or facts.torch.hip is None:
+        return None
+    if isinstance(facts.gpu_driver, Unknown) or facts.gpu_driver is None:
+        return None
+    driven = [gpu for gpu in facts.gpu_driver.gpus if gpu.vendor == "amd" and gpu.driver == "amdgpu"]
+    largest = max((gpu.memory_mib or 0 for gpu in driven), default=0)
+    return tuple(gpu for gpu in driven if gpu.memory_mib is None or gpu.memory_mib * 4 >= largest)
+
+
 def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:
     """Return the confirmed addresses of a host for a command on ``reader``; both are names of nodes."""
     data = snapshot.mesh.answered.get(host, {}) if isinstance(snapshot.mesh, Mesh) else {}

@@ -100,6 +100,10 @@ class PciGpu(Observed):
     vendor: Literal["nvidia", "amd"]
     driver: str | None
     link: PciLink | None = None
+    # AMD's only; nvidia-smi tells of NVIDIA's
+    device: Annotated[str, Field(pattern="^[0-9a-f]{4}$")] | None = None  # PCI device id, as "74a1" for an MI300X
+    name: str | None = None
+    memory_mib: Count | None = None
 
 
 class GpuDriver(Observed):
@@ -110,6 +114,7 @@ class GpuDriver(Observed):
     built_for: tuple[str, ...] = ()  # kernels for which such a module is installed; looked at only where none is loaded
     nodes: dict[Path, str | None] = Field(default_factory=dict)  # why one can't be used, by errno's name; None: it can
     smi: bool = False  # nvidia-smi is installed
+    amdgpu: str | None = None  # version of the amdgpu module; None where it is not loaded
 
 
 class ResourceLimits(Observed):

@@ -357,6 +357,7 @@ def test_a_gpu_without_a_driver_is_told_with_what_is_there_for_one(tmp_path: Pat
         "module": None,
         "built_for": ["6.8.0-40"],
         "nodes": {},
+        "amdgpu": None,
     }
 
 
@@ -374,6 +375,26 @@ def test_a_gpu_with_its_driver_names_it_and_its_nodes(tmp_path: Path) -> None:
     assert [(gpu["vendor"], gpu["driver"]) for gpu in told["gpus"]] == [("nvidia", "nvidia"), ("amd", None)]
     assert (told["module"], told["built_for"]) == ("570.86.15", [])
     assert told["nodes"] == {"/dev/nvidia0": None, "/dev/nvidiactl": "EISDIR"}
+
+
+def test_an_amd_gpu_tells_its_model_its_memory_and_its_driver(tmp_path: Path) -> None:
+    root = machine(tmp_path, {"0000:05:00.0": ("0x1002", "0x120000"), "0000:15:00.0": ("0x1002", "0x120000")})
+    first = tmp_path / "sys/bus/pci/devices/0000:05:00.0"
+    for name, text in (
+        ("device", "0x74A1"),
+        ("product_name", "AMD Instinct MI300X OAM"),
+        ("mem_info_vram_total", "206141652992"),
+    ):
+        (first / name).write_text(f"{text}\n")
+    (tmp_path / "sys/bus/pci/devices/0000:15:00.0/device").write_text("?\n")
+    (tmp_path / "sys/module/amdgpu").mkdir(parents=True)
+    told = hardware.read_gpu_driver(root)
+    assert told is not None
+    shown = [(gpu["device"], gpu["name"], gpu["memory_mib"]) for gpu in told["gpus"]]
+    assert shown == [("74a1", "AMD Instinct MI300X OAM", 196592), (None, None, None)]
+    assert told["amdgpu"] == "the kernel's own"
+    (tmp_path / "sys/module/amdgpu/version").write_text("6.12.12\n")
+    assert (hardware.read_gpu_driver(root) or {})["amdgpu"] == "6.12.12"
 
 
 def test_a_machine_without_a_gpu_has_no_driver_to_tell_of(tmp_path: Path) -> None:

@@ -4,14 +4,14 @@ What it means: the ranks beyond the last GPU end with "CUDA error: invalid devic
 until the rendezvous or the first collective times out. If the number of ranks is not set in the hosts file, a node with
 fewer GPUs starts fewer ranks: the world is smaller than intended, and slower.
 
-How we know: `nvidia-smi` on each host, compared with `nproc_per_node` and `cuda_visible_devices` in the hosts file, or
-with CUDA_VISIBLE_DEVICES in the ranks' environment. If one GPU is missing compared with similar machines, it mostly
-fell off the bus: see Xid 79 in the kernel's log. If no host has a GPU and nothing requires one (the hosts file,
-CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
+How we know: `nvidia-smi` on each host (with ROCm's torch: the GPUs that amdgpu manages), compared with `nproc_per_node`
+and `cuda_visible_devices` in the hosts file, or with CUDA_VISIBLE_DEVICES in the ranks' environment. If one GPU is
+missing compared with similar machines, it mostly fell off the bus: see Xid 79 in the kernel's log. If no host has a GPU
+and nothing requires one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
 
-Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus: if one of them is missing in nvidia-smi, its
-driver or the GPU itself is at fault (`dmesg`; often a power cycle helps). Otherwise set `nproc_per_node` and
-`cuda_visible_devices` to what the host has.
+Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus (AMD's: `lspci -d 1002:`): if one of them is
+missing in nvidia-smi, its driver or the GPU itself is at fault (`dmesg`; often a power cycle helps). Otherwise set
+`nproc_per_node` and `cuda_visible_devices` to what the host has.
 """
 
 from collections import Counter
@@ -24,12 +24,20 @@ from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot.hosts import HostFacts, gpu_wish, named_devices, visible_devices, visible_gpus
+from nccl_doctor.snapshot.hosts import (
+    HostFacts,
+    gpu_wish,
+    named_devices,
+    rocm_gpus,
+    visible_devices,
+    visible_gpus,
+)
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
-from nccl_doctor.text.shell import line
+from nccl_doctor.text.shell import Line, line
 
 ON_THE_BUS = line("lspci -d 10de:")
+AMD_ON_THE_BUS = line("lspci -d 1002:")
 IN_THE_SHELL = line("printenv CUDA_VISIBLE_DEVICES")
 UNSET = (
     "Take CUDA_VISIBLE_DEVICES out of the environment that the job starts in, or name GPUs that are there "
@@ -49,8 +57,8 @@ def gpu_count_low(view: View) -> Findings:
     """Yield one finding per node with too few GPUs, and one if the counts differ."""
     if all(facts.gpus == () for _, facts in view.facts):
         yield from _absent(view)
-        amd = {host.name: count for host, facts in view.facts if (count := _amd(facts)) is not None}
-        yield from _uneven(amd if len(amd) == len(view.hosts) else {})
+        amd = {host.name: len(seen) for host, facts in view.facts if (seen := rocm_gpus(facts)) is not None}
+        yield from _uneven(amd if len(amd) == len(view.hosts) else {}, AMD_ON_THE_BUS)
         others = grouped((words, host.name) for host, facts in view.facts if (words := _not_judged(facts)))
         yield from (Unjudged(tuple(hosts), words) for words, hosts in others.items())
         return
@@ -83,11 +91,11 @@ def gpu_count_low(view: View) -> Findings:
             severity=Severity.WARNING,
             fix=pasted(UNSET, on_each(hosts, IN_THE_SHELL)),
         )
-    yield from _uneven(counts)
+    yield from _uneven(counts, ON_THE_BUS)
 
 
-def _uneven(counts: dict[str, int]) -> Findings:
-    """Yield one finding for the hosts that have fewer GPUs than most."""
+def _uneven(counts: dict[str, int], on_the_bus: Line | None) -> Findings:
+    """Yield one finding for the hosts that have fewer GPUs than most; ``on_the_bus`` lists those there."""
     usual = max(Counter(counts.values()).items(), key=lambda item: (item[1], item[0]))[0] if counts else 0
     fewer = tuple(name for name, count in counts.items() if count < usual)
     if fewer:
@@ -102,7 +110,7 @@ def _uneven(counts: dict[str, int]) -> Findings:
             fix=pasted(
                 "Set nproc_per_node in the hosts file where it is meant, or bring back the GPU that is missing; see "
                 "whether it is on the PCI bus:",
-                on_each(fewer, ON_THE_BUS),
+                on_each(fewer, on_the_bus),
             ),
         )
 
@@ -129,21 +137,12 @@ def _absent(view: View) -> Findings:
 
 
 def _not_judged(facts: HostFacts) -> str | None:
-    """Return a phrase for GPUs of vendors for which only the number is checked; None if there are none."""
-    if amd := _amd(facts):
-        return f"{plural(amd, 'GPU')} of AMD's by the driver; they are counted, but the all-reduce does not use them"
+    """Return a phrase for GPUs of vendors that NCCL does not use; None if there are none."""
+    if amd := rocm_gpus(facts):
+        return f"{plural(len(amd), 'GPU')} of AMD's by the driver, but the all-reduce does not use them"
     if isinstance(facts.torch, Unknown) or facts.torch is None or "+xpu" not in facts.torch.version:
         return None
     return f"torch {facts.torch.version} is for Intel GPUs, which are not checked"
-
-
-def _amd(facts: HostFacts) -> int | None:
-    """Return the AMD GPUs that the driver manages, if torch is built for them; nvidia-smi does not show these."""
-    if isinstance(facts.torch, Unknown) or facts.torch is None or facts.torch.hip is None:
-        return None
-    if isinstance(facts.gpu_driver, Unknown) or facts.gpu_driver is None:
-        return None
-    return sum(gpu.vendor == "amd" and gpu.driver == "amdgpu" for gpu in facts.gpu_driver.gpus)
 
 
 class _Short(NamedTuple):

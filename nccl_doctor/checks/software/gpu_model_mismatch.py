@@ -4,7 +4,8 @@ What it means: every step takes as long as on the slowest GPU, and a batch that 
 into the smallest. NCCL chooses (algorithm, NVLink, SHARP) what all ranks support.
 
 How we know: the names and memory sizes in `nvidia-smi` on all hosts, for the GPUs that the job's ranks see. A GPU in
-multi-instance mode reports no memory, so only its name counts.
+multi-instance mode reports no memory, so only its name counts. If torch is built for ROCm and no host has an NVIDIA
+GPU, the PCI device ids and memory sizes of the GPUs that the amdgpu driver manages.
 
 Fix: exclude the different hosts, or choose the batch size for the smallest memory. With different GPUs in one machine,
 set `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so that CUDA numbers them as nvidia-smi does.
@@ -16,7 +17,7 @@ from nccl_doctor.checks.view import Findings, View, check, difference, ordered
 from nccl_doctor.logs.rule import Grade, likely
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.snapshot.hosts import visible_gpus
+from nccl_doctor.snapshot.hosts import rocm_gpus, visible_devices, visible_gpus
 from nccl_doctor.text.hostlist import fold
 
 GIB = 1024
@@ -43,15 +44,12 @@ SIGNS = LogSigns(
 @check("NCD509", severity=Severity.WARNING, needs=("gpus",), row="GPUs")
 def gpu_model_mismatch(view: View) -> Findings:
     """Yield one finding for hosts with different models of GPUs."""
-    kinds = {}
+    kinds, numbered = {}, True
     for host, facts in view.facts:
-        seen = visible_gpus(host.node, facts)
-        sizes = [None if gpu.memory_total_mib is None else round(gpu.memory_total_mib / GIB) for gpu in seen]
-        if seen:
-            named = (
-                gpu.name if gib is None else f"{gpu.name} with {gib} GiB" for gpu, gib in zip(seen, sizes, strict=True)
-            )
-            kinds[host.name] = Counter(named)
+        if seen := visible_gpus(host.node, facts):
+            kinds[host.name] = Counter(_kind(gpu.name, gpu.memory_total_mib) for gpu in seen)
+    if all(facts.gpus == () for _, facts in view.facts):
+        kinds, numbered = _amd_kinds(view), False
     mixed = {name for name, found in kinds.items() if len(found) > 1}
     between = difference("GPUs", {name: next(iter(found)) for name, found in kinds.items() if name not in mixed})
     hosts = ordered(kinds, mixed | set(between.outliers if between else ()))
@@ -59,7 +57,7 @@ def gpu_model_mismatch(view: View) -> Findings:
         return
     within = [f"{name}: {', '.join(f'{n} x {kind}' for kind, n in kinds[name].items())}" for name in sorted(mixed)]
     numbers = f" CUDA_DEVICE_ORDER=PCI_BUS_ID has CUDA number those of {fold(sorted(mixed))} as nvidia-smi does."
-    order = numbers if mixed else ""
+    order = numbers if mixed and numbered else ""
     yield Finding(
         hosts=hosts,
         message=f"The GPUs on {fold(hosts)} differ from the others; the slowest GPU sets the pace of all.",
@@ -67,3 +65,23 @@ def gpu_model_mismatch(view: View) -> Findings:
         facts={"gpus": {name: dict(found) for name, found in kinds.items()}},
         fix=f"Leave these hosts out (-x), or choose the batch size for the smallest memory.{order}",
     )
+
+
+def _amd_kinds(view: View) -> dict[str, Counter[str]]:
+    """Return the number of AMD GPUs of each kind by host, where the job does not choose among them."""
+    found = {
+        host.name: gpus
+        for host, facts in view.facts
+        if visible_devices(host.node, facts) is None and (gpus := rocm_gpus(facts))
+    }
+    # only some boards tell their name, so the device id is what is compared
+    names = {gpu.device: gpu.name for gpus in found.values() for gpu in gpus if gpu.name}
+    return {
+        host: Counter(_kind(names.get(gpu.device) or f"PCI 1002:{gpu.device}", gpu.memory_mib) for gpu in gpus)
+        for host, gpus in found.items()
+        if all(gpu.device for gpu in gpus)
+    }
+
+
+def _kind(name: str, memory_mib: int | None) -> str:
+    return name if memory_mib is None else f"{name} with {round(memory_mib / GIB)} GiB"

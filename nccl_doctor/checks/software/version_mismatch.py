@@ -12,14 +12,15 @@ What differs and matters:
   since the two ends of a connection would use different transports.
 - Python's minor version (3.10 against 3.11): a warning, since pickled objects and compiled extensions may not fit.
 - The driver's branch (570 against 580): a warning, since NCCL would use features of the newer one, such as NVLink
-  SHARP, only on some ranks.
+  SHARP, only on some ranks. For AMD, the release of the amdgpu module (6.8 against 6.10): a ROCm release is supported
+  with drivers up to two releases older or newer.
 
 What does not matter, and is not reported: Python's patch release, the driver's minor releases within a branch, the
 kernel, and the build tag in torch's version ("+cu128"; the CUDA version is compared separately).
 
 How we know: the metadata of each host's training interpreter, without importing torch; libnccl's own answer; the
-digests of the plugins' files; nvidia-smi; and if the all-reduce ran, what its ranks really loaded. The majority counts
-as right, and the others are named.
+digests of the plugins' files; nvidia-smi, and for ROCm /sys/module/amdgpu/version; and if the all-reduce ran, what its
+ranks really loaded. The majority counts as right, and the others are named.
 
 Fix: install the same versions everywhere, or name interpreters with them in the hosts file.
 """
@@ -33,9 +34,9 @@ from nccl_doctor.logs.rule import Grade, likely, root, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.snapshot.hosts import HostFacts, rocm_gpus
 from nccl_doctor.snapshot.smoke import Smoke
-from nccl_doctor.snapshot.system import LibncclAnswer, TorchInfo
+from nccl_doctor.snapshot.system import GpuDriver, LibncclAnswer, TorchInfo
 from nccl_doctor.text.hostlist import fold
 
 MATTERS = {
@@ -99,6 +100,8 @@ def _versions(facts: HostFacts) -> dict[str, str]:
         ) or "none"  # fmt: skip
     if not isinstance(facts.gpus, Unknown) and facts.gpus:
         found["driver"] = facts.gpus[0].driver.split(".")[0]
+    elif rocm_gpus(facts) and isinstance(facts.gpu_driver, GpuDriver) and facts.gpu_driver.amdgpu:
+        found["driver"] = "amdgpu " + ".".join(facts.gpu_driver.amdgpu.split(".")[:2])
     return found
 
 

@@ -81,11 +81,14 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
             driver = os.path.basename(os.path.realpath(held)) if os.path.exists(held) else None
             link = pci_link(f"{devices}/{address}")
             found.append({"address": address, "vendor": VENDORS[vendor], "driver": driver, "link": link})
+            if vendor == AMD:
+                found[-1].update(_amd(f"{devices}/{address}"))
     if not found:
         return None
     import glob  # 1 ms, and some hosts have no GPU
 
     loaded, modules = os.path.isdir(f"{root}/sys/module/nvidia"), f"{root}/lib/modules"
+    amdgpu = f"{root}/sys/module/amdgpu"
     kernels = (name for name in entries(modules) if "/nvidia.ko" in (read(f"{modules}/{name}/modules.dep") or ""))
     paths = sorted(path for pattern in NODES for path in glob.glob(root + pattern))
     return {
@@ -94,6 +97,20 @@ def read_gpu_driver(root: str = "") -> dict[str, Any] | None:
         "built_for": [] if loaded else [*kernels],
         "nodes": {path[len(root) :]: _node_problem(path) for path in paths},
         "smi": find("nvidia-smi", [*login_folders(), *SYSTEM, *MORE]) is not None,
+        "amdgpu": (read(f"{amdgpu}/version") or "the kernel's own") if os.path.isdir(amdgpu) else None,
+    }
+
+
+def _amd(device: str) -> dict[str, Any]:
+    """Return the PCI device id, name and memory of an AMD GPU; the last two only with amdgpu loaded.
+
+    Source: the kernel's documentation, gpu/amdgpu/driver-misc: only some server cards have a ``product_name``.
+    """
+    kind, size = read(f"{device}/device") or "", read(f"{device}/mem_info_vram_total") or ""
+    return {
+        "device": kind[2:].lower() if re.fullmatch("0x[0-9a-fA-F]{4}", kind) else None,
+        "name": read(f"{device}/product_name") or None,
+        "memory_mib": int(size) // 2**20 if re.fullmatch("[0-9]{1,18}", size) else None,
     }
 
 

@@ -349,9 +349,11 @@ class _Mender:
         return ran.model_copy(update=update)
 
     def _say_interrupted(self, ran: FixReport) -> None:
+        from nccl_doctor.text.hostlist import plural
+
         done = sum(result.outcome == "done" for result in ran.results)
         left = sum(result.outcome == "not-run" for result in ran.results)
-        sys.stderr.write(f"interrupted: {done} commands were run, {left} were not\n")
+        sys.stderr.write(f"interrupted: {plural(done, 'command')} done, {left} not run\n")
 
 
 def _verdict(report: Report) -> str:

@@ -27,6 +27,14 @@ def only(name: str, fixture: str) -> Diagnosis:
     return found
 
 
+def test_what_asks_for_gpus_is_named_by_its_origin() -> None:
+    node = {"cuda_visible_devices": "0,1", "env_origins": {"CUDA_VISIBLE_DEVICES": "--env"}}
+    report = judge(patched({"hosts": {"node1": {"node": node}}}), "check")
+    (found,) = (each for each in report.diagnoses if each.name == "gpu-count-low")
+    assert str(found.evidence[0]).startswith("node1: --env asks for them")
+    assert "nvidia-smi is not installed, or shows none" in str(found.evidence[1])
+
+
 def test_the_majority_comes_first_and_outliers_are_folded() -> None:
     values = {f"node{n:02}": "2.8.0" if n in (3, 16) else "2.9.1" for n in range(1, 17)}
     found = difference("torch", values)

@@ -240,7 +240,7 @@ def test_an_interrupt_ends_after_the_running_command(fresh_lab: Lab) -> None:
     outcomes = [result["outcome"] for result in document["results"]]
     assert outcomes[0] == "done"
     assert set(outcomes[1:]) <= {"not-run"}
-    assert f"interrupted: 1 commands were run, {len(outcomes) - 1} were not" in err
+    assert f"interrupted: 1 command done, {len(outcomes) - 1} not run" in err
     assert ours(host) == []
 
 

@@ -167,6 +167,10 @@ def test_a_phase_names_those_who_are_awaited_and_until_when() -> None:
     assert wait.line(9.0) == "asking  3 of 4 hosts, waiting for node2, 9 s"
 
 
+def test_a_phase_of_one_host_names_it() -> None:
+    assert Wait("asking", ("node7",), 8.0).line(10.0).startswith("asking  node7, ")
+
+
 def test_the_all_reduce_names_only_who_is_behind() -> None:
     stages = dict.fromkeys(FOUR, "sizes") | {"node2": "started"}
     wait = Wait("all-reduce", FOUR, 60.0, stages=stages, size=16 << 20)

@@ -103,6 +103,16 @@ def test_refusals_name_their_reason(fake: Fake, words: str, final: bool, monkeyp
     assert (words in refused.reason, refused.kind == "protected") == (True, final)
 
 
+def test_the_age_of_a_young_process_is_below_what_it_is_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTable(Fake(20, 1, "python train.py"))
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(guard, "age_s", lambda _pid, _table: 9.7)
+    refused = guard.refusal(jobs.job_of(20, fake), [20], fake, 10.0)
+    assert refused is not None
+    assert "started 9 s ago" in refused.reason
+    assert "10 s" in refused.reason
+
+
 def test_a_member_that_is_protected_protects_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     table = FakeTable(Fake(20, 1, "python notebook.py"), Fake(30, 20, "bash"), Fake(os.getpid(), 30, "python doctor"))
     monkeypatch.setattr(os, "getuid", lambda: 1000)

@@ -37,6 +37,15 @@ def test_a_job_that_moves() -> None:
     assert render(told, RenderOptions(quiet=True)) == ""
 
 
+def test_of_a_job_that_is_not_there_nothing_is_said_to_be_left() -> None:
+    job = Job()
+    job.present = set()
+    shown = render(report(job.snapshot), RenderOptions())
+    assert "No running job" in shown
+    assert "left as it was" not in shown
+    assert "not touched" not in shown
+
+
 def test_each_rank_where_asked() -> None:
     shown = render(report(Job().stands(3, at(17)).snapshot), RenderOptions(verbose=True, width=100))
     assert [line.split()[:4] for line in shown.splitlines() if line.endswith("behind")] == [["3", "node2", "1003", "S"]]

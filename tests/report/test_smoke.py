@@ -84,6 +84,19 @@ def test_sizes_stand_beside_what_the_link_could_do() -> None:
     assert "type" not in text
 
 
+def test_the_last_column_and_its_sentence_have_one_rate() -> None:
+    """The best rate is that of a size whose row is not shown."""
+    rates = [0.5 if power != 1 else 1.0 for power in range(12)]
+    sizes = [
+        {"bytes": 4096 << power, "seconds": (4096 << power) / 1e9 / rate, "algbw": rate, "busbw": rate}
+        for power, rate in enumerate(rates)
+    ]
+    text = shown(sizes=sizes, world_size=2)
+    assert "8 KiB" not in text
+    assert "with n = 2 and 1 GB/s." in " ".join(text.split())
+    assert "4 KiB 8 µs 500 MB/s 500 MB/s 4 µs" in " ".join(text.split())
+
+
 def test_two_types_are_told_apart() -> None:
     size = {"bytes": 1 << 20, "seconds": 0.002, "algbw": 0.524288, "busbw": 0.78}
     text = shown(sizes=[{**size, "dtype": "float32"}, {**size, "dtype": "bfloat16"}])

@@ -254,6 +254,15 @@ def test_dropped_before_the_greeting(transport: Transport) -> None:
     assert "MaxStartups" in found.detail
 
 
+def test_dropped_without_a_word_names_no_reason(transport: Transport) -> None:
+    """As sshd does that can't start a session, such as without /run/sshd."""
+    with misbehaving(socket.socket.close) as port:
+        found = failure(transport, node(port), seconds=2.0)
+    assert (found.kind, found.facts.reason) == ("ssh-unreachable", "dropped")
+    assert "MaxStartups" not in found.detail
+    assert "without a word" in found.detail
+
+
 def test_dropped_twice_and_then_served(transport: Transport, server: Sshd, controller: Controller) -> None:
     served: list[threading.Thread] = []
 

@@ -107,7 +107,7 @@ class Rail:
 
     @cached_property
     def hosts(self) -> tuple[str, ...]:
-        """Hosts that send or receive here."""
+        """Hosts that send or receive in these measurements."""
         return tuple(dict.fromkeys(name for pair in self.rates for name in pair))
 
 

@@ -86,12 +86,19 @@ def test_the_steps_of_this_run_alone_count(monkeypatch: pytest.MonkeyPatch) -> N
 STEP = "ncdoctor-0123456789abcdef"
 
 
-def kept(tmp_path: Path, word: bytes, *, listed: int, srun: bool = False) -> list[str]:
-    """What a keeper does at a word, where Slurm lists a step so many times, and an srun of it lives or does not."""
+def kept(tmp_path: Path, word: bytes, *, listed: int, srun: bool = False, late: int = 0) -> list[str]:
+    """What a keeper does at a word, where Slurm lists a step so many times, and an srun of it lives or does not.
+
+    The first ``late`` questions to Slurm get no answer in time.
+    """
     programs, done, left = tmp_path / "bin", tmp_path / "done", tmp_path / "left"
     programs.mkdir()
     left.write_text("1.0 x\n" * listed)
-    squeue = f'[ -s {left} ] && echo "1.0 {STEP}"; sed -i 1d {left}'
+    asked = tmp_path / "asked"
+    asked.write_text("x\n" * late)
+    squeue = (
+        f'[ -s {asked} ] && {{ sed -i 1d {asked}; exit 124; }}\n[ -s {left} ] && echo "1.0 {STEP}"; sed -i 1d {left}'
+    )
     for name, script in {
         "squeue": squeue,
         "scancel": f'echo "$@" >> {done}',
@@ -124,6 +131,12 @@ def test_without_an_srun_to_end_it_a_step_is_ended_at_once_and_gently_first(tmp_
 
 def test_an_srun_that_lives_has_three_seconds_to_end_its_step(tmp_path: Path) -> None:
     assert kept(tmp_path, b"", listed=0, srun=True) == ["wait 0.5"] * 7
+
+
+@pytest.mark.parametrize("late", [2, 5])
+def test_a_controller_that_answers_late_is_asked_again(late: int, tmp_path: Path) -> None:
+    done = kept(tmp_path, b"now\n", listed=1, late=late)
+    assert "-s KILL 1.0" in done
 
 
 def test_what_is_left_while_we_wait_is_killed(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def port_unreachable(view: View) -> Findings:
 
 
 def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[Finding]:
-    """Yield the findings for the failed dials of one rail; None is the first rail."""
+    """Yield the findings for the failed dials of one rail; ``rail`` is None for the rail that NCCL uses first."""
     for group in groups((dial.src, dial.dst) for dial in dials):
         among = [dial for dial in dials if dial.src in group.hosts]
         if not group.is_certain:

@@ -64,7 +64,7 @@ def _is_bound(rdma: ClusterRdma, names: list[str]) -> bool:
 
 
 def end(rdma: ClusterRdma, names: list[str]) -> str:
-    """Return a phrase for what NCCL does there instead."""
+    """Return a phrase for what NCCL does without RDMA devices: it fails, or it uses TCP sockets."""
     if _is_bound(rdma, names):
         return "with NCCL_NET=IB, NCCL fails"
     others = fold(rdma.having)

@@ -162,17 +162,21 @@ if [ "$word" != now ]; then
 fi
 for signal in $signals; do
   for pid in $(sruns); do kill -KILL "$pid"; done
-  steps=$(timeout 5 squeue -h -s -j "$NCDOCTOR_JOB" -o '%i %j' | sed -n "s/ $NCDOCTOR_STEP\\$//p")
+  for n in 1 2 3; do  # a controller that is busy answers late
+    listed=$(timeout 5 squeue -h -s -j "$NCDOCTOR_JOB" -o '%i %j')
+    [ $? = 124 ] || { answered=1; break; }
+  done
+  steps=$(echo "$listed" | sed -n "s/ $NCDOCTOR_STEP\\$//p")
   [ -z "$steps" ] && [ -n "$again" ] && exit
   [ -z "$steps" ] || timeout 5 scancel -s "$signal" $steps
   [ -n "$steps" ] && [ "$signal" = TERM ] && sleep 2
   sleep 0.5
-  again=1
+  again=$answered
 done
 """
-"""Script of the keeper, which reads whether all is done or this process is gone. A running srun passes on the end of
-its input, and has 3 s; on SIGTERM the probe removes its files. The second look finds a step that was being started
-during the first.
+"""Shell script that ends our steps after this process has ended without a word that all is done. A running srun passes
+on the end of its input, and has 3 s; on SIGTERM the probe removes its files. The second look finds a step that was
+being started during the first.
 """
 
 

@@ -56,7 +56,7 @@ def test_names_the_host_and_says_what_it_did(fixture: str, hosts: list[str], wor
 
 
 def test_each_rank_of_a_timeout_is_told_once() -> None:
-    evidence = diagnosis("allreduce_timeout/fires-elsewhere").evidence
+    evidence = map(str, diagnosis("allreduce_timeout/fires-elsewhere").evidence)
     told = [line for line in evidence if line.startswith("rank")]
     assert [line.partition(" (")[0] for line in told] == ["rank 0,2", "rank 1"]
 

@@ -39,7 +39,7 @@ def _fail_fast(schema: object, *, within: bool = False) -> None:
             _fail_fast(inner, within=within)
     if not isinstance(schema, dict):
         return
-    kind = schema.get("type")  # of fields by name, that may be one of them
+    kind = schema.get("type")  # only for fields whose type is one of these names
     if within and kind == "model":
         return
     if isinstance(kind, str) and kind in _COLLECTIONS:
@@ -82,13 +82,13 @@ class Document(FrozenModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-MAX_TEXT = 4096  # characters of a text that has no other bound: Linux' PATH_MAX
+MAX_TEXT = 4096  # characters of a text without another limit: Linux' PATH_MAX
 
 MAX_OUTPUT = 16 << 20
 """Most characters of a program's whole output, such as a packet filter's rules (the probe reads up to 8 MiB)."""
 
 
-MAX_LINES = 64  # texts of a list of them: lines of evidence, methods, keys
+MAX_LINES = 64  # texts in a list: lines of evidence, methods, keys
 
 
 def clip(text: str) -> str:
@@ -129,9 +129,9 @@ _IpNetwork = NewType("_IpNetwork", str)
 _InterfaceName = NewType("_InterfaceName", str)
 _Version = NewType("_Version", str)
 
-# the kernel's dev_valid_name (net/core/dev.c), and an alias's ":1"; 15 bytes of which none is UTF-8 take 60
+# the kernel's dev_valid_name (net/core/dev.c), with an alias's ":1"; 15 bytes that are not UTF-8 take 60 characters
 _INTERFACE = r"(?!\.\.?\Z)[^\s/\x00-\x1f\x7f]{1,60}"
-_VERSION = r"[0-9A-Za-z][0-9A-Za-z.+_~-]{0,63}"  # PEP 440's letters and a driver's; never a blank or a quote
+_VERSION = r"[0-9A-Za-z][0-9A-Za-z.+_~-]{0,63}"  # letters of PEP 440 and of driver versions; never a blank or a quote
 _SCOPE = re.compile(r"[0-9A-Za-z_.:-]{1,60}", re.ASCII)
 
 
@@ -185,8 +185,8 @@ InterfaceName = Annotated[_InterfaceName, Field(max_length=60), _fits(_INTERFACE
 """A network interface's name, or the label of an alias, "eth0:1"."""
 Version = Annotated[_Version, Field(max_length=64), _fits(_VERSION, "no version")]
 """The version of a program: "2.13.0+cu126", "2.28.9", "550.54.14"."""
-Path = Annotated[str, Field(max_length=MAX_TEXT), _fits(r"[^\0]*", "a path has no NUL")]  # of a file on the host
-EnvValue = Annotated[str, Field(max_length=128 << 10)]  # of a variable: execve(2) takes 128 KiB (MAX_ARG_STRLEN)
+Path = Annotated[str, Field(max_length=MAX_TEXT), _fits(r"[^\0]*", "a path has no NUL")]  # path of a file on the host
+EnvValue = Annotated[str, Field(max_length=128 << 10)]  # value of a variable: execve(2) allows 128 KiB (MAX_ARG_STRLEN)
 
 
 class Holds(Enum):
@@ -211,29 +211,29 @@ HostAddress = Annotated[str, Field(pattern=r"^[0-9A-Za-z_:][0-9A-Za-z_.:%-]{0,25
 CONTAINER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}", re.ASCII)
 """Names and ids of containers for docker, podman and nerdctl, and of instances for apptainer."""
 ContainerName = Annotated[str, Field(pattern=rf"^{CONTAINER_NAME.pattern}$")]
-Clipped = Annotated[str, BeforeValidator(_clipped)]  # a sentence of which the end may be missing
+Clipped = Annotated[str, BeforeValidator(_clipped)]  # a sentence whose end may be missing
 ClippedEnd = Annotated[str, BeforeValidator(lambda text: clip_end(text) if isinstance(text, str) else text)]
 """A text whose beginning may be clipped."""
-Output = Annotated[str, Field(max_length=MAX_OUTPUT)]  # what another program printed, whole; hostile text
+Output = Annotated[str, Field(max_length=MAX_OUTPUT)]  # the complete output of another program; hostile text
 Port = Annotated[int, Field(ge=1, le=65535)]  # a TCP port that can be dialled
-SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 of a socket that is not bound
+SocketPort = Annotated[int, Field(ge=0, le=65535)]  # a port in a socket table: 0 for a socket that is not bound
 Count = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """A number, size or index: never negative, and large enough for the bytes of the largest memory."""
-Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]  # of a process; 0 for one outside of the PID namespace that tells
+Pid = Annotated[int, Field(ge=0, le=2**31 - 1)]  # 0 for a process outside the PID namespace of whoever reports it
 SysctlNumber = Annotated[str, Field(pattern=r"^-?[0-9]{1,19}$")]
 """A kernel setting that is a number, as printed by /proc/sys."""
 ProcessState = Annotated[str, Field(pattern=r"^[A-Za-z]( [^ ]{1,64})?$")]
 """A process state of proc(5), "S", with the kernel function if it is uninterruptible, "D nfs_wait"."""
-Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # an integer of which the sign means something
+Signed = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]  # an integer that may be negative
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 """A duration, or a time since 1970, small enough for a float even when squared or multiplied by a size."""
-SignedSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]  # the difference of two clocks
-Rate = Annotated[float, Field(ge=0, le=1e12)]  # GB/s, 10⁹ bytes a second
+SignedSeconds = Annotated[float, Field(ge=-1e12, le=1e12)]  # difference between two clocks
+Rate = Annotated[float, Field(ge=0, le=1e12)]  # GB/s, 10⁹ bytes per second
 
 
-MALFORMED = "malformed: "  # so begins the reason where a host answered what is no such fact
-PENDING = "not reached"  # why a phase was skipped that had not yet begun
-NOT_ASKED = "not asked for"  # so begins the reason where nobody wanted a phase
+MALFORMED = "malformed: "  # beginning of the reason if a host's answer has the wrong type
+PENDING = "not reached"  # reason for a phase that had not begun when the run ended
+NOT_ASKED = "not asked for"  # beginning of the reason if a phase was not requested
 NOT_SELECTED = "not selected"
 """The reason for a check that was not selected; a row with only such checks is not shown."""
 
@@ -241,10 +241,11 @@ NOT_SELECTED = "not selected"
 class Unknown(Observed):
     """A fact that could not be determined: no permission, a missing tool, a time-out."""
 
-    model_config = ConfigDict(extra="ignore")  # tried on every fact: else each key of a known one would be an error
+    # tried on every fact: otherwise each key of a known fact would be an error
+    model_config = ConfigDict(extra="ignore")
 
-    reason: Clipped = Field(alias="$unknown")  # a phrase that can stand behind "unknown: "
-    traceback: ClippedEnd | None = None  # where a collector crashed, its own traceback
+    reason: Clipped = Field(alias="$unknown")  # a phrase to follow "unknown: "
+    traceback: ClippedEnd | None = None  # traceback of a collector that crashed
 
     @property
     def malformed(self) -> bool:

@@ -15,7 +15,7 @@ DEFAULT_MASTER_PORT = 29500  # torchrun's static rendezvous and ``env://`` use t
 class NodeOptions(Protocol):
     """Options of an engine for a node, or for all nodes: a frozen dataclass or model."""
 
-    engine: ClassVar[str]  # its name in :attr:`Node.access`
+    engine: ClassVar[str]  # its key in :attr:`Node.access`
 
 
 EngineOptions = TypeVar("EngineOptions", bound=NodeOptions)
@@ -39,18 +39,18 @@ def _adapter(kind: type[EngineOptions]) -> TypeAdapter[EngineOptions]:
 class Node(FrozenModel):
     """A node of the job in torchrun's sense: an entry of the list, on a machine."""
 
-    name: str  # what the user calls it; unique in the cluster
-    address: str  # the host name or IP address that SSH and the other hosts connect to
-    node_rank: int  # its place in the list, from 0
-    nproc_per_node: int | None = None  # ranks to start here; None means "the GPUs that the host shows, or 1"
-    cuda_visible_devices: str | None = None  # as the environment variable; None leaves it unset
-    python: str = "python3"  # the interpreter that training uses
-    # what each way of reaching it was told, by the way's name; :meth:`options` reads it
+    name: str  # as the user calls it; unique in the cluster
+    address: str  # host name or IP address to which SSH and the other hosts connect
+    node_rank: int  # position in the list, from 0
+    nproc_per_node: int | None = None  # ranks to start there; None means "as many as the host has GPUs, or 1"
+    cuda_visible_devices: str | None = None  # the variable's value; None leaves it unset
+    python: str = "python3"  # interpreter for training
+    # settings of each engine that reaches it, by the engine's name; :meth:`options` reads them
     access: Annotated[dict[str, Json], Holds.ACCESS] = Field(default_factory=dict)
-    # variables as the training job will have them; which of them an option or the launch line sets
+    # variables of the training job; origins of those set by an option or the launch line
     env: Annotated[dict[str, str], Holds.ENVIRONMENT] = Field(default_factory=dict)
     env_origins: dict[str, str] = Field(default_factory=dict)
-    local: bool = False  # this machine: run without SSH
+    local: bool = False  # this machine: without SSH
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
         """Return the options of an engine for this node."""
@@ -64,19 +64,17 @@ class Cluster(FrozenModel):
     nodes: tuple[Node, ...]
     master_addr: str
     master_port: int = DEFAULT_MASTER_PORT
-    # files and folders that have to be the same on all hosts; relative ones start from the home directory
+    # files and directories that must be the same on all hosts; relative ones start in the home directory
     same: tuple[str, ...] = ()
-    engine: str | None = None  # what the hosts are for, of nccl_doctor.engines.ENGINES
-    source: str = "this machine"  # where this came from: a path, ``-w``, ``SLURM_JOB_NODELIST``, or "this machine"
+    engine: str | None = None  # program that the hosts are for, one of nccl_doctor.engines.ENGINES
+    source: str = "this machine"  # origin: a path, ``-w``, ``SLURM_JOB_NODELIST``, or "this machine"
     # for ``nccl-doctor hosts``: "master_addr", "node1.address", … to "hosts.yaml:7" or "default"
     origins: dict[str, str] = Field(default_factory=dict)
-    # those of the environment that say where the master is: "master_addr" to "MASTER_ADDR"
+    # environment variables that set the master: "master_addr" to "MASTER_ADDR"
     variables: dict[str, str] = Field(default_factory=dict)
-    # what an engine knows of all nodes together, by its name; :meth:`options` reads it
+    # settings of an engine for all nodes together, by its name; :meth:`options` reads them
     access: Annotated[dict[str, Json], Holds.ACCESS] = Field(default_factory=dict)
-    line: Annotated[str | None, Holds.LAUNCH_LINE] = (
-        None  # the line that is about to start the job, where it is to be judged
-    )
+    line: Annotated[str | None, Holds.LAUNCH_LINE] = None  # launch line of the job, if it is to be judged
 
     def options(self, kind: type[EngineOptions]) -> EngineOptions:
         """Return the options of an engine for all nodes together."""

@@ -34,15 +34,15 @@ class Launch(Document):
     """``launch``: the place of every rank, and the line to paste on each host."""
 
     command: Literal["launch"] = "launch"
-    launcher: str  # the form of the lines: torchrun, c10d, launch, env, tcp, slurm, or an engine
+    launcher: str  # form of the lines: torchrun, c10d, launch, env, tcp, slurm, or an engine
     master_addr: str
     master_port: int
     world_size: int
     ranks: tuple[RankPlace, ...]
-    # one a host; for Slurm the batch script alone, and for SSH the one line that starts all hosts
+    # one per host; for Slurm only the batch script, for SSH only the line that starts all hosts
     commands: tuple[Command, ...]
-    notes: tuple[str, ...] = ()  # what to know of this start, each a sentence
-    warnings: tuple[str, ...] = ()  # what speaks against starting now, each a sentence
+    notes: tuple[str, ...] = ()  # what to know about this start, each a sentence
+    warnings: tuple[str, ...] = ()  # reasons against starting now, each a sentence
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Launch:
         """Return a copy without secrets, except in the lines, which are to be pasted."""
@@ -59,16 +59,16 @@ class AdvertisedAddress(FrozenModel):
 class InterfaceAnswer(FrozenModel):
     """The interface that NCCL will use on one host."""
 
-    name: str  # the host's
-    nccl_interface: NcclInterface | None  # None where NCCL finds none, or where nobody can tell
+    name: str  # name of the host
+    nccl_interface: NcclInterface | None  # None if NCCL finds none, or if the choice is unknown
     reason: str  # one sentence
-    known: bool = True  # False where the choice could not be told; the reason says why
-    # variables to set there; empty where NCCL's own choice serves and no address was asked for
+    known: bool = True  # False if the choice is unknown; the reason says why
+    # variables to set on the host; empty if NCCL's own choice works and no address was requested
     set: dict[str, str] = Field(default_factory=dict)
-    # the interface, and its address, that has the address asked for or lies on its net
+    # interface (and its address) that has the requested address, or is in its subnet
     has: tuple[str, str] | None = None
-    rdma: tuple[RdmaAnswer, ...] = ()  # in the order in which NCCL numbers them
-    # by engine or library, the address that it would tell its peers there; empty where that is not known
+    rdma: tuple[RdmaAnswer, ...] = ()  # in NCCL's order
+    # by engine or library, the address that it would advertise on this host; empty if unknown
     advertises: dict[str, AdvertisedAddress] = Field(default_factory=dict)
 
 
@@ -87,20 +87,20 @@ class InterfaceAnswers(Document):
     """``ifname``: an answer for each host, and the settings."""
 
     command: Literal["ifname"] = "ifname"
-    asked: str | None = None  # the address that was asked for
-    engine: str | None = None  # what the hosts are for
+    asked: str | None = None  # the requested address
+    engine: str | None = None  # program that the hosts are for
     hosts: tuple[InterfaceAnswer, ...]
     exports: tuple[Exports, ...] = ()
-    diagnoses: tuple[Diagnosis, ...] = ()  # of the RDMA devices
+    diagnoses: tuple[Diagnosis, ...] = ()  # about the RDMA devices
 
 
 class Change(FrozenModel):
     """A changed fact."""
 
-    what: str  # its place, "torch.version" or "interfaces.links[eno1].mtu"
+    what: str  # path of the fact, "torch.version" or "interfaces.links[eno1].mtu"
     before: str
     after: str
-    hosts: tuple[str, ...] = ()  # who has this change; empty for the cluster as a whole
+    hosts: tuple[str, ...] = ()  # hosts with this change; empty for the cluster as a whole
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Change:
         """Return a copy without secrets; values of variables with secret names are dropped."""
@@ -193,14 +193,14 @@ class HangRank(FrozenModel):
 
     rank: int
     host: str | None
-    pid: int | None  # None for one without a process
-    state: str  # the kernel's letter, "gone" for one without a process, "unseen" where nobody could look
-    # by process group, how many it has issued; empty where nobody counts
+    pid: int | None  # None without a process
+    state: str  # the kernel's letter; "gone" without a process, "unseen" if it could not be examined
+    # by process group, the number of collectives issued; empty if unknown
     collectives: dict[str, int] = Field(default_factory=dict)
-    frame: str | None = None  # the user's line, "train.py:212 in step"
-    called: str | None = None  # the library's function that it called there, "all_reduce"
-    doing: str = ""  # the same in words
-    behind: bool = False  # the others wait for it
+    frame: str | None = None  # the user's frame, "train.py:212 in step"
+    called: str | None = None  # the library function called there, "all_reduce"
+    doing: str = ""  # the same as a phrase
+    behind: bool = False  # the other ranks wait for it
 
 
 class HangLook(FrozenModel):
@@ -214,18 +214,18 @@ class HangReport(Document):
 
     command: Literal["hang"] = "hang"
     verdict: HangVerdict
-    complete: bool  # nothing that the verdict hangs on was hidden
-    message: str  # the verdict in a sentence
+    complete: bool  # nothing that the verdict depends on was missing
+    message: str  # the verdict as a sentence
     job: HangJob | None
     ranks: tuple[HangRank, ...]
     looks: tuple[HangLook, ...]
     diagnoses: tuple[Diagnosis, ...]
-    places: tuple[str, ...] = ()  # where the ranks stand, those in one place together
-    not_seen: tuple[str, ...] = ()  # what could not be seen, each a phrase
+    places: tuple[str, ...] = ()  # places of the ranks; ranks in the same place are one entry
+    not_seen: tuple[str, ...] = ()  # what could not be examined, each a phrase
     other_jobs: tuple[str, ...] = ()
     hosts: int = 0
     interval_s: float = 0
-    stacks: str = "read"  # how they were read
+    stacks: str = "read"  # how stacks were read
     next_time: str | None = None
     timings: dict[str, float] = Field(default_factory=dict)
 

@@ -15,7 +15,7 @@ BACKENDS: tuple[Backend, ...] = ("gloo", "nccl")
 
 WAITS = ("no-store", "no-group", "hang")
 """Kinds of waiting: for the master's store, for the others to join the process group, in a collective."""
-LOST = "lost"  # All that ranks tell is that connections to others ended
+LOST = "lost"  # ranks only report that connections to other ranks ended
 DIALS = ("connection-refused", "connection-timed-out", "no-route-to-host")
 """Effects in a rank that could not connect, also to a dead peer."""
 GIVING_UP = ("collective-timeout", "rendezvous-timeout")
@@ -49,8 +49,8 @@ class Symptom:
 class Reach(str, Enum):
     """The hosts whose ranks show an effect; in a collective the others wait in any case."""
 
-    OWN = "own"  # those of its own hosts
-    MEETS = "meets"  # those, and the ones that deal with its hosts
+    OWN = "own"  # ranks on the finding's hosts
+    MEETS = "meets"  # these, and the ranks that communicate with them
     ALL = "all"  # every rank
 
 

@@ -16,7 +16,7 @@ from nccl_doctor.model.engines import containers, kube, slurm, ssh
 from nccl_doctor.model.engines.base import Engine, Kind, Words
 from nccl_doctor.text.hostlist import fold
 
-if TYPE_CHECKING:  # a command line asks the engines for their options: it waits for no model
+if TYPE_CHECKING:  # a command line only needs the engines' options: loading the models would slow it down
     from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.model.finding import Command
 
@@ -76,8 +76,8 @@ def written(options: Mapping[str, object]) -> Iterator[str]:
             yield str(options[flag.name])
 
 
-_NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")  # sources of hosts that are no file (inventory/load.py)
-_PIPES = ("/dev/", "/proc/")  # where ``<(command)`` and ``-`` are: gone when the next command runs
+_NO_FILE = ("this machine", "-w", "SLURM_JOB_NODELIST")  # sources of hosts that are not files (inventory/load.py)
+_PIPES = ("/dev/", "/proc/")  # paths of ``<(command)`` and ``-``, which are gone when the next command runs
 
 
 @dataclass(frozen=True)

@@ -81,18 +81,19 @@ class LogLine(FrozenModel):
 class Finding(FrozenModel):
     """A fault found by a check or in a log, before consequences are attached to causes."""
 
-    hosts: tuple[str, ...]  # names of the hosts at fault (not of those that suffer)
-    message: str  # one sentence a tired person understands
-    evidence: tuple[str | LogLine, ...] = ()  # what was seen, each a line
-    facts: dict[str, Any] = Field(default_factory=dict)  # the same for machines
-    # what to do; a text alone is a fix without commands
+    hosts: tuple[str, ...]  # hosts at fault (not those that suffer)
+    message: str  # one sentence, easy to understand for a tired reader
+    evidence: tuple[str | LogLine, ...] = ()  # observations, each a line
+    facts: dict[str, Any] = Field(default_factory=dict)  # the same for programs
+    # remedy; a plain text is a remedy without commands
     fix: Annotated[Fix, BeforeValidator(lambda fix: Fix(summary=fix) if isinstance(fix, str) else fix)]
-    severity: Severity | None = None  # None takes the check's own
-    # what may follow from this finding, instead of all that its check's ``explains`` says
+    severity: Severity | None = None  # None for the check's severity
+    # effects of this finding, if not all of its check's ``explains``
     explains: tuple[str | Effect, ...] | None = None
-    # what a cause has to fit; without any: its own name, on its hosts
+    # symptoms that a cause has to explain; if empty, its own name on its hosts
     symptoms: tuple[Symptom, ...] = ()
-    entities: dict[str, Any] | None = None  # what a log names: host, ip, port, iface, rank, nccl_version, torch_version
+    # entities named in a log: host, ip, port, iface, rank, nccl_version, torch_version
+    entities: dict[str, Any] | None = None
 
 
 class Outcome(str, Enum):

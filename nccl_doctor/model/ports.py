@@ -27,13 +27,13 @@ GRACE_S = 10.0
 """Seconds from SIGTERM to SIGKILL. A process younger than that is not ended, since it may just be starting."""
 
 LAST_PORT = 65535  # TCP ports have 16 bits (RFC 9293, 3.1)
-LAST_PID = 2**22  # Linux gives none above it (proc_sys_kernel(5), pid_max)
+LAST_PID = 2**22  # the largest on Linux (proc_sys_kernel(5), pid_max)
 
 MAX_PROCESSES = 4096
 """Most processes of all jobs with a port; a launcher with eight ranks and their data loaders has about a hundred."""
 
-_MOST_DIGITS = 9  # int() refuses thousands of them; leading zeros are let through
-_MOST_TICK_DIGITS = 18  # a start in ticks has 64 bits; a billion years are enough
+_MOST_DIGITS = 9  # int() refuses thousands of digits; leading zeros are allowed
+_MOST_TICK_DIGITS = 18  # a start time in ticks has 64 bits; this is a billion years
 Cause = Literal["listener", "bound", "outbound", "time-wait", "unknown"]
 UnixTime = Annotated[float, Field(ge=0, le=253_402_300_799)]
 """A time up to the end of the year 9999, the last in a datetime."""
@@ -59,10 +59,10 @@ class Member(Observed):
     """A process of a job."""
 
     pid: Pid
-    started: Count  # clock ticks since its host's boot; with the PID, what it is known by
+    started: Count  # clock ticks since its host's boot; PID and start identify a process
     command: str
-    launcher: str | None  # what launcher it is, such as "torchrun"; None for none
-    rank: bool  # whether a launcher started it
+    launcher: str | None  # kind of launcher, such as "torchrun"; None for other processes
+    rank: bool  # a launcher started it
     gpus: tuple[GpuUse, ...] = ()
 
 
@@ -73,13 +73,13 @@ class Holder(Observed):
     user: UserName
     command: CommandLine
     started: UnixTime  # Unix time in seconds
-    ticks: Count  # clock ticks from its host's boot to its start; with the PID, what it is known by
+    ticks: Count  # clock ticks from its host's boot to its start; PID and start identify a process
     age_s: Seconds
     ppid: Pid
-    orphan: bool  # its job lost its launcher
-    own: bool  # it is the user's that asks, on that host
+    orphan: bool  # its job has lost its launcher
+    own: bool  # it belongs to our user on that host
     tree: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)]  # PIDs of its job
-    parent: CommandLine | None  # its parent's command
+    parent: CommandLine | None  # command of its parent
     cwd: str | None
     terminal: bool
 
@@ -105,11 +105,11 @@ class HolderJob(Observed):
 
     root: Pid
     orphan: bool
-    unit: str | None  # its Slurm job or container
+    unit: str | None  # Slurm job or container
     holders: Annotated[tuple[Holder, ...], Field(min_length=1, max_length=MAX_PROCESSES)]
     members: Annotated[tuple[Member, ...], Field(max_length=MAX_PROCESSES)]
-    refusal: str | None  # why it is not ended; None where nothing speaks against it
-    final: bool  # not even ``--force`` lifts the refusal
+    refusal: str | None  # why it is not ended; None if nothing is against it
+    final: bool  # not even ``--force`` overrides the refusal
 
     @model_validator(mode="after")
     def _of_its_own(self) -> HolderJob:
@@ -131,10 +131,10 @@ class TcpSocket(Observed):
 
     local_address: IpAddress
     local_port: SocketPort
-    remote_address: IpAddress | None  # None, as its port, where it has no peer
+    remote_address: IpAddress | None  # None (with its port) without a peer
     remote_port: SocketPort | None
     state: str
-    pid: Pid | None  # None where it belongs to someone we may not look at
+    pid: Pid | None  # None if it belongs to a user whose processes we may not examine
 
 
 class Elsewhere(Observed):
@@ -166,33 +166,33 @@ class PortReport(Document):
 
     command: Literal["fix-port"] = "fix-port"
     host: str
-    port: int | None  # None where only a process was asked for
-    free: bool  # torch would get the port; where none was asked for, the process is gone
+    port: int | None  # None if only a process was named
+    free: bool  # torch could bind the port; if no port was named, the process is gone
     cause: Cause | None = None
-    error: str | None = None  # errno name of the failed bind
-    hint: str | None = None  # how to see more
+    error: str | None = None  # name of the errno of the failed bind
+    hint: str | None = None  # how to find out more
     time_wait_s: float | None = None
     sockets: tuple[TcpSocket, ...] = ()
     elsewhere: tuple[Elsewhere, ...] = ()
-    ended: tuple[int, ...] = ()  # PIDs; ``left`` those that would not end
+    ended: tuple[int, ...] = ()  # PIDs; ``left``: those that did not exit
     left: tuple[int, ...] = ()
     suggestion: Suggestion | None = None
-    instead_of: int | None = None  # the port that was asked for, where ``port`` is the next free one
+    instead_of: int | None = None  # the requested port, if ``port`` is the next free one
     here: Annotated[bool, Field(exclude=True)]  # the host is this machine
-    # the process that was asked for; ``gone`` where that was by its start too, and another may have its PID
+    # the named process; ``gone`` if it was named with its start time, since another process may have its PID
     pid: Annotated[int | None, Field(exclude=True)] = None
     gone: Annotated[bool, Field(exclude=True)] = False
     jobs: Annotated[tuple[HolderJob, ...], Field(exclude=True)] = ()
-    root: Annotated[bool, Field(exclude=True)] = False  # we are root there
-    # ip_local_reserved_ports as it is, for the cure of "outbound"
+    root: Annotated[bool, Field(exclude=True)] = False  # our user there is root
+    # unchanged ip_local_reserved_ports, for the remedy of "outbound"
     reserved: Annotated[str | None, Field(exclude=True)] = None
-    # free, and of those that the kernel gives to whoever asks for any: who binds one later may have lost it
+    # free, but in the range from which the kernel gives ports to any process: it may be taken later
     drawn: Annotated[bool, Field(exclude=True)] = False
-    # how the command was called, as words that name the port and the host
+    # the command line that was used, with words for the port and the host
     arguments: Annotated[tuple[str, ...], Field(exclude=True)] = ()
-    # what said which port it is, where that was not an argument
+    # what set the port, if not an argument
     source: Annotated[str | None, Field(exclude=True)] = None
-    refused: Annotated[str | None, Field(exclude=True)] = None  # why something was not ended that was to be ended
+    refused: Annotated[str | None, Field(exclude=True)] = None  # why something that was to be ended was not
 
     @computed_field  # type: ignore[prop-decorator]  # mypy: python/mypy#1362
     @property

@@ -36,11 +36,11 @@ class Absent:
     """Yielded by a check that does not apply to the run, with the reason."""
 
     reason: str
-    skipped: bool = False  # it was not asked for, or did not come to it
+    skipped: bool = False  # it was not requested, or the run ended before it
 
 
-Scope = str  # of a check: "all" and "master", or an engine's name (:mod:`nccl_doctor.model.engine`)
-CheckFunction = Callable[..., Iterator[Finding | Unjudged | Absent]]  # of a view (nccl_doctor.checks.view)
+Scope = str  # "all", "master", or an engine's name (:mod:`nccl_doctor.model.engine`)
+CheckFunction = Callable[..., Iterator[Finding | Unjudged | Absent]]  # takes a view (nccl_doctor.checks.view)
 
 
 class Traits(TypedDict, total=False):
@@ -68,25 +68,26 @@ class Check:
     category: str
     page: str
     severity: Severity
-    # what merely follows from this one: names of diagnoses on its hosts, and what it does to an all-reduce; not what
-    # ranks print of any fault of another one (nccl_doctor.logs.signs, ``LogSigns.echo``)
+    # consequences of this diagnosis: names of diagnoses on its hosts, and effects on an all-reduce; not what ranks
+    # print about another fault (nccl_doctor.logs.signs, ``LogSigns.echo``)
     explains: tuple[str | Effect, ...] = ()
-    in_logs: tuple[str, ...] = ()  # what also follows where a log alone tells; facts of a host would show the two apart
-    # it judges only hosts of which NCCL's choice is known; its check reads that from ``View.by_host``
+    # further consequences if only a log is judged; with facts of hosts the two can be told apart
+    in_logs: tuple[str, ...] = ()
+    # judges only hosts whose NCCL choice is known; its check reads that from ``View.by_host``
     needs_nccl: bool = False
-    in_output: bool = False  # the output of the ranks that it is about is read for its cause
-    outside: bool = False  # its commands are for the host around a container
-    # facts that can't be had of a host that has it; checks that need them are not judged there, and no gap
+    in_output: bool = False  # its cause is also looked for in the output of its ranks
+    outside: bool = False  # its commands are for the host that runs the container
+    # facts that are unavailable on a host with this diagnosis; checks that need them are not judged there, without a
+    # gap
     hides: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()  # the kernel's errors that mean it where a job of several hosts starts
-    row: str | None = None  # the screen's row that tells it; its category's where none is given
-    row_words: str = ""  # what that row says besides, where it passes
-    row_suffices: bool = False  # the row's own phrase tells its fault already
-    # fields of a host's facts, and phases, that have to be known; ``nccl_doctor.snapshot.known`` gives the check their
-    # values
+    errors: tuple[str, ...] = ()  # errno names that mean it if a job of several hosts starts
+    row: str | None = None  # row of the screen; its category's row if None
+    row_words: str = ""  # additional words of that row if it passes
+    row_suffices: bool = False  # the row's own phrase names its fault
+    # fields of host facts, and phases, that must be known; ``nccl_doctor.snapshot.known`` gives the check their values
     needs: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()  # phases that it judges where they were run, and does without
-    scope: Scope = "all"  # "master" judges the first host only, an engine those that are reached so
+    also: tuple[str, ...] = ()  # phases that it judges if they ran, but does not need
+    scope: Scope = "all"  # "master" judges only the first host, an engine only hosts reached that way
     function: CheckFunction | None = None  # None for a diagnosis that only logs or a running job show
 
     @property

@@ -48,12 +48,12 @@ class RdmaAnswer(FrozenModel):
     link_layer: str | None
     rate_gbps: float | None
     gid_index: int
-    gid: str | None  # the address in it where it holds one; None where the table is empty there
-    why: str  # of that index
-    network: str | None = None  # of that address
-    place: int = 0  # of the device that channels take, whose ports are fused where several have one
-    apart: tuple[str, ...] = ()  # hosts with whose device at its place it is joined, and can't talk
-    trouble: str | None = None  # the same in words: "no way to node1's"
+    gid: str | None  # the address in it, if it holds one; None if the entry is empty
+    why: str  # reason for that index
+    network: str | None = None  # subnet of that address
+    place: int = 0  # index of the device that channels use; its ports are fused if several have the same index
+    apart: tuple[str, ...] = ()  # hosts whose device at the same index can't communicate with it
+    trouble: str | None = None  # the same as a phrase: "no way to node1's"
 
 
 class HostSummary(FrozenModel):
@@ -88,7 +88,7 @@ class Phase(FrozenModel):
     text: str
 
 
-Name = Annotated[str, Field(max_length=4096)]  # a host's, in a snapshot
+Name = Annotated[str, Field(max_length=4096)]  # name of a host in a snapshot
 
 
 class MachineLoad(FrozenModel):
@@ -223,7 +223,7 @@ def gbps_span(values: Iterable[float]) -> str:
 
 Reported = Literal["started", "torch", "store", "group", "allreduce", "sizes", "done"]
 """Stages that a rank of the all-reduce reports, in order (probe/smoke/worker.py)."""
-Stage = Literal["none", Reported]  # the last that a rank reported; "none" before the first
+Stage = Literal["none", Reported]  # the last stage that a rank reported; "none" before the first
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
@@ -356,7 +356,8 @@ class AllReduceReport(FrozenModel):
     reason: str = ""
     world_size: int
     ok: bool
-    diagnostics: str | None = None  # how NCCL's own went (2.31 and later), in words; None where they did not run
+    # result of NCCL's own diagnostics (2.31 and later), as a phrase; None if they did not run
+    diagnostics: str | None = None
     outcome: Literal["ok", "failed", "timeout", "wrong-result"]
     ranks: tuple[RankReport, ...]
     sizes: tuple[SizeReport, ...] = ()

@@ -32,20 +32,20 @@ class AccessFacts(Words):
 class SshTarget(AccessFacts):
     """The host to which ssh should connect."""
 
-    target: str  # as it was asked for, so that ~/.ssh/config applies; ``address`` is what that means
+    target: str  # as given, so that ~/.ssh/config applies; ``address`` is what it resolves to
     address: str
     port: SocketPort
     user: UserName
-    jump_host: str | None = None  # the failure is that of this jump host on the way
+    jump_host: str | None = None  # set if this jump host failed, not the target
 
 
 class UnreachableFacts(SshTarget):
     """Facts about a session that could not be opened."""
 
     reason: Reason
-    via: bool = False  # it was a jump host or a proxy that dialled, not this machine
-    late: bool = False  # what this machine itself does for it took too long, such as a look into the configuration
-    # what became of dials of its SSH port from hosts that were reached
+    via: bool = False  # dialled by a jump host or proxy, not by this machine
+    late: bool = False  # this machine's own preparation took too long, such as reading the configuration
+    # results of dials to its SSH port from reachable hosts
     others: dict[str, DialOutcome] = Field(default_factory=dict)
 
     @property
@@ -57,18 +57,18 @@ class UnreachableFacts(SshTarget):
 class LoginFacts(SshTarget):
     """Facts about a failed login."""
 
-    identity_file: str | None  # the key whose public half should be on the host; None where there is none
+    identity_file: str | None  # the key whose public half should be on the host; None if there is none
     encrypted: tuple[str, ...]  # files that need a passphrase
-    offered: Count  # how many keys the server saw
-    methods: tuple[str, ...]  # what the server would take
-    agent: bool  # an agent answered
-    hardware: bool  # keys were passed over that only the ssh program can use
-    barred: bool = False  # a key was taken, and the account then barred
-    partial: bool = False  # a key was taken, and the server asks for more
-    aborted: bool = False  # it broke off after as many keys as it tries (MaxAuthTries)
-    exposed: tuple[str, ...] = ()  # files that others may read, so that they were passed over
-    public: bool = True  # the public half of ``identity_file`` stands beside it
-    # certificates that have expired, each a phrase; ``early``: those whose time has not begun
+    offered: Count  # number of keys offered to the server
+    methods: tuple[str, ...]  # methods that the server accepts
+    agent: bool  # an ssh-agent answered
+    hardware: bool  # some keys were skipped because only the ssh program can use them
+    barred: bool = False  # a key was accepted, then the account was refused
+    partial: bool = False  # a key was accepted, but the server requires another method, too
+    aborted: bool = False  # the server disconnected after its maximum number of keys (MaxAuthTries)
+    exposed: tuple[str, ...] = ()  # files skipped because others may read them
+    public: bool = True  # the public half of ``identity_file`` is beside it
+    # expired certificates, each as a phrase; ``early``: not yet valid ones
     out_of_time: tuple[str, ...] = ()
     early: tuple[str, ...] = ()
 
@@ -79,9 +79,9 @@ class UnknownKeyFacts(SshTarget):
     key_type: str
     fingerprint: str
     known_hosts: str
-    known_hosts_directory: bool  # the folder of the file ``known_hosts`` is there
-    via: bool  # reached through a jump host or a proxy, so that ssh-keyscan can't see it
-    known_hosts_line: str | None  # the line to add, where the key itself was seen
+    known_hosts_directory: bool  # the directory of the file ``known_hosts`` exists
+    via: bool  # reached through a jump host or a proxy, so that ssh-keyscan can't reach it
+    known_hosts_line: str | None  # the line to add, if the key itself was seen
 
 
 class ChangedKeyFacts(SshTarget):
@@ -122,10 +122,10 @@ class EngineFacts(AccessFacts):
 class AccessFailure(Words):
     """Failure to reach a host."""
 
-    kind: str  # the name of the diagnosis
-    detail: str  # one phrase that goes on behind the host's name: what happened
-    evidence: tuple[str, ...] = ()  # the lines that show it
-    facts: AccessFacts  # each kind has a type of them
+    kind: str  # name of the diagnosis
+    detail: str  # what happened, as a phrase to follow the host's name
+    evidence: tuple[str, ...] = ()  # quoted lines that show it
+    facts: AccessFacts  # each kind has its own type
 
 
 class SshUnreachable(AccessFailure):
@@ -184,7 +184,7 @@ class EngineFailure(AccessFailure):
     """A failure specific to an engine."""
 
     facts: EngineFacts = EngineFacts()
-    remedy: str  # prose, for that diagnosis
+    remedy: str  # advice in prose for that diagnosis
 
     @field_validator("kind")
     @classmethod
@@ -194,4 +194,4 @@ class EngineFailure(AccessFailure):
         return kind
 
 
-AnyAccessFailure = Annotated[_Ours | EngineFailure, Field(union_mode="left_to_right")]  # as a snapshot holds it
+AnyAccessFailure = Annotated[_Ours | EngineFailure, Field(union_mode="left_to_right")]  # as stored in a snapshot

@@ -48,13 +48,13 @@ class RankState(Observed):
     """A rank's state according to the kernel."""
 
     state: Letter
-    wchan: Short | None  # the kernel function in which its main thread sleeps
-    kernel_stack: tuple[Short, ...]  # of one in state "D", innermost first, where the kernel shows it to us
-    cpu_s: Seconds | None  # seconds of CPU that it had
-    # by thread, seconds that it had a CPU or waited for one
+    wchan: Short | None  # kernel function in which the main thread sleeps
+    kernel_stack: tuple[Short, ...]  # for state "D", innermost first, if the kernel lets us read it
+    cpu_s: Seconds | None  # CPU time used, in seconds
+    # by thread, seconds on a CPU or waiting for one
     wanted_s: Annotated[dict[Short, Seconds], Field(max_length=1024)]
-    switches: Count | None  # how often its main thread came to a CPU or left it
-    io_bytes: Count | None  # read and written so far
+    switches: Count | None  # context switches of the main thread
+    io_bytes: Count | None  # bytes read and written so far
     threads: Count
     workers: tuple[Worker, ...]
 
@@ -81,11 +81,11 @@ class Flow(Observed):
     local: tuple[IpAddress, SocketPort]
     remote: tuple[IpAddress, SocketPort]
     state: Short
-    unread: Count  # came in and was not read; ``unsent``: written, and not acknowledged by the peer
+    unread: Count  # received bytes not read yet; ``unsent``: written bytes not acknowledged by the peer
     unsent: Count
-    retransmits: Count  # how often the oldest of that was sent again without an answer
-    probes: Count = 0  # it could not go out, and the peer was asked for room this often in a row without an answer
-    acked: Count | None  # sent so far; ``received`` likewise. None where the kernel does not count.
+    retransmits: Count  # retransmissions of the oldest unacknowledged data
+    probes: Count = 0  # consecutive unanswered window probes; the peer's receive buffer is full
+    acked: Count | None  # bytes sent so far; ``received`` likewise. None if the kernel does not count.
     received: Count | None
 
 
@@ -104,18 +104,18 @@ class Call(Observed):
 class Recorded(Observed):
     """torch's flight recorder of a rank."""
 
-    live: bool  # asked for just now; else a dump that was there
+    live: bool  # queried just now; otherwise an existing dump
     age_s: Seconds = 0
-    # by group, how many collectives the rank has called; ``ended`` likewise, where torch tells
+    # by group, the number of collectives issued; ``ended`` likewise, if torch reports it
     issued: dict[Short, Count]
     ended: dict[Short, Count]
-    calls: tuple[Call, ...]  # the last of them, in their order
+    calls: tuple[Call, ...]  # the last ones, in order
 
     @property
     def pending(self) -> bool:
         """True if a collective has not ended."""
-        # The count of ended ones may stay behind, for two threads of gloo's write it (torch 2.13, after every fourth
-        # round of three all-reduces at once); the call's own entry knows better.
+        # The count of ended collectives may lag, since two threads of gloo write it (torch 2.13, after every fourth
+        # round of three concurrent all-reduces); the call's own entry is right.
         done = {(call.group, call.seq) for call in self.calls if call.done}
         return any(
             self.issued.get(group, 0) > ended and (group, self.issued[group]) not in done
@@ -157,16 +157,16 @@ class JobProcess(Observed):
     """A process of a job."""
 
     pid: Pid
-    inner_pid: Pid  # its PID inside of its container, as NCCL tells it
-    started: Count  # in the kernel's clock ticks; with the PID it means this process and no later one
+    inner_pid: Pid  # PID inside its container, as NCCL reports it
+    started: Count  # start time in the kernel's clock ticks; PID and start identify a process
     age_s: Seconds
     user: Annotated[Short, Holds.USER]
-    uid: Count | None = None  # the user's number there
+    uid: Count | None = None  # user id on that host
     command: Annotated[Short, Holds.COMMAND]
-    unit: Short | None  # its Slurm job or container
-    contained: bool = False  # it is in a container, as seen from the probe
-    nccl: Short | None  # the version that it has loaded, "unknown" where that is not told; None without NCCL
-    told: dict[Short, Short]  # of its variables those that say what can be asked of it
+    unit: Short | None  # Slurm job or container
+    contained: bool = False  # runs in a container, as seen from the probe
+    nccl: Short | None  # NCCL version that it has loaded, "unknown" if not found; None without NCCL
+    told: dict[Short, Short]  # those of its variables that say what can be queried
     local_rank: Count | None
     local_world_size: Count | None
 
@@ -193,9 +193,9 @@ class JobRank(JobProcess):
 class StoreClient(JobProcess):
     """A process that may be a rank although no variable shows it."""
 
-    # address and port of each end that it dialled, and how many connections it has to it
+    # address and port of each remote end that it dialled, with the number of connections
     dials: tuple[tuple[IpAddress, SocketPort, Count], ...]
-    # those of them that it answers itself, and how many connections came to it: a job's store is one
+    # those of them on its own listening sockets, with the number of connections; a job's store is one
     serves: tuple[tuple[IpAddress, SocketPort, Count], ...]
 
 
@@ -216,9 +216,9 @@ class Starter(Observed):
     state: RankState | None
     program: Short
     age_s: Seconds
-    # what it was told of the other nodes, by torchrun's names: "nnodes", "node_rank", "rdzv_endpoint"
+    # torchrun's options about the other nodes: "nnodes", "node_rank", "rdzv_endpoint"
     asked: Annotated[dict[Short, Short], Field(max_length=16)]
-    # the far ends of its connections, and their states
+    # remote ends of its connections, with their states
     dials: Annotated[tuple[tuple[IpAddress, SocketPort, Short], ...], Field(max_length=64)]
 
 
@@ -230,7 +230,7 @@ class JobRanks(Observed):
     unnumbered: Fact[Annotated[tuple[StoreClient, ...], Field(max_length=4096)]] = ()
     starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
     hidden: Count
-    # by list, how many of its items were no such thing, and why the first was not
+    # by list, the number of invalid items, and the reason for the first
     misfits: Annotated[dict[Short, Clipped], Field(max_length=8)] = Field(default_factory=dict)
     py_spy: bool
     machine: Short
@@ -244,7 +244,7 @@ class OomKill(Observed):
     age_s: Seconds
 
 
-SPIN_BUSY, SPIN_POWER = 95, 0.5  # an RTX PRO 6000 that hung in P2P drew 120 of 600 W at 100 %
+SPIN_BUSY, SPIN_POWER = 95, 0.5  # an RTX PRO 6000 that hung in P2P drew 120 of 600 W at 100 % utilisation
 
 
 class GpuWork(Observed):
@@ -267,7 +267,7 @@ class HostLook(Observed):
     at_s: Seconds  # on the host's clock since boot
     ranks: tuple[RankLook, ...]
     launchers: tuple[Launcher, ...]
-    serves_ras: bool  # a rank listens where NCCL's RAS service would
+    serves_ras: bool  # a rank listens on NCCL's RAS port
     killed: Fact[tuple[OomKill, ...]]
     xids: Fact[tuple[Xid, ...]]
     gpus: Fact[Annotated[tuple[GpuWork, ...], Field(max_length=64)]] = ()
@@ -295,12 +295,12 @@ class HangHost(Observed):
 
     node: Node
     job: JobRanks | None = None
-    # ranks with the numbers of missing ones that were told to meet others, or elsewhere
+    # ranks with numbers that are missing, but that belong to another master or port
     misnumbered_ranks: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
-    # older processes of the same user with numbers of the job's ranks
+    # older processes of the same user with rank numbers of this job
     rivals: Annotated[tuple[JobRank, ...], Field(max_length=4096)] = ()
     looks: tuple[HostLook, ...] = ()
-    # where no host has a rank, its launchers once more, a look's interval later
+    # if no host has a rank: its launchers again, one interval later
     starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
     ras: tuple[Phased[Ras], ...] = ()
     failure: AnyAccessFailure | None = None
@@ -318,9 +318,9 @@ class HangSnapshot(FrozenModel):
     kind: str = "hang"
     version: str
     taken_at: str
-    interval_s: Seconds  # between two looks
-    stacks: str  # how they were read: "read" without a pause, "pause", "native", or "none"
+    interval_s: Seconds  # seconds between two samples
+    stacks: str  # how stacks were read: "read" without a pause, "pause", "native", or "none"
     cluster: Cluster
     hosts: tuple[HangHost, ...]
-    other_jobs: tuple[str, ...] = ()  # ranks of jobs that were not looked at, as "ADDRESS:PORT (8 ranks)"
+    other_jobs: tuple[str, ...] = ()  # jobs that were not examined, as "ADDRESS:PORT (8 ranks)"
     timings: dict[str, Seconds] = Field(default_factory=dict)

@@ -92,13 +92,13 @@ class HostFacts(Observed):
     interfaces: Fact[network.Interfaces]
     sockets: Fact[tuple[TcpSocket, ...]]
     outside: Annotated[Fact[Outside | None], Shown("container", lambda it: it and f"{it.place}, on {it.hostname}")] = (
-        None  # of the host around the container that the probe runs in
+        None  # of the host that runs the container in which the probe runs
     )
     python: Annotated[Fact[system.PythonInfo], Shown("python", lambda it: f"{it.version}, {it.executable}")]
     torch: Annotated[Fact[system.TorchInfo | None], Shown("torch", _torch_words)]
     gpus: Annotated[Fact[tuple[system.Gpu, ...]], Shown("GPUs", _gpu_words)]
     limits: Annotated[Fact[system.ResourceLimits], Shown("limits", _limit_words)]
-    # as it was before the ports were tested
+    # state before ports were tested
     firewall: Annotated[Fact[network.FirewallFacts], Shown("firewall"), Holds.RULES] = unknown(
         "the firewall was not looked at"
     )
@@ -109,15 +109,15 @@ class HostFacts(Observed):
     config_files: Fact[tuple[system.ConfigFile, ...]]
     clock: Fact[system.Clock]
     master_port: Phased[network.PortTrial]
-    libnccl: Fact[system.LibncclAnswer | None] = None  # None where it was not asked
-    engines: Fact[network.Engines | None] = None  # None where it was not asked
-    # rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds by full name:
+    libnccl: Fact[system.LibncclAnswer | None] = None  # None if not queried
+    engines: Fact[network.Engines | None] = None  # None if not queried
+    # full names of rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds:
     # "net.ipv4.conf.all.rp_filter"
     sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")
     temporary: Fact[tuple[system.TemporaryFolder, ...]] = unknown("not looked at")
     rdma: Fact[tuple[system.RdmaDevice, ...]] = unknown("not looked at")
     pci: Fact[system.PciPaths] = unknown("not looked at")
-    gpu_driver: Fact[system.GpuDriver | None] = unknown("not looked at")  # None where no GPU is on the PCI bus
+    gpu_driver: Fact[system.GpuDriver | None] = unknown("not looked at")  # None without a GPU on the PCI bus
     gpu_health: Fact[tuple[system.GpuHealth, ...]] = unknown("not looked at")
     xids: Fact[tuple[system.Xid, ...]] = unknown("not looked at")
     plugins: Fact[tuple[system.NcclPlugin, ...]] = unknown("not looked at")
@@ -126,12 +126,12 @@ class HostFacts(Observed):
     login_shell: Fact[system.LoginShell | None] = unknown("not looked at")
     processes: Fact[tuple[system.TrainingJob, ...]] = unknown("not looked at")
     gpu_processes: Fact[tuple[system.GpuProcess, ...]] = unknown("not looked at")
-    # the same again after that, where dials failed: the counters tell which rule they met
+    # read again after failed dials: the counters show which rule matched
     firewall_after: Annotated[Fact[network.FirewallFacts | None], Holds.RULES] = None
-    ways: Fact[tuple[network.Way, ...]] = ()  # of the packets of dials that failed, out of the host and into it
-    # of the container that all of this was found in; None where that is the host itself
+    ways: Fact[tuple[network.Way, ...]] = ()  # routes of the packets of failed dials, outgoing and incoming
+    # of the container in which all this was found; None on the host itself
     surroundings: Fact[Surroundings | None] = None
-    # by fact that is a list, how many of its items were no such thing, and why the first was not; the others stand
+    # by fact that is a list, the number of invalid items, and the reason for the first; the others are kept
     misfits: Annotated[dict[Clipped, Clipped], Field(max_length=64)] = Field(default_factory=dict)
 
 
@@ -171,20 +171,20 @@ class Snapshot(Observed):
     version: str
     taken_at: Annotated[str, AfterValidator(lambda text: datetime.fromisoformat(text) and text)]
     cluster: Cluster
-    # what the hosts make of the cluster's names, where a host's own facts say nothing else
+    # answers to the cluster's names that hosts share; a host's own facts hold only deviations
     names: dict[str, network.ResolverAnswer] = Field(default_factory=dict)
     hosts: tuple[Host, ...]
     mesh: Phased[Mesh]
     smoke: Phased[Smoke]
     rates: Phased[Rates] = NO_RATES
     timings: dict[str, Seconds] = Field(default_factory=dict)
-    # addresses by name of the hosts file, as the machine resolves them that nccl-doctor ran on; asked only where a dial
-    # failed or a host lacks a name, for what is to be done about that
+    # addresses of the hosts file's names, as resolved on this machine; only looked up after a failed dial or a name
+    # that does not resolve on a host, for the advice
     resolved: dict[str, tuple[IpAddress, ...]] = Field(default_factory=dict)
-    # the names among these that its ~/.ssh/config alone knows (HostName): by them it reaches the hosts, and nobody else
+    # those of the names that only this machine's ~/.ssh/config knows (HostName); other hosts can't use them
     aliases: tuple[str, ...] = ()
     load: Load | None = None
-    # by host and phase, the seconds of the run from which until which the host was busy with it
+    # by host and phase, begin and end of its work, in seconds of the run
     spent: dict[str, dict[str, tuple[Seconds, Seconds]]] = Field(default_factory=dict)
 
     @field_validator("hosts")
@@ -278,7 +278,7 @@ def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
         gpu
         for part in named_devices(devices)
         for gpu in gpus
-        # CUDA takes any beginning of an identifier that is unambiguous
+        # CUDA accepts any unambiguous prefix of a UUID
         if part == str(gpu.index) or (part.startswith("GPU-") and gpu.uuid.lower().startswith(part.lower()))
     )
 

@@ -32,9 +32,9 @@ class Stall(Observed):
     src: str
     dst: str
     address: HostAddress
-    sent: Count  # bytes given to the kernel; ``unacked`` of them were never acknowledged
+    sent: Count  # bytes given to the kernel; ``unacked``: never acknowledged
     unacked: Count
-    segment: Count  # bytes of payload in the largest segment, as the kernel last counted them
+    segment: Count  # payload bytes of the largest segment, as the kernel last counted them
 
 
 class Interception(Observed):
@@ -53,8 +53,8 @@ class RdmaDial(Observed):
     dst: str
     interface: InterfaceName
     address: HostAddress
-    outcome: DialOutcome | Literal["routed"]  # to another network nobody dials: a rule of the kernel's leads there
-    error: Clipped | None = None  # an errno's name
+    outcome: DialOutcome | Literal["routed"]  # "routed": not dialled, since a kernel rule sends it into another network
+    error: Clipped | None = None  # name of the errno
     seconds: DialSeconds | None = None
 
 
@@ -71,15 +71,15 @@ class Trips(Observed):
     pairs: Count
     shortest_us: Count
     usual_us: Count  # the median
-    again: Count  # pairs of which a packet had to be sent again
+    again: Count  # pairs with a retransmitted packet
 
 
 class Sample(Observed):
     """The dialled pairs: the master with all hosts, ring neighbours, and random ones."""
 
-    order: tuple[str, ...]  # all hosts of the job, by rank, whether they took part or not
-    distances: tuple[Count, ...]  # how far behind it in that ring stand the hosts that each one dials
-    by_all: tuple[str, ...] = ()  # the hosts with which a dial failed, and which all others dialled then
+    order: tuple[str, ...]  # all hosts of the job by rank, also those that did not take part
+    distances: tuple[Count, ...]  # each host dials the hosts at these distances behind it in that ring
+    by_all: tuple[str, ...] = ()  # hosts with a failed dial, which all others dialled afterwards
 
     def holds(self, src: str, dst: str) -> bool:
         """Return whether the dial from one host to the other is in the sample."""
@@ -103,7 +103,8 @@ class Disputed(Observed):
     outcome: DialOutcome
 
 
-Answers = dict[str, dict[HostAddress, tuple[str, ...]]]  # by host and address, the hosts that met its listener there
+# by host and address, the hosts that reached its listener there
+Answers = dict[str, dict[HostAddress, tuple[str, ...]]]
 Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial, Disputed)
 
 
@@ -111,26 +112,26 @@ class Mesh(Observed):
     """The port mesh: every host dialled every other one, or a sample; dials of a host to itself are no pairs."""
 
     hosts: Count
-    pairs: Count  # ordered pairs of hosts there are; ``tested`` of them were dialled
+    pairs: Count  # ordered pairs of hosts; ``tested``: those dialled
     tested: Count
     ports: dict[str, tuple[Port, ...]]  # by host, the ports it listened on
-    failed: tuple[FailedDial, ...] = ()  # every dial that did not reach our own listener
-    not_listening: dict[str, Clipped] = Field(default_factory=dict)  # by host, why it could not listen
-    disputed: tuple[Disputed, ...] = ()  # they are not among the failed ones
-    # the pairs between which large packets vanish
+    failed: tuple[FailedDial, ...] = ()  # dials that did not reach our own listener
+    not_listening: dict[str, Clipped] = Field(default_factory=dict)  # by host, the reason why it could not listen
+    disputed: tuple[Disputed, ...] = ()  # not part of ``failed``
+    # pairs of hosts between which large packets vanish
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
-    # by host and address, the hosts that say that they met its listener there, which said its own nonce
+    # by host and address, the hosts that received the nonce of its listener there
     answered: Answers = Field(default_factory=dict)
-    # by host, its other addresses over which NCCL or gloo will move data; they were dialled, too
+    # by host, further addresses that NCCL or gloo will use; they were dialled, too
     rails: dict[str, dict[HostAddress, Rail]] = Field(default_factory=dict)
-    # by host that others could not reach, its addresses in another net, and who met its listener there
+    # by unreachable host, its addresses in other subnets, and who reached its listener there
     elsewhere: Answers = Field(default_factory=dict)
-    # by host and address that its engine tells its peers, who dialled that in vain, and what came of it
+    # by host and address that its engine advertises: who failed to dial it, and how
     unmet: dict[str, dict[HostAddress, dict[str, DialOutcome]]] = Field(default_factory=dict)
-    sample: Sample | None = None  # which pairs were to be dialled, where not all were
-    # dials to closed ports that somebody took; each host tried one other, where there was a reason to
+    sample: Sample | None = None  # which pairs were to be dialled, if not all
+    # dials to closed ports that something accepted; each host tried another one if in doubt
     intercepted: tuple[Interception, ...] = ()
-    rdma: tuple[RdmaDial, ...] = ()  # between the interfaces of RDMA ports that NCCL joins
+    rdma: tuple[RdmaDial, ...] = ()  # between the interfaces of RDMA ports that NCCL connects
     trips: dict[str, Trips] = Field(default_factory=dict)  # by host
 
     @model_validator(mode="after")
@@ -234,8 +235,8 @@ taken first.
 class Group:
     """A group of hosts connected by failed pairs."""
 
-    hosts: frozenset[str]  # all of them
-    # the fewest of which one is in each pair; all of ``hosts`` where several such choices are as good
+    hosts: frozenset[str]  # all hosts
+    # smallest set with a host of each pair; all of ``hosts`` if several sets are as small
     minimal_cover: frozenset[str]
 
     @property

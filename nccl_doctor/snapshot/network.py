@@ -74,9 +74,9 @@ class Link(Observed):
     index: Count
     flags: tuple[str, ...]  # lower-case names without IFF_: "up", "running", "loopback", "broadcast", "pointopoint", …
     mtu: Count
-    speed_mbps: Count | None  # megabits a second, None where the driver does not tell
-    kind: str  # "physical", "loopback", "bridge", "veth", "virtual", … as /sys/class/net tells
-    pci: PciLink | None = None  # of the device behind it
+    speed_mbps: Count | None  # in Mb/s; None if the driver does not report it
+    kind: str  # "physical", "loopback", "bridge", "veth", "virtual", …, from /sys/class/net
+    pci: PciLink | None = None  # of its PCI device
 
 
 def _of_family(family: str, *texts: str | None) -> None:
@@ -88,10 +88,10 @@ def _of_family(family: str, *texts: str | None) -> None:
 class InterfaceAddress(Observed):
     """An address of an interface, in the order of getifaddrs(3)."""
 
-    interface: InterfaceName  # its label, which for an alias is "eth0:1"
+    interface: InterfaceName  # its label; "eth0:1" for an alias
     family: Literal["inet", "inet6"]
     address: IpAddress
-    netmask: Netmask | None  # as text, "255.255.255.0" or "ffff:ffff:ffff:ffff::"; None where the kernel gives none
+    netmask: Netmask | None  # as text, "255.255.255.0" or "ffff:ffff:ffff:ffff::"; None if the kernel gives none
     scope_id: Count = 0  # IPv6 scope (interface index) of a link-local address, else 0
 
     @model_validator(mode="after")
@@ -133,24 +133,24 @@ class Refusal(Observed):
 class Way(Observed):
     """The kernel's routing decision for a packet (`ip route get`)."""
 
-    to: IpAddress  # where it goes; ``source`` None where the kernel was to choose
+    to: IpAddress  # destination; ``source`` is None if the kernel chooses it
     source: IpAddress | None = None
-    iif: InterfaceName | None = None  # the interface by which it comes in; None for a packet of the host's own
-    # the interface by which it leaves, "lo" for one that is taken in; ``gateway`` None where directly connected
+    iif: InterfaceName | None = None  # incoming interface; None for a packet that the host sends
+    # outgoing interface, "lo" if the packet is delivered locally; ``gateway`` is None if directly connected
     dev: InterfaceName | None = None
     gateway: IpAddress | None = None
-    prefers: IpAddress | None = None  # the source address that the kernel gives it
+    prefers: IpAddress | None = None  # source address that the kernel chooses
     table: Count | None = None  # number of the routing table that decided: 254 is main, 255 local
-    error: str | None = None  # errno name where there is no way; None where there is one
-    refusal: Refusal | None = None  # the route that gives that error, where one does
+    error: str | None = None  # name of the errno if there is no route
+    refusal: Refusal | None = None  # the route that gives that error, if one does
 
 
 class IptablesSave(Observed):
     """The output of ``iptables-save -c`` or ``ip6tables-save -c``."""
 
-    command: str = Field(pattern=r"^ip6?tables(-legacy|-nft)?$")  # the program that changes these rules
+    command: str = Field(pattern=r"^ip6?tables(-legacy|-nft)?$")  # program that changes these rules
     family: Literal["ip", "ip6"]
-    backend: Literal["legacy", "nft"]  # "legacy" for the kernel's own x_tables, "nft" for rules kept in nf_tables
+    backend: Literal["legacy", "nft"]  # "legacy" for the kernel's x_tables, "nft" for rules kept in nf_tables
     text: Output
 
 
@@ -166,13 +166,13 @@ class Firewalld(Observed):
 class FirewallFacts(Observed):
     """The packet filters of a host, as printed by their tools; rules and comments are untrusted text."""
 
-    nft: Fact[Output | None]  # ``nft -j list ruleset``; None where the kernel has no nf_tables
-    nft_text: Fact[Output | None] = None  # ``nft -a list ruleset``: the same for people
-    iptables: Fact[tuple[IptablesSave, ...]]  # the tables that iptables keeps, in both back ends
-    ipsets: Fact[Output | None] = None  # ``ipset save``; None where no rule asks for a set
-    firewalld: Fact[Firewalld | None] = None  # None where it does not run
-    ufw: Fact[Output | None] = None  # ``ufw status verbose``; None where ufw is not installed or inactive
-    docker: bool = False  # Docker writes rules here
+    nft: Fact[Output | None]  # ``nft -j list ruleset``; None if the kernel has no nf_tables
+    nft_text: Fact[Output | None] = None  # ``nft -a list ruleset``: the same, readable
+    iptables: Fact[tuple[IptablesSave, ...]]  # the tables that iptables shows, of both back ends
+    ipsets: Fact[Output | None] = None  # ``ipset save``; None if no rule uses a set
+    firewalld: Fact[Firewalld | None] = None  # None if it does not run
+    ufw: Fact[Output | None] = None  # ``ufw status verbose``; None if ufw is not installed or inactive
+    docker: bool = False  # Docker manages rules here
     # interface groups (/sys/class/net/NAME/netdev_group) by interface
     groups: dict[str, Count] = Field(default_factory=dict)
     bridges: tuple[InterfaceName, ...] = ()  # interfaces that are bridges
@@ -181,19 +181,19 @@ class FirewallFacts(Observed):
 class ResolverAnswer(Observed):
     """A resolver's answer for a name or address."""
 
-    addresses: tuple[IpAddress, ...]  # of getaddrinfo(3), in its order; empty where it does not resolve
-    error: str | None = None  # getaddrinfo's own words, where it does not resolve
+    addresses: tuple[IpAddress, ...]  # getaddrinfo(3)'s addresses, in order; empty if it does not resolve
+    error: str | None = None  # getaddrinfo's message, if it does not resolve
 
 
 class Resolution(ResolverAnswer):
     """A host's answer for a name or address of the cluster."""
 
-    # the local address the kernel would send from to the first address (a UDP connect(2), no packet)
+    # source address that the kernel chooses for the first address (a UDP connect(2), no packet)
     source: IpAddress | None = None
-    source_error: str | None = None  # errno name of that, e.g. "ENETUNREACH"
+    source_error: str | None = None  # name of the errno of that, for example "ENETUNREACH"
 
 
-Common = Mapping[str, ResolverAnswer]  # the answers that hosts share, by name
+Common = Mapping[str, ResolverAnswer]  # answers that hosts share, by name
 
 
 class Resolver(Protocol):
@@ -206,9 +206,9 @@ class Resolver(Protocol):
 class Names(Observed):
     """A host's answers for the cluster's names."""
 
-    # where it deviates from the common answer, or from :attr:`source`; in older snapshots every name
+    # answers that differ from the common one, or from :attr:`source`; in older snapshots every name
     own: dict[str, Resolution]
-    source: IpAddress | None = None  # the address it sends from to all others
+    source: IpAddress | None = None  # its source address for all other hosts
     _common: Common = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -296,18 +296,18 @@ def deviations(hosts: Mapping[str, Names]) -> dict[str, dict[str, Resolution]]:
 class Engines(Observed):
     """Facts from which engines (vLLM, SGLang, Ray, …) derive the host's address (probe/facts/engines.py)."""
 
-    # the kernel's source address for 8.8.8.8 and 2001:4860:4860::8888; None where there is no way
+    # source address that the kernel chooses for 8.8.8.8 and 2001:4860:4860::8888; None without a route
     route: IpAddress | None
     route6: IpAddress | None
-    # of the host's own name its addresses of families that the host has, its IPv4 address, its canonical form and the
-    # IPv4 address of that; None where it has none, or it did not come in time
+    # for the host's own name: its addresses of families that the host has, its IPv4 address, its canonical name and the
+    # IPv4 address of that; None if it has none, or the answer came too late
     configured: tuple[IpAddress, ...]
     by_inet: IpAddress | None
     by_fqdn: IpAddress | None
     fqdn: str | None
-    packages: Fact[dict[str, Version]]  # "vllm", "sglang", "ray", "deepspeed", … as far as they are installed
-    ray_nodes: tuple[IpAddress, ...] = ()  # by which Ray's nodes that run there are known
-    # of the launcher of the line to be judged, by name with "_" for "-": whether a value follows; none where unknown
+    packages: Fact[dict[str, Version]]  # installed versions of "vllm", "sglang", "ray", "deepspeed", …
+    ray_nodes: tuple[IpAddress, ...] = ()  # addresses of Ray's nodes that run on this host
+    # options of the launcher in the launch line, with "_" for "-": whether a value follows; empty if unknown
     options: dict[Annotated[str, Field(pattern=r"^\w{1,64}$")], bool] = Field(default_factory=dict, max_length=512)
 
 
@@ -320,27 +320,27 @@ class Process(Observed):
     command: CommandLine
     started: Seconds  # Unix time in seconds
     age_s: Seconds
-    orphan: bool  # its parent is pid 1 or a subreaper, though a launcher would have been
-    own: bool  # it is the user's that we are logged in as, in our container, Slurm job and login
-    ticks: Count | None = None  # clock ticks from the host's boot to its start; with ``pid``, what it is known by
-    refusal: str | None = None  # why ``fix-port`` would not end its job without ``--force``; None where it would
+    orphan: bool  # its parent is pid 1 or a subreaper, although a launcher started it
+    own: bool  # it belongs to the user that we log in as, in our container, Slurm job and login
+    ticks: Count | None = None  # clock ticks from the host's boot to its start; PID and start identify a process
+    refusal: str | None = None  # why ``fix-port`` would not end its job without ``--force``; None if it would
 
 
 class PortTrial(Observed):
     """The bind that torch's TCPStore would make, tried on the host (see probe/ports/requests.py)."""
 
     port: Port
-    free: bool  # torch would get the port
-    error: str | None = None  # errno name of the failed bind, e.g. "EADDRINUSE", "EACCES"
-    # why it is not free, as the socket tables explain it; None where it is free
+    free: bool  # torch could bind the port
+    error: str | None = None  # name of the errno of the failed bind, for example "EADDRINUSE", "EACCES"
+    # why it is not free, according to the socket tables; None if it is
     cause: Literal["listener", "bound", "outbound", "time-wait", "unknown"] | None = None
     sockets: tuple[TcpSocket, ...] = ()
     holders: tuple[Process, ...] = ()
     time_wait_s: Seconds | None = None  # seconds until the longest TIME_WAIT ends, for cause "time-wait"
-    hint: str | None = None  # how to see more, for cause "unknown"
+    hint: str | None = None  # how to find out more, for cause "unknown"
 
 
-MAX_RESERVED = 1 << 18  # characters of every other port with commas
+MAX_RESERVED = 1 << 18  # characters of a list of every other port
 
 
 def _spans(text: object) -> object:
@@ -363,10 +363,10 @@ PortSpan = Annotated[tuple[SocketPort, SocketPort], AfterValidator(_ordered)]  #
 class PortRange(Observed):
     """The range of ports that the kernel assigns by itself."""
 
-    low: Port  # first port of net.ipv4.ip_local_port_range; ``high`` is the last
+    low: Port  # first port of net.ipv4.ip_local_port_range; ``high`` is the last one
     high: Port
-    # of ip_local_reserved_ports, first and last port of each range; those are given to nobody unasked. Taken as a list
-    # of pairs and as the kernel prints it, "8080,9000-9010" (its ip-sysctl.rst).
+    # ip_local_reserved_ports, as first and last port of each range; the kernel gives these to nobody who does not ask
+    # for them. Accepts a list of pairs, or the kernel's text, "8080,9000-9010" (ip-sysctl.rst).
     reserved: Annotated[tuple[PortSpan, ...], Field(max_length=1 << 15), BeforeValidator(_spans)] = ()
 
     @model_validator(mode="after")

@@ -14,7 +14,7 @@ Gbps = Annotated[float, Field(ge=0, le=1e6)]
 
 NO_RATES = skipped(f"{NOT_ASKED} (--rate)")
 
-BUSY = 0.5  # of the time; a sender that the network holds up sleeps
+BUSY = 0.5  # share of the time; a sender that the network slows down sleeps
 WINDOW = 0.3
 INTERRUPTS = 0.8
 STOLEN = 0.3
@@ -23,15 +23,15 @@ STOLEN = 0.3
 class Figures(Observed):
     """Streams from one host to another, measured in a window after slow start (probe/mesh/rate.py)."""
 
-    gbps: Gbps  # 10⁹ bits a second that the other kernel acknowledged
+    gbps: Gbps  # 10⁹ bits per second acknowledged by the other kernel
     seconds: Seconds
     streams: Count
-    rtt_us: Count  # of packets under this load, as TCP smooths it
+    rtt_us: Count  # round-trip time under this load, as TCP smooths it
     retransmits: Count
-    segments: Count  # sent, those that were sent again included
-    dropped: Count = 0  # packets, by the sender's own queues (tc -s qdisc), slow start included
-    # shares of the time: the sending thread ran or waited for a CPU, the reader's window was full, and the sender's
-    # busiest CPU did nothing but interrupts, or its most robbed one was lent to another machine
+    segments: Count  # segments sent, with retransmissions
+    dropped: Count = 0  # packets dropped by the sender's own queues (tc -s qdisc), with slow start
+    # shares of the time: the sending thread ran or waited for a CPU; the receiver's window was full; the sender's
+    # busiest CPU did only interrupts, or its most stolen one was lent to another virtual machine
     sender_busy: Share
     reader_late: Share
     interrupts: Share
@@ -66,7 +66,7 @@ class PairRate(Figures):
 
     src: str
     dst: str
-    rail: Count  # the place of ``interface`` among those that NCCL uses on ``src``
+    rail: Count  # index of ``interface`` among those that NCCL uses on ``src``
     interface: InterfaceName
     peer_interface: InterfaceName
     address: HostAddress
@@ -99,7 +99,7 @@ class Rates(Observed):
     whole: bool  # every pair was to be measured
     rates: tuple[PairRate, ...]
     lost: tuple[LostRate, ...] = ()
-    links: dict[str, tuple[RateLink, ...]] = Field(default_factory=dict)  # by host, of its rails
+    links: dict[str, tuple[RateLink, ...]] = Field(default_factory=dict)  # by host, for its rails
 
     @model_validator(mode="after")
     def _between_its_hosts(self) -> Rates:

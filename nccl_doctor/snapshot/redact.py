@@ -43,7 +43,7 @@ PROSE = re.compile(r"[\s/@'\"=]")
 """Characters of texts and paths. A value without them is a single word that a check may need, and is kept."""
 CONFIG_LINE = re.compile(r"^\s*([A-Za-z_]\w*)\s*=(.*)$")
 
-OPTIONS = frozenset(  # options of Python and torchrun whose values are no secret; with "-" for "_" too
+OPTIONS = frozenset(  # options of Python and torchrun whose values are not secret; with "-" for "_", too
     {
         *("nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "max_restarts", "standalone"),
         *("rdzv_backend", "rdzv_endpoint", "local_addr", "local_rank", "m"),

@@ -16,24 +16,24 @@ class Smoke(Observed):
     """The all-reduce of a run."""
 
     backend: Literal["nccl", "gloo"]
-    reason: str = ""  # why this backend
+    reason: str = ""  # reason for this backend
     world_size: Count
-    # "ok"; "failed": a rank said so or died; "timeout": the deadline came first; "wrong-result"
+    # "ok"; "failed": a rank failed or died; "timeout": the deadline passed; "wrong-result"
     outcome: Literal["ok", "failed", "timeout", "wrong-result"]
     deadline_s: Seconds
     ranks: tuple[RankReport, ...]
     sizes: tuple[SizeReport, ...] = ()
-    # after a wrong sum, the ranks alone and the neighbours whose own all-reduce came out wrong
+    # after a wrong sum: single ranks and pairs of neighbours whose own all-reduce was wrong
     wrong_groups: tuple[tuple[Count, ...], ...] = ()
-    output: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by host, the last lines its processes printed
-    # by host, how what forks its ranks ended where that was not well: "… was killed by SIGKILL"
+    output: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by host, the last lines of output
+    # by host, how the process that forks its ranks ended, if not well: "… was killed by SIGKILL"
     launchers: dict[str, Clipped] = Field(default_factory=dict)
     # by host, the number of the signal that killed that process
     launcher_signals: dict[str, Count] = Field(default_factory=dict)
-    # ranks in the order of each channel's ring; ``trees`` by rank, as NCCL prints them
+    # ranks in the order of each channel's ring; ``trees``: by rank, as NCCL prints them
     rings: tuple[tuple[Count, ...], ...] = ()
     trees: dict[Count, str] = Field(default_factory=dict)
-    # by host whose ranks went over RDMA, how its ports' counters grew meanwhile
+    # by host with RDMA traffic, how much the counters of its ports grew
     rdma_grown: dict[str, Growth] = Field(default_factory=dict)
     isolation: Phased[IsolationReport] = skipped("nothing to isolate")
 

@@ -24,34 +24,34 @@ from nccl_doctor.snapshot.system import ResourceLimits
 class Surroundings(Observed):
     """Facts about the container in which the probe runs."""
 
-    # the network namespace, "net:[4026531840]"; the same for all processes in it, on the host and not
+    # identifier of the network namespace, "net:[4026531840]"; the same for all its processes, seen from anywhere
     network: str | None
-    # GPUs' and RDMA's by path; None for one that opens, else why not: "EACCES", "EPERM", "ENXIO", …
+    # GPU and RDMA device nodes by path; None if it opens, otherwise the errno: "EACCES", "EPERM", "ENXIO", …
     devices: dict[Path, str | None]
 
 
 class Outside(Observed):
     """Facts about the host itself, if the probe runs in a container."""
 
-    # what holds the container: "docker", …; "enter" for a process' namespaces
+    # runtime of the container: "docker", …; "enter" for a process's namespaces
     runtime: Literal["docker", "podman", "nerdctl", "apptainer", "enter"]
-    name: ContainerName  # the container's, or the PID; ``place`` are the words for it, "the docker container train"
+    name: ContainerName  # the container's name, or the PID; ``place`` is a phrase for it, "the docker container train"
     place: str
-    network: str | None  # as :class:`Surroundings` has it
+    network: str | None  # as in :class:`Surroundings`
     hostname: str
-    limits: ResourceLimits | None  # of a process started over SSH there; None where /proc does not tell
-    shm_bytes: Count | None  # the size of /dev/shm
-    devices: tuple[Path, ...]  # GPUs' and RDMA's, which were not opened there
-    names: tuple[str, ...]  # those of the cluster that /etc/hosts knows
-    # of the process whose namespaces the probe entered, which does not share its limits with that
+    limits: ResourceLimits | None  # of a process started over SSH there; None if /proc does not show it
+    shm_bytes: Count | None  # size of /dev/shm
+    devices: tuple[Path, ...]  # GPU and RDMA device nodes, which were not opened there
+    names: tuple[str, ...]  # names of the cluster that are in /etc/hosts
+    # of the process whose namespaces the probe entered; its limits are not the probe's
     job_limits: ResourceLimits | None = None
 
 
 class StepLimits(Observed):
     """The resources of a node that a process of a Slurm job may use."""
 
-    cpus: Count  # CPUs that it may run on, or the time of so many, whichever is less
-    memory_bytes: Count | None = None  # for all processes of the step or the job together; None where nothing bounds it
+    cpus: Count  # CPUs that it may run on, or its CPU quota, whichever is less
+    memory_bytes: Count | None = None  # for all processes of the step or the job together; None if unlimited
 
 
 Label = Annotated[str, Field(max_length=320)]
@@ -62,8 +62,8 @@ class Service(Observed):
 
     name: str
     headless: bool
-    selector: dict[Label, Label] = Field(default_factory=dict)  # empty where it chooses no pods itself
-    early: bool = False  # ``publishNotReadyAddresses``: pods have their names before they are ready
+    selector: dict[Label, Label] = Field(default_factory=dict)  # empty if it does not select pods itself
+    early: bool = False  # ``publishNotReadyAddresses``: names resolve before pods are ready
 
 
 class Expression(Observed):
@@ -121,8 +121,8 @@ class Policy(Observed):
     """A NetworkPolicy (networking.k8s.io/v1)."""
 
     name: str
-    pods: Selector  # which pods of its namespace it is for; what no rule lets through to or from them is dropped
-    # its rules for what comes in; None where it says nothing of that. ``egress`` likewise
+    pods: Selector  # pods of its namespace to which it applies; traffic that no rule allows is dropped
+    # its rules for incoming traffic; None if it has no say on that. ``egress`` likewise
     ingress: tuple[Rule, ...] | None = None
     egress: tuple[Rule, ...] | None = None
 
@@ -132,27 +132,27 @@ class PodFacts(Observed):
 
     pod: str
     namespace: str
-    container: str  # where the probe ran
-    machine: str | None = None  # the node under it; None where it has none yet
+    container: str  # container in which the probe ran
+    machine: str | None = None  # its node; None if it is not scheduled yet
     owner: str = ""
-    unready: str | None = None  # why the cluster calls it not ready though its container runs; None where it is ready
+    unready: str | None = None  # why Kubernetes calls it not ready although the container runs; None if it is ready
     host_network: bool = False
-    networks: tuple[str, ...] = ()  # those that Multus gave it besides its own
+    networks: tuple[str, ...] = ()  # networks that Multus added
     shm_volume: str = ""
-    # the bound of an ``emptyDir`` at /dev/shm; None where it has no bound. ``shm_volume`` is its name, empty where none
-    # is mounted there
+    # size limit of the ``emptyDir`` at /dev/shm; None without a limit. ``shm_volume`` is its name, empty if none is
+    # mounted there
     shm_bytes: Count | None = None
-    # what its container may use of ``nvidia.com/gpu``, ``rdma/…`` and the like
+    # limits of ``nvidia.com/gpu``, ``rdma/…`` and the like for its container
     devices: dict[str, Count] = Field(default_factory=dict)
-    capabilities: tuple[str, ...] = ()  # what was added to its root's; ``privileged`` means all
+    capabilities: tuple[str, ...] = ()  # capabilities added for root in the container; ``privileged`` means all
     privileged: bool = False
-    containers: tuple[str, ...] = ()  # all that run in it, sidecars among them
+    containers: tuple[str, ...] = ()  # its running containers, with sidecars
     labels: dict[str, str] = Field(default_factory=dict)
     addresses: tuple[IpAddress, ...] = ()
     hostname: str = ""
     subdomain: str = ""
-    ports: dict[str, Count] = Field(default_factory=dict)  # those of its containers that have a name, for policies
-    # names of those that its container's spec sets: the job's own, by its controller or its author
+    ports: dict[str, Count] = Field(default_factory=dict)  # named ports of its containers, for policies
+    # names of variables in its container's spec, set by the job's controller or author
     variables: tuple[str, ...] = ()
 
 
@@ -162,9 +162,9 @@ class KubeFacts(FrozenModel):
     engine: ClassVar[str] = "kube"
 
     namespace: str = ""
-    asked: tuple[str, ...] = ()  # the words of the command line that chose them
-    pods: dict[str, PodFacts] = Field(default_factory=dict)  # by node's name
-    # of their namespace, as ``policies`` and ``namespace_labels``
+    asked: tuple[str, ...] = ()  # command-line options that selected them
+    pods: dict[str, PodFacts] = Field(default_factory=dict)  # by name of the node
+    # of their namespace; ``policies`` and ``namespace_labels``, too
     services: Fact[tuple[Service, ...]] = unknown("not asked")
     policies: Fact[tuple[Policy, ...]] = unknown("not asked")
     namespace_labels: Fact[dict[str, str]] = unknown("not asked")

@@ -33,10 +33,10 @@ class Identity(Observed):
     hostname: str
     user: UserName
     uid: Count
-    machine: str  # the processor architecture, as ``uname -m``
+    machine: str  # processor architecture, as in ``uname -m``
     kernel: str
     boot_id: str | None  # /proc/sys/kernel/random/boot_id; equal for two nodes on one machine
-    container: str | None  # "docker", "podman", "kubernetes", "lxc", … or None outside any
+    container: str | None  # "docker", "podman", "kubernetes", "lxc", … or None outside a container
 
 
 class PythonInfo(Observed):
@@ -45,7 +45,7 @@ class PythonInfo(Observed):
     executable: Path
     version: Version
     prefix: Path
-    # what it says where it ends as training would start it, with the login's variables and site packages; None where it
+    # its error if it does not run as training would start it, with the login's variables and site packages; None if it
     # runs. The probe itself runs isolated from those.
     failure: str | None = None
 
@@ -56,19 +56,20 @@ class NcclCopy(Observed):
     owner: str
     version: Version | None
     path: Path
-    loaded: bool  # ld.so maps this file for torch, and its size is the package's own
+    loaded: bool  # ld.so maps this file for torch, and it has the size of the package's file
 
 
 class TorchInfo(Observed):
     """torch of that interpreter, read from metadata without importing it."""
 
-    version: Version  # e.g. "2.13.0+cpu"
-    cuda: Version | None  # the CUDA version it was built for; None for a CPU build
+    version: Version  # for example "2.13.0+cpu"
+    cuda: Version | None  # CUDA version that it was built for; None for a CPU build
     hip: Version | None
-    nccl: Version | None  # version of the nvidia-nccl wheel it loads; None where it has none or links NCCL statically
-    nccl_library: Path | None  # path of libnccl.so.2, where there is one
-    nccl_copies: tuple[NcclCopy, ...] = ()  # all of them, where there are several
-    nccl_unlinked: Clipped | None = None  # why the dynamic linker did not say which of their files torch loads
+    # version of the nvidia-nccl wheel that it loads; None without one, or if NCCL is linked statically
+    nccl: Version | None
+    nccl_library: Path | None  # path of libnccl.so.2, if there is one
+    nccl_copies: tuple[NcclCopy, ...] = ()  # all copies, if there are several
+    nccl_unlinked: Clipped | None = None  # why the dynamic linker did not tell which of the copies torch loads
     location: Path
 
 
@@ -76,9 +77,9 @@ class LibncclAnswer(Observed):
     """The answer of the host's own libnccl to a request for a unique id (probe/facts/software.py)."""
 
     version: Version | None
-    interface: InterfaceName | None  # which it names as its bootstrap's; None where the line could not be read
+    interface: InterfaceName | None  # bootstrap interface that it chose; None if its message could not be parsed
     address: IpAddress | None
-    error: Clipped | None  # NCCL's own words, or why it could not be asked
+    error: Clipped | None  # NCCL's message, or why it could not be queried
 
 
 class Gpu(Observed):
@@ -90,7 +91,7 @@ class Gpu(Observed):
     memory_total_mib: Count | None
     memory_used_mib: Count | None
     driver: str
-    fault: str | None = None  # nvidia-smi's words in place of its values: "GPU is lost", "Unknown Error"
+    fault: str | None = None  # nvidia-smi's message in place of its values: "GPU is lost", "Unknown Error"
 
 
 class PciGpu(Observed):
@@ -100,7 +101,7 @@ class PciGpu(Observed):
     vendor: Literal["nvidia", "amd"]
     driver: str | None
     link: PciLink | None = None
-    # AMD's only; nvidia-smi tells of NVIDIA's
+    # only for AMD; nvidia-smi reports NVIDIA's
     device: Annotated[str, Field(pattern="^[0-9a-f]{4}$")] | None = None  # PCI device id, as "74a1" for an MI300X
     name: str | None = None
     memory_mib: Count | None = None
@@ -110,11 +111,12 @@ class GpuDriver(Observed):
     """The state of a host's GPUs in the kernel."""
 
     gpus: tuple[PciGpu, ...]
-    module: str | None  # version of the nvidia module; None where it is not loaded
-    built_for: tuple[str, ...] = ()  # kernels for which such a module is installed; looked at only where none is loaded
-    nodes: dict[Path, str | None] = Field(default_factory=dict)  # why one can't be used, by errno's name; None: it can
+    module: str | None  # version of the nvidia module; None if not loaded
+    built_for: tuple[str, ...] = ()  # kernels for which such a module is installed; only looked up if none is loaded
+    # device nodes; the errno if one can't be used, else None
+    nodes: dict[Path, str | None] = Field(default_factory=dict)
     smi: bool = False  # nvidia-smi is installed
-    amdgpu: str | None = None  # version of the amdgpu module; None where it is not loaded
+    amdgpu: str | None = None  # version of the amdgpu module; None if not loaded
 
 
 class ResourceLimits(Observed):
@@ -124,8 +126,8 @@ class ResourceLimits(Observed):
     nofile_hard: Count | None
     memlock_soft: Count | None
     memlock_hard: Count | None
-    ipc_lock: bool | None = None  # it has CAP_IPC_LOCK, whom memlock does not bind; None in older snapshots
-    # CmaTotal and CmaFree of /proc/meminfo, of memory that can't be pinned for long; None where the kernel has none
+    ipc_lock: bool | None = None  # has CAP_IPC_LOCK, so that memlock does not apply; None in older snapshots
+    # CmaTotal and CmaFree of /proc/meminfo, for memory that can't be pinned for long; None if the kernel has none
     cma_kib: tuple[Count, Count] | None = None
 
 
@@ -162,26 +164,26 @@ class Clock(Observed):
 class TrainingJob(Observed):
     """A launcher and its ranks, or what is left of them; probe/jobs.py defines which processes are one job."""
 
-    # "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": ended, and its parent does not ask
+    # "ranks" of a launcher or of multiprocessing; "ray-worker"; "zombie": exited, and not reaped by its parent
     kind: Literal["ranks", "ray-worker", "zombie"]
-    pid: Pid  # of its root, from which the others descend, or which was the first to be left
-    pids: tuple[Pid, ...]  # all of its processes
-    ranks: Count  # how many of them a launcher started
-    launcher: str | None  # the root's name, where it is one
-    # nobody watches over it and it makes no progress: orphaned ranks, a Ray worker on a host without raylet, a zombie
+    pid: Pid  # of its root: the ancestor of the others, or the oldest one left
+    pids: tuple[Pid, ...]  # all its processes
+    ranks: Count  # number of them that a launcher started
+    launcher: str | None  # name of the root, if it is a launcher
+    # unattended and without progress: orphaned ranks, a Ray worker on a host without raylet, a zombie
     left_behind: bool
     user: UserName
     own: bool
     command: CommandLine
     age_s: Seconds
     ppid: Pid
-    parent: CommandLine | None  # of the root, as its command; what has to ask for a zombie
+    parent: CommandLine | None  # command of the root's parent, which has to reap a zombie
     terminal: bool  # its root has a controlling terminal
-    unit: str | None  # its Slurm job or container
-    # clock ticks from the host's boot to the root's start; with ``pid``, what it is known by
+    unit: str | None  # Slurm job or container
+    # clock ticks from the host's boot to the root's start; PID and start identify a process
     ticks: Count | None = None
-    refusal: str | None = None  # why ``fix-port`` would not end it without ``--force``; None where it would
-    # MASTER_ADDR, MASTER_PORT and WORLD_SIZE of its ranks, as far as they show them
+    refusal: str | None = None  # why ``fix-port`` would not end it without ``--force``; None if it would
+    # MASTER_ADDR, MASTER_PORT and WORLD_SIZE of its ranks, if known
     env: Annotated[dict[str, EnvValue], Holds.ENVIRONMENT] = Field(default_factory=dict)
 
 
@@ -189,10 +191,10 @@ class GpuProcess(Observed):
     """A process with GPU memory, from nvidia-smi."""
 
     pid: Pid
-    gpu: Count | None  # the GPU's index
+    gpu: Count | None  # index of the GPU
     uuid: str
-    memory_mib: Count | None  # None where the platform does not tell
-    alive: bool  # it shows in /proc; in a container, processes outside never do
+    memory_mib: Count | None  # None if the platform does not report it
+    alive: bool  # listed in /proc; processes outside a container are not listed inside
     user: UserName | None
     own: bool
     command: CommandLine | None
@@ -203,11 +205,11 @@ class RdmaGid(Observed):
 
     index: Count
     gid: str
-    type: str | None = None  # "RoCE v2" or "IB/RoCE v1", as the kernel writes it; None where it does not tell
-    interface: InterfaceName | None = None  # the network interface behind it; None on InfiniBand
+    type: str | None = None  # "RoCE v2" or "IB/RoCE v1", as the kernel writes it; None if unknown
+    interface: InterfaceName | None = None  # its network interface; None on InfiniBand
 
 
-PartitionKey = Annotated[str, Field(pattern=r"^0x[0-9a-fA-F]{1,4}$")]  # of InfiniBand: "0xffff"
+PartitionKey = Annotated[str, Field(pattern=r"^0x[0-9a-fA-F]{1,4}$")]  # InfiniBand partition key: "0xffff"
 
 
 class RdmaPort(Observed):
@@ -216,9 +218,9 @@ class RdmaPort(Observed):
     number: Count
     state: str  # "ACTIVE", "DOWN", "INIT", "ARMED", …
     physical_state: str | None = None
-    rate_gbps: Rate | None = None  # gigabits a second
+    rate_gbps: Rate | None = None  # in Gb/s
     link_layer: str | None = None  # "InfiniBand", "Ethernet" (RoCE) or "Unspecified" (EFA)
-    gid_count: Count | None = None  # entries of the GID table, empty ones among them; None in older snapshots
+    gid_count: Count | None = None  # entries of the GID table, with empty ones; None in older snapshots
     gids: tuple[RdmaGid, ...] = ()
     pkeys: tuple[tuple[Count, PartitionKey], ...] = ()  # those in use, by index
 
@@ -229,14 +231,12 @@ class RdmaDevice(Observed):
     name: str
     model: str | None = None
     firmware: str | None = None
-    guid: str | None = None  # sys_image_guid: one a chip
-    pci: tuple[str, ...] = ()  # addresses of the bridges that lead to it, its own last: "0000:01:00.0"
+    guid: str | None = None  # sys_image_guid: one per chip
+    pci: tuple[str, ...] = ()  # addresses of the bridges on its path, its own last: "0000:01:00.0"
     numa: Count | None = None
     link: PciLink | None = None
-    verbs: Count | None = (
-        None  # N of /dev/infiniband/uverbsN, given in the order in which the kernel registered devices
-    )
-    # why that doesn't open, by errno's name, or "no ib_uverbs" where the kernel module is not loaded; None: it opens
+    verbs: Count | None = None  # N of /dev/infiniband/uverbsN, in the order in which the kernel registered devices
+    # why that does not open: the errno, or "no ib_uverbs" if the kernel module is not loaded; None if it opens
     problem: str | None = None
     ports: tuple[RdmaPort, ...] = ()
 
@@ -245,21 +245,19 @@ class PciPaths(Observed):
     """The paths between GPUs, and to RDMA devices."""
 
     nvswitches: Count = 0  # NVSwitch devices on the PCI bus
-    # state of the service that makes NVSwitches usable: systemd's ActiveState ("active", "inactive", "failed", …),
-    # "missing" where there is no such service; None where there are no NVSwitches, or no systemd to ask, as in
-    # containers
+    # systemd's ActiveState of the service that NVSwitches need ("active", "inactive", "failed", …), "missing" if it is
+    # not installed; None without NVSwitches, or without systemd, as in containers
     fabric_manager: str | None = None
-    fabric_manager_version: Version | None = None  # "550.54.15"; asked for where the service does not run
-    peermem: bool = False  # nvidia_peermem (or its forerunner nv_peer_mem) is loaded
-    # the driver can hand out GPU memory as DMA-BUF: its open kernel modules on Linux ≥5.12; None where the driver's
-    # flavour can't be read
+    fabric_manager_version: Version | None = None  # for example "550.54.15"; only queried if the service does not run
+    peermem: bool = False  # nvidia_peermem (or nv_peer_mem, its predecessor) is loaded
+    # the driver can export GPU memory as DMA-BUF: open kernel modules on Linux ≥5.12; None if the kind of modules is
+    # unknown
     dmabuf: bool | None = None
-    # kinds of the IOMMU groups that GPUs are in: "identity" passes through, "DMA" and "DMA-FQ" translate; empty where
-    # no IOMMU is in use
+    # types of the IOMMU groups of GPUs: "identity" passes through, "DMA" and "DMA-FQ" translate; empty without an IOMMU
     iommu: tuple[str, ...] = ()
-    # PCI bridges with ACS redirection on, by address; None where only root could read that
+    # addresses of PCI bridges with ACS redirection; None if only root may read that
     acs: tuple[str, ...] | None = None
-    above: tuple[str, ...] = ()  # the PCI bridges above GPUs, by address
+    above: tuple[str, ...] = ()  # addresses of the PCI bridges above GPUs
 
 
 class GpuHealth(Observed):
@@ -268,11 +266,11 @@ class GpuHealth(Observed):
     index: Count
     bus_id: str | None = None
     ecc_uncorrected: Count | None = None  # uncorrected memory errors since the driver was loaded
-    remap_pending: bool | None = None  # a broken memory row waits for a GPU reset to be replaced
-    remap_failed: bool | None = None  # a row could not be replaced
+    remap_pending: bool | None = None  # a faulty memory row is replaced at the next GPU reset
+    remap_failed: bool | None = None  # a memory row could not be replaced
     mig: bool | None = None  # multi-instance mode is on
-    fabric: str | None = None  # the state of NVLink fabric registration: "Completed", "In Progress", …
-    warning: str | None = None  # nvidia-smi's own words about it: "infoROM is corrupted"
+    fabric: str | None = None  # state of the NVLink fabric registration: "Completed", "In Progress", …
+    warning: str | None = None  # nvidia-smi's warning about it: "infoROM is corrupted"
 
 
 class Xid(Observed):
@@ -296,24 +294,24 @@ class NcclPlugin(Observed):
 class SameEntry(Observed):
     """A path that must be the same on all hosts."""
 
-    path: Path  # as the hosts file has it
-    resolved: Path  # as an absolute path on the host
-    # "checkout" is a folder that Git keeps: its commit is compared, and what was changed in it
+    path: Path  # as in the hosts file
+    resolved: Path  # absolute path on the host
+    # "checkout": a folder with .git, whose commit and changed files are compared
     kind: Literal["file", "folder", "checkout", "missing"]
-    # SHA-256 by path within the folder, "" for a file itself; in a checkout those of changed files, with "deleted" for
-    # one that is gone
+    # SHA-256 by path within the folder, "" for a file itself; in a checkout only changed files, "deleted" for a deleted
+    # one
     files: dict[Path, str] = Field(default_factory=dict)
     size: Count = 0  # of all files together, in bytes
     commit: str | None = None
-    # of a checkout, SHA-256 of the modes, identifiers and paths of its index
+    # for a checkout, SHA-256 of the modes, ids and paths in its index
     staged: str | None = None
-    problem: str | None = None  # why not all of it could be read
+    problem: str | None = None  # why it could not be read completely
 
 
 class LoginShell(Observed):
     """An interactive login shell, compared with the shell with which SSH runs commands."""
 
-    shell: str  # its program
+    shell: str  # program of the login shell
     # the interpreter that it runs by the hosts file's name for it; None where it finds none, or where that name is a
     # path and means the same everywhere
     python: str | None

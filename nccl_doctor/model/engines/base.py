@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-if TYPE_CHECKING:  # a command line asks the engines for their options: it waits for no model
+if TYPE_CHECKING:  # a command line only needs the engines' options: loading the models would slow it down
     from nccl_doctor.model.cluster import Cluster, Node, NodeOptions
 
-Kind = str  # a name that ``--transport`` takes, of :func:`nccl_doctor.model.engine.kinds`
+Kind = str  # a value of ``--transport``, see :func:`nccl_doctor.model.engine.kinds`
 Words = tuple[tuple[str, str | None], ...]
 """Command-line options with their values; None for an option without one."""
 
@@ -18,29 +18,29 @@ Words = tuple[tuple[str, str | None], ...]
 class Flag:
     """A command-line option that selects an engine's hosts."""
 
-    name: str  # of its value
-    words: tuple[str, ...]  # as it is written; the first stands in messages
-    help: str  # ``{chooser}`` is the option that chooses among the hosts
+    name: str  # name of its value
+    words: tuple[str, ...]  # spellings; messages use the first
+    help: str  # ``{chooser}`` is the option that selects among the hosts
     metavar: str | None = None
-    default: str | None = None  # shown by the help
-    bare: bool = False  # its value may be left out
+    default: str | None = None  # default that the help shows
+    bare: bool = False  # its value is optional
     fix_port: bool = True  # ``fix-port`` has it, too
 
 
 class Engine:
     """Description of a way to reach hosts: its names, options and words; :mod:`nccl_doctor.transport` connects."""
 
-    name: ClassVar[str]  # in :attr:`Node.access`, and as the scope of a check
-    options: ClassVar[type[NodeOptions]]  # its knowledge of a node
-    way: ClassVar[str]  # how a command comes to a node, to be put behind "a command" in a sentence
-    absent: ClassVar[str]  # says that no host is reached so
-    wraps: ClassVar[bool] = False  # it leads on from a host that another engine reaches
-    shares_machine: ClassVar[bool] = True  # several of its hosts may be one machine
+    name: ClassVar[str]  # key in :attr:`Node.access`, and scope of a check
+    options: ClassVar[type[NodeOptions]]  # type of its settings for a node
+    way: ClassVar[str]  # how a command reaches a node, as a phrase to follow "a command"
+    absent: ClassVar[str]  # states that no host is reached this way
+    wraps: ClassVar[bool] = False  # it continues from a host that another engine reaches
+    shares_machine: ClassVar[bool] = True  # several of its hosts may be on one machine
     launches: ClassVar[bool] = False  # ``nccl-doctor launch`` writes lines that start a job on its hosts
-    finds_hosts: ClassVar[bool] = False  # it lists its hosts itself, where others are named by the user
-    flags: ClassVar[tuple[Flag, ...]] = ()  # the options that choose its hosts
-    implied: ClassVar[bool] = False  # the environment may mean its hosts, too
-    kinds: ClassVar[tuple[Kind, ...]] = ()  # the names by which ``--transport`` asks for it; empty where it is its own
+    finds_hosts: ClassVar[bool] = False  # it lists its hosts itself; for other engines the user names them
+    flags: ClassVar[tuple[Flag, ...]] = ()  # options that select its hosts
+    implied: ClassVar[bool] = False  # environment variables may select its hosts, too
+    kinds: ClassVar[tuple[Kind, ...]] = ()  # values of ``--transport`` for it; empty if its name is the only one
 
     def name_node(self, name: str) -> NodeOptions:  # noqa: ARG002 - other engines' hosts are found, not named
         """Return the node options for a host named by the user."""

@@ -18,10 +18,10 @@ class SlurmOptions:
     engine: ClassVar[str] = "slurm"
 
     job: str = ""
-    inside: bool = False  # nccl-doctor runs in that very job
-    container_image: str = ""  # srun's --container-image and --container-name (pyxis), empty for none
+    inside: bool = False  # nccl-doctor runs in this job
+    container_image: str = ""  # srun's --container-image and --container-name (pyxis); empty for none
     container_name: str = ""
-    gpus: int = 0  # that Slurm gave the job on this node
+    gpus: int = 0  # GPUs that Slurm gave the job on this node
 
     @property
     def container(self) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def _own_names(view: View) -> Iterator[OwnName]:
         lost: tuple[str, ...] = ()
         own = view.nccl.by_host.get(host_name)
         is_used = own is not None and own.chosen is not None and own.chosen.address == addresses[host_name]
-        # gloo's address is NCCL's, of the others' family: then the host's name loses nobody
+        # gloo uses NCCL's address, in the family of the others: then the host's name does not matter
         if not is_used or _is_v4(addresses[host_name]) != usual or is_loopback(addresses[host_name]):
             rivals = {
                 other: addresses[other]
@@ -126,7 +126,7 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
         "/etc/hosts there."
     )
     names = {own.host: good[own.host] for own in caught if own.host in good}
-    # others are dialled by what these make of their own names
+    # other hosts are dialled at the addresses to which they resolve their own names
     by_name = {(own.host, own.name) for own in caught}
     by_gloo = {(own.host, own.gloo) for own in caught if nccl.addresses.get(own.host) != own.gloo}
     failed = failed_where(view, lambda dial: (dial.src, dial.address) in by_name or (dial.dst, dial.address) in by_gloo)
@@ -140,7 +140,7 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
         ),
         facts={**{own.host: list(own.resolution.addresses) for own in caught}, "failed": failed},
         fix=setting(summary, GLOO_SOCKET_IFNAME, names) if len(names) == len(caught) else Fix(summary=summary),
-        # gloo may be but the helper of a job of NCCL's
+        # in a job with NCCL, gloo may only be used for small messages
         severity=Severity.INFO if not lost else Severity.ERROR if is_without_gpus(view) else None,
     )
 
@@ -168,6 +168,7 @@ def is_unreached(snapshot: Snapshot, host: Host) -> bool:
         return all((src, name) in mesh.failures for src in dialled)
     if isinstance(facts.interfaces, Unknown) or isinstance(facts.resolution, Unknown):
         return False
-    resolved = facts.resolution.get(host.node.address)  # what the hosts file means, beside what the container has
+    # the answer for the hosts file's name, beside what the container resolves
+    resolved = facts.resolution.get(host.node.address)
     wanted = {host.node.address, *(resolved.addresses if resolved else ())}
     return all(entry.address not in wanted for entry in facts.interfaces.addresses)

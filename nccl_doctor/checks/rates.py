@@ -16,14 +16,16 @@ from typing import Literal
 
 from nccl_doctor.snapshot.rate import PairRate, Rates
 
-SLOW = 0.5  # of the usual rate
+SLOW = 0.5  # share of the usual rate
 GRAVE = 0.1
-SPREADS = 3.0  # a slow rate is so many spreads of hosts' bests away from the usual one, besides
-CLEAR = 1 / 3  # of the usual rate; few hosts make no spread to speak of, and what is below is slow in any case
-LOSS = 0.008  # of segments sent again that is no matter of a full queue, where the others have a tenth of it at most
-TIMES = 10.0  # as many times that of the others
+SPREADS = 3.0  # a slow rate is also this many spreads (of the hosts' best rates) below the usual one
+# share of the usual rate; few hosts give no meaningful spread, and a rate below this share is always slow
+CLEAR = 1 / 3
+# share of retransmitted segments that a full queue does not explain, if the others have at most a tenth of it
+LOSS = 0.008
+TIMES = 10.0  # least ratio to the others' share
 LEAST_LOST = 20  # segments
-WHOLE = 0.8  # of a row that is bad, where the row is
+WHOLE = 0.8  # share of a row that must be bad for the row to be bad
 TRIALS = 3  # rates of a row or column that are measured again
 MAD = 1.4826  # standard deviations in a median absolute deviation
 
@@ -34,7 +36,7 @@ Direction = Literal["send", "receive"]
 class SlowLink:
     """A slow host with the directions concerned, a slow pair, or a slow rail of all hosts."""
 
-    hosts: tuple[str, ...]  # one, the two of a pair with the sender first, or all of a rail
+    hosts: tuple[str, ...]  # one host, the two of a pair with the sender first, or all of a rail
     rails: tuple[int, ...]
     rates: tuple[PairRate, ...]  # the bad ones
     usual: float
@@ -62,8 +64,8 @@ class Rail:
     """The rates of one rail."""
 
     number: int
-    rates: dict[tuple[str, str], PairRate]  # by sender and receiver, the measure that counts
-    first: dict[tuple[str, str], PairRate]  # the one beside others
+    rates: dict[tuple[str, str], PairRate]  # by sender and receiver, the measurement that counts
+    first: dict[tuple[str, str], PairRate]  # the measurement beside others
 
     @cached_property
     def bests(self) -> list[float]:
@@ -178,7 +180,7 @@ def _explained(rail: Rail, judgement: Judgement) -> tuple[list[Line], list[PairR
     for rate in looked_bad.values():
         if rate.limited is not None:
             judgement.limited.setdefault(rate.dst if rate.reader_is_late else rate.src, rate.limited)
-    # one that was bad with others beside it, and that nobody tried alone, says nothing
+    # a rate that was bad beside others, and was not measured alone, proves nothing
     bad = {pair: rate for pair, rate in looked_bad.items() if rate.limited is None and rail.is_bad_again(rate)}
     return _cover(bad, rail.rates.keys() - looked_bad.keys() | bad.keys())
 

@@ -19,23 +19,23 @@ from nccl_doctor.snapshot.hang import Call, GpuWork, HangHost, HangSnapshot, Ras
 from nccl_doctor.text.bounds import CrowdedError
 from nccl_doctor.text.hostlist import plural
 
-CHATTER = 1 << 20  # bytes between two looks that NCCL's own services (RAS) may exchange while the job stands still
+CHATTER = 1 << 20  # bytes between two samples that NCCL's own services (RAS) may exchange while the job hangs
 
 
 @dataclass(frozen=True)
 class HangEvidence:
     """Evidence for a verdict."""
 
-    ranks: dict[int, ObservedRank]  # those that were found, by number; ``world_size`` counts all
+    ranks: dict[int, ObservedRank]  # those that were found, by rank; ``world_size`` counts all
     world_size: int
-    lost: tuple[Lost, ...]  # ranks that can't take part; ``unseen`` those for which nobody could look
+    lost: tuple[Lost, ...]  # ranks that can't take part; ``unseen``: ranks that could not be examined
     unseen: tuple[int, ...]
     links: tuple[Link, ...]  # between ranks
-    divergence: Divergence | None  # where the recorders part; None where they don't, or there are none
+    divergence: Divergence | None  # where the recorders diverge; None if they don't, or there are none
     ras: RasView | None
     serves_ras: bool
-    spinning: dict[str, GpuWork]  # by host one of its GPUs, where some of them spin at every look
-    # where there is no rank, the launchers without any; ``rendezvous_fault`` why ranks did not meet
+    spinning: dict[str, GpuWork]  # by host, one of its GPUs, if some of them are busy in every sample
+    # launchers without ranks, if there is no rank; ``rendezvous_fault``: why ranks did not meet
     rendezvous: Rendezvous
     rendezvous_fault: RendezvousFault | None
 
@@ -115,11 +115,11 @@ class Lost:
     """A rank that can't take part."""
 
     rank: int
-    hosts: tuple[str, ...]  # where it belongs; several where only that is known
+    hosts: tuple[str, ...]  # its host; several if only that much is known
     pid: int | None
-    why: str  # what became of it, to stand behind its name
+    why: str  # what happened to it, as a phrase to follow its name
     evidence: tuple[str, ...] = ()  # lines that show it
-    stopped: bool = False  # it can go on
+    stopped: bool = False  # it can continue
 
 
 def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
@@ -128,7 +128,7 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
     here = [Lost(one.rank, (one.host,), one.job_rank.pid, why, stopped=one.stopped) for one, why in dead]
     absent = sorted(set(range(world_size(ranks))) - set(ranks))
     hosts = {host.name: host for host in snapshot.hosts}
-    homes: dict[int, str] = {}  # a node's ranks are numbered in a row: one that was found there tells of all
+    homes: dict[int, str] = {}  # ranks of a node are numbered in sequence, so one found there locates all of them
     for one in ranks.values():
         if one.job_rank.local_rank is not None and one.job_rank.local_world_size is not None:
             first = one.job_rank.rank - one.job_rank.local_rank
@@ -137,7 +137,7 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
     gone = [_absent(rank, hosts[homes[rank]]) for rank in absent if rank in homes]
     homeless = [rank for rank in absent if rank not in homes]
     empty = tuple(host.name for host in snapshot.hosts if host.job is not None and not host.job.ranks)
-    # a counted rank was counted because it holds a connection: it is somewhere else
+    # it was counted because it holds a connection: it is somewhere else
     counted = any(one.job_rank.counted for one in ranks.values())
     if empty and not counted and not any(host.failure for host in snapshot.hosts):
         words = "no rank of this job runs there"
@@ -153,7 +153,7 @@ def _homes_by_ras(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> dic
     for answer in _answers(snapshot):
         for one in answer.communicators:
             known = {m.host: ranks[m.rank].host for m in one.ranks if _by_pid(m.pid, m.host, by_pid) == m.rank}
-            if one.size == world_size(ranks):  # of a smaller one, the numbers are its own
+            if one.size == world_size(ranks):  # in a smaller group, the numbers are the group's own
                 homes |= {m.rank: known[m.host] for m in one.missing if m.host in known and m.rank not in ranks}
     return homes
 
@@ -179,10 +179,10 @@ class Divergence:
     """Point at which the ranks diverge."""
 
     where: str  # "number 17 of group 0"
-    outliers: tuple[int, ...]  # the ranks that did not do as most did, or came less far
-    did: dict[int, str]  # what each rank did there, in words
-    differs: bool  # they called different things; else ``outliers`` have not come there
-    # those that have not come wait in a call of another group, as where two groups are used in two orders
+    outliers: tuple[int, ...]  # ranks that differ from most, or have made fewer calls
+    did: dict[int, str]  # by rank, its call there as a phrase
+    differs: bool  # they issued different calls; otherwise ``outliers`` have not made this call
+    # ranks that have not made it wait in a call of another group, for example if two groups are used in two orders
     crossed: bool = False
 
 
@@ -190,10 +190,10 @@ def divergence(ranks: dict[int, ObservedRank]) -> Divergence | None:
     """Return the first call in which ranks differ, or that some have not reached."""
     told = {number: one.recorded for number, one in ranks.items() if one.recorded is not None}
     known = {number: one for number, one in told.items() if one is not None}
-    # one that was dumped long ago tells of the past, and is compared with its like alone
+    # an old dump describes the past, and is only compared with others of its age
     live = {number: one for number, one in known.items() if one.live}
     chosen = live if len(live) >= 2 else known
-    # what a group did that no rank stands in now is over, however it ended
+    # a call of a group in which no rank waits now is over, however it ended
     groups = {one.calls[-1].group for one in chosen.values() if one.calls}
     found = compare(_dump(number, one, groups) for number, one in chosen.items()) if len(chosen) >= 2 else None
     if found is None or not (found.minority or found.behind):
@@ -229,10 +229,12 @@ def _dump(number: int, recorded: Recorded, groups: set[str]) -> flight.Dump:
 class RasView:
     """RAS' view of the job's ranks."""
 
-    behind: dict[int, str]  # rank to how it is behind, in words
-    lost: dict[int, str]  # ranks whose process RAS does not reach, or not in time, in words
-    even: bool  # every communicator's ranks are known to have launched the same: RAS' text names only those that differ
-    crossed: dict[int, str]  # ranks that can't have called the same, each ahead in another collective: its counts
+    behind: dict[int, str]  # rank to a phrase for how it is behind
+    lost: dict[int, str]  # ranks whose process RAS does not reach in time, each with a phrase
+    # all ranks of every communicator are known to have launched the same calls: RAS' text names only those that differ
+    even: bool
+    # ranks that can't have issued the same calls, each ahead in another collective, with their counts
+    crossed: dict[int, str]
 
 
 def ras_view(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> RasView | None:
@@ -313,10 +315,10 @@ def _answers(snapshot: HangSnapshot) -> list[RasAnswer]:
                 if report.form == DIAGNOSTICS:
                     continue
                 try:
-                    # of lines that were cut off, the last may end anywhere; of JSON, nothing can be read then
+                    # the last cut line may end anywhere; cut JSON can't be read at all
                     lines = report.text if report.form == "json" else report.text.rpartition("\n")[0]
                     found.append(ras.parse(lines))
-                except (CrowdedError, MalformedAnswerError):  # cut, or a stranger's: what is missing is said by `gaps`
+                except (CrowdedError, MalformedAnswerError):  # cut, or not RAS' answer: `gaps` says what is missing
                     continue
     return found
 

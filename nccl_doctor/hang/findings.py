@@ -24,7 +24,7 @@ def stalled(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         return
     ranks = evidence.ranks
     pairs = {frozenset(ranks[end].host for end in (one.source, one.target) if end in ranks) for one in links}
-    common = frozenset.intersection(*pairs)  # a host that is in all of several pairs stands alone
+    common = frozenset.intersection(*pairs)  # a host that is part of several failing pairs, all of them, is the odd one
     hosts = tuple(common) if len(pairs) > 1 and len(common) == 1 else tuple(sorted(frozenset.union(*pairs)))
     lines = []
     for one in links:

@@ -41,12 +41,12 @@ class StackPlace:
     """Frame of a rank's stack."""
 
     kind: Kind
-    # the function of a library that the user's line called, as "all_reduce"; "" where it stands there itself
+    # the library function that the user's frame called, such as "all_reduce"; "" if it called none
     called: str
-    own: Frame | None  # the innermost frame of the user's; None where none is on the stack
-    # file and line of the user's frames, innermost first: they change when the rank moves on
+    own: Frame | None  # innermost frame of the user's code; None if the stack has none
+    # file and line of the user's frames, innermost first: they change when the rank makes progress
     path: tuple[tuple[str, int], ...]
-    starts: bool = False  # it waits for all ranks to meet, in ``init_process_group``
+    starts: bool = False  # it waits in ``init_process_group`` for all ranks to meet
 
     @property
     def line(self) -> str:
@@ -71,7 +71,7 @@ class StackPlace:
 
 def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
     """Return the place of the main thread; None without a stack."""
-    # in a container, a thread's own number there may be the PID that its process has outside
+    # in a container, the id of a thread may equal the PID that its process has outside
     known = [one for one in threads if one.name == "MainThread"] or [one for one in threads if one.tid == pid]
     main = next(iter(known or threads), None)
     if main is None or not main.frames:
@@ -100,13 +100,13 @@ def _called(frames: Sequence[Frame]) -> str:
     return next((function for function in named if function not in _BARE), named[0] if named else "")
 
 
-BUSY = 0.2  # share of a CPU that a rank has who works; below it are wake-ups of helpers
+BUSY = 0.2  # share of a CPU that a working rank uses; helper threads use less
 WANTING = 0.6
 """Share of the time for which a thread of a working rank runs or waits for a CPU.
 
 Only single threads count, since on a busy machine each wake-up of a helper thread waits, too, and many add up.
 """
-READING = 1 << 20  # bytes read or written between two looks that are more than such helpers'
+READING = 1 << 20  # bytes read or written between two samples; helpers do less
 STOPPED = "Tt"
 Ends = tuple[tuple[str, int], tuple[str, int]]
 
@@ -116,10 +116,10 @@ class ObservedRank:
     """A rank as all its samples show it."""
 
     host: str
-    job_rank: JobRank  # what its process told when it was found
-    looks: tuple[RankLook, ...]  # those in which it was looked at, in their order; ``states`` where it was there
-    interval_s: float  # between the first and the last look
-    # where it stood, look by look; None where no stack could be had: ``no_stack`` says why
+    job_rank: JobRank  # its process's answer when it was found
+    looks: tuple[RankLook, ...]  # samples in which it was examined, in order; ``states``: those in which it existed
+    interval_s: float  # seconds between the first and the last sample
+    # its place in each sample; None if its stack could not be read: ``no_stack`` says why
     places: tuple[StackPlace | None, ...] = ()
     no_stack: str | None = None
     states: tuple[RankState, ...] = field(default=())
@@ -237,7 +237,7 @@ class Link:
 
     source: int
     target: int | None
-    first: Flow  # as it was at the first look; ``last`` at the last
+    first: Flow  # in the first sample; ``last``: in the last one
     last: Flow
 
     @property
@@ -249,7 +249,7 @@ class Link:
     def stalled(self) -> bool:
         """True if data was retransmitted or the window probed, and nothing was acknowledged."""
         unmoved = self.first.acked == self.last.acked
-        # of a peer that merely does not read, the kernel answers
+        # the kernel answers for a peer that only does not read
         unheard = self.last.retransmits or self.last.probes > 1
         return bool(unmoved and self.first.unsent and self.last.unsent and unheard)
 
@@ -278,8 +278,8 @@ def _less(after: float | None, before: float | None) -> float:
     return 0 if after is None or before is None else after - before
 
 
-MOST_LINES = 8  # of evidence of one kind
-KERNEL_WORDS = {  # beginnings of kernel functions to what a process does in them
+MOST_LINES = 8  # lines of evidence of one kind
+KERNEL_WORDS = {  # beginnings of kernel functions, each with a phrase for what a process does there
     "futex": "waits for another thread",
     "hrtimer_nanosleep": "sleeps",
     "pipe": "waits at a pipe",

@@ -19,7 +19,7 @@ STATIC, C10D = "static", "c10d"
 PORTS = {STATIC: "29500", C10D: "29400"}
 """torchrun's default ports (torch/distributed/run.py; c10d_rendezvous_backend.py)."""
 MOST_NODES = 1 << 16
-LAST_CALL_S = 60.0  # twice what torchrun waits for more nodes than the fewest it needs (dynamic_rendezvous.py)
+LAST_CALL_S = 60.0  # twice what torchrun waits for more nodes once it has the minimum (dynamic_rendezvous.py)
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Waiting:
 class Rendezvous:
     """Findings about launchers that have no ranks yet."""
 
-    waiting: tuple[Waiting, ...]  # those that waited; ``works`` those that were still at it: starting, importing torch
+    waiting: tuple[Waiting, ...]  # launchers that waited; ``works``: those still busy, starting or importing torch
     works: tuple[Waiting, ...]
-    absent: tuple[str, ...]  # the hosts that were looked at and have none; ``unseen`` those that nobody could look at
+    absent: tuple[str, ...]  # examined hosts without any; ``unseen``: hosts that could not be examined
     unseen: tuple[str, ...]
 
 
@@ -109,7 +109,7 @@ def find_launchers(snapshot: HangSnapshot) -> Rendezvous:
         if not first and not last:
             absent.append(host.name)
     some = _largest_job(waiting)
-    # enough are there, and "MIN:MAX" lets them wait a while for more
+    # the minimum is there, and "MIN:MAX" lets them wait for more
     ranged = some and _all_there(some) and any(":" in one.option("nnodes") for one in some)
     if ranged and min(one.starter.age_s for one in some) < LAST_CALL_S:
         some, works = (), [*works, *some]
@@ -211,7 +211,7 @@ def _missing_number(some: tuple[Waiting, ...]) -> str:
 def _at_store(some: tuple[Waiting, ...]) -> RendezvousFault:
     """Return the fault if enough launchers exist: some don't reach the store, none does, or all do."""
     away = [one for one in some if not one.connected]
-    # other stores, as etcd, are spoken to now and then
+    # other stores, such as etcd, are only contacted now and then
     if not away or len(away) == len(some) or any(one.backend not in PORTS for one in some):
         away = list(some)
     hosts = tuple(dict.fromkeys(one.host for one in away))
@@ -232,8 +232,8 @@ class RendezvousFault:
     message: str
     advice: str
     evidence: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()  # those that it is about; none where no rank is started
-    pids: tuple[int, ...] = ()  # of the launchers that wait
+    ranks: tuple[int, ...] = ()  # ranks that it is about; empty if no rank has started
+    pids: tuple[int, ...] = ()  # PIDs of the waiting launchers
 
     @property
     def finding(self) -> tuple[str, Finding]:

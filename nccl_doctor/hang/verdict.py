@@ -21,9 +21,9 @@ class Judgement:
     """Verdict on a job."""
 
     verdict: HangVerdict
-    culprits: tuple[int, ...]  # the ranks that it is about, as far as they were found
+    culprits: tuple[int, ...]  # ranks that it is about, as far as they were found
     evidence: HangEvidence
-    hint: str = ""  # for "unknown": where to look first
+    hint: str = ""  # for "unknown": what to look at first
 
 
 def judge_hang(snapshot: HangSnapshot, *, patient: bool = True) -> Judgement:
@@ -44,7 +44,7 @@ def judge_hang(snapshot: HangSnapshot, *, patient: bool = True) -> Judgement:
             return Judgement("outside-nccl", outside, evidence)
         if found is not None:
             return found
-    # Where nothing is certain, look first at the few that do not do what most do.
+    # If nothing is certain, look first at the few ranks that differ from most.
     hint, groups = "", list(folded(evidence.present).values())
     if len(groups) > 1 and len(groups[0]) * 2 > len(evidence.present):
         few = [evidence.ranks[rank] for ranks in groups[1:] for rank in ranks]
@@ -77,7 +77,7 @@ def _gone(evidence: HangEvidence) -> Judgement | None:
 def _moves(evidence: HangEvidence) -> Judgement | None:
     if not evidence.moves:
         return None
-    # outside of a collective at every look, while most others stood in one at the first look already
+    # outside any collective in every sample, while most others were in one from the first sample on
     places = {one.rank: one.places for one in evidence.present}
     late = [rank for rank, some in places.items() if len(some) > 1 and all(at and not at.waits for at in some)]
     others = [some[0].waits for rank, some in places.items() if rank not in late and some and some[0]]
@@ -96,7 +96,7 @@ def _transport(evidence: HangEvidence) -> Judgement | None:
 def _works(evidence: HangEvidence) -> Judgement | None:
     """Return the verdict that the others wait for a rank that works: a validation, a checkpoint, a compilation."""
     busy = [one for one in evidence.outside if one.works or one.stepped]
-    if not evidence.nccl:  # whose ranks want the CPU while they wait, too
+    if not evidence.nccl:  # their ranks use the CPU while they wait, too
         computes = [one for one in evidence.waiting if one.place and one.place.kind in (Kind.BACKWARD, Kind.SYNC)]
         busy += [one for one in computes if one.works]
     return Judgement("slow", tuple(one.rank for one in busy), evidence) if busy else None
@@ -113,8 +113,8 @@ def _different(evidence: HangEvidence) -> Judgement | None:
 def _outside(evidence: HangEvidence) -> Judgement | None:
     """Return the verdict that some ranks wait for others outside of NCCL, or all are in the kernel or a data loader."""
     outside = evidence.outside
-    # Where most stand at own lines, as behind ``work.wait()`` or ``.item()``, it is open who waits: C++ leaves no
-    # frame, and who is in the minority in a collective may then be the one that came too far.
+    # If most ranks are at their own lines, for example in ``work.wait()`` or ``.item()``, it is unknown which ones
+    # wait: C++ leaves no frame, and a minority in a collective may be the ranks that are ahead.
     bare = [one for one in outside if one.place is not None and not one.place.called]
     in_doubt = len(bare) > len(evidence.waiting) and len({doing(one) for one in bare}) < len(bare)
     if outside and evidence.waiting and not in_doubt:
@@ -143,7 +143,7 @@ def _behind(evidence: HangEvidence) -> Judgement | None:
 def _apart(evidence: HangEvidence) -> Judgement | None:
     """Return the verdict that all ranks wait in different calls, with nothing missing, so they wait for each other."""
     all_wait = len(evidence.waiting) == len(evidence.present) and len(evidence.ranks) >= evidence.world_size
-    # with NCCL a rank may stand at a later line while its GPU is in the same collective: there lines prove nothing
+    # with NCCL a rank may be at a later line while its GPU is in the same collective: there lines prove nothing
     if evidence.nccl or evidence.unseen or not all_wait:
         return None
     by_place = grouped((str(one.place), one.rank) for one in evidence.waiting)

@@ -23,7 +23,7 @@ def attach_consequences(found: Iterable[Row]) -> tuple[Diagnosis, ...]:
     """Return the diagnoses, gravest first; a finding that another one explains is below it."""
     rows = sorted(found, key=lambda row: (-_severity(*row).rank, row[0].code))
     fitting = [_causes(row, rows) for row in rows]
-    above: dict[int, int] = {}  # of each row that follows, its cause
+    above: dict[int, int] = {}  # the cause of each row that follows from another
     for number in sorted(range(len(rows)), key=lambda number: rows[number][0].code):
         cause = next((cause for cause in fitting[number] if _root(cause, above) != number), None)
         above |= {} if cause is None else {number: cause}
@@ -55,8 +55,8 @@ def fit(cause: Row, row: Row) -> int:
     if pids is not None and others is not None and set(pids).isdisjoint(others):
         return 0  # a host has many processes
     if follower.category == "ports" and (lost := shown.facts.get("failed")) is not None and not shown.symptoms:
-        # Both name the dials that failed. The finding blames the host that was not reached, and the cause may be the
-        # other end: one that looked up a wrong address, say.
+        # Both name failed dials. The finding blames the host that was not reached, but the cause may be the other end,
+        # for example because it looked up a wrong address.
         blamed = all(dial in mine if mine is not None else hosts & _ends(dial) for dial in lost)
         return int(blamed and follower.name in stated)
     pairs = frozenset(map(_ends, mine)) if mine else None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from nccl_doctor.text.shell import Line, argument, line, nested, script
 
 SHM = "/dev/shm"  # noqa: S108 - the tmpfs itself
-_QUICK_S, _SLOW_S = 60.0, 600.0  # a build of kernel modules, or a process that is given time to end, is slow
+_QUICK_S, _SLOW_S = 60.0, 600.0  # building kernel modules is slow, and so is a process that gets time to exit
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _firewalld(words: tuple[str, ...]) -> Change | None:
         return None
 
     def undo(before: Sequence[str]) -> Line | None:
-        # what firewalld said was there before stays; its sentence quotes the value
+        # an entry that existed before, according to firewalld, stays; its message quotes the value
         kept = [
             word.replace("--add-", "--remove-", 1)
             for place, word in enumerate(words[1:], 1)

@@ -193,7 +193,7 @@ def _pod(pod: PodFacts) -> str:
 
 UNREACHED = "no host was reached"
 
-SUBJECTS = {  # facts that are lists of what a check is about, and what is said where they are empty on every host
+SUBJECTS = {  # facts that are lists of things to judge, and the reason if they are empty on every host
     **dict.fromkeys(("gpus", "gpu_health", "gpu_driver"), "no GPU on any host"),
     "rdma": "no RDMA device on any host",
     "step": "no host is looked at from within a Slurm job",
@@ -250,7 +250,7 @@ def run_check(check: Check, derived: Derived) -> CheckRun:
     if findings:
         return CheckRun(check, Outcome.FOUND, None, findings)
     absent = absent or _nothing_to_judge(check, snapshot, hosts)
-    if gaps or (absent is None and not snapshot.reached):  # whom one fault of access keeps away shows no other
+    if gaps or (absent is None and not snapshot.reached):  # hosts that all share one access fault show no other
         by_reason = grouped((gap.reason, gap.hosts) for gap in gaps)
         merged = tuple(Gap(hosts=tuple(chain(*hosts)), reason=reason) for reason, hosts in by_reason.items())
         reasons = "; ".join(f"{fold(gap.hosts)}: {gap.reason}" if gap.hosts else gap.reason for gap in merged)
@@ -286,7 +286,7 @@ def _known(check: Check, derived: Derived) -> tuple[list[Host], list[Unjudged]]:
     gaps: list[Unjudged] = []
     for host in _in_scope(check, snapshot):
         if host.facts is None:
-            # Its absence is a diagnosis already; a gap only where the check is about this host alone.
+            # Its absence is already a diagnosis; it is a gap only if the check is about this host alone.
             if check.scope == "master" and check.needs:
                 gaps.append(Unjudged((host.name,), "not reached"))
             continue

@@ -73,7 +73,7 @@ def _steps(found: Diagnosis, snapshot: Snapshot) -> Iterator[Step]:
             mends=found.name,
             undo=_shown(undo, change),
             survives_reboot=change.survives_reboot,
-            # what the command's own output tells need not be looked at before
+            # what the command itself prints need not be looked up before
             in_place=str(change.in_place)
             if change.in_place and change.undo and not (change.already or change.reads)
             else None,
@@ -132,11 +132,11 @@ def undo_plan(done: Sequence[tuple[Step, StepResult]], file: str | None) -> tupl
             continue
         change = change_of(step.command)
         undo = change.undo(result.before) if change is not None and change.undo is not None else None
-        # where nobody saw a step's end, a look has to show that there is something to take back
+        # if the end of a step was not seen, a look must show that there is something to take back
         if change is None or undo is None or (result.outcome == "unknown" and change.in_place is None):
             continue
         update = {"command": str(undo), "takes_back": step.number, "reads": None, "already": None, "undo": None}
-        # what a reboot has taken back is not there any more, and another boot id says so
+        # what a reboot has undone is gone, as a changed boot id shows
         update["boot_id"] = step.boot_id if change.survives_reboot is False else None
         update["in_place"] = None if change.in_place is None else str(change.in_place)
         (applying if change.last else back).append(step.model_copy(update=update))

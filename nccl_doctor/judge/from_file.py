@@ -20,7 +20,7 @@ from nccl_doctor.nccl.cluster_nccl import cluster_nccl, describe_gids
 from nccl_doctor.snapshot.hosts import Host, Snapshot
 from nccl_doctor.snapshot.network import Names
 
-FROM = "from the snapshot"  # stands where such a command is for
+FROM = "from the snapshot"  # replaces such a command
 
 LEFT_OUT = "(the lines for it are left out: a snapshot's words would run on this machine)"
 """Note after a summary whose commands would all run on this machine."""
@@ -79,7 +79,7 @@ def beside(report: Report, snapshot: Snapshot) -> Report:
     return report.model_copy(update={"diagnoses": tuple(map(named, report.diagnoses))})
 
 
-FLEETING = frozenset(  # names of fields that are never the same twice
+FLEETING = frozenset(  # names of fields that differ every time
     {"clock", "sockets", "age_s", "memory_used_mib", "free_bytes", "timings", "spent", "firewall_after", "pid", "ppid"}
     | {"network"}  # the number of a network namespace
 )
@@ -141,11 +141,11 @@ def _host(host: Host | None, names: set[str]) -> dict[str, str]:
 
 
 def _differences(old: dict[str, str], new: dict[str, str]) -> Iterator[tuple[str, str, str]]:
-    # Of a host that was or is away nothing more can be compared than that.
+    # If a host is or was away, nothing else can be compared.
     together = old.get("reached") == new.get("reached") and old.get("in the list") == new.get("in the list")
     for what in dict.fromkeys([*old, *new]):
         before, after = old.get(what, ABSENT), new.get(what, ABSENT)
-        if {before, after} <= EMPTY:  # a list that was empty is told by the entries that it has now
+        if {before, after} <= EMPTY:  # the entries that a list has now show that it was empty before
             continue
         if before != after and (together or what in ("reached", "in the list")):
             yield what, before, after
@@ -163,7 +163,7 @@ def _leaves(tree: object, path: str) -> Iterator[tuple[str, str]]:
                 yield from _leaves(value, f"{path}.{name}" if path else name)
     elif isinstance(tree, list) and any(isinstance(value, dict) for value in tree):
         seen: Counter[str] = Counter()
-        for entry in tree:  # by the name that it goes by, and a number where that comes again
+        for entry in tree:  # by its name, with a number if the name occurs again
             own = next((str(entry[key]) for key in KEYS if isinstance(entry, dict) and key in entry), "")
             seen[own] += 1
             yield from _leaves(entry, f"{path}[{own if seen[own] == 1 and own else f'{own}#{seen[own]}'}]")

@@ -38,7 +38,7 @@ def report(snapshot: HangSnapshot, *, patient: bool = True) -> HangReport:
     )
     places = [f"{ranks_of(numbers)} {words}" for words, numbers in folded(evidence.ranks.values()).items()]
     more = [f"and {len(places) - MOST_PLACES} more places"] if len(places) > MOST_PLACES else []
-    # by the first host's clock: hosts were asked at once
+    # by the first host's clock: all hosts were asked at the same time
     looks = next((host.looks for host in snapshot.hosts if host.looks), ())
     began = datetime.fromisoformat(snapshot.taken_at)
     times = (began + timedelta(seconds=look.at_s - looks[0].at_s) for look in looks)

@@ -41,7 +41,7 @@ class JobProgress:
         if not found and any(host.job and host.job.starters for host in sample.hosts):
             return self._wait_for_ranks(now)
         if not found:
-            # a host that can't be seen may hold all of them
+            # a host that can't be observed may be the one that the others wait for
             self._last = before if any(host.failure for host in sample.hosts) else None
             return "blind" if self._last is not None or any(host.failure for host in sample.hosts) else "no-job"
         if self.began is None:
@@ -91,7 +91,7 @@ class JobProgress:
     def _advances(both: HangEvidence, before: HangSnapshot, sample: HangSnapshot) -> bool:
         if both.moves or counted_calls(sample) > counted_calls(before) > 0:
             return True
-        # all of them compute, compile or read, and none waits for another; without stacks nobody can tell
+        # all of them compute, compile or read, and none waits for another; without stacks this is unknown
         known = all(one.waits is not None for one in both.present)
         nobody_waits = known and not any(one.waits for one in both.present)
         return nobody_waits and any(one.works or one.stepped for one in both.present) and not both.nccl

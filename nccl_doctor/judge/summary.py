@@ -198,7 +198,8 @@ def _smoke(snapshot: Snapshot) -> AllReduceReport | None:
         **{name: getattr(smoke, name) for name in same},
         ok=smoke.outcome == "ok",
         diagnostics=diagnostics_words(smoke),
-        sizes=smoke.sizes if smoke.world_size > 1 else (),  # a rank alone sends nothing, and measures its own call
+        # a single rank sends nothing, and would measure only its own call
+        sizes=smoke.sizes if smoke.world_size > 1 else (),
         link=speed and LinkShare(**asdict(speed), share=best(smoke) / speed.gb_per_s),
         isolation=smoke.isolation if isinstance(smoke.isolation, IsolationReport) else None,
     )
@@ -249,11 +250,11 @@ def rows(
         gaps = [check for check in mine if check.outcome in (Outcome.UNKNOWN, Outcome.CRASH)]
         text = texts.of(row)
         if row == "ports" and isinstance(snapshot.mesh, Mesh) and snapshot.mesh.failed:
-            # Also where a firewall's rule explains it, which the row below says.
+            # Also if a firewall's rule explains it, which the row below says.
             yield Row(name=row, outcome="error", text=text)
         elif found:
             own = [each for check in found for each in by_code.get(check.code, ())]
-            codes = {check.code for check in found}  # of consequences, the cause's severity counts
+            codes = {check.code for check in found}  # consequences count with the severity of their cause
             causes = (each for each in diagnoses if codes & {effect.code for effect in each.explains})
             gravest = max((each.severity for each in own or causes), key=lambda s: s.rank, default=Severity.ERROR)
             follows = all(check.code in consequences for check in found)
@@ -433,7 +434,7 @@ class _Texts:
         if not isinstance(mesh, Mesh):
             return ""
         if mesh.failed:
-            # a host that can't dial itself is no pair
+            # a host that can't dial itself is not a pair
             bad = [dst for src, dst in mesh.failures if src != dst]
             if not bad:
                 own = sorted({dst for _, dst in mesh.failures})
@@ -494,7 +495,7 @@ class _Texts:
         how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
         ranks, rate, speed = plural(smoke.world_size, "rank"), best(smoke), link(self._snapshot)
         if smoke.world_size == 1:
-            return f"{ranks} over {how}, right sums"  # and nothing sent
+            return f"{ranks} over {how}, right sums"  # nothing was sent
         if speed is None:
             most = f"{figure(rate)} GB/s" if rate >= 0.1 else f"{figure(rate * 1e3)} MB/s"
             return f"{ranks} over {how}, right sums, up to {most}"

@@ -67,7 +67,7 @@ def _hop(failure: AccessFailure) -> str | None:
 
 def _facts(hosts: tuple[Host, ...], failures: Sequence[AccessFailure]) -> dict[str, Any]:
     """Return the facts that all share, and those that differ under "by_host"."""
-    without = {"jump_host"}  # where there is none
+    without = {"jump_host"}  # without a jump host
     each = [failure.facts.model_dump(mode="json", exclude=None if _hop(failure) else without) for failure in failures]
     common = {key: value for key, value in each[0].items() if all(one.get(key) == value for one in each)}
     differing = {

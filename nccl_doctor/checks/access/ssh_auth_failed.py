@@ -103,7 +103,7 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     for facts in (failure.facts for failure in failures):
         login = f"{facts.user}@{facts.target}"
         fit = _LOGIN.fullmatch(login) is not None
-        if fit and not facts.public:  # ssh-copy-id wants the file
+        if fit and not facts.public:  # ssh-copy-id needs the file
             lines.append(line("ssh-keygen -y -f {key} >> {key}.pub", key=facts.identity_file))
         copy = line("ssh-copy-id -p {port} -i {key} {login}", port=facts.port, key=facts.identity_file, login=login)
         lines.append(copy if fit else None)
@@ -111,7 +111,7 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
     return pasted(summary, on(None, *dict.fromkeys(lines)))
 
 
-# The words of OpenSSH's client.
+# Messages of OpenSSH's client.
 RULES = (
     root(
         r"Permission denied(?: \((?:publickey|password|gssapi|keyboard)|, please try again)",

@@ -41,7 +41,7 @@ def _remedy(failures: tuple[HostKeyChanged, ...]) -> Fix:
     )
 
 
-# The words of OpenSSH's client.
+# Messages of OpenSSH's client.
 RULES = (root(r"REMOTE HOST IDENTIFICATION HAS CHANGED", "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @"),)
 ADVICE = not_logged_in("its host key has changed", "Find out why before you remove the old key:")
 SIGNS = LogSigns(RULES, ADVICE)

@@ -74,7 +74,7 @@ def _is_of(known: str, fingerprint: str) -> bool:
     return fingerprint == "SHA256:" + base64.b64encode(hashlib.sha256(key).digest()).decode().rstrip("=")
 
 
-# The words of OpenSSH's client.
+# Messages of OpenSSH's client.
 RULES = (root(r"Host key verification failed", "Host key verification failed."),)
 ADVICE = not_logged_in("its host key is not known", "Compare its fingerprint, then add the key to known_hosts:")
 SIGNS = LogSigns(RULES, ADVICE)

@@ -123,7 +123,7 @@ def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
     return f" Zeros count: where the hosts are called {fold(bare)}, write them so."
 
 
-# The words of OpenSSH's client, and of an MPI launcher whose daemons do not start.
+# Messages of OpenSSH's client, and of an MPI launcher whose daemons do not start.
 RULES = (
     root(r"ssh: connect to host (?P<host>\S+) port \d+: ", "ssh: connect to host gpu-17 port 22: Connection timed out"),
     root(

@@ -38,10 +38,11 @@ def allreduce_failed(view: View) -> Findings:
     if smoke.outcome != "failed":
         return
     found = culprits(smoke)
-    first = found.ranks[0]  # its signal, or the launcher's where no rank had begun
+    first = found.ranks[0]  # its signal, or the launcher's if no rank had started
     launcher = smoke.launcher_signals.get(first.host, 0) if found.why == "launcher" else 0
     advice = ADVICE.get(first.signal or launcher)
-    alone = all((rank.error or "").endswith(WITHOUT_NCCL) for rank in found.ranks)  # what others print tells no more
+    # the output of other ranks shows no more
+    alone = all((rank.error or "").endswith(WITHOUT_NCCL) for rank in found.ranks)
     if alone:
         advice = "install a torch that is built with CUDA, or leave --backend out: without GPUs gloo is taken"
     yield Finding(

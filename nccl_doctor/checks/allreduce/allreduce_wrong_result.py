@@ -70,7 +70,7 @@ ADVICE = make_advice(
     "NIC's firmware.",
 )
 
-# The check of values that nccl-tests ends with.
+# The check of values at the end of nccl-tests.
 RULES = (
     root(
         r"Out of bounds values ?: ?[1-9]\d* FAILED|[Oo]ut of bounds values.*FAILED", "# Out of bounds values : 8 FAILED"

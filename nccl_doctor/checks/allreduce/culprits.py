@@ -137,14 +137,14 @@ def culprits(smoke: Smoke) -> Culprits:
     """Return the ranks to look at first, chosen by the most certain sign."""
     unfinished = [rank for rank in smoke.ranks if not rank.ok]
     lost = [rank for rank in unfinished if rank.host in smoke.launchers]
-    # those that ended by themselves, or in a way that nobody could tell
+    # ranks that exited by themselves, or for an unknown reason
     left = [r for r in unfinished if r.exit_code is not None or (r.state == "X" and r.signal is None)]
     earliest = min(STAGES.index(rank.stage) for rank in smoke.ranks)
     behind = [rank for rank in smoke.ranks if STAGES.index(rank.stage) == earliest]
     known = [rank for rank in unfinished if rank.stack]
     elsewhere = [rank for rank in known if not any(part in rank.stack[0] for part in _WAITING)]
     signs: tuple[tuple[Why, list[RankReport]], ...] = (
-        # one that lost its peers may still be ended by an abort of its own on the way out
+        # a rank that lost its peers may still abort on its way out
         ("signal", [rank for rank in unfinished if rank.signal is not None and rank.error is None]),
         ("error", [rank for rank in unfinished if rank.error and not is_echo(rank.error, lost=bool(smoke.launchers))]),
         ("exit", [rank for rank in left if rank.error is None]),

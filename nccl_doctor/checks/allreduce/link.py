@@ -47,7 +47,7 @@ def _measured(snapshot: Snapshot, smoke: Smoke) -> LinkSpeed | None:
     if not isinstance(snapshot.rates, Rates) or any(rank.network == "IB" for rank in smoke.ranks):
         return None
     if any(rate.limited is not None for rate in snapshot.rates.rates):
-        return None  # it was the machines' own rate
+        return None  # limited by the machines themselves
     usual = [rail.usual for rail in rails(snapshot.rates)]
     return LinkSpeed(smoke.ranks[0].host, "what --rate measured", sum(usual) / 8, links_words(usual)) if usual else None
 

@@ -33,7 +33,7 @@ def everywhere(kind: str, hosts: Iterable[str], smoke: Smoke) -> Symptom:
 
 def _of(kind: str, ranks: list[RankReport], smoke: Smoke) -> Iterable[Symptom]:
     hosts = dict.fromkeys(rank.host for rank in ranks)
-    if kind == "no-store":  # what they dial is the master's, whose rank is the first
+    if kind == "no-store":  # ranks dial the master, where rank 0 runs
         return (Symptom(kind, frozenset(hosts), frozenset({smoke.ranks[0].host}), smoke.backend),)
     if kind in (*_WAITING.values(), *DIALS, LOST, "hang"):
         return (everywhere(kind, hosts, smoke),)

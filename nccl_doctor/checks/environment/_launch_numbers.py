@@ -53,7 +53,7 @@ def nodes(judged: Judged) -> Iterator[str]:
     line, count = judged.line, judged.count
     told, rank = line.options.get("nnodes"), line.options.get("node_rank")
     if line.is_configured and told is None and count > 1:
-        return  # what the file says, nobody here has read
+        return  # the file's content is unknown here
     if "standalone" in line.options and count > 1:
         yield f"--standalone starts a separate job on each of the {count} hosts"
         return
@@ -84,7 +84,7 @@ def own_ways(judged: Judged) -> Iterator[str]:
             if strange:
                 yield f"--{option} names {', '.join(strange)}, which is not among the hosts"
     numbered = line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 1
-    if numbered and int(total) % int(machines):  # accelerate/commands/launch.py: all ranks of all machines
+    if numbered and int(total) % int(machines):  # accelerate/commands/launch.py: the total of all machines
         yield f"--num_processes {total} is the total number of ranks, and does not divide by {machines} machines"
     if line.launcher == "vllm" and is_number(rank) and int(rank) > 0 and "headless" not in line.options:
         yield f"node rank {rank} without --headless starts a second server"
@@ -130,7 +130,7 @@ def started(judged: Judged) -> Iterator[Fault]:
 
 def _slots(judged: Judged, options: Mapping[str, str]) -> Iterator[Fault]:
     """Yield faults in mpirun's number of ranks, against the slots in its host list."""
-    hydra = "hosts" in options  # of MPICH and Intel MPI, which knows no slots
+    hydra = "hosts" in options  # MPICH and Intel MPI have no slots
     named = next((options[name] for name in ("hosts", "H", "host") if options.get(name)), "")
     ranks = options.get("world_size", "")
     elsewhere = any(name in options for name in ("hostfile", "machinefile", "f", "nproc_per_node"))
@@ -158,7 +158,7 @@ def sizes(judged: Judged) -> Iterator[Fault]:
             return
         counts[host.name] = len(visible_gpus(host.node, facts))
     if not any(counts.values()):
-        return  # it may be meant for processors
+        return  # it may be meant for a CPU job
     if "nnodes" in line.options and judged.count > 1:
         if wanted > sum(counts.values()):
             yield f"the parallel sizes need {plural(wanted, 'GPU')}, but the hosts have {sum(counts.values())}"

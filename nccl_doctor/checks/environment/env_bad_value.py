@@ -62,7 +62,7 @@ ADVICE = make_advice(
     "Correct or unset the variable or the file that the line names; look into ~/.nccl.conf and /etc/nccl.conf too:",
 )
 
-# NCCL's warnings of a setting or a file that it can't use.
+# NCCL's warnings about a setting or a file that it can't use.
 RULES = (
     *roots(
         r"Invalid NCCL_COMM_ID",

@@ -49,7 +49,7 @@ MUST_AGREE = frozenset(
 def env_mismatch(view: View) -> Findings:
     """Yield one finding per variable, on the hosts that differ from the majority."""
     for name in dict.fromkeys(name for own in view.by_host.values() for name in own.variables):
-        # names that nobody knows are env-unknown-variable's
+        # unknown names belong to env-unknown-variable
         if not name.startswith("NCCL_") or not is_known(name) or name in MAY_DIFFER or name.startswith(MAY_DIFFER_WITH):
             continue
         column = {host: own.variables.get(name) for host, own in view.by_host.items()}
@@ -107,7 +107,7 @@ def _advice(case: Case) -> Advice:
     )
 
 
-MOST = 3  # variables that the sentence names
+MOST = 3  # variables named in the sentence
 
 # NCCL's own comparison of variables between ranks (NCCL DIAG): a line for each variable, and one for each value.
 RULES = (

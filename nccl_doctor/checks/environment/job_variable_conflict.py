@@ -64,7 +64,8 @@ def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[
     own = host.node.env
     yield OURS, own
     there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}
-    if host.node.local:  # this very shell, whose word on the master counts where nobody says another; so may a step's
+    # this very shell, whose variables set the master unless something else does; so may those of a step
+    if host.node.local:
         return
     yield f"in the environment of a command {command_way(host.node)}", there
     login = facts.login_shell

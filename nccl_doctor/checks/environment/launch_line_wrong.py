@@ -62,7 +62,7 @@ def launch_line_wrong(view: View) -> Findings:
     batch = batch_notes(line.script, judged.world)[1]
     if found.all or batch:
         first, *others = *found.all, *batch
-        programs = (line.launcher, *line.started[:1])  # as they are typed
+        programs = (line.launcher, *line.started[:1])  # as typed
         only_meeting = found.all and found.all == found.meeting
         how = f"Give {view.snapshot.hosts[0].name}'s address:" if only_meeting else "Start it like this:"
         commands = () if found.beyond_a_line or line.nested or line.started else _commands(judged)
@@ -193,7 +193,8 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
 def _deepspeed(judged: Judged) -> Iterator[Fault]:
     """Yield faults in deepspeed's hosts and master address; it starts all hosts by itself (launcher/runner.py)."""
     options = judged.line.options
-    if not options.keys() & {"hostfile", "H", "no_ssh", "nnodes", "include", "i"}:  # they speak of /job/hostfile
+    # without these, it uses /job/hostfile
+    if not options.keys() & {"hostfile", "H", "no_ssh", "nnodes", "include", "i"}:
         yield Unjudged((), "the launch line was not judged: deepspeed's hosts are not in it (--hostfile)")
     if addr := options.get("master_addr"):
         yield from _wrong_place(judged, f"master address {addr}", addr, options.get("master_port"))

@@ -111,7 +111,7 @@ def _faults(
     engine = view.snapshot.cluster.engine
     for program in wanted:
         hosts = {name: side for name, side in sides.items() if program in meant[name]}
-        if program == "deepspeed":  # its launcher runs on the first host, and tells that one's address
+        if program == "deepspeed":  # its launcher runs on the first host, and advertises that host's address
             hosts = {name: side for name, side in hosts.items() if side.is_first}
         misled = [one for name, side in hosts.items() if (one := _judge(view, program, name, side)) is not None]
         for alike in grouped((one.fault, one) for one in misled).values():

@@ -105,7 +105,7 @@ def _unreachable(view: View) -> Findings:
     for name, value in values.items():
         address, own = addresses[name], nccl.by_host[name]
         if own.chosen is not None and own.chosen.address == address:
-            continue  # NCCL's own choice has checks of its own
+            continue  # other checks judge NCCL's own choice
         verdicts = {
             peer.host: reach(peer, own, address, nccl.mesh) for peer in Peers(nccl.by_host, nccl.mesh).of(name, address)
         }
@@ -123,7 +123,8 @@ def _unreachable(view: View) -> Findings:
             "other host can reach.",
             evidence=folded((host, f"{address}: {why}") for host, (address, why) in hosts.items()),
             facts={GLOO_SOCKET_IFNAME: value},
-            severity=None if is_without_gpus(view) else Severity.WARNING,  # beside NCCL, gloo may be but a helper
+            # beside NCCL, gloo may only be used for small messages
+            severity=None if is_without_gpus(view) else Severity.WARNING,
             fix=_fix(view, hosts),
         )
 
@@ -138,7 +139,7 @@ def _advice(case: Case) -> Advice:
     )
 
 
-# Gloo finds no address for the name that it was given.
+# Gloo finds no address for the given interface name.
 RULES = (
     root(
         r"Unable to find address for:? ?(?P<iface>[A-Za-z0-9._=^,@-]+)",

@@ -64,7 +64,7 @@ def _advice(case: Case) -> Advice:
 _FALLBACK = r"Unable to resolve hostname to a \(?local\)? address\. Using the loopback"
 """torch/csrc/distributed/c10d/ProcessGroupGloo.cpp; within one host it does no harm."""
 
-# Gloo dials 127.x, which a peer took for its own address.
+# Gloo dials 127.x, which a peer advertised as its address.
 RULES = (
     hint(
         _FALLBACK,

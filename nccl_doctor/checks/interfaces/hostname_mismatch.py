@@ -54,7 +54,7 @@ def hostname_mismatch(view: View) -> Findings:
     for name, deviating in deviations(hosts).items():
         shared = view.snapshot.names.get(name)
         if not any(_real(answer) not in ((), _real(shared)) for answer in deviating.values()):
-            continue  # what a host says of itself on loopback is no other address
+            continue  # a host's loopback address for itself is not a contradiction
         answers = {host: _real(names.get(name)) for host, names in hosts.items()}
         column = {host: real for host, real in answers.items() if real and (host, name) not in own}
         common, _ = Counter(column.values()).most_common(1)[0] if column else ((), 0)

@@ -51,11 +51,11 @@ def hostname_unresolvable(view: View) -> Findings:
     lost_on = {name for name, answers in deviations(resolved).items() if not all(a.addresses for a in answers.values())}
     lost_on |= {name for name, answer in common.items() if not answer.addresses}
     own = [name for name in own_names(view) if not name.resolution.addresses]
-    # pods that aren't there, or not ready: the cluster gives them no name yet, and pod-not-ready says why
+    # pods that don't exist or are not ready have no name in the cluster yet; pod-not-ready says why
     away = {host.name for host in view.snapshot.hosts if host.facts is None}
     absent = {name for name, pod in view.kube.pods.items() if name in away or not pod.addresses}
     used = ((cluster.master_addr, cluster.nodes[0].name), *((node.address, node.name) for node in cluster.nodes))
-    # those by which this machine can't log in: ssh-unreachable tells which hosts share that
+    # hosts that this machine can't log in to by these names: ssh-unreachable names those that share the fault
     failures = [host.failure for host in view.snapshot.hosts]
     nowhere = {failure.unresolved for failure in failures if isinstance(failure, SshUnreachable)}
     names = dict.fromkeys(name for name, of in used if of not in absent and name not in nowhere)
@@ -106,7 +106,7 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
     whose = "" if single or view.snapshot.cluster.master_addr not in names else ", the master's among them"
     resolved = [(host.name, known(facts.resolution)) for host, facts in view.facts if host.name in hosts]
     answers = ((host, name, its.get(name)) for name in names for host, its in resolved)
-    # no fault of the host that was meant
+    # not a fault of the host itself
     failed = (dial for dial in view.dials.unexplained if dial.outcome == "failed")
     lost = {dial for dial in failed if dial.src in hosts and dial.address in names}
     summary = f"Add the name{s} to the DNS or to /etc/hosts, or use IP addresses in the hosts file."
@@ -201,7 +201,7 @@ def _advice(case: Case) -> Advice:
     )
 
 
-# Getaddrinfo's errors as libc, Windows, Go, Java, torch and SSH word them.
+# Errors of getaddrinfo as libc, Windows, Go, Java, torch and SSH print them.
 RULES = (
     root(
         r"[Cc]ould not resolve (?:host|hostname|proxy)?:? ?(?P<host>[A-Za-z0-9._-]+)(?::? Name|:? Temp|: No address|$)",

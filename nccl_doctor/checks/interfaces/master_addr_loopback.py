@@ -24,7 +24,7 @@ def master_addr_loopback(view: View) -> Findings:
     if len({node.address for node in nodes}) < 2:
         return
     address = view.snapshot.cluster.master_addr
-    own = is_loopback(address) or address.split(".")[0] == "localhost"  # of every host (RFC 6761, 6.3)
+    own = is_loopback(address) or address.split(".")[0] == "localhost"  # on every host (RFC 6761, 6.3)
     seen: list[tuple[str, str]] = []
     for host, facts in view.facts:
         resolution = facts.resolution.get(address) if isinstance(facts.resolution, Names) else None

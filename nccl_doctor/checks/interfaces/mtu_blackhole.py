@@ -42,7 +42,7 @@ def mtu_blackhole(view: View) -> Findings:
         rest = [stall for stall in rest if worst not in (stall.src, stall.dst)]
     everybody = _ends(mesh.stalls)
     if len(shares) > 1 and len(everybody) <= 2 * len(shares):
-        # No host stands out: a switch between them all, or a link between two groups of them.
+        # No single host: a switch between all of them, or a link between two groups.
         yield _finding(view, everybody, fold(everybody), mesh.stalls)
         return
     for host, stalls in shares.items():

@@ -32,7 +32,7 @@ def mtu_mismatch(view: View) -> Findings:
     """Yield one finding per subnet, on the hosts that differ from the majority."""
     by_network: dict[Network, dict[str, tuple[str, int]]] = {}
     roce: set[tuple[str, str]] = set()  # hosts and interfaces under RoCE devices
-    told: set[str] = set()  # hosts whose interfaces differ from others'
+    told: set[str] = set()  # hosts whose interfaces differ from the others'
     for host, own in view.by_host.items():
         link = own.link(own.chosen.name) if own.chosen is not None else None
         if own.chosen is None or link is None or "loopback" in link.flags:

@@ -60,7 +60,7 @@ def neighbour_table_small(view: View) -> Findings:
         limits = ((3, raised), (2, raised // 2), (1, raised // 8))
         summary = "Raise the limits (for good: the same settings in /etc/sysctl.d/):"
         raising = line("sysctl -w {*settings}", settings=[f"{NAME}{number}={value}" for number, value in limits])
-        # a full table drops the packet, or the answer to who has the address: "no route to host" (net/ipv4/arp.c)
+        # with a full table the kernel drops the packet or the ARP answer: "no route to host" (net/ipv4/arp.c)
         slow = [dial for dial in view.dials.unexplained if dial.outcome in ("timed-out", "no-route")]
         lost = {dial for dial in slow if not {dial.src, dial.dst}.isdisjoint(short[limit, peers])}
         yield Finding(
@@ -107,7 +107,7 @@ ADVICE = make_advice(
     "Raise net.ipv4.neigh.default.gc_thresh1, 2 and 3 well above the number of hosts, on every host:",
 )
 
-# The kernel's own line.
+# The kernel's message.
 RULES = (root(r"neighbou?r table overflow", "[ 4242.1] neighbour: arp_cache: neighbor table overflow!"),)
 
 SIGNS = LogSigns(RULES, ADVICE)

@@ -27,7 +27,7 @@ def reverse_path_filtered(view: View) -> Findings:
     """Yield one finding for each host whose reverse-path filter drops packets."""
     for found in hindered_hosts(view, "filtered"):
         names = list(dict.fromkeys(fault.usual for fault in found.route_faults if fault.usual))
-        # a VLAN's name has a dot of its own, so that sysctl(8) wants slashes between the parts
+        # a VLAN's name contains a dot, so sysctl(8) needs slashes between the parts
         settings = [("/" if "." in name else ".").join(("net", "ipv4", "conf", name, "rp_filter=2")) for name in names]
         peers = fold(sorted(found.peers))
         yield Finding(

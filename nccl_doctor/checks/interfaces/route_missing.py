@@ -98,7 +98,7 @@ def route_missing(view: View) -> Findings:
     own = {source: targets for source, targets in lacking.items() if source in view.by_host and source not in bare}
     for sources in _alike(own, view, reasons):
         yield _finding(view, sources, own, reasons)
-    if following:  # routes to interfaces that NCCL should not use: whatever is wrong with its choice explains it
+    if following:  # routes to interfaces that NCCL should not use: the fault in its choice explains them
         hosts = ordered(view.by_host, set(following))
         targets = {name for some in following.values() for name in some}
         yield Finding(

@@ -66,7 +66,7 @@ def shared_subnet_nics(view: View) -> Findings:
                 continue
             settings = tuple((link, tuple(effective(facts.sysctls, key, link) for key in KEYS)) for link in links)
             if all(rp_filter != 1 and ignore >= 1 and announce == 2 for _, (rp_filter, ignore, announce) in settings):
-                continue  # so the interfaces are kept apart
+                continue  # with this setting, traffic of the interfaces is kept separate
             strict = any(rp_filter == 1 for _, (rp_filter, *_) in settings)
             meets = not strict and _meets_some(view.snapshot.mesh, host.name)
             alike.setdefault(_Shared(network, settings, strict, meets), []).append(host.name)

@@ -42,7 +42,7 @@ def _advice(case: Case) -> Advice:
     return _PLAIN(case)
 
 
-# NCCL's, torch's, gloo's, MPI's and JAX's words for ECONNREFUSED (111).
+# Messages of NCCL, torch, gloo, MPI and JAX for ECONNREFUSED (111).
 RULES = (
     *failed_connects(Grade.LIKELY, r"[Cc]onnection refused", "Connection refused"),
     *failed_pairs(Grade.LIKELY, r"[Cc]onnection refused", "Connection refused"),

@@ -25,7 +25,7 @@ ADVICE = make_advice(
     "NCCL draws its ports from the whole ephemeral range, so one open master port is not enough. Test all:",
 )
 
-# NCCL's, torch's, gloo's and Ray's words for ETIMEDOUT (110).
+# Messages of NCCL, torch, gloo and Ray for ETIMEDOUT (110).
 RULES = (
     *failed_connects(Grade.LIKELY, r"[Cc]onnection timed out", "Connection timed out"),
     *failed_pairs(Grade.LIKELY, r"[Cc]onnection timed out", "Connection timed out"),

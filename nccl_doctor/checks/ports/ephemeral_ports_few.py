@@ -52,7 +52,7 @@ def ephemeral_ports_few(view: View) -> Findings:
     short: dict[tuple[int, int, int, int], list[Host]] = {}
     for host, facts in view.facts:
         own = known(facts.port_range)
-        needed = local[host.name] * (OWN_PORTS + 2 * world)  # estimated as this module's page says
+        needed = local[host.name] * (OWN_PORTS + 2 * world)  # estimated as described on this module's page
         dials = [dial for dial in failed if dial.src == host.name and dial.outcome == "no-source-address"]
         if dials:
             peers = fold(sorted({dial.dst for dial in dials}))
@@ -74,7 +74,7 @@ def ephemeral_ports_few(view: View) -> Findings:
             message=f"{size} ephemeral ports ({low} to {high}) are fewer than the {needed} that the job can need.",
             evidence=(f"{needed} = ranks on the host * (6 + 2 * {world}), if every rank talks to every other one",),
             facts={"low": low, "high": high, "size": size, "needed": needed, "world_size": world},
-            explains=ANYWAY,  # no dial failed of it yet
+            explains=ANYWAY,  # no dial has failed because of it yet
             fix=Fix(
                 summary="No range holds so many: keep traffic between hosts on few connections (NCCL's PXN), or use "
                 "RDMA."
@@ -102,7 +102,7 @@ ADVICE = make_advice(
     "Widen net.ipv4.ip_local_port_range on every host, and let NCCL use fewer connections (leave PXN on).",
 )
 
-# A bind to port 0 or a connect that finds no free port.
+# A bind to port 0 or a connect without a free port.
 RULES = (
     *failed_connects(Grade.ROOT, "Cannot assign requested address", "Cannot assign requested address"),
     root(

@@ -79,7 +79,8 @@ def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
     inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
 
     def key(blame: Blame) -> tuple[str, ...]:
-        # what hands on the others' connections hands on the host's own to itself, too, as a container's port is
+        # a rule that forwards other hosts' connections also forwards the host's own to itself, as for a container's
+        # port
         to_itself = blame.redirects and all(dial.src == dial.dst for dial in blame.dials)
         first = inward.get(blame.host.name, blame) if to_itself else blame
         rule = first.rules[0]

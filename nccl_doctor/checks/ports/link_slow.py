@@ -50,7 +50,7 @@ SHARED = re.compile(r"\bG[BH]\d\d")
 """Names of GPUs that reach the processor by NVLink."""
 
 
-# NCCL's own measure of each rank's network (NCCL DIAG).
+# NCCL's own measurement of each rank's network (NCCL DIAG).
 RULES = (
     likely(
         r"NCCL DIAG \[INFO\] net bw: \S{1,40} rank (?P<rank>\d+) \((?P<host>[\w.-]{1,253})\): [\d.]{1,12} Gbit/s, "
@@ -137,7 +137,8 @@ def _lanes(view: View, rates: Rates | None) -> Findings:
     for note, its in lost.items():
         yield _without_lanes(its, note=note)
     accused = {host for slow in judge_rates(rates).slow for host in slow.hosts} if rates is not None else set()
-    nics = [told for told in _nic_links(view) if told[0] not in accused]  # whose lanes the rates' finding tells
+    # the finding about rates already names their PCIe lanes
+    nics = [told for told in _nic_links(view) if told[0] not in accused]
     if nics:
         yield _without_lanes(nics, note=False)
 
@@ -186,7 +187,7 @@ def _without_lanes(links: list[tuple[str, str, PciLink]], *, note: bool) -> Find
             for host, name, link in links
         ),
         facts={"devices": [{"host": host, "device": name} for host, name, _ in links]},
-        symptoms=(Symptom("link-slow", frozenset()),),  # what makes one device's link slow makes no other's
+        symptoms=(Symptom("link-slow", frozenset()),),  # the cause of one device's slow link affects no other device
         explains=() if note else None,
         fix="Check again under load (lspci -vv as root, LnkSta)."
         if note

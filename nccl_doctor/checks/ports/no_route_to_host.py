@@ -27,7 +27,7 @@ ADVICE = make_advice(
     "Find the rule or the route that does it:",
 )
 
-# NCCL's, torch's, gloo's and MPI's words for EHOSTUNREACH (113).
+# Messages of NCCL, torch, gloo and MPI for EHOSTUNREACH (113).
 RULES = (
     *failed_connects(Grade.ROOT, _ERRNO, "No route to host"),
     *failed_pairs(Grade.ROOT, _ERRNO, "No route to host"),

@@ -133,7 +133,7 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
             needs_root=True,
             commands=on(host.name, line("sysctl -w {setting}", setting=reserving(ports, trial.port))),
         )
-    # a line for each of the holders' jobs, where all of them are shown to be leftovers
+    # a line for the job of each holder, if all of them are proven leftovers
     pids = {holder.pid for holder in trial.holders}
     first = [holder for holder in trial.holders if holder.ppid not in pids]
     endings = tuple(one for holder in first for one in ending(cluster, host.node, holder, trial.port))
@@ -144,7 +144,7 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
     why = f"{capital(refusal)}. " if refusal else ""
     own = trial.holders and all(holder.own for holder in trial.holders)
     who = "end it where it was started" if own else "ask the holder's owner to end it"
-    by_option = cluster.origins.get("master_port") == "--master-port"  # which wins over whatever the hosts file says
+    by_option = cluster.origins.get("master_port") == "--master-port"  # it takes precedence over the hosts file
     if by_option or (ClusterSource(cluster).file or "").endswith((".yaml", ".yml")):
         summary = f"{why}Write a port that is free on all hosts into the hosts file, or {who}:"
         if by_option:
@@ -191,7 +191,7 @@ def _advice(case: Case) -> Advice:
     )
 
 
-# Torch's, accelerate's and Ray's words for EADDRINUSE (98; macOS 48, Windows 10048).
+# Messages of torch, accelerate and Ray for EADDRINUSE (98; macOS 48, Windows 10048).
 RULES = (
     *roots(
         r"server socket has failed to (?:bind|listen) .*:(?P<port>\d+) \(errno: (?:98|48) - ",

@@ -68,7 +68,7 @@ def port_unreachable(view: View) -> Findings:
         ports = ", ".join(map(str, sorted({dial.port for dial in dials})))
         yield Unjudged((src, dst), f"{src} says that it could not connect to {dst}:{ports}, but {dst} accepted it")
     rest = [dial for dial in view.dials.unexplained if dial.src != dial.dst]
-    from_others = {dial.dst for dial in rest}  # what keeps them out keeps the host's own dials out, too
+    from_others = {dial.dst for dial in rest}  # what blocks other hosts also blocks the host's own dials
     alone = (dial.dst for dial in view.dials.unexplained if dial.src == dial.dst and dial.dst not in from_others)
     for name in dict.fromkeys(alone):
         mine = [dial for dial in view.dials.unexplained if dial.src == dial.dst == name]

@@ -49,7 +49,7 @@ def proxy_intercepts(view: View) -> Findings:
     }
     taken = mesh.intercepted
     spoken = [dial for dial in mesh.failed if dial.outcome == "intercepted"]
-    if not any(sidecars.values()):  # then a host's own rule that hands them on is the fault to mend
+    if not any(sidecars.values()):  # then the fault is a rule of the host itself that redirects the dials
         explained = {dial for blame in view.dials.firewall.blames for dial in blame.dials}
         taken = tuple(one for one in taken if one not in view.dials.firewall.redirected)
         spoken = [dial for dial in spoken if dial not in explained]
@@ -59,7 +59,7 @@ def proxy_intercepts(view: View) -> Findings:
         return
     ends = [node.name for node in view.snapshot.cluster.nodes if node.name in met]
     proxied = [name for name in ends if sidecars.get(name)] or ends
-    # each host was tried, so that any failed pair with a proxied end may be it
+    # each host was tried, so any failed pair with a proxied end may be explained by it
     failed = [dial for dial in mesh.failed if dial.outcome in TAKEN or not {dial.src, dial.dst}.isdisjoint(proxied)]
     kinds = sorted({one for name in ends if (one := sidecars.get(name))})
     who = f"The sidecar {', '.join(kinds)} in" if kinds else "A proxy at or between"

@@ -18,9 +18,9 @@ from nccl_doctor.model.register import Absent
 from nccl_doctor.snapshot.mesh import Trips
 
 TIMES = 10
-LEAST_US = 5000  # beyond theirs
+LEAST_US = 5000  # more than the others' median
 LEAST_PAIRS = 4
-OTHERS = 0.1  # of their dials that may have had packets sent again
+OTHERS = 0.1  # share of the others' dials that may have had retransmissions
 
 
 @check("NCD321", severity=Severity.INFO, needs=("mesh",))
@@ -53,7 +53,8 @@ def round_trip_long(view: View) -> Findings:
 
 def _resends(own: Trips, others: list[Trips]) -> bool:
     """Return whether packets were retransmitted in half of the host's dials, but hardly in any between the others."""
-    elsewhere = sum(one.again for one in others) - own.again  # each of its dials is one of another host's, too
+    # each of its dials is also counted for the host at the other end
+    elsewhere = sum(one.again for one in others) - own.again
     dials = sum(one.pairs for one in others) - own.pairs
     return 2 * own.again >= own.pairs and elsewhere <= OTHERS * dials
 

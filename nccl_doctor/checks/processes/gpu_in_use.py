@@ -48,7 +48,7 @@ def gpu_in_use(view: View) -> Findings:
     """Yield one finding per host whose needed GPUs are taken."""
     for host, facts in view.facts:
         gpu_processes = known(facts.gpu_processes)
-        needed = visible_gpus(host.node, facts)[: host.node.nproc_per_node]  # as CUDA numbers them for the ranks
+        needed = visible_gpus(host.node, facts)[: host.node.nproc_per_node]  # in CUDA's order for the ranks
         uuids = {gpu.uuid for gpu in needed}
         own = [use for use in gpu_processes if use.uuid in uuids]
         uses = [use for use in own if use.memory_mib is None or use.memory_mib >= TAKEN_MIB]

@@ -63,7 +63,7 @@ def memlock_low(view: View) -> Findings:
 def too_low(facts: HostFacts, side: Side | None) -> int | None:
     """Return the memlock limit in bytes if it is too low for RDMA ports in use."""
     limit, exempt = known(facts.limits).memlock_soft, known(facts.limits).ipc_lock
-    if exempt is None:  # an older snapshot: root has it outside containers
+    if exempt is None:  # an older snapshot: root is exempt outside containers
         identity = facts.identity
         exempt = not isinstance(identity, Unknown) and identity.uid == 0 and identity.container is None
     return limit if limit is not None and limit < ENOUGH and not exempt and registers(facts, side) else None
@@ -85,7 +85,7 @@ ADVICE = make_advice(
     "process started over SSH:",
 )
 
-# Registering memory with an adapter fails for want of it (ENOMEM, 12).
+# Registering memory with an adapter fails with ENOMEM (12).
 RULES = (
     root(
         r"(?:ibv_(?:reg_mr|reg_dmabuf_mr|create_qp|create_cq|alloc_pd|open_device)\w*.*(?:Cannot allocate memory"

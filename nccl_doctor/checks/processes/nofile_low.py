@@ -71,7 +71,7 @@ ADVICE = make_advice(
     "and see what a process started over SSH gets:",
 )
 
-# EMFILE, and file descriptors that torch's data loaders could not pass on.
+# EMFILE, and file descriptors that torch's data loaders could not send.
 RULES = (
     root(
         r"Too many open files",

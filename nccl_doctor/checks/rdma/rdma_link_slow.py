@@ -109,7 +109,7 @@ def _links(lists: dict[str, RdmaList]) -> Iterator[tuple[str, Entry, str]]:
         widths = (one.device.link.width for pair in pairs for one in pair if one.device.link is not None)
         lanes = max(widths, default=0)
         others = (one for name, its, one in links if name != host and its.label == entry.label and one is not None)
-        if link.width < lanes:  # whatever the slot was made for
+        if link.width < lanes:  # whatever the width of the slot
             yield host, entry, f"{link.speed:g} GT/s x{link.width}, but x{lanes} for the other half of its port"
         elif (link.lost_lanes or link.lost_speed) and link.gbps < max(
             (entry.port.rate_gbps or 0.0, *(one.gbps for one in others))

@@ -65,7 +65,8 @@ def rdma_mismatch(view: View) -> Findings:
 
 def _profile(rdma: RdmaList, facts: HostFacts, names: set[str]) -> Iterator[tuple[str, str]]:
     """Return all that has to be equal, by subject; ``names`` are those of devices that NCCL uses on some host."""
-    if not rdma.closed and (rdma.entries or not rdma.present):  # else what hides them has its own diagnosis
+    # otherwise the cause that hides them has its own diagnosis
+    if not rdma.closed and (rdma.entries or not rdma.present):
         yield "devices in NCCL's list", str(len(rdma.entries))
     for device, port in rdma.down:
         if device.name in names:

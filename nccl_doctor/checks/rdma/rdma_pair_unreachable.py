@@ -37,7 +37,7 @@ from nccl_doctor.nccl.variables import RAILS
 from nccl_doctor.text.hostlist import fold
 
 SUBNETS = "NCCL_IB_SUBNET_AWARE_ROUTING"
-MOST_PAIRS = 8  # of which evidence tells
+MOST_PAIRS = 8  # pairs shown in the evidence
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 

@@ -42,12 +42,12 @@ RULES = (
         r"|\bgdr_\w+\(.*failed|GDRCOPY failure)",
         "n1:1:2 [0] misc/ibvwrap.cc:233 NCCL WARN Call to ibv_reg_mr failed with error Bad address",
     ),
-    root(  # EFAULT: memory that is not the host's; Mooncake's words, and what programs and quotes leave of NCCL's
+    root(  # EFAULT for memory outside the host; messages of Mooncake, and of NCCL as programs shorten or quote them
         r"(?:\bibv_reg_mr\S* failed\b.{0,40}|Failed to register memory 0x\w+: )Bad address",
         "E1030 07:53:11.383879  9075 rdma_context.cpp:253] Failed to register memory 0x742c8e000000: Bad address [14]",
         unless=r"NCCL INFO ",
     ),
-    hint(  # without a dma-buf nvidia-peermem may still do
+    hint(  # without dma-buf, nvidia-peermem may still work
         r"\bibv_reg_dmabuf_mr\b.{0,20} failed\b.{0,40}(?:Bad address|Operation not supported|Invalid argument)",
         "ibv_reg_dmabuf_mr (retain) failed: Invalid argument",
         unless=r"NCCL ",

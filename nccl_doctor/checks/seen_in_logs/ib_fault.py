@@ -130,7 +130,7 @@ RULES = (
         r"NET/IB.*(?:GID table changed|non-fatal async event)",
         "n1:1:2 [0] transport/net_ib.cc:93 NCCL WARN NET/IB : mlx5_0:1 GID table changed",
     ),
-    root(  # behind a WARN, or alone where torch quotes NCCL's last error
+    root(  # after a WARN, or alone if torch quotes NCCL's last error
         r"(?:Call to ibv_\w+(?:\(\))? (?:failed|returned)|ibv_post_(?:send|recv)\(\) failed)",
         "n1:1:2 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
         unless=r"NCCL INFO ",

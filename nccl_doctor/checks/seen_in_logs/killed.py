@@ -163,7 +163,7 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
     if event.name not in {"killed", "script-failed"} or event.grade is Grade.CLUE:
         return event
     before = [one for one in reading.events if one.line < event.line]
-    # Slurm or MPI says that it ends all: that a launcher then sees a process killed tells no more
+    # Slurm or MPI announces that it ends all: a process then killed, according to a launcher, shows no more
     if any(one.wording == TERMINATING and _ENDS_ALL.search(one.text) for one in before):
         exited = any(one.wording == EXITED for one in before)
         grade = Grade.CLUE if exited and event.name == "killed" else event.grade
@@ -178,7 +178,7 @@ def accused(event: Event, reading: Reading, left: set[str]) -> Event:
         return event
     announced = any(0 < line - event.line <= _ABOVE for line in notices)
     losses = [one for one in reading.events if one.name in _LEFT and one.grade is Grade.SYMPTOM]
-    # others soon waited for it in vain; or nothing but noise follows, and the losses are others'
+    # others soon waited for it in vain; or only noise follows, and the losses belong to others
     fatal = any(0 < one.line - event.line <= _SOON for one in losses)
     elsewhere = (bool(left) and reading.name not in left) or _of_another(event, losses)
     fatal = fatal or (elsewhere and only_frames(reading.after(event.line)))

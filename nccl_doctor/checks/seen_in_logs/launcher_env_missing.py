@@ -71,7 +71,7 @@ RULES = (
         _TOO_EARLY,
         "RuntimeError: Default process group has not been initialized, please make sure to call init_process_group.",
     ),
-    generic(  # of a process that was meant to be alone it is no fault
+    generic(  # for a process that is meant to run alone this is not a fault
         r"Not using distributed mode", "Not using distributed mode"
     ),
     root(

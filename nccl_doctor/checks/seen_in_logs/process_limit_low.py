@@ -36,7 +36,7 @@ RULES = (
         r"can't start new thread|[Uu]nable to create new native thread|RLIMIT_NPROC",
         "RuntimeError: can't start new thread",
     ),
-    # what C++ throws where a thread can't be started, as torch hands it on; Python itself raises BlockingIOError
+    # C++ exception for a thread that can't be started, as torch passes it on; Python itself raises BlockingIOError
     root(r"RuntimeError: [Rr]esource temporarily unavailable *$", "RuntimeError: Resource temporarily unavailable"),
     likely(
         r"(?:pthread_create|thread creation) failed",

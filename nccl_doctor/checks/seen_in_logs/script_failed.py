@@ -66,7 +66,7 @@ RULES = (
         "[rank: 0] Child process with PID 812 terminated with code 1. Forcefully terminating all other processes",
     ),
     hint(_BEGINS + r"(?:[\w.]+\.)?\w*(?:Error|Exception)$", "AssertionError", unless=WEB),
-    hint(  # of transformers, which has tried again before; other lines of downloads are passed over
+    hint(  # transformers prints it after it has retried; other lines about downloads are ignored
         r"OSError: (?:We couldn't connect to 'https://|Can't load \w+ for ')",
         "OSError: We couldn't connect to 'https://huggingface.co' to load the files",
     ),
@@ -80,7 +80,7 @@ RULES = (
         "python: /src/kernel.cpp:88: void run(): Assertion `n % 8 == 0' failed.",
         unless=WEB + r"|c10::Dist|ProcessGroup",
     ),
-    # torch's excepthook writes the rank before the lines of an exception that nobody caught (torch 2.4,
+    # torch's excepthook writes the rank before the lines of an uncaught exception (torch 2.4,
     # torch/distributed/distributed_c10d.py)
     likely(r"\[rank(?P<rank>\d+)\]: (?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)", "[rank1]: ValueError: bad shape"),
     likely(

@@ -41,7 +41,7 @@ def code_mismatch(view: View) -> Findings:
         if differs is not None:
             yield _different(differs, found)
         elif _is_of_line(view, path):
-            continue  # nobody can tell in which folder the line will be started
+            continue  # the directory in which the line will be started is unknown
         elif found and all(entry.kind == "missing" for entry in found.values()):
             of_line = path in (view.snapshot.cluster.line or "").split()
             yield Finding(

@@ -53,7 +53,7 @@ def cuda_driver_mismatch(view: View) -> Findings:
         gpus = known(facts.gpus)
         least = needed(facts.torch.cuda)
         env = {**({} if isinstance(facts.env, Unknown) else facts.env), **host.node.env}
-        lifted = "compat" in env.get("LD_LIBRARY_PATH", "")  # a package may stand in for the driver's own library
+        lifted = "compat" in env.get("LD_LIBRARY_PATH", "")  # a package may replace the driver's own library
         if gpus and least and _numbers(gpus[0].driver) < _numbers(least) and not lifted:
             old.setdefault((gpus[0].driver, facts.torch.cuda, least), []).append(host.name)
     for (driver, cuda, least), hosts in old.items():
@@ -82,7 +82,7 @@ ADVICE = make_advice(
     "Install a driver that this CUDA needs, or a torch built for the driver's CUDA; after an update reboot.",
 )
 
-# CUDA's errors 35, 803 and 804, torch's and the driver's words.
+# CUDA's errors 35, 803 and 804, and messages of torch and the driver.
 RULES = roots(
     r"(?:driver version is insufficient|cudaErrorInsufficientDriver|Driver/library version mismatch"
     r"|driver on your system is too old)",

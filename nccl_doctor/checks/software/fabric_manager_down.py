@@ -91,7 +91,7 @@ ADVICE = make_advice(
     "restart of it reset the GPUs or reboot.",
 )
 
-# CUDA's error 802 and NVLink SHARP that can't be bound.
+# CUDA's error 802, and NVLink SHARP that can't be bound.
 RULES = roots(
     r"(?:system not yet initialized|cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY|[Ee]rror 802\b"
     r"|[Ff]abric ?[Mm]anager.{0,40}(?:not running|fail|not active))",

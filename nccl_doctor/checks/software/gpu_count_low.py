@@ -68,7 +68,7 @@ def gpu_count_low(view: View) -> Findings:
     for host, facts in view.facts:
         gpus = known(facts.gpus)
         ranks = view.nproc(host, facts)
-        # CUDA hides a GPU whose index no device has, and all behind it; parts of GPUs are not in nvidia-smi's list
+        # CUDA ignores an index without a device, and all that follow it; nvidia-smi does not list parts of GPUs
         there = {str(gpu.index) for gpu in gpus}
         devices = visible_devices(host.node, facts)
         missing = [part for part in named_devices(devices) if part.isdigit() and part not in there]
@@ -153,7 +153,7 @@ class _Short(NamedTuple):
     shown: tuple[str, ...]
     ranks: int
     devices: str | None
-    own: bool  # by the environment of the host itself, which the hosts file leaves as it is
+    own: bool  # set in the host's own environment, not in the hosts file
 
     def finding(self, hosts: tuple[str, ...]) -> Finding:
         """Return the finding for the nodes that lack the same."""
@@ -186,7 +186,7 @@ ADVICE = make_advice(
     "Look at CUDA_VISIBLE_DEVICES, at the container's --gpus, at the scheduler's request and at nvidia-smi:",
 )
 
-# CUDA's error 100, and what launchers, Ray and NCCL say of too few GPUs.
+# CUDA's error 100, and messages of launchers, Ray and NCCL about too few GPUs.
 RULES = (
     likely(
         r"NCCL DIAG \[INFO\] GPU inventory: count mismatch .*rank\(s\) \{?(?P<rank>\d+)",

@@ -108,7 +108,7 @@ def _severity(host: Host, facts: HostFacts) -> Severity:
     driver, torch = known(facts.gpu_driver), facts.torch
     cuda = isinstance(torch, TorchInfo) and (torch.cuda is not None or torch.hip is not None)
     inside = isinstance(facts.identity, Identity) and facts.identity.container is not None
-    meant = cuda and not inside  # a container without GPUs may be meant, whatever torch its image has
+    meant = cuda and not inside  # a container without GPUs may be intended, whatever torch its image has
     return Severity.ERROR if gpu_wish(host) or meant or (driver is not None and driver.smi) else Severity.WARNING
 
 

@@ -107,7 +107,7 @@ ADVICE = make_advice(
     "NCCL's diagnostics report an error of a GPU or its links on {who}.", "See nvidia-smi -q and dcgmi diag -r 3 there."
 )
 
-# The driver's Xid lines, and NCCL's diagnostics of ECC and NVLink (NCCL DIAG).
+# The driver's Xid lines, and NCCL's diagnostics about ECC and NVLink (NCCL DIAG).
 RULES = (
     root(
         r"S?Xid \((?:PCI:)?[0-9a-fA-F:.]+\): \d+",

@@ -74,7 +74,7 @@ def _amd_kinds(view: View) -> dict[str, Counter[str]]:
         for host, facts in view.facts
         if visible_devices(host.node, facts) is None and (gpus := rocm_gpus(facts))
     }
-    # only some boards tell their name, so the device id is what is compared
+    # only some boards report a name, so the device id is compared
     names = {gpu.device: gpu.name for gpus in found.values() for gpu in gpus if gpu.name}
     return {
         host: Counter(_kind(names.get(gpu.device) or f"PCI 1002:{gpu.device}", gpu.memory_mib) for gpu in gpus)

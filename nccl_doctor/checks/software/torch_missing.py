@@ -28,7 +28,7 @@ def torch_missing(view: View) -> Findings:
     present = view.hosts_by(lambda facts: known(facts.python).executable if known(facts.torch) else None)
     lacking = view.hosts_by(lambda facts: None if known(facts.torch) else known(facts.python).executable)
     for executable, hosts in lacking.items():
-        # the one path that has torch wherever it was found may be there on this host as well
+        # the only path at which torch was found on other hosts may exist on this host, too
         elsewhere = set(present) - {executable}
         python = next(iter(elsewhere)) if len(elsewhere) == 1 else "/path/to/python"
         others = [f"torch is there: {', '.join(names)} ({path})" for path, names in present.items()]

@@ -60,7 +60,7 @@ def version_mismatch(view: View) -> Findings:
     """Yield one finding for all differences between the outliers and the majority."""
     versions = {host.name: _versions(facts) for host, facts in view.facts}
     smoke = view.snapshot.smoke
-    # what ranks really loaded, which an LD_LIBRARY_PATH may have changed; the first of a host counts
+    # what ranks really loaded, which LD_LIBRARY_PATH may change; the first rank of a host counts
     for rank in reversed(smoke.ranks) if isinstance(smoke, Smoke) else ():
         loaded = {"torch": (rank.torch or "").split("+")[0], "NCCL": rank.nccl or ""}
         versions.get(rank.host, {}).update((subject, version) for subject, version in loaded.items() if version)
@@ -117,7 +117,7 @@ def _advice(case: Case) -> Advice:
     )
 
 
-# NCCL's words for two versions, symbols and libraries that are not there.
+# Messages of NCCL about two versions, missing symbols and missing libraries.
 RULES = (
     likely(
         r"NCCL DIAG \[INFO\] (?:[\w ]{0,40}driver version:|NCCL version:) ?mismatch .*"

@@ -28,9 +28,9 @@ MAX_ITEMS = 150_000
 """Most values in one answer: the facts of a host among 4,096 have a quarter of that; each takes some 100 bytes of
 memory.
 """
-_REASON = 300  # Characters of why a part of an answer does not fit: it may quote that part
+_REASON = 300  # characters of the reason why a part of an answer is invalid: it may quote that part
 _SEPARATORS = (b",", b"[", b"{")
-_TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')  # A text of JSON without escapes, and what stands before or behind each value
+_TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')  # a JSON text without escapes, and the separators around each value
 
 
 class ProbeError(Exception):
@@ -204,7 +204,7 @@ class SmokeEnd(base.Observed):
     timed_out: bool = False
     output: tuple[str, ...] = ()
     broken: base.Clipped | None = None
-    counters: Growth | None = None  # of RDMA ports; None where there are none, or nobody counted
+    counters: Growth | None = None  # of RDMA ports; None without any, or if they were not counted
 
 
 class TrialEnd(base.Observed):
@@ -244,7 +244,7 @@ TRACEBACK: TypeAdapter[str | None] = TypeAdapter(base.ClippedEnd | None)
 def parsed(text: bytes) -> dict[str, Any]:
     """Return a line of the probe as an object; MalformedError if it is none or has too many values."""
     if sum(map(text.count, _SEPARATORS)) > MAX_ITEMS:
-        values = texts = 0  # what stands in texts separates nothing
+        values = texts = 0  # separators within texts don't count
         for token in _TOKEN.finditer(text.replace(b"\\\\", b"").replace(b'\\"', b"")):
             if token[0] in _SEPARATORS:
                 values += 1
@@ -293,7 +293,7 @@ def problems(error: ValidationError) -> dict[str, str]:
     found: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         part, *where = map(str, fault["loc"] or ("answer",))
-        if where[:1] not in (["Unknown"], ["Skipped"]):  # what the fact would be if it were known tells more
+        if where[:1] not in (["Unknown"], ["Skipped"]):  # the position within the known fact tells more
             place = ".".join(word for word in (part, *where) if word.islower() or word.isdigit())[:80]
             found.setdefault(part, f"{place or part}: {fault['msg'][:_REASON]}")
     return found

@@ -35,8 +35,8 @@ from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.transport.base import Transport
 
-NAMES_S = 3.0  # What this machine's resolver may take for all names; what it has not told by then confirms nothing
-WORTH_S = 5.0  # A run begins anew where that much time is left
+NAMES_S = 3.0  # time for this machine's resolver for all names; a name without an answer by then confirms nothing
+WORTH_S = 5.0  # a run begins again only if this much time is left
 
 
 @contextmanager
@@ -170,7 +170,7 @@ class Run:
             few = "fewer than two hosts were reached"
             self._mesh = skipped("only one host: nothing to test") if alone else unknown(few)
             return
-        # Cut short, a dial that only takes long would look like a firewall's work.
+        # A slow dial that is cut short would look like the work of a firewall.
         if late := self._clock.lacks(limits.dial_s, "the port test"):
             self._mesh = unknown(late)
             return
@@ -182,7 +182,7 @@ class Run:
                 self._clock.busy(session.node.name, "mesh", since)
 
             mesh = run_mesh(self._sessions, self._facts, self._cluster, limits, done)
-            # the counters tell which rule the dials that failed met
+            # the counters show which rule the failed dials matched
             ends = {name for dial in mesh.failed for name in (dial.src, dial.dst)}
             hosts = [session for session in self._sessions if session.node.name in ends]
             filtered = [one for one in hosts if isinstance(self._facts[one.node.name].firewall, FirewallFacts)]

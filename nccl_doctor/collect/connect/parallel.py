@@ -39,7 +39,7 @@ AT_ONCE = 64
 FIRST = 8
 FEWEST = 4
 MOST = 64
-IN_ALL = 256  # At once, the silent ones included: a thread and a socket each
+IN_ALL = 256  # hosts asked at the same time, with those that don't answer: each takes a thread and a socket
 _SHORTEST_S = 0.05
 _SILENCE_S = 1.0
 
@@ -147,13 +147,13 @@ def in_turns(items: Iterable[Item], *stages: Stage[Item], until: float = math.in
             patience += [] if silence is None else [silence]
         try:
             place, index, ended = finished.get(timeout=max(0.0, min(patience)) if patience else None)
-        except queue.Empty:  # somebody is silent: the next one's turn
+        except queue.Empty:  # one host is silent: continue with the next
             if time.monotonic() >= until:
                 return [
                     TimeoutError("no answer in time") if index in unfinished else end for index, end in enumerate(ends)
                 ]
             continue
-        if isinstance(fault := ends[index], ControllerError):  # the others would fare no better
+        if isinstance(fault := ends[index], ControllerError):  # other hosts would fail for the same reason
             raise fault
         failed = fault is not None
         stages[place].window.end(index, ended, well=not failed)
@@ -186,7 +186,7 @@ def fan_out(
 
 T = TypeVar("T")
 
-_LINES, _PHRASE = 5, 500  # Of a traceback that are evidence, and characters of an error in a sentence
+_LINES, _PHRASE = 5, 500  # lines of a traceback used as evidence, and characters of an error in a sentence
 
 
 def ask_all(
@@ -258,10 +258,10 @@ class LoadWatch:
             began = now
 
 
-AGAIN = 0.35  # The quiet try's share of the first one's time, where hosts answer fast: what is healthy needs far less
+AGAIN = 0.35  # the later try's share of the first one's time, if hosts answer fast: a healthy host needs much less
 CONNECT_S = 10.0
 """Seconds for a host to answer if neither ``--connect-timeout`` nor the user's ssh configuration sets a limit."""
-PATIENCE = 4.0  # Times that the others needed; whoever takes longer alone is not merely one of many
+PATIENCE = 4.0  # a host that takes this many times longer than the others is more than one of many
 Look = Callable[[ProbeSession, float], None]
 """A function that asks a host within a share of its time; it raises :class:`NoAnswerError` if more time may help."""
 
@@ -271,20 +271,20 @@ class Reach:
     """Hosts to connect to, and the results."""
 
     transport: Transport
-    # for a host to answer once it is its turn, and as much again for its probe; a login has more (transport.base).
-    # None: what the user's configuration of the transport says, else :data:`CONNECT_S`.
+    # to answer once a host's turn has come, and as much again for its probe; logins get more (transport.base). None:
+    # the user's transport configuration decides, otherwise :data:`CONNECT_S`.
     connect_s: float | None
     until: float  # when the whole run ends, on the monotonic clock
     on_done: Callable[[str], None]
-    # look, on_looked: asks a host as soon as it lets us in (``on_done``), while others are still connected to
+    # look, on_looked: queries a host as soon as its connection is open (``on_done``), while others still connect
     look: Look | None = None
     on_looked: Callable[[str], None] = lambda _name: None
     silence_s: float = SILENCE_S
-    # by host, filled as they are reached: what Ctrl-C interrupts must be closed, too
+    # by host, filled as hosts are reached: after Ctrl-C these must be closed, too
     opened: dict[str, ProbeSession] = field(default_factory=dict)
     failures: dict[str, AnyAccessFailure] = field(default_factory=dict)
     unanswered: dict[str, Exception] = field(default_factory=dict)
-    again: tuple[str, ...] = ()  # the hosts that answered only when they were tried again
+    again: tuple[str, ...] = ()  # hosts that answered only the second try
     connected_s: float = 0.0
     _entering: set[str] = field(default_factory=set)
 
@@ -292,20 +292,20 @@ class Reach:
         """Try each host, and return how busy this machine and the hosts were meanwhile."""
         self._began, watch, since = time.monotonic(), LoadWatch(), heartbeat.begin()
         usual = self._try(nodes, 1.0)
-        # whatever failed meanwhile is no host's fault: its time ran, and the host may have hung up on us
+        # failures during that time are not the hosts': time passed, and a host may have closed the connection
         stood_still = heartbeat.longest_gap(since) > 2 * PULSE_S
         late = [node for node in nodes if self._ran_out_of_time(node) or (stood_still and node.name in self.failures)]
-        load = watch.now()  # busy is a machine that slept meanwhile, too
+        load = watch.now()  # a machine that was suspended counts as busy, too
         if late and (len(nodes) > 1 or load.busy or stood_still) and time.monotonic() < self.until:
             first = {node.name: self.failures.pop(node.name) for node in late if node.name in self.failures}
             self._try(late, max(self._quiet_share(usual, load), 1.0 if stood_still else 0.0))
-            if not stood_still:  # the first try's words stay: it had the longer wait
+            if not stood_still:  # the first try's message is kept: that try waited longer
                 self.failures |= {name: first[name] for name in first.keys() & self.failures.keys()}
             failed = {node.name for node in late if self._ran_out_of_time(node)} | self.failures.keys()
             self.again = tuple(node.name for node in late if node.name not in failed)
         controller = watch.stop()
         for name, failure in self.failures.items() if controller.busy else ():
-            if failure.facts.ran_out_of_time:  # who is said to have been late is said to have been so on a busy machine
+            if failure.facts.ran_out_of_time:  # a late host is reported as late on a busy machine
                 words = (*failure.evidence, controller.words)
                 self.failures[name] = failure.model_copy(update={"evidence": words})
         hosts = {name: one.hello.load for name, one in self.opened.items() if one.hello.load is not None}
@@ -341,7 +341,7 @@ class Reach:
             if isinstance(end, AccessError):
                 self.failures[node.name] = end.failure
             elif end is not None and machine.out_of_threads(end):
-                raise end  # the fault is here
+                raise end  # this machine's own fault
             elif end is not None:
                 self.failures[node.name] = failure_of(OwnFaultError(end), "connect", "it was not reached")
         return window.usual

@@ -27,7 +27,7 @@ from nccl_doctor.model.engine import place_of
 from nccl_doctor.snapshot.access import ProbeFailed, PythonMissing
 from nccl_doctor.transport import base
 
-MAX_REQUEST = 64 << 20  # Bytes that a host may send for one request, chatter and events included
+MAX_REQUEST = 64 << 20  # bytes that a host may send for one request, with chatter and events
 
 
 class Messages:
@@ -96,9 +96,9 @@ class Messages:
 
 
 PULSE_S = 1.0
-SILENCE_S = 8.0  # Without a word; with what the end of everything takes, nothing is left after ten seconds
-PATIENT_S = 60.0  # The same for a run that begins anew because this machine stood still: it may merely be overloaded
-MARGIN_S = 2.0  # A gap between two words that a host feels may be so much shorter here
+SILENCE_S = 8.0  # of silence; with the time for ending everything, nothing is left after ten seconds
+PATIENT_S = 60.0  # the same for a run that begins again because this machine was suspended: it may only be overloaded
+MARGIN_S = 2.0  # pauses between our messages may be this much shorter here than a host tolerates
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that counts while the machine sleeps; macOS calls it CLOCK_MONOTONIC (clock_gettime(2), (3))."""
 
@@ -110,7 +110,7 @@ class Heartbeat:
         self._lock = threading.Lock()
         self._channels: set[base.Channel] = set()
         self._gaps: deque[tuple[float, float]] = deque(maxlen=100)
-        self._last: float | None = None  # None until somebody is to be told
+        self._last: float | None = None  # None until a message is due
 
     def begin(self) -> float:
         """Start the heartbeat, once, and return the time for :meth:`longest_gap`."""
@@ -169,7 +169,7 @@ class ProbeSession:
         self._channel, self._silence_s, self._since = channel, silence_s, heartbeat.begin()
         self._messages = Messages(channel, nonce, silence_s)
         self._last_id = 0
-        self._awaited: dict[int, float] = {}  # by number, when it was asked
+        self._awaited: dict[int, float] = {}  # by number, the time of the request
         self._late: dict[tuple[str, str], int] = {}
         self._early: dict[int, dict[str, Any]] = {}
         self._ready = False
@@ -288,7 +288,7 @@ class ProbeSession:
             if its != number:
                 self._early[its] = message
                 continue
-            self._since = max(self._since, self._awaited.pop(number))  # it outlived what stood still before
+            self._since = max(self._since, self._awaited.pop(number))  # it survived the earlier pause
             if "error" in message:
                 words = probe_answers.typed(probe_answers.WORDS, "error", message["error"])
                 raise probe_answers.ProbeError(
@@ -304,9 +304,9 @@ class ProbeSession:
         self._ready = True
         deadline = min(time.monotonic() + bound, latest)
         try:
-            self._channel.send(bundle.bundle(), deadline)  # by itself: it is the same for all hosts
+            self._channel.send(bundle.bundle(), deadline)  # sent separately: it is the same for all hosts
             self._channel.send(json.dumps(header).encode() + b"\n", deadline)
-        except TimeoutError:  # an interpreter that reads nothing, and the bundle is more than a pipe holds
+        except TimeoutError:  # an interpreter that reads nothing; the bundle is larger than a pipe's buffer
             raise probe_answers.NoAnswerError("no answer in time") from None
         heartbeat.add(self._channel)
         message = self._messages.next(deadline)
@@ -316,7 +316,7 @@ class ProbeSession:
 
     def _start_failure(self, error: Exception) -> PythonMissing | ProbeFailed:
         """Return why the probe did not come up."""
-        ours = isinstance(error, probe_answers.ControllerPausedError)  # it says why the loader heard nothing
+        ours = isinstance(error, probe_answers.ControllerPausedError)  # explains why the loader received nothing
         stderr = [] if ours else [line for line in self._channel.stderr_tail().splitlines() if line.strip()]
         silent = isinstance(error, probe_answers.ConnectionLostError) and any(SILENT in line for line in stderr)
         late = isinstance(error, probe_answers.NoAnswerError) or ours or silent

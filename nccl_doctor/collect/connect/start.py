@@ -116,7 +116,8 @@ def _problem(start: Start) -> tuple[PythonProblem, str] | None:
     by_itself = _match(_PYTHON, (start.error, *start.stderr), start.python)
     if by_itself is not None or start.ready or start.status in (0, None):
         return by_itself
-    name = PurePosixPath(start.python).name  # what else was not found there is another program's, or a runtime's word
+    # other missing files belong to another program, or to a container runtime's message
+    name = PurePosixPath(start.python).name
     lacking = [line for line in start.stderr if re.search("(?i)not found|no such file", line)]
     if any(name in line for line in lacking) or (start.status == _NOT_FOUND and not lacking):
         return "missing", f'there is no interpreter "{start.python}"'
@@ -179,7 +180,7 @@ NEVER_IMPORTED = {"nccl_doctor.probe.bootstrap", "nccl_doctor.probe.smoke.worker
 def bundle() -> bytes:
     """Return the probe: bootstrap.py's text, compressed, followed by all modules, which it loads."""
     root = Path(probe.__file__).parent
-    # level 3 halves the time of the usual one, before which no host is asked, and adds a sixteenth
+    # level 3 takes half the time of the default, during which no host is asked, and the result is a sixteenth larger
     nothing = zlib.compress(b"", 3)
     modules = {"nccl_doctor.__init__": (nothing, zlib.compress(marshal.dumps(compile("", "<probe>", "exec")), 3))}
     for path in sorted(root.rglob("*.py")):
@@ -192,7 +193,7 @@ def bundle() -> bytes:
     return zlib.compress(program.encode(), 3) + MAGIC_NUMBER + marshal.dumps(modules, 2)
 
 
-_digest = lru_cache(1)(zlib.crc32)  # of the bundle, at the line for each host
+_digest = lru_cache(1)(zlib.crc32)  # of the bundle, for the command line on each host
 
 
 def _renamed(code: CodeType, name: str) -> CodeType:

@@ -38,12 +38,12 @@ from nccl_doctor.text.inet import numeric
 from nccl_doctor.transport.base import AccessError, Allowance, Channel, Transport
 from nccl_doctor.transport.ssh.settings import ssh_alias
 
-GRACE_S = 2.0  # What the answer may take beyond the deadline that the collectors on the host keep
+GRACE_S = 2.0  # time for the answer beyond the deadline of the collectors on the host
 
 
 NO_FACTS = "the probe returned no facts"
 
-PATH_S = 10.0  # For a host that answered nothing to say what it sends in vain
+PATH_S = 10.0  # time for a host that answered nothing to report which of its packets are lost
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FactLimits:
     sudo: bool = False
 
 
-_MOST_TABLES = 8  # Answers that are learnt from: each a table of all names
+_MOST_TABLES = 8  # answers used for the common one; each is a table of all names
 
 
 class CommonNames:
@@ -219,7 +219,7 @@ def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
     """
     sent = time.time()
     try:
-        # sent anew: a late answer to an earlier question tells a time that has passed
+        # sent again: a late answer to an earlier question has an old time
         there = session.wait(probe_answers.CLOCK, session.send("clock", deadline), deadline)
     except ProbeError as error:
         return unknown(str(error))
@@ -288,7 +288,7 @@ echo {mark} end
 exit
 """
 """A script for /bin/sh that looks at devices as probe/facts/host.py does."""
-_MOST = 8 << 20  # Bytes that it may print: a cluster's /etc/hosts has a line for each host
+_MOST = 8 << 20  # bytes that it may print: /etc/hosts of a cluster has a line for each host
 _LIMIT = re.compile(r"(Max open files|Max locked memory) +(unlimited|\d{1,20}) +(unlimited|\d{1,20})\b")
 
 
@@ -327,7 +327,7 @@ def parse_outside(
             part = parts[name] = []
         else:
             part.append(line)
-    words = (parts["shm"] or [""])[-1].split()  # as df -P -k tells of a file system, in KiB
+    words = (parts["shm"] or [""])[-1].split()  # the output of df -P -k, in KiB
     names = (name for line in parts["hosts"] for name in line.partition("#")[0].split()[1:])  # hosts(5)
     try:
         return Outside(

@@ -76,7 +76,7 @@ def built_for(program: bytes) -> str:
     return ELF_MACHINES.get(number, f"ELF machine {number}")
 
 
-ANSWER_S = 10.0  # For the ranks of a host to be found; with 8 of them it takes 10 ms
+ANSWER_S = 10.0  # to find the ranks of a host; for 8 of them it takes 10 ms
 LOOK_S = 12.0
 RAS_ANSWER_S = 12.0
 SHIP_S = 30.0
@@ -192,7 +192,7 @@ class Observation:
         for name, why in choice.contradictory_hosts.items():
             self._fail(name, ValueError(why))
         for name, one in told.items():
-            if name not in choice.contradictory_hosts:  # other programs' processes are nobody's business
+            if name not in choice.contradictory_hosts:  # processes of other programs are not reported
                 kept = one.unnumbered if isinstance(one.unnumbered, Unknown) else ()
                 self._jobs[name] = one.model_copy(update={"ranks": choice.ranks[name], "unnumbered": kept})
         self._timings["find"] = time.monotonic() - began

@@ -24,15 +24,15 @@ class HangingJob(NamedTuple):
     port: int
     world_size: int
     run_id: str
-    host: str  # only where its master is the host itself
-    user: str  # what another user's processes say of themselves is another job's
-    contained: bool  # in containers, root is no root
+    host: str  # only if its master is the host itself
+    user: str  # claims of another user's processes form a separate job
+    contained: bool  # root in a container is not root of the host
 
     def __str__(self) -> str:
         return f"{self.address}:{self.port} of {self.world_size} ranks" + (f" on {self.host}" if self.host else "")
 
 
-Jobs = dict[HangingJob, dict[str, list[JobRank]]]  # The ranks of each job, by host
+Jobs = dict[HangingJob, dict[str, list[JobRank]]]  # the ranks of each job, by host
 
 
 class Choice(NamedTuple):
@@ -40,10 +40,10 @@ class Choice(NamedTuple):
 
     ranks: dict[str, tuple[JobRank, ...]]
     rivals: dict[str, tuple[JobRank, ...]]
-    # by host, ranks of unfinished jobs whose numbers this one lacks: its own, started otherwise
+    # by host, ranks of incomplete jobs whose numbers this one lacks: its own, started differently
     misnumbered_ranks: dict[str, tuple[JobRank, ...]]
-    others: tuple[str, ...]  # the jobs that are not looked at, in words
-    contradictory_hosts: dict[str, str]  # hosts whose answer can't be, and why
+    others: tuple[str, ...]  # jobs that are not examined, each a phrase
+    contradictory_hosts: dict[str, str]  # hosts whose answer contradicts itself, and how
 
 
 def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> Choice:
@@ -191,8 +191,8 @@ def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
 
 End = tuple[str, int]
 MOST_LOCAL = 4096
-MOST_STORES = 256  # Of one host that are looked at; it has a few
-LEAST = 2  # One process that dials itself is no job: a notebook does it
+MOST_STORES = 256  # processes of one host that are examined; a job has a few
+LEAST = 2  # a single process that dials itself is not a job: a notebook does that
 
 
 class _Store(NamedTuple):
@@ -200,7 +200,7 @@ class _Store(NamedTuple):
 
     host: str
     port: int
-    ends: dict[End, int]  # its addresses, and how many connections came to each
+    ends: dict[End, int]  # its addresses, with the number of connections to each
     clients: tuple[tuple[str, StoreClient], ...]
     strange: int  # connections of other users' processes
 
@@ -212,7 +212,7 @@ def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
     }
     counted: dict[str, list[JobRank]] = {name: [] for name in found}
     taken: set[tuple[str, int]] = set()
-    # all ranks have dialled the store, and of NCCL's services only some
+    # all ranks dial the store, but only some of NCCL's services
     for store in sorted(_stores(told), key=lambda one: -len(one.clients)):
         free = [(name, one) for name, one in store.clients if (name, one.pid) not in taken]
         if len(free) >= LEAST or any((one.local_world_size or 0) >= LEAST for _, one in free):
@@ -226,7 +226,7 @@ def with_counted(found: dict[str, JobRanks]) -> dict[str, JobRanks]:
 
 
 def _stores(unnumbered: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
-    dialled = grouped(  # by end: host and place there of the processes that dialled it
+    dialled = grouped(  # by end: host and listening end of the processes that dialled it
         (_end(*dial), (name, number))
         for name, clients in unnumbered.items()
         for number, client in enumerate(clients)
@@ -240,7 +240,7 @@ def _stores(unnumbered: dict[str, tuple[StoreClient, ...]]) -> list[_Store]:
             for port in sorted({end[1] for end in server.serves} - {0})
         )
         for server, port, ends in islice(served, MOST_STORES):
-            # a loopback address leads to another end on each host
+            # a loopback address means another process on each host
             shared = {end for end in ends if not ipaddress.ip_address(end[0]).is_loopback}
             mine = (place for end in ends for place in dialled.get(end, ()) if place[0] == host or end in shared)
             users = [(name, unnumbered[name][number]) for name, number in dict.fromkeys(mine)]
@@ -259,7 +259,7 @@ def _ranks(store: _Store, clients: list[tuple[str, StoreClient]], order: list[st
         mine, local = _local(started)
         numbered += [(name, one, size + (one.local_rank or 0)) for one in mine]
         size += local
-    # hosts that were not asked: connections came to the store that none of those seen has
+    # hosts that were not asked: the store has connections from none of the examined processes
     held = [_dials(one, store.ends) for _, one in clients]
     unseen = min(sum(store.ends.values()) - sum(held) - store.strange, MAX_RANKS // 2)
     size = min(size + max(0, -(-unseen // max(1, *held))), MAX_RANKS)
@@ -283,7 +283,7 @@ def _local(clients: list[StoreClient]) -> tuple[list[StoreClient], int]:
     size = max(sizes, default=0)
     fits = len(numbers) == len(told) and all((one.local_rank or 0) < size for one in told)
     if len(sizes) == 1 and size <= MOST_LOCAL and fits:
-        # what has lost its parent, beside those that have not, is what an ended one left: a data loader's worker
+        # an orphan beside processes with a parent is a leftover of one that ended: a data loader's worker
         return told, size
     unknown = {"local_world_size": None}
     return [one.model_copy(update={"local_rank": at, **unknown}) for at, one in enumerate(clients)], len(clients)

@@ -87,7 +87,7 @@ class _Status(BaseModel):
 
 LOOK = TypeAdapter(LookAnswer)
 
-ReadDump = Callable[[str, bytes], flight.Dump | None]  # Reads a dump that a rank wrote; a ValueError says why it can't
+ReadDump = Callable[[str, bytes], flight.Dump | None]  # reads a dump that a rank wrote; ValueError if it can't
 
 
 def host_look(answer: LookAnswer, job: hang.JobRanks, read_dump: ReadDump) -> hang.HostLook:

@@ -24,9 +24,9 @@ from nccl_doctor.logs import flight
 from nccl_doctor.nccl.ras import MalformedAnswerError
 from nccl_doctor.text.bounds import CrowdedError
 
-MEMORY = 768 << 20  # Bytes of address space: the readers' own bounds, and an interpreter with pydantic
-CPU_S = 10  # Seconds of a processor for one document, and for all of one host; torch's largest take one
-MOST_CALLS = 64  # Of a dump that are told: where ranks part is among the last that they issued
+MEMORY = 768 << 20  # bytes of address space: the readers' own limits, and an interpreter with pydantic
+CPU_S = 10  # CPU seconds for one document, and for all documents of one host; torch's largest take one
+MOST_CALLS = 64  # calls of a dump that are reported: the ranks diverge among the last calls issued
 _MOST_GROUPS = 1024
 _MOST_TEXT = 200
 _LONGEST_ANSWER = 4 << 20
@@ -75,7 +75,7 @@ class Reader:
         self._closed = True
         if self._process is not None:
             self._process.kill()
-        if self._turn.acquire(timeout=1.0):  # else a thread is about to learn of it, and tidies up
+        if self._turn.acquire(timeout=1.0):  # otherwise another thread is about to notice, and cleans up
             self._end()
             self._turn.release()
 
@@ -138,7 +138,7 @@ class Reader:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
-                start_new_session=True,  # Ctrl-C is ours to answer
+                start_new_session=True,  # Ctrl-C is handled by this process
             )
             assert self._process.stdin is not None
             os.set_blocking(self._process.stdin.fileno(), False)
@@ -172,7 +172,7 @@ def _bind(limit: int, most: int) -> None:
 
     hard = resource.getrlimit(limit)[1]
     soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    with contextlib.suppress(ValueError, OSError):  # macOS knows the limit, and refuses to set it
+    with contextlib.suppress(ValueError, OSError):  # macOS has this limit, but refuses to set it
         resource.setrlimit(limit, (soft, hard))
 
 
@@ -206,5 +206,5 @@ def _read_dump(name: str, data: bytes) -> dict[str, Any] | None:
 def _read_ras(_name: str, data: bytes) -> None:
     from nccl_doctor.nccl import ras
 
-    with contextlib.suppress(MalformedAnswerError):  # who reads it again meets the same
+    with contextlib.suppress(MalformedAnswerError):  # another reader will fail in the same way
         ras.parse(data.decode())

@@ -63,7 +63,7 @@ class Watcher:
         try:
             one.connect(waiting)
             seen = one.observe()
-        except NotReachedError:  # a laptop slept, a machine was stopped: no host's doing
+        except NotReachedError:  # a suspended laptop or machine: no host's fault
             self._drop(list(self._opened))
             self._transport.close()
             self._transport = self._connect()

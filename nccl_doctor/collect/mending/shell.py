@@ -20,9 +20,9 @@ from nccl_doctor.transport.base import Allowance, Channel, FloodError
 
 ANSWER_S = 20.0
 MOST_OUTPUT = 1 << 20  # bytes of one command's output
-LONGEST = 300  # characters of a line of it that are kept
+LONGEST = 300  # characters of a line of output that are kept
 _LINES = 12
-_KILL_S = 5  # from timeout's TERM to its KILL
+_KILL_S = 5  # between timeout's TERM and KILL
 _ENDED_BY_TIMEOUT = (124, 128 + 9)  # timeout(1), "Exit status"
 
 _SHELL = """\
@@ -60,7 +60,7 @@ def shell_program(nonce: str, steps: Sequence[Step]) -> Line:
         for n, (seconds, command) in enumerate(_commands(steps), 1)
     ]
     system = argument(":".join(SYSTEM))
-    # root runs no program that a user may have put into a folder of the login's PATH
+    # root runs no program that another user may have put into a directory of the login's PATH
     path = system if steps[0].root else script("$PATH:{system}", system=system)
     return script(_SHELL, path=path, nonce=argument(nonce), kill=_KILL_S, cases=cases)
 

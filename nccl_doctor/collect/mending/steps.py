@@ -18,9 +18,9 @@ from nccl_doctor.text.shell import clean, nested
 from nccl_doctor.transport.base import AccessError, Channel, FloodError, Transport
 from nccl_doctor.transport.process import ProcessChannel
 
-_AT_ONCE = 64  # hosts that are changed side by side
+_AT_ONCE = 64  # hosts changed in parallel
 _LOOK_S = 0.2
-_MOST_SCRIPT = 96 << 10  # bytes of one shell's commands: Linux takes 128 KiB in one argument (MAX_ARG_STRLEN)
+_MOST_SCRIPT = 96 << 10  # bytes of one shell's commands: Linux allows 128 KiB in one argument (MAX_ARG_STRLEN)
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Mending:
                         self.abandon()
                     self.stop.set()
             for future in every:
-                future.result()  # a fault of ours is not to be passed over
+                future.result()  # raises an error of ours
         return sorted(results, key=lambda result: result.number)
 
     def abandon(self) -> None:
@@ -132,7 +132,7 @@ def _parts(steps: Sequence[Step]) -> Iterator[list[Step]]:
         part: list[Step] = []
         size = 0
         for step in alike:
-            # quoted once more in the shell's program, and again in the command that starts it
+            # quoted again in the shell's program, and once more in the command that starts it
             length = 2 * sum(len(nested(text).text) for text in (step.command, step.reads, step.in_place) if text)
             if part and size + length > _MOST_SCRIPT:
                 yield part

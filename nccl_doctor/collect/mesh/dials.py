@@ -29,11 +29,11 @@ from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Sample
 from nccl_doctor.text.hostlist import fold
 
-FEW = 0.05  # Share of all dials up to which those that timed out are tried again; of three hosts, one dial
+FEW = 0.05  # share of all dials up to which timed-out dials are repeated; with three hosts, one dial
 LATE = ("timed-out", "reset", "intercepted")
 NO_FILE = ("EMFILE", "ENFILE")
 
-TRIES = 4  # Of busy hosts; each but the first only where the one before it got something through
+TRIES = 4  # of busy hosts; repeated only if the previous try reached something
 
 
 def retry(
@@ -76,7 +76,7 @@ def _again(
         told = targets[session.node.name]
         wanted = [plan.Target(told[row.target].dst, told[row.target].address, (row.port,)) for row in rows]
         second = {row.target: row for row in dial(session, wanted).failed}
-        # what fails again stays as it was seen first, unless nobody had looked then
+        # a second failure keeps its first result, unless there was none
         anew = [row for row in rows if row.error in NO_FILE]
         gone = {row for at, row in enumerate(rows) if at not in second or row in anew}
         seen = [row._replace(target=rows[at].target) for at, row in second.items() if rows[at] in anew]
@@ -95,9 +95,9 @@ def _unopened(answer: Dialled | Exception) -> list[DialRow]:
     return [] if isinstance(answer, Exception) else [row for row in answer.failed if row.error in NO_FILE]
 
 
-AT_ONCE = 256  # Dials that a host makes at once (probe/mesh/mesh.py)
-AGAIN = 2.0  # A dial's time when it is tried again, as a multiple of the first
-LISTEN_ANSWER_S = 5.0  # What listening, and reporting after the last dial timed out, may take
+AT_ONCE = 256  # dials that a host makes at the same time (probe/mesh/mesh.py)
+AGAIN = 2.0  # time for a repeated dial, as a multiple of the first
+LISTEN_ANSWER_S = 5.0  # time for listening, and for the report after the last dial timed out
 Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
 """Targets by dialling host, and the results in the hosts' order."""
 
@@ -216,7 +216,7 @@ def open_listeners(session: ProbeSession, nonce: str, sockets: list[dict[str, An
     if len(told.ports) != len(sockets) or any(
         port is not None and not plan.could_open(wanted, port) for wanted, port in zip(sockets, told.ports, strict=True)
     ):
-        # others dial what it says: what it was not asked for may be somebody's else
+        # others dial these addresses: one that was not requested may belong to another host
         raise session.gone(MalformedError("ports on which it was not asked to listen"))
     return told
 
@@ -262,7 +262,7 @@ def dial_targets(
         [target.address, list(target.ports), plan.own_nonce(nonce, target.dst), *filter(None, [target.interface])]
         for target in targets
     ]
-    # A resolver has its time, and dials beyond the number made at once wait for their turn, at worst a time-out each.
+    # Resolving takes time, and dials beyond the number made at once wait for their turn, at worst a time-out each.
     rounds = 2 + sum(len(target.ports) for target in targets) // AT_ONCE
     deadline = min(time.monotonic() + rounds * timeout_s + LISTEN_ANSWER_S, latest)
     told = session.ask(probe_answers.DIALLED, "dial", deadline, targets=wanted, timeout_s=timeout_s)

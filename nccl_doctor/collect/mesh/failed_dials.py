@@ -33,11 +33,12 @@ from nccl_doctor.snapshot.mesh import Interception, Mesh
 from nccl_doctor.snapshot.network import Interfaces, Way
 from nccl_doctor.text.inet import numeric
 
-PAIRS = 16  # Hosts that one host tries
-ADDRESSES = 4  # Of one host that another one tries
+PAIRS = 16  # hosts that one host tries
+ADDRESSES = 4  # addresses of one host that another host tries
 ANSWER_S = 5.0
 
-AlternativeAddresses = dict[str, dict[str, tuple[str, ...]]]  # By host and its address, who met its listener there
+# by host and its address, the hosts that reached its listener there
+AlternativeAddresses = dict[str, dict[str, tuple[str, ...]]]
 
 
 def find_other_nets(
@@ -120,8 +121,8 @@ def was_accepted(dial: FailedDial | DialRow) -> bool:
     return dial.outcome in ("stranger", "intercepted", "reset") or dial.error == "SILENT"
 
 
-AT_MOST = 64  # Packets that a host is asked about: a host that is cut off from all others shows it with a few of them
-Packet = tuple[str, str | None, str | None]  # Where to, from which address, by which interface it comes in
+AT_MOST = 64  # packets that a host is asked about: a few show a host that is cut off from all others
+Packet = tuple[str, str | None, str | None]  # destination, source address, and incoming interface
 
 
 def look_up_routes(
@@ -138,7 +139,7 @@ def look_up_routes(
         way = next((way for way in first.get(src, ()) if way.to == address), None)
         if way is None or way.prefers is None or way.dev is None or dst not in facts:
             continue
-        # connect(2) looks the way up again once it has a source: a rule may ask for that one
+        # connect(2) looks up the route again once it has a source address: a rule may match on that
         back.setdefault(src, {})[address, way.prefers, None] = None
         back.setdefault(dst, {})[way.prefers, address, None] = None
         arrives = _between(facts[src], way.dev, facts[dst]) or interface_of(facts[dst], address)
@@ -188,14 +189,14 @@ def _between(sender: HostFacts, dev: str, receiver: HostFacts) -> str | None:
     return None
 
 
-PEERS = 2  # Hosts that look
-TARGETS = 64  # Addresses that each looks at
+PEERS = 2  # hosts that look up routes
+TARGETS = 64  # addresses that each of them looks up
 PEER_DIAL_S = 2.0
 NAMES_S = 2.0
 PEER_ANSWER_S = 3.0
 TAKES_S = NAMES_S + 2 * PEER_DIAL_S + PEER_ANSWER_S
 """Seconds for the whole query of the peers: a silent listener is sent a line and given the same time again."""
-WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")  # Where nothing of the host's own was seen
+WORTH_ASKING = ("timed-out", "no-route", "unreachable", "refused")  # if nothing on the host itself explains it
 LOOKS: tuple[DialOutcome, ...] = (
     "stranger", "intercepted", "reset", "refused", "timed-out", "no-route", "unreachable",
 )  # fmt: skip
@@ -229,7 +230,7 @@ def ask_reachability_from_peers(
     seen: dict[str, dict[str, DialOutcome]] = {}
     for session, told in zip(chosen, ask_all(look, chosen), strict=True):
         rows = () if isinstance(told, Exception) else told.failed
-        # who took the connection and was silent shows nothing of the host
+        # an accepted connection without an answer shows nothing about the host
         looks = (row for row in rows if row.outcome in LOOKS and row.error != "SILENT")
         for row in sorted(looks, key=lambda row: LOOKS.index(row.outcome)):
             seen.setdefault(places[row.target][0], {}).setdefault(session.node.name, row.outcome)

@@ -39,8 +39,8 @@ from nccl_doctor.snapshot.mesh import Disputed, Mesh, RdmaDial, Stall, Trips
 from nccl_doctor.snapshot.network import Interfaces, PortTrial
 from nccl_doctor.text.hostlist import grouped
 
-PARTNERS = 8  # Hosts that each one tries, the next in the list; every host is tried by as many
-DEADLINE_S = 1.5  # The kernel's first retransmission comes after 0.2 s; ten of them fit in
+PARTNERS = 8  # hosts that each host tries, the next ones in the list; every host is tried by as many
+DEADLINE_S = 1.5  # the kernel first retransmits after 0.2 s; ten retransmissions fit in
 MTU_ANSWER_S = 3.0
 
 
@@ -78,7 +78,7 @@ def find_stalls(
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
 
 
-_MOST_ERRORS = 8  # Errors of one host's listeners that are told; it opens fewer
+_MOST_ERRORS = 8  # errors of one host's listeners that are reported; it opens fewer
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def run_mesh(
             failed.append(FailedDial(src=name, dst=to.dst, address=to.address, **seen))
         vain = Counter(row.target for row in answer.failed)
         for place, to in enumerate(targets[name]):
-            if vain[place] < len(to.ports) and to.dst != name:  # nobody vouches for himself
+            if vain[place] < len(to.ports) and to.dst != name:  # a host does not confirm its own reachability
                 mine = met.setdefault(to.dst, {})
                 mine[to.address] = (*mine.get(to.address, ()), name)
     crowded = {name: crowd(told) for name, told in heard.items() if told.crowds}
@@ -186,7 +186,7 @@ def disputes(
         (next(iter(owners[row.peer])), name, row.address, row.port)
         for name, told in heard.items()
         for row in told.accepted
-        if len(owners.get(row.peer, ())) == 1  # an address that several hosts have, as docker0's, names none
+        if len(owners.get(row.peer, ())) == 1  # an address that several hosts have, such as docker0's, identifies none
     }
     return tuple(
         Disputed(src=dial.src, dst=dial.dst, address=dial.address, port=dial.port, outcome=dial.outcome)
@@ -202,7 +202,7 @@ def crowd(heard: Heard) -> str:
     return f"dials to it failed while connections from {who} left no room on its listeners: not judged"
 
 
-RDMA_S = 4.0  # the kernel gives up its search for an address after three
+RDMA_S = 4.0  # the kernel gives up resolving an address after three seconds
 
 
 def dial_rdma(
@@ -231,7 +231,7 @@ def dial_rdma(
                 row = failed.get(place)
                 if row is None:
                     found.append(_rdma_dial(way, "connected"))
-                elif row.outcome != "failed":  # by a kernel that lets nobody choose the interface
+                elif row.outcome != "failed":  # a kernel that lets nobody choose the interface
                     found.append(_rdma_dial(way, row.outcome, error=row.error, seconds=row.seconds))
         if far:
             packets = [{"to": way.to, "source": way.own, "iif": None} for way in far]
@@ -240,7 +240,7 @@ def dial_rdma(
             found += [_rdma_dial(way, "routed") for way, route in routes if route.dev == way.interface]
         return found
 
-    seen = ask_all(dial, some, window=Window())  # of what was not seen, routes tell
+    seen = ask_all(dial, some, window=Window())  # routes explain what was not reached
     return tuple(one for found in seen if not isinstance(found, Exception) for one in found)
 
 

@@ -37,11 +37,12 @@ from nccl_doctor.text import inet
 
 MeshSize = Literal["auto", "full", "none"]
 
-ALL_PAIRS_UP_TO = 128  # Hosts up to which every pair is dialled
-RANDOM_PEERS = 14  # Beyond it, each host dials so many besides the master and its two neighbours in the ring of ranks
-MOST_SUSPECTS = 16  # Hosts that all others dial, after a dial failed that they explain
-RANDOM_PORTS = 1  # Besides both ends of a host's ephemeral range: three ports in all
-TRIES = 16  # How far a listener may step aside from a port that somebody holds
+ALL_PAIRS_UP_TO = 128  # hosts up to which every pair is dialled
+# in larger clusters, random hosts that each host dials besides the master and its two neighbours in the ring of ranks
+RANDOM_PEERS = 14
+MOST_SUSPECTS = 16  # hosts that all others dial, after a failed dial that they may explain
+RANDOM_PORTS = 1  # besides both ends of a host's ephemeral range: three ports in all
+TRIES = 16  # ports that a listener tries if the first ones are in use
 FIRST_UNPRIVILEGED = 1024
 """Lowest port of a range: the kernel allows none below net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst), 1024 by
 default.
@@ -57,7 +58,7 @@ class Target:
     dst: str
     address: str
     ports: tuple[int, ...]
-    interface: str | None = None  # by which the dial has to leave; None for any
+    interface: str | None = None  # outgoing interface of the dial; None for any
 
 
 def own_nonce(nonce: str, name: str) -> str:
@@ -171,7 +172,7 @@ def confirmed(address: str, dst: Node, source: HostFacts) -> bool:
         return False
     there = getattr(there, "ipv4_mapped", None) or there
     own = list(own_networks(source))
-    # nets of two addresses and of one have no broadcast address (RFC 3021)
+    # subnets of two addresses or one have no broadcast address (RFC 3021)
     broadcast = {_BROADCAST, *(net.broadcast_address for net in own if net.version == 4 and net.prefixlen < 31)}
     if there.is_loopback or there.is_multicast or there.is_unspecified or there in METADATA or there in broadcast:
         return False

@@ -30,10 +30,11 @@ from nccl_doctor.snapshot.rate import Figures, LostRate, PairRate, RateLink, Rat
 from nccl_doctor.text import inet
 
 ALL_PAIRS_UP_TO = 16  # hosts up to which every pair is measured
-RANDOM_PEERS = 6  # beyond it, each host sends to so many besides its two neighbours in the ring of ranks
+# in larger clusters, random hosts to which each host sends besides its two neighbours in the ring of ranks
+RANDOM_PEERS = 6
 WINDOW_S = 0.5
-MOST_BYTES = 64 << 30  # of one stream; 800 Gb/s for as long as it may send
-ROUND_S = 8.0  # for an answer: handshakes, slow start, and the same with more streams
+MOST_BYTES = 64 << 30  # bytes of one stream; 800 Gb/s for its longest time
+ROUND_S = 8.0  # time for an answer: handshakes, slow start, and the same with more streams
 USUAL_ROUND_S = 0.9
 LINKS_S = 5.0
 
@@ -171,7 +172,8 @@ class _Measuring:
     ports: dict[str, int] = field(default_factory=dict)
     rates: list[PairRate] = field(default_factory=list)
     lost: list[LostRate] = field(default_factory=list)
-    _streams: dict[tuple[str, int], int] = field(default_factory=dict)  # by sender and rail, what its last one took
+    # by sender and rail, the number of streams of its last measurement
+    _streams: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def round(self, wanted: Iterable[Wanted], *, alone: bool = False) -> None:
         """Run one stream of each sender at the same time."""

@@ -32,14 +32,14 @@ from nccl_doctor.probe.options import port_words
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line, script
 
-Tell = Callable[[str], None]  # Shows what is waited for; the next call replaces it
+Tell = Callable[[str], None]  # shows what is being waited for; the next call replaces the text
 POLL_S = 0.1
-KILL_S = 5.0  # What a process may take to go after SIGKILL: the kernel gives back its memory, a GPU's driver its own
-SETTLE_S = 1.0  # What sockets may take to go after their last process
-MOST_WAIT_S = 300.0  # For the kernel to give a port back, whatever a host says: a TIME_WAIT takes a minute
-MOST_PROCESSES = 1 << 15  # Of a job, with all that it started while it was ending
+KILL_S = 5.0  # time for a process to exit after SIGKILL: the kernel frees its memory, a GPU's driver its own
+SETTLE_S = 1.0  # time for sockets to close after their last process
+MOST_WAIT_S = 300.0  # time for the kernel to release a port, whatever a host says: TIME_WAIT takes a minute
+MOST_PROCESSES = 1 << 15  # processes of a job, with all that it started while it was ending
 FIRST = 1024
-FEW, MANY = 16, 512  # Ports that a host is asked for at once: the first ones are mostly free, and each costs a trial
+FEW, MANY = 16, 512  # ports tested at once: the first ones are mostly free, and each costs a trial
 HALVES, TRIALS = 192, 2
 """Number of ports of the whole range that the other hosts try at once if a firewall blocks them, and number of
 attempts.
@@ -98,7 +98,7 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
     known = dict.fromkeys([*named, *answer.alive])
 
     def alive() -> list[tuple[int, int]]:
-        # what a launcher started while it was ending belongs to the job too
+        # processes that a launcher started while it was ending belong to the job, too
         living = list(machine.ask(SIGNAL, processes=list(known), signal=None, force=force).alive)
         known.update(dict.fromkeys(living))
         if len(known) > MOST_PROCESSES:
@@ -293,7 +293,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
         return f"that process has exited, and pid {report.pid} now belongs to another process or to none"
     if not report.jobs:
         return report.hint or "no process holds the port any more; it only needs time (--wait)"
-    # what nothing lifts comes first: --force would not help
+    # refusals that --force can't override come first
     jobs = sorted(report.jobs, key=lambda job: not job.final)
     return next((job.refusal for job in jobs if job.refusal and (job.final or not force)), None)
 
@@ -307,7 +307,7 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
     from nccl_doctor.collect.mesh.plan import Target, listener
 
     nonce, wanted = secrets.token_hex(16), [listener(port) for port in ports]
-    # who has others was named, and is none of this process
+    # a holder of other ports was named, but not this one's
     sessions = [machine.session for machine in (target, *others) if isinstance(machine, SessionMachine)]
     with listening(sessions, nonce, lambda one: wanted if one is sessions[0] else [], Window()) as opened:
         told = opened[target.name]
@@ -325,7 +325,7 @@ def reached(target: Machine, others: Sequence[Machine], address: str, ports: Seq
 
 
 STDIN = "-"
-MOST_BYTES = 64 << 20  # Of a log; the error stands near the start of a rank's output
+MOST_BYTES = 64 << 20  # bytes of a log; the error is near the start of a rank's output
 
 
 def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -> tuple[int, str | None]:

@@ -157,10 +157,11 @@ class Fleet:
         job: HostSource | None = None,
         inside: str | None = None,
     ) -> None:
-        self.target: Machine = ThisMachine()  # the host that is meant; this machine until connect()
+        self.target: Machine = ThisMachine()  # the host in question; this machine until connect()
         self.master_port: int | None = None
-        self.master: str | None = None  # where the job's ranks look for the master; None where no job is named
-        self.address: str | None = None  # where the job's other hosts look for the target; None where there are none
+        self.master: str | None = None  # address at which the job's ranks expect the master; None without a job
+        # address at which the job's other hosts expect the target; None without other hosts
+        self.address: str | None = None
         self._grace_s, self._connect_s = grace_s, connect_s
         self._opened: list[Machine] = []
         self._transport: Transport | None = None

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from nccl_doctor.logs.facts import Facts
 
 
-GRACE_S = 3.0  # After the first failure, the time the other ranks get to say what they saw of it
-ACCUSE_S = 15.0  # After a wrong sum, the time the ranks get to find which of them it comes from
-START_S = 20.0  # What an interpreter gets at least from the last sign of its work until it is up
-IMPORT_TIMES = 2.0  # How much longer than the slowest yet a rank may take to import torch
-ANSWER_S = 8.0  # What a host may take to take stacks, to hear how ranks died, to end the others and to say so
+GRACE_S = 3.0  # after the first failure, time for the other ranks to report what they noticed
+ACCUSE_S = 15.0  # after a wrong sum, time for the ranks to find out which of them it comes from
+START_S = 20.0  # least time for an interpreter to start, from the last sign of its work
+IMPORT_TIMES = 2.0  # ratio to the slowest import of torch so far that a rank may take
+ANSWER_S = 8.0  # time for a host to read stacks, learn how ranks died, end the others and report that
 MOST_EVENTS = 400
 """Most reports of one rank: its stages, its state, and for rank 0 a line per size; no rank sends a quarter as many."""
 SEND_S = 10.0
@@ -222,7 +222,7 @@ class AllReduceRun:
                 if self._stopped_at is None and left <= 0:
                     self._stopped_at = self._clock()
                     self.timed_out = not self._failed
-                    # not in this thread: a host that takes nothing must not keep the clock from being watched
+                    # not in this thread: a host that does not read must not delay the deadline
                     threading.Thread(target=stop, daemon=True).start()
                 self._changed.wait(left if self._stopped_at is None else ANSWER_S)
                 if self.given_up:
@@ -253,7 +253,7 @@ class AllReduceRun:
         if there == len(self.ranks):
             latest = now + limits.deadline_s
         elif there:
-            # those that have not get as long again, and no less than the deadline
+            # ranks that have not got that much time again, and no less than the deadline
             latest = min(latest, now + max(limits.deadline_s, IMPORT_TIMES * (now - self._began)))
         self._stop_at = min(latest, self._until)
         self._changed.notify_all()
@@ -265,8 +265,8 @@ class AllReduceRun:
             self._changed.notify_all()
 
 
-KEPT_LINES = 400  # of what a host's ranks print, the last
-KEPT_CHATTER = 200  # of NCCL's INFO lines among them, fewer
+KEPT_LINES = 400  # last lines of a host's ranks that are kept
+KEPT_CHATTER = 200  # fewer of NCCL's INFO lines among them
 
 
 def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:

@@ -77,7 +77,7 @@ class _Search:
         doubtful = [host for host in pair if host not in proven]
         others = [host for host in dict.fromkeys((*proven, *hosts)) if host not in pair]
         groups = [(host, others[place % len(others)]) for place, host in enumerate(doubtful)]
-        # one host is in no two groups at once
+        # no host is in two groups at the same time
         rounds = [groups] if len(others) > 1 else [[group] for group in groups]
         failing = {group[0] for groups in rounds for group in self._failing(groups)}
         if not failing:
@@ -107,7 +107,7 @@ def _halves(group: Group) -> tuple[Group, Group]:
 
 TRIAL_S: dict[Backend, float] = {"gloo": 6.0, "nccl": 30.0}
 """Seconds for one group: gloo connects in milliseconds, NCCL starts the GPUs and detects the topology."""
-ANSWER_S = 5.0  # What a host may take to answer what it need not work for; the end of all trials is one such question
+ANSWER_S = 5.0  # time for an answer that needs no work; the end of all trials is one such request
 TRIAL_BYTES, TRIAL_BUDGET_S = 1 << 20, 0.5
 """Bytes of the largest message (enough for full-size packets), and seconds for all messages."""
 
@@ -167,7 +167,8 @@ class _Groups:
     def _group(self, group: Group, seconds: float) -> bool:
         sessions = [self._sessions[name] for name in group]
         address, port = self._plan.cluster.master_addr, self._plan.cluster.master_port
-        if group[0] != self._plan.cluster.nodes[0].name:  # the ranks meet where the job's would if its master is there
+        # the ranks meet where the job's ranks would, if its master is in the group
+        if group[0] != self._plan.cluster.nodes[0].name:
             address = sessions[0].node.address
             port = sessions[0].ask(probe_answers.FREE_PORT, "free_port", min(time.monotonic() + ANSWER_S, self._until))
         counts = [self._plan.counts[name] for name in group]

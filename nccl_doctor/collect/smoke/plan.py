@@ -21,11 +21,11 @@ LARGEST: dict[Backend, int] = {"nccl": 1 << 30, "gloo": 1 << 26}
 OF_TORCHRUN = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """Variables that torchrun sets unless they are set already (distributed/run.py and
 elastic/agent/server/local_elastic_agent.py, 2.13)."""
-LOGGING = {  # Set whatever the hosts file says: it changes what NCCL prints and nothing that it does (src/debug.cc)
+LOGGING = {  # set whatever the hosts file says: it changes what NCCL prints, but not what it does (src/debug.cc)
     "NCCL_DEBUG": "INFO",
-    # INIT and NET hold the interfaces, the network in use, channels and rings; not the topology's dump.
+    # INIT and NET include the interfaces, the network in use, channels and rings, but not the topology's dump.
     "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET",
-    # NCCL's own default, said so that no nccl.conf of the host's leads the lines into a file; also sets line buffering.
+    # NCCL's own default, so that no nccl.conf of the host redirects the lines into a file; also sets line buffering.
     "NCCL_DEBUG_FILE": "/dev/stdout",
 }
 
@@ -34,17 +34,17 @@ LOGGING = {  # Set whatever the hosts file says: it changes what NCCL prints and
 class SmokeLimits:
     """Limits and options of the all-reduce."""
 
-    # seconds until it is ended, once every rank has imported torch; for that there are ``imports_s``
+    # deadline in seconds, once every rank has imported torch; importing has ``imports_s``
     deadline_s: float = 60.0
     imports_s: float = 120.0
-    # seconds for the sizes, the largest ``max_bytes`` (None: :data:`LARGEST`); with ``plateau`` they end once the
-    # bandwidth has stopped growing
+    # seconds for the sizes, up to ``max_bytes`` (None: :data:`LARGEST`); with ``plateau`` they end once the bandwidth
+    # has stopped growing
     budget_s: float = 10.0
     plateau: bool = False
     max_bytes: int | None = None
-    backend: Backend | None = None  # None decides by the GPUs that the hosts show
-    diagnostics: bool = True  # NCCL's own, where each host's can run them
-    # takes all lines that the ranks printed, by host
+    backend: Backend | None = None  # None: decided by the hosts' GPUs
+    diagnostics: bool = True  # NCCL's own diagnostics, if every host's NCCL has them
+    # receives all lines that the ranks printed, by host
     keep_output: Callable[[Mapping[str, Sequence[str]]], None] = lambda _output: None
 
 
@@ -70,7 +70,7 @@ class Plan:
             "budget_s": limits.budget_s,
             "plateau": limits.plateau,
             "max_bytes": limits.max_bytes or LARGEST[self.backend],
-            # The host's own last resort: the controller says stop before, and knows when all have imported torch.
+            # The host's own last resort: the controller ends it before, and knows when all ranks have imported torch.
             "deadline_s": limits.imports_s + limits.deadline_s + 5.0,
         }
         return {"env": {**self.diagnostics.get(node.name, {}), **environment(node)}, "order": order}

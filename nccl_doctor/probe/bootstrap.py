@@ -86,7 +86,7 @@ def why_not() -> str:
 def start(packed: bytes) -> None:
     """Read the header line (nonce, lifetime, silence) and serve with the modules until the connection ends."""
     line = b""
-    while not line.endswith(b"\n"):  # byte by byte: what stands behind it is the server's
+    while not line.endswith(b"\n"):  # byte by byte: what follows the line belongs to the server
         line += os.read(0, 1) or sys.exit()
     header = json.loads(line.decode())
     refusal = why_not()
@@ -94,7 +94,7 @@ def start(packed: bytes) -> None:
         sys.stdout.write("\n" + header["nonce"] + " " + json.dumps({"refused": refusal}) + "\n")
         sys.stdout.flush()
         return
-    # The probe lives for minutes and keeps little: cycles may wait, and what is imported makes none.
+    # The probe lives for minutes and keeps little: garbage can stay, and imported modules make none.
     gc.set_threshold(20_000, 20, 100)
     modules = marshal.loads(packed[len(MAGIC_NUMBER) :])  # noqa: S302 - as it was sent
     importer = MemoryImporter(modules, packed.startswith(MAGIC_NUMBER))

@@ -29,7 +29,7 @@ KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 
 meanwhile.
 """
 _keepers: dict[str, subprocess.Popen[bytes]] = {}
-_making = threading.Lock()  # held while a folder has no keeper yet, and for good once the probe leaves
+_making = threading.Lock()  # held while a directory has no keeper yet, and for good once the probe exits
 
 
 def become_subreaper() -> None:
@@ -63,7 +63,7 @@ def die_with(parent: int) -> None:
     Call it after any change of user, which would undo it.
     """
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the prctl
+    if os.getppid() != parent:  # the parent died before the prctl
         os._exit(1)
 
 
@@ -123,7 +123,7 @@ def descendants(root: int) -> list[int]:
         if entry.isdigit():
             try:
                 with open(f"/proc/{entry}/stat", "rb") as file:
-                    # the command in parentheses may itself hold spaces and parentheses
+                    # the command in parentheses may contain spaces and parentheses
                     state, ppid = file.read().rpartition(b")")[2].split()[:2]
             except (FileNotFoundError, ProcessLookupError):
                 continue

@@ -34,7 +34,7 @@ def main(pid: str, program: "list[str]") -> int:
         enter("/proc/{}/".format(pid))
     except OSError as error:
         return _refuse("/proc/{}/: {}".format(pid, error.strerror))
-    child = os.fork()  # the first that is of its PID namespace
+    child = os.fork()  # the first process in its PID namespace
     if not child:
         for number in (signal.SIGPIPE, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
@@ -43,7 +43,7 @@ def main(pid: str, program: "list[str]") -> int:
             os.execv(program[0], program)  # noqa: S606 - the words are ours
         except OSError as error:
             os._exit(_refuse("{}: {}".format(program[0], error.strerror)))
-    os.closerange(0, 3)  # who reads there learns of the program's own end
+    os.closerange(0, 3)  # whoever reads there notices the end of the program itself
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         signal.signal(os.WTERMSIG(status), signal.SIG_DFL)

@@ -12,7 +12,7 @@ FIELDS = ("index", "name", "uuid", "memory.total", "memory.used", "driver_versio
 DEVICES = ("/dev/nvidia0", "/proc/driver/nvidia", "/dev/dxg")
 """Files of a driver: NVIDIA's device and /proc folder, and WSL's."""
 NO_DEVICES = "No devices were found"
-NOT_FOUND = 6  # nvidia-smi's exit status with those words (nvidia-smi(1), "RETURN VALUE")
+NOT_FOUND = 6  # nvidia-smi's exit status with that message (nvidia-smi(1), "RETURN VALUE")
 
 
 def list_gpus(deadline: float) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def fault_in(row: str) -> str | None:
 
 
 def _gpu(line: str, place: int) -> dict[str, Any]:
-    # A name may hold a comma; what stands around it does not.
+    # A name may contain a comma; the fields around it can't.
     index, _, rest = line.partition(",")
     parts = [part.strip() for part in rest.rsplit(",", len(FIELDS) - 2)]
     fault, number = fault_in(line), index.strip()

@@ -22,10 +22,10 @@ SHELLS = frozenset(
         *("xonsh", "nu", "elvish", "pwsh"),
     }
 )
-MULTIPLEXER = re.compile(  # how the names of terminal multiplexers begin: "tmux: server", "SCREEN", "screen-4.9.0"
+MULTIPLEXER = re.compile(  # beginnings of terminal multiplexers' names: "tmux: server", "SCREEN", "screen-4.9.0"
     r"(?P<name>tmux|screen|zellij|dtach|abduco|byobu|tmate|shpool|mosh-server)(?![a-z_.])", re.IGNORECASE
 )
-MASTER = re.compile(r"/dev/(?:pts/)?ptmx")  # the end of a terminal that the program behind it holds (pts(4))
+MASTER = re.compile(r"/dev/(?:pts/)?ptmx")  # the end of a terminal that is held by the program behind it (pts(4))
 STEP = "slurmstepd"
 
 
@@ -99,7 +99,7 @@ def _of_top(pid: int, table: Table) -> str | None:
     return None if jobs.is_orphan(pid, table) else words
 
 
-GRACE_S = 10.0  # as port_model.GRACE_S: what was started less than that ago may just be starting
+GRACE_S = 10.0  # the same as port_model.GRACE_S: a younger process may still be starting
 Kind = Literal["protected", "foreign", "not-training", "young", "watched", "alive"]
 SSHD = frozenset({"sshd", "sshd-session", "sshd-auth", "dropbear"})
 """OpenSSH's server (several programs from 9.8 on), and dropbear."""
@@ -112,7 +112,7 @@ def protected(pid: int, table: Table) -> str | None:
         return "pid 1 is the system's own"
     if proc.kernel:
         return f"pid {pid} ({proc.name}) is a kernel thread"
-    # OpenSSH writes its state behind the name: "sshd: alice [priv]".
+    # OpenSSH writes its state after the name: "sshd: alice [priv]".
     title = (table.argv(pid) or ("",))[0].partition(":")[0]
     if {proc.name, os.path.basename(title), table.executable(pid)} & SSHD:
         return f"pid {pid} is sshd, through which people get in"
@@ -126,8 +126,8 @@ def protected(pid: int, table: Table) -> str | None:
 class Refusal(NamedTuple):
     """Reason why a job is not ended."""
 
-    reason: str  # in a sentence without its full stop
-    # "protected" is never lifted, the others by ``--force``; "watched" and "alive" are of no leftover at all
+    reason: str  # a sentence without its full stop
+    # "protected" can't be overridden, the others by ``--force``; "watched" and "alive" are not leftovers
     kind: Kind
 
 
@@ -137,7 +137,7 @@ def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: fl
     Jobs younger than ``grace_s`` are refused.
     """
     alive = [pid for pid in job.pids if pid in table.procs]
-    # a zombie runs nothing, and would tell nothing of what it ran
+    # a zombie runs nothing, and can't show what it ran
     running = [pid for pid in alive if table.procs[pid].state != "Z"]
     asked = [pid for pid in dict.fromkeys((job.root, *holders)) if pid in alive]
     reasons: tuple[tuple[Kind, Iterable[str | None]], ...] = (

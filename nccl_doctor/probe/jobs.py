@@ -18,7 +18,7 @@ PYTHON = re.compile(r"(?:python|pypy)[0-9.]*[a-z]?")
 WITH_VALUE = frozenset({"-X", "-W", "--check-hash-based-pycs"})
 """Options of the Python interpreter whose value is the next argument (python --help)."""
 
-TORCH_LAUNCHERS = frozenset(  # torch's own, whose options tell how nodes meet
+TORCH_LAUNCHERS = frozenset(  # torch's own launchers, whose options say how nodes meet
     {"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "accelerate-launch"}
     | {"accelerate.commands.launch", "accelerate.commands.accelerate_cli"}
 )
@@ -28,7 +28,7 @@ LAUNCHERS = TORCH_LAUNCHERS | {  # programs and modules that start the ranks of 
     *("horovod.runner", "colossalai"),
 }
 
-SERVICES = {  # Python programs that serve people or others and are no training, by what :func:`program` says of them
+SERVICES = {  # Python programs that serve people or other programs and are not training, by :func:`program`'s name
     **dict.fromkeys(("http.server", "uvicorn", "gunicorn", "hypercorn", "waitress-serve"), "a web server"),
     **dict.fromkeys(("flask", "manage.py", "streamlit"), "a web server"),
     **dict.fromkeys(("tensorboard", "tensorboard.main"), "TensorBoard"),
@@ -100,14 +100,14 @@ RAY_WORKER, RAYLET = "ray::", "raylet"
 """The process title of Ray's workers (python/ray/_private/workers), and the daemon that starts and ends them."""
 SUBREAPERS = frozenset({"systemd", "init", "tini", "dumb-init", "docker-init", "catatonit", "conmon", "s6-svscan"})
 """Names of processes that adopt orphans besides pid 1 (prctl(2), PR_SET_CHILD_SUBREAPER)."""
-TOGETHER_S = 60  # ranks of one node are started together; two orphans that began further apart are of two runs
+TOGETHER_S = 60  # ranks of one node start together; orphans that started further apart belong to two runs
 
 
 class JobProcesses(NamedTuple):
     """Processes that belong together."""
 
-    root: int  # the launcher, or the first of what it left
-    pids: tuple[int, ...]  # all of them, the root first, parents before their children
+    root: int  # the launcher, or the first process of what it left
+    pids: tuple[int, ...]  # all processes, the root first, parents before their children
 
 
 def job_of(pid: int, table: Table) -> JobProcesses:
@@ -199,7 +199,7 @@ def _same_run(first: Proc, second: Proc, table: Table) -> bool:
     """Return whether both are ranks of one launcher, or were spawned by one Python process."""
     mine, theirs = table.environ(first.pid), table.environ(second.pid)
     together = (first.group, first.session) == (second.group, second.session)
-    # two with one LOCAL_RANK in one process group: one is the other's data loader
+    # two processes with one LOCAL_RANK in a process group: one is the other's data loader
     ranks = mine.get("LOCAL_RANK"), theirs.get("LOCAL_RANK")
     if None not in ranks and "MASTER_PORT" in mine:
         return (together or ranks[0] != ranks[1]) and all(mine.get(name) == theirs.get(name) for name in RUN)

@@ -48,13 +48,13 @@ class Server:
         self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._writing = threading.Lock()
-        # What a child or a library prints must not break the framing: stdout moves, and fd 1 becomes stderr.
+        # Output of a child or a library must not break the framing: stdout moves, and fd 1 becomes stderr.
         self._out = os.dup(1)
         os.dup2(2, 1)
         children.become_subreaper()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, lambda *_: self._leave())
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the loader's own is done
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the loader's own handler is gone
         signal.setitimer(signal.ITIMER_REAL, lifetime_s)
         self._handlers: dict[str, Handler] = {
             "facts": self._facts,
@@ -98,8 +98,9 @@ class Server:
             self._send(answer)
 
     def _read(self) -> None:
-        pending: list[bytes] = []  # a program that is sent along comes in hundreds of pieces
-        # A host that stood still itself finds what came meanwhile: select(2) looks once more when its time is over.
+        pending: list[bytes] = []  # a program that is sent along arrives in hundreds of pieces
+        # After a suspension the host itself reads what arrived meanwhile: select(2) looks once more when its time is
+        # over.
         while select.select([0], [], [], self._silence_s)[0]:
             chunk = os.read(0, CHUNK)
             if not chunk:
@@ -124,20 +125,20 @@ class Server:
         self._leaving = True
         try:
             children.leave()
-            # nobody may read any more: it is said where that needs no wait
+            # the peer may be gone: write only if that does not block
             if last_word and self._writing.acquire(blocking=False) and select.select([], [self._out], [], 0)[1]:
                 os.write(self._out, self._framed(last_word))
         finally:
             os._exit(0)
 
     def _framed(self, message: dict[str, Any]) -> bytes:
-        # a lone surrogate, which Python makes of bytes that are no UTF-8, would be no JSON
+        # a lone surrogate, from bytes that are not UTF-8, would be invalid JSON
         return b"\n" + self._nonce + b" " + json.dumps(message, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
     def _send(self, message: dict[str, Any]) -> None:
         data = self._framed(message)
         with self._writing:
-            if self._leaving:  # it tells what we end ourselves, as if it had happened here
+            if self._leaving:  # otherwise it would report what we end ourselves as a failure
                 return
             try:
                 while data:
@@ -162,7 +163,7 @@ class Server:
 
         try:
             return named(read_firewall(time.monotonic() + RULES_PATIENCE_S, sudo=False))
-        except Unavailable:  # only root may look
+        except Unavailable:  # only root may read it
             return {"ports": []}
 
     def _firewall(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -264,7 +265,7 @@ class Server:
         return free_port()
 
 
-COUNT_S = 2.0  # what a device that answers no more may take to tell its counters
+COUNT_S = 2.0  # time for a device that no longer answers to report its counters
 
 
 def _counters(before: dict[str, Any] | None = None) -> dict[str, Any] | None:

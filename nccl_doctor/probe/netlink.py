@@ -23,7 +23,7 @@ NLM_F_DUMP_INTR = 0x10
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 HEADER = struct.Struct("=IHHII")
 NUMBER = struct.Struct("=I")
-ATTEMPTS = 8  # to read a table that changes meanwhile
+ATTEMPTS = 8  # attempts to read a table that changes meanwhile
 _ATTRIBUTE = struct.Struct("=HH")
 
 
@@ -66,7 +66,7 @@ def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
             if flags & NLM_F_DUMP_INTR:
                 raise InterruptedDumpError("the table changes while it is read")
             answer = data[at + HEADER.size : at + length]
-            # The end of a dump that the kernel gave up has an error, too.
+            # The end of an aborted dump carries an error, too.
             if told == NLMSG_ERROR or (told == NLMSG_DONE and any(answer[:4])):
                 raise refusal(answer)
             if told == NLMSG_DONE:
@@ -80,7 +80,7 @@ def read_tables(wanted: list[tuple[int, bytes]], deadline: float) -> list[list[b
     attempts = 0
     while True:
         attempts += 1
-        # A socket of its own for each attempt: what is left of an interrupted dump would come first.
+        # A new socket for each attempt: otherwise the rest of an interrupted dump would come first.
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
             try:
                 return [list(_until(deadline, kernel, kind, body)) for kind, body in wanted]
@@ -120,7 +120,7 @@ other socket has a port.
 ALL_STATES = (1 << len(STATES)) - 1
 LISTENING = 1 << STATES.index("LISTEN")
 TABLE_FIELDS = 10  # of a line of /proc/net/tcp, up to the inode (proc_pid_net(5))
-MOST_TABLE = 1 << 23  # fifty thousand sockets fit; anybody can make more in a namespace of their own
+MOST_TABLE = 1 << 23  # enough for fifty thousand sockets; any user can create more in an own namespace
 TIMER_RETRANSMIT, TIMER_TIME_WAIT, TIMER_PROBE = 1, 3, 4
 INET_DIAG_INFO = 2
 _REQUEST = struct.Struct("=BBBBI")
@@ -139,8 +139,8 @@ class DiagSocket(NamedTuple):
     local_port: int
     remote_address: str
     remote_port: int
-    inode: int  # what /proc/PID/fd shows as "socket:[inode]"; 0 where no process has it any more
-    uid: int  # of its owner
+    inode: int  # as in /proc/PID/fd, "socket:[inode]"; 0 if no process has it open any more
+    uid: int  # user id of the owner
     expires_s: float | None  # seconds until the kernel forgets it, in TIME_WAIT; else None
 
 
@@ -148,23 +148,22 @@ class Flow(NamedTuple):
     """A TCP socket and its traffic, in bytes."""
 
     socket: DiagSocket
-    unread: int  # came in, and the program has not read it
-    unsent: int  # the program wrote it, and the peer has not acknowledged it
-    retransmits: int  # how often the oldest of that was sent again without an answer
-    # it could not go out, for the peer had no room or this host dropped it, and the peer was asked this often in a row
-    # without an answer (tcp_send_probe0). One may be on its way, and the peer's kernel answers two a second
-    # (tcp_invalid_ratelimit).
+    unread: int  # received, but not read by the program
+    unsent: int  # written by the program, but not acknowledged by the peer
+    retransmits: int  # unanswered retransmissions of the oldest unacknowledged data
+    # consecutive unanswered window probes, because the peer had no room or this host dropped the packets
+    # (tcp_send_probe0). One may be on its way, and the peer's kernel answers two per second (tcp_invalid_ratelimit).
     probes: int
-    acked: int | None  # sent and acknowledged so far; None where the kernel does not tell, as for ``received``
+    acked: int | None  # sent and acknowledged so far; None if the kernel does not report it, as for ``received``
     received: int | None
-    # seconds since data came, or since it was connected; None where the kernel does not tell
+    # seconds since data arrived, or since it was connected; None if the kernel does not report it
     heard_s: float | None = None
 
 
 def sockets_on(port: int, timeout_s: float = 2.0, states: int = ALL_STATES) -> list[DiagSocket]:
     """Return all TCP sockets of this network namespace on a local port (0: on any port), IPv4 before IPv6."""
     found = map(parse_socket, _dump(port, 0, timeout_s, states))
-    # The kernel passes the port over where it dumps sockets that are only bound (seen on 6.18).
+    # The kernel skips the port when it dumps sockets that are only bound (seen on 6.18).
     return [one for one in found if port in (0, one.local_port)]
 
 
@@ -207,7 +206,7 @@ def parse_flow(body: bytes) -> Flow:
         socket=parse_socket(body),
         unread=unread,
         unsent=unsent,
-        # without these timers there is nothing to send again, and nobody to ask
+        # without these timers nothing is retransmitted, and nobody is probed
         retransmits=info[2] if len(info) > 2 and timer == TIMER_RETRANSMIT else 0,
         probes=info[3] if len(info) > 3 and timer == TIMER_PROBE else 0,
         acked=acked,
@@ -257,7 +256,7 @@ def read_table(folder: str = "/proc/net") -> list[Flow]:
         except FileNotFoundError:
             if name == "tcp":
                 raise
-            continue  # without IPv6
+            continue  # no IPv6
         found += [_parse_line(fields) for fields in lines if len(fields) >= TABLE_FIELDS]
     return found
 
@@ -315,7 +314,7 @@ def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ways = [_way(kernel, number, packet) for number, packet in enumerate(wanted, 1)]
     refused = [way for way in ways if way["iif"] is None and way["error"] in {error for _, error in REFUSING.values()}]
     for family in {_family(way["to"]) for way in refused}:
-        with contextlib.suppress(OSError):  # then nobody can name the route
+        with contextlib.suppress(OSError):  # then the route can't be named
             routes = _routes(family)
             for way in refused:
                 if _family(way["to"]) == family:

@@ -142,7 +142,7 @@ def enter_for_program(pid: int, started: int, parent: int, *, loads: bool) -> in
         child = os.fork()
         if child:
             _follow(child, parent)
-        parent = 0  # of another PID namespace; whose parent dies gets that namespace's first process
+        parent = 0  # parent in another PID namespace; if it dies, that namespace's first process adopts the child
     has = int(own["CapPrm"][0], 16) >> CAP_SYS_PTRACE & 1
     become(wanted, CAP_SYS_PTRACE if needed and has else None)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
@@ -157,7 +157,7 @@ def _shares(place: int, namespace: str) -> bool:
 def _follow(child: int, parent: int) -> None:
     """Wait for a child and exit as it did; both die with the probe."""
     children.die_with(parent)
-    os.closerange(0, 1 << 16)  # its root's /proc lists no descriptors of a process outside its PID namespace
+    os.closerange(0, 1 << 16)  # its root's /proc does not list descriptors of a process outside its PID namespace
     _, status = os.waitpid(child, 0)
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
 
@@ -184,7 +184,8 @@ def answer_of(enter: Callable[[], Place], work: Callable[[Place], bytes], deadli
     finally:
         os.close(reading)
         os.kill(child, signal.SIGKILL)
-        until = time.monotonic() + REAP_S  # one that the kernel holds, as a dead file server does, is left to it
+        # a process that the kernel holds, for example in a dead file server, is left to it
+        until = time.monotonic() + REAP_S
         while os.waitpid(child, os.WNOHANG)[0] == 0 and time.monotonic() < until:
             time.sleep(0.001)
     if not whole or not answer:
@@ -201,7 +202,7 @@ def _serve(enter: Callable[[], Place], work: Callable[[Place], bytes], writing: 
             sys.meta_path.clear()
             sys.path_hooks.clear()
             null = os.open(os.devnull, os.O_RDWR)
-            for number in range(3):  # a child that the kernel holds must not hold the connection
+            for number in range(3):  # a child that the kernel holds must not keep the connection open
                 os.dup2(null, number)
             _close_all_but(0, 1, 2, writing)
             place = enter()
@@ -218,5 +219,5 @@ def _serve(enter: Callable[[], Place], work: Callable[[Place], bytes], writing: 
 def _close_all_but(*kept: int) -> None:
     for number in map(int, os.listdir("/proc/self/fd")):
         if number not in kept:
-            with contextlib.suppress(OSError):  # the one with which they were listed
+            with contextlib.suppress(OSError):  # the descriptor used for listing
                 os.close(number)

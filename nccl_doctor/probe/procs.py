@@ -16,7 +16,7 @@ from typing import Iterator, NamedTuple
 
 from nccl_doctor.probe import netlink
 
-MOST_FILES = 1 << 16  # Descriptors of one process that are looked at
+MOST_FILES = 1 << 16  # descriptors of one process that are examined
 
 
 FEW_FILES = 1024
@@ -76,7 +76,7 @@ def open_files(pids: set[int] | None = None, first: int = 0, most: int = MOST_FI
 
 
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
-STARTED = 19  # where starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)), stands behind the command's parenthesis
+STARTED = 19  # index of starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)), after the command's parenthesis
 COMMAND_LIMIT = 500
 TEXT_LIMIT = 1 << 18
 """Most bytes of a file in /proc/PID. A process may declare any amount of its memory as its variables (PR_SET_MM_MAP of
@@ -90,16 +90,16 @@ class Proc(NamedTuple):
     """A process."""
 
     pid: int
-    name: str  # the kernel's, at most 15 characters; a program can change its own
+    name: str  # the kernel's name, at most 15 characters; a program can change its own
     state: str  # one letter; "Z" is a zombie
     ppid: int
     group: int
     session: int
-    terminal: bool  # whether it has a controlling terminal
-    kernel: bool  # whether it is a kernel thread
+    terminal: bool  # has a controlling terminal
+    kernel: bool  # is a kernel thread
     started: int  # clock ticks since boot
-    cpu_s: float = 0.0  # seconds of CPU that all its threads had
-    status: int = 0  # of a zombie, as waitpid(2) gives it
+    cpu_s: float = 0.0  # CPU seconds of all its threads
+    status: int = 0  # of a zombie, as waitpid(2) returns it
 
 
 def read_proc(pid: int) -> Proc | None:
@@ -114,7 +114,7 @@ def read_proc(pid: int) -> Proc | None:
         return None
     finally:
         os.close(file)
-    # the name in parentheses may itself hold spaces and parentheses
+    # the name in parentheses may contain spaces and parentheses
     head, _, tail = data.rpartition(b")")
     fields = tail.split()
     return Proc(
@@ -262,8 +262,8 @@ systemd.resource-control(5)).
 """
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})
 """Services that start processes for users without supervising them; without pam_systemd these stay in their group."""
-NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of what no login started (proc_pid_loginuid(5))
-MOST_SPACES = 64  # Network namespaces that are looked into: any user may make as many as they like
+NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of a process that no login started (proc_pid_loginuid(5))
+MOST_SPACES = 64  # network namespaces that are examined: any user may create as many as they like
 
 
 def unit_of(pid: int, table: Table) -> str | None:
@@ -295,7 +295,7 @@ def apart(pid: int, table: Table) -> str | None:
         if theirs is None and kind == "pid":
             return "does not tell which container it is in"
         if theirs is None and _has_ended(pid):
-            continue  # its mounts went before it did, and a zombie harms nobody
+            continue  # its mounts are gone first, and a zombie can't do harm
         if theirs != ours and (kind == "pid" or os.getuid() == 0):
             return f"is in {words}: a container's, or a service's own"
     job = _slurm_job(pid, table)

@@ -35,11 +35,11 @@ def look(pid: int, started: int, table: Table) -> dict[str, Any] | None:
     return {
         "state": proc.state,
         "wchan": _wchan(pid),
-        # innermost first; for root of the machine alone, and then worth gold
+        # innermost first; only readable for root of the machine, and very telling
         "kernel_stack": [line.partition("] ")[2][:120] for line in stack.splitlines()[:STACK_LINES]],
         "cpu_s": cpu_s(pid),
         "wanted_s": wanted,
-        "switches": sum(switches) if switches else None,  # unchanged, the main thread has not moved at all
+        "switches": sum(switches) if switches else None,  # unchanged: the main thread has not run at all
         "io_bytes": io_bytes(pid),
         "threads": count,
         "workers": [_worker(table.procs[one]) for one in table.descendants(pid)[:MOST_WORKERS]],
@@ -56,7 +56,7 @@ def _threads(pid: int) -> tuple[int, dict[str, float]]:
     for number in numbers[:MOST_THREADS]:
         text = tools.read(f"/proc/{pid}/task/{number}/schedstat")
         if text:
-            ran, waited, _ = text.split()  # by the queue a busy machine can't hide that a thread wants to work
+            ran, waited, _ = text.split()  # with its waiting time, a busy machine can't hide that a thread wants to run
             found[number] = (int(ran) + int(waited)) / 1e9
     most = sorted(found, key=lambda number: -found[number])[:MOST_TOLD]
     return len(numbers), {number: round(found[number], 3) for number in most}
@@ -91,10 +91,10 @@ def _worker(proc: Proc) -> dict[str, Any]:
 
 WINDOW_S = 2.0
 POLL_S = 0.25
-CPU_SHARE = 0.02  # of one core. What only waits wakes up now and then: torch's watchdogs, a libuv loop.
-FILE_BYTES = 1 << 16  # in the window; less is what threads tell each other through pipes
-TALKED_S = 10.0  # a peer's data that came this short a time ago is progress without a second look
-GPU_S = 5.0  # nvidia-smi takes seconds where no daemon keeps the driver loaded
+CPU_SHARE = 0.02  # share of one core. A waiting process wakes up now and then: torch's watchdogs, a libuv loop.
+FILE_BYTES = 1 << 16  # in the interval; threads send each other less through pipes
+TALKED_S = 10.0  # data from a peer this recently is progress without a second sample
+GPU_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 
 
 class Look(NamedTuple):
@@ -103,7 +103,7 @@ class Look(NamedTuple):
     at: float
     cpu: dict[int, float]  # seconds, by PID
     files: dict[int, int]  # bytes, by PID
-    # connections, by inode; without those of one process with itself, such as a store's to its own server
+    # connections, by inode; without those of a process with itself, such as a store's to its own server
     peers: dict[int, Flow]
 
 
@@ -118,7 +118,7 @@ def watch(jobs: Sequence[Sequence[int]]) -> list[str | None]:
     over = False
     while None in seen and not over:
         time.sleep(max(0.0, min(POLL_S, deadline - time.monotonic())))
-        over = time.monotonic() >= deadline  # known before the last look: this machine may stand still meanwhile
+        over = time.monotonic() >= deadline  # decided before the last sample: this machine may be suspended meanwhile
         for place, pids in enumerate(jobs):
             seen[place] = seen[place] or _moved(before[place], _look(pids))
     return [sign or _on_gpu(pids) for sign, pids in zip(seen, jobs)]

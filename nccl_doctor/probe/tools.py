@@ -86,7 +86,7 @@ def encoded(name: str) -> str | bytes:
     return name.encode() if name.isascii() and len(last) < 64 and all(0 < len(one) < 64 for one in labels) else name
 
 
-WORKERS = 16  # look-ups at once: name servers drop queries of a client that floods them
+WORKERS = 16  # concurrent look-ups: name servers drop queries of a client that sends too many
 
 
 def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def side_by_side(look: Callable[[str], Any], names: list[str], deadline: float) 
     return found
 
 
-PROGRAMS = {  # by name, what for; nothing else is run
+PROGRAMS = {  # by name, with its purpose; no other program is run
     "nvidia-smi": "GPUs, their health, who uses them",
     "lspci": "which PCIe bridges redirect",
     "systemctl": "the state of the Fabric Manager",
@@ -177,7 +177,7 @@ def output(argv: list[str], deadline: float, accept: Iterable[int] = (0,), env: 
 
 def login_folders() -> list[str]:
     """Return the folders of the login's PATH; for root only those that nobody else can change."""
-    # an empty or relative one is whatever folder we happen to stand in
+    # an empty or relative one means the current directory
     named = [folder for folder in dict.fromkeys(os.environ.get("PATH", "").split(os.pathsep)) if folder[:1] == "/"]
     return [folder for folder in named if weak_place(folder) is None] if os.geteuid() == 0 else named
 
@@ -206,7 +206,7 @@ def weak_place(path: str) -> str | None:
             target = os.readlink(here) if stat.S_ISLNK(status.st_mode) else None
         except OSError:
             return here
-        if status.st_uid != 0:  # in a user namespace any user that has no number there is 65534, too
+        if status.st_uid != 0:  # in a user namespace every user without a number there is 65534, too
             return here
         if target is not None:
             names = [*_parts(target), *names]

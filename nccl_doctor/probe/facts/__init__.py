@@ -23,8 +23,8 @@ from typing import Any, Callable, Dict, Iterable
 
 from nccl_doctor.probe.tools import COLLECTORS, SLOW, Unavailable, trace
 
-STALL_S = 0.05  # Of a collector, until the next one has a thread of its own
-MARGIN_S = 0.3  # Collectors that can end in time by themselves are told to end this much before the deadline
+STALL_S = 0.05  # a collector that takes this long does not delay the next one, which gets its own thread
+MARGIN_S = 0.3  # collectors that can end by themselves get a deadline that is this much earlier
 
 
 def collect(request: dict[str, Any]) -> dict[str, object]:
@@ -43,7 +43,7 @@ def collect(request: dict[str, Any]) -> dict[str, object]:
     facts = run(_tasks(request, interpreter, deadline), deadline_s)
     facts["login_shell"] = None
     if facts["torch"] is None or facts["gpus"] or facts["rdma"]:
-        # A login shell takes 100 ms. What it has besides matters where torch is not found, or where NCCL will run.
+        # A login shell takes 100 ms. Its answer matters if torch is not found, or if NCCL will run.
         from nccl_doctor.probe.facts.software import read_login_shell
 
         ask = partial(read_login_shell, request.get("python") or "python3", deadline)
@@ -69,9 +69,9 @@ def _tasks(request: dict[str, Any], interpreter: object, deadline: float) -> dic
     if port is not None:
         from nccl_doctor.probe.ports.requests import bind_error
 
-        trial = (port, bind_error(port))  # before any collector runs, so that none takes its socket for a holder
+        trial = (port, bind_error(port))  # before any collector runs, so that none of their sockets counts as a holder
     given = {
-        "deadline": deadline,  # on the clock of time.monotonic, for what a collector waits for itself
+        "deadline": deadline,  # on the clock of time.monotonic, for collectors that wait themselves
         "env": request.get("env") or {},
         "inside": bool(request.get("inside")),
         "interpreter": interpreter,
@@ -101,7 +101,7 @@ def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, 
 
     def work() -> None:
         while todo:
-            with contextlib.suppress(IndexError):  # another thread took the last
+            with contextlib.suppress(IndexError):  # another thread took the last one
                 field, collector = todo.popleft()
                 answers.put((field, _answer(collector)))
 
@@ -115,7 +115,7 @@ def run(tasks: dict[str, Callable[[], object]], deadline_s: float) -> dict[str, 
         except RuntimeError as error:
             if not threads:
                 return dict.fromkeys(tasks, _unknown(_too_few(error)))
-            wanted = threads  # those that there are do the rest
+            wanted = threads  # existing threads do the rest
         left = max(0.0, deadline - time.monotonic())
         try:
             field, facts[field] = answers.get(timeout=min(left, STALL_S) if todo else left)

@@ -45,9 +45,9 @@ class Entry(NamedTuple):
     path: str
     mode: int
     identifier: str
-    size: int  # modulo 2**32, as the modification time in seconds
+    size: int  # modulo 2**32, like the modification time in seconds
     modified: tuple[int, int]
-    ignored: bool  # not to be looked at in the working tree
+    ignored: bool  # not compared with the working tree
 
 
 def is_checkout(root: int) -> bool:
@@ -204,7 +204,8 @@ def _is_changed(place: int, status: os.stat_result, entry: Entry, written_ns: in
         return True
     modified = (status.st_mtime_ns // 10**9 & 0xFFFFFFFF, status.st_mtime_ns % 10**9)
     alike = status.st_size & 0xFFFFFFFF == entry.size and modified == entry.modified
-    if alike and status.st_mtime_ns < written_ns:  # changed in the index's own moment, it may look the same
+    # a file that changed in the moment in which the index was written may look the same
+    if alike and status.st_mtime_ns < written_ns:
         return False
     return entry.identifier not in _identifiers(place, status.st_size, len(entry.identifier), deadline)
 

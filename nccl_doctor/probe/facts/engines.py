@@ -79,7 +79,7 @@ def installed(folders: list[str]) -> dict[str, str]:
     """Return the packages' versions in the folders of sys.path; the first one found counts."""
     found: dict[str, str] = {}
     for folder in folders:
-        with contextlib.suppress(OSError):  # sys.path may name what is not there, or a zip file
+        with contextlib.suppress(OSError):  # sys.path may name missing directories, or zip files
             for match in filter(None, map(PACKAGES.fullmatch, os.listdir(folder))):
                 found.setdefault(match[1] or match[2], match[3])
     return found

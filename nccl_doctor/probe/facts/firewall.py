@@ -40,13 +40,13 @@ class Root:
         if (found := find("sudo")) is None:
             raise Unavailable("only root may read the rules, and there is no sudo")
         self._sudo = [found, "-n"]
-        # Whether anything may be run without a password; what, each program's own attempt tells: a right to nft alone
-        # is enough for its rules.
+        # Whether anything may be run without a password; each program's own attempt shows more: a right to nft alone is
+        # enough for its rules.
         status, _output, complaint = self._run([*self._sudo, "-l"], "sudo")
         if status:
             wants = "sudo needs a password" if "password" in complaint else f"sudo refuses: {complaint.strip()}"
             raise Unavailable(wants)
-        # sudo -l also lists what it would ask a password for.
+        # sudo -l also lists commands for which it would ask a password.
         timeout, true = find("timeout"), find("true")
         bounded = [timeout, "5", true] if timeout and true else []
         self._wraps = bool(bounded) and all(
@@ -58,8 +58,8 @@ class Root:
         program = find(command[0])
         if program is None:
             raise Unavailable("%s is not installed" % command[0])
-        # timeout(1) runs under sudo with the program: we may not end what belongs to root ourselves. Where sudo allows
-        # the program but no timeout, a program that hangs is left to end when its pipe is closed.
+        # timeout(1) runs under sudo with the program, since we can't end a process of root's ourselves. If sudo allows
+        # the program but not timeout, a program that hangs ends when its pipe is closed.
         seconds = "%.2f" % max(self.deadline - time.monotonic(), 0.01)
         timeout = find("timeout") if self._wraps else None
         bound = [timeout, "-k", "1", seconds] if timeout else []
@@ -83,7 +83,7 @@ class Root:
         try:
             printed, complaint = process.communicate(timeout=left + (2 if self._wraps else 0))
         except subprocess.TimeoutExpired as error:
-            with suppress(PermissionError):  # root's, under sudo: it runs into its closed pipes
+            with suppress(PermissionError):  # root's process, under sudo: it ends when it writes to its closed pipes
                 process.kill()
                 process.wait(2)
             for pipe in filter(None, (process.stdout, process.stderr)):
@@ -110,15 +110,15 @@ def find(program: str) -> str | None:
     return tools.find(program, tools.SYSTEM, for_root=True)
 
 
-END_S = 5.0  # what a program that did not end in time may take to be ended
+END_S = 5.0  # time to end a program that missed its deadline
 FIREWALLD_DOWN = 252
 """NOT_RUNNING: firewall-cmd's exit status if the daemon is not running (firewall/errors.py of firewalld)."""
 XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
 """Words in a table that iptables-nft wrote; nft can't show such rules completely."""
 FIREWALLD = ("firewalld", "_ZONES", "_direct")
 """firewalld's table in nftables, and its chains in iptables (firewall/core/nftables.py, ipXtables.py)."""
-UFW = ("ufw-", "ufw6-")  # how ufw's chains begin (/usr/share/ufw)
-RULES = ('"table"', '"chain"', '"rule"')  # what every rule set that does something holds in nft's JSON
+UFW = ("ufw-", "ufw6-")  # beginnings of ufw's chains (/usr/share/ufw)
+RULES = ('"table"', '"chain"', '"rule"')  # found in nft's JSON of every rule set that has an effect
 INTERFACES = "/sys/class/net"
 NF_TABLES = "/sys/module/nf_tables"
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
@@ -214,7 +214,7 @@ def _firewalld(root: Root, iptables: object) -> dict[str, str] | None:
         "default_zone": ("--get-default-zone",),
         "runtime": ("--list-all-zones",),
         "permanent": ("--permanent", "--list-all-zones"),
-        # they are iptables' in the kernel, whatever the back end is
+        # the kernel stores them as iptables' rules with both back ends
         **({"direct": ("--direct", "--get-all-rules")} if iptables != [] else {}),
     }
 
@@ -224,7 +224,7 @@ def _firewalld(root: Root, iptables: object) -> dict[str, str] | None:
         except Unavailable as why:
             return why
 
-    # each start of it takes a third of a second
+    # starting it takes a third of a second each time
     told = tools.side_by_side(ask, list(questions), root.deadline + END_S)
     answers = {"direct": ""}
     for name, words in questions.items():

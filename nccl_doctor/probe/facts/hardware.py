@@ -26,7 +26,7 @@ VENDORS = {NVIDIA: "nvidia", AMD: "amd"}
 NODES = ("/dev/nvidia[0-9]*", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD*")
 SERVICE_STATE = ("systemctl", "show", "-p", "LoadState", "-p", "ActiveState", "nvidia-fabricmanager.service")
 PEERMEM = ("nvidia_peermem", "nv_peer_mem")
-DMABUF_SINCE = (5, 12)  # the first Linux in which RDMA takes DMA-BUF memory (NVIDIA's GPUDirect RDMA documentation)
+DMABUF_SINCE = (5, 12)  # the first Linux in which RDMA accepts DMA-BUF memory (NVIDIA's GPUDirect RDMA documentation)
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 HEADER = re.compile(r"((?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) (.*)")
 REDIRECTS = re.compile(r"ACSCtl:.*(?:SrcValid|ReqRedir|CmpltRedir)\+")
@@ -56,7 +56,7 @@ def read_pci(deadline: float, root: str = "") -> dict[str, Any]:
     state = parse_service(_printed([*SERVICE_STATE], deadline) or "") if switches else None
     asked = _printed(["nv-fabricmanager", "--version"], deadline) if state in ("inactive", "failed") else None
     version = re.search(r"version is ?: ?([\d.]{3,20})", asked or "")
-    # last, for it reads every device: it hangs where one has fallen off the bus
+    # last, because it reads every device: it hangs if one has fallen off the bus
     bridges = _printed(["lspci", "-D", "-vvv"], deadline) if matters else None
     return {
         "nvswitches": len(switches),
@@ -160,7 +160,7 @@ def _printed(argv: list[str], deadline: float) -> str | None:
         return None
 
 
-PLUGIN_FOLDERS = (  # where AWS (EFA), Google (gIB, TCPX) and NVIDIA (HPC-X) install theirs, and ld.so's own
+PLUGIN_FOLDERS = (  # directories of AWS (EFA), Google (gIB, TCPX) and NVIDIA (HPC-X), and ld.so's own
     *("/opt/amazon/ofi-nccl/lib", "/opt/amazon/ofi-nccl/lib64", "/opt/aws-ofi-nccl/lib", "/usr/local/gib/lib64"),
     *("/usr/local/tcpx/lib64", "/opt/hpcx/nccl_rdma_sharp_plugin/lib", "/usr/local/lib", "/usr/lib"),
     *("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu"),
@@ -179,7 +179,7 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
     for folder in dict.fromkeys([*filter(None, library_path.split(":")), *PLUGIN_FOLDERS]):
         try:
             names = sorted(name for name in os.listdir(folder) if name.startswith("libnccl-"))
-        except OSError:  # most of them are not there
+        except OSError:  # most of them don't exist
             continue
         for name in filter(PLUGIN_NAME.fullmatch, names):
             path = os.path.join(folder, name)
@@ -224,13 +224,13 @@ def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
             found = parse_gpu_health(gpus.query("gpu", fields, deadline), tuple(fields))
             break
         except Unavailable as error:
-            # A driver that does not know a field refuses the whole query.
+            # A driver that does not know a field rejects the whole query.
             unknown = NOT_A_FIELD.search(str(error))
             if not unknown or unknown.group(1) not in fields:
                 raise
             fields.remove(unknown.group(1))
     rows = {}
-    with contextlib.suppress(Unavailable):  # the driver or the GPUs know no remapping
+    with contextlib.suppress(Unavailable):  # the driver or the GPUs don't support row remapping
         rows = parse_rows(gpus.query("remapped-rows", ROW_FIELDS, deadline)) if found else {}
     for gpu in found:
         gpu["remap_pending"], gpu["remap_failed"] = rows.get(str(gpu["bus_id"]), (None, None))
@@ -311,7 +311,7 @@ def read_records(path: str) -> list[str]:
                 if error.errno != errno.EPIPE:
                     raise
                 continue
-            if not record:  # None where there is nothing more yet
+            if not record:  # None if there are no more records
                 break
             found.append(record.decode("utf-8", "replace"))
     return found

@@ -31,7 +31,7 @@ def identity() -> dict[str, Any]:
     """Return snapshot.Identity."""
     system = os.uname()
     user = str(os.getuid())
-    with contextlib.suppress(KeyError):  # a container with a foreign uid
+    with contextlib.suppress(KeyError):  # a container with a uid without a name
         user = pwd.getpwuid(os.getuid()).pw_name
     return {
         "hostname": socket.gethostname(),
@@ -68,7 +68,7 @@ def python(interpreter: Interpreter) -> dict[str, Any]:
     version = ".".join(str(part) for part in sys.version_info[:3])
     folder = os.path.dirname(os.path.abspath(sys.executable))
     above = os.path.dirname(folder)
-    # what the module site, which the probe goes without, makes of it (site.venv)
+    # as the module site, without which the probe runs, interprets it (site.venv)
     prefix = above if any(os.path.isfile(f"{place}/pyvenv.cfg") for place in (folder, above)) else sys.prefix
     return {"executable": sys.executable, "version": version, "prefix": prefix, "failure": interpreter.failure()}
 
@@ -87,7 +87,7 @@ def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self") -> dict[str,
     cma = dict(re.findall(r"^(CmaTotal|CmaFree): +(\d{1,15}) kB$", read(meminfo) or "", re.MULTILINE))
     pages = [int(cma[name]) for name in ("CmaTotal", "CmaFree")] if len(cma) == 2 else None
     powers = re.search(r"^CapEff:\s+([0-9a-f]{16})$", read(f"{own}/status") or "", re.MULTILINE)
-    whole = (read(f"{own}/uid_map") or "").split() == ALL_USERS  # the kernel asks for it in the first user namespace
+    whole = (read(f"{own}/uid_map") or "").split() == ALL_USERS  # the kernel checks this in the first user namespace
     may = whole and bool(int(powers[1], 16) >> CAP_IPC_LOCK & 1) if powers else None
     return {**found, "cma_kib": pages, "ipc_lock": may}
 
@@ -118,13 +118,13 @@ def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
             room = os.statvfs(path)
         except FileNotFoundError:
             continue
-        free_files = room.f_favail if room.f_files else None  # btrfs counts none
+        free_files = room.f_favail if room.f_files else None  # btrfs does not count files
         found.append({"path": path, "free_bytes": room.f_frsize * room.f_bavail, "free_files": free_files})
     return found
 
 
-# The files below /proc/sys/net/ipv4/neigh stand in the machine's first network namespace alone; the kernel tells of the
-# one table to everybody, in containers too (net/core/neighbour.c, neightbl_dump_info).
+# The files below /proc/sys/net/ipv4/neigh exist only in the machine's first network namespace; rtnetlink reports the
+# one table to all, in containers too (net/core/neighbour.c, neightbl_dump_info).
 RTM_GETNEIGHTBL = 66
 NDTA_NAME, NDTA_THRESH1, NDTA_THRESH2, NDTA_THRESH3 = 1, 2, 3, 4
 TIMEOUT_S = 2.0
@@ -171,19 +171,19 @@ def read_sysctls() -> dict[str, str]:
     found: dict[str, str] = {}
     if (ttl := read(TTL)) is not None:
         found["net.ipv4.ip_default_ttl"] = ttl.strip()
-    with contextlib.suppress(OSError):  # a sandbox whose kernel is its own has no such table: its limits stay unknown
+    with contextlib.suppress(OSError):  # a sandbox with its own kernel has no such table: its limits stay unknown
         found.update(thresholds())
     for interface in sorted(os.listdir(ROOT)):
         for key in KEYS:
             try:
                 with open(f"{ROOT}/{interface}/{key}") as file:
                     found[f"net.ipv4.conf.{interface}.{key}"] = file.read().strip()
-            except FileNotFoundError:  # the interface went away meanwhile
+            except FileNotFoundError:  # the interface was removed meanwhile
                 continue
     return found
 
 
-UNBOUNDED = 1 << 60  # Control groups v1 write the largest number of pages for "no limit", some 2^63 bytes
+UNBOUNDED = 1 << 60  # version 1 of control groups writes the largest number of pages for "no limit", about 2^63 bytes
 
 
 @fact("step")

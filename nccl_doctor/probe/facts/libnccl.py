@@ -76,7 +76,7 @@ def understand(output: bytes) -> dict[str, Any]:
     result = report(version, told, error)
     using = re.search(_USING, log)
     if result["error"] is None and using is not None:
-        # the id holds NCCL_COMM_ID's address where that is set; the log line tells the local one
+        # the id contains the address of NCCL_COMM_ID if that is set; the log line has the local address
         name, address = using.group(1, 2) if using.group(1) else using.group(3, 4)
         result["interface"] = name.decode(errors="replace")
         result["address"] = address.decode(errors="replace").partition("%")[0]

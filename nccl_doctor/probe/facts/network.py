@@ -35,8 +35,8 @@ FLAGS = (  # of IFF_*, bit by bit (netdevice(7))
 SIOCETHTOOL = 0x8946
 ETHTOOL_GSET, SETTINGS_SIZE = 1, 44
 ETHTOOL_GDRVINFO, DRIVER_INFO_SIZE = 3, 196
-SPEED_UNKNOWN = (0, 0xFFFF, 0xFFFFFFFF)  # older drivers fill the lower half alone
-NO_BUS = frozenset({"", "N/A", "tun", "tap"})  # what drivers of virtual interfaces give for a bus address
+SPEED_UNKNOWN = (0, 0xFFFF, 0xFFFFFFFF)  # older drivers only fill the lower half
+NO_BUS = frozenset({"", "N/A", "tun", "tap"})  # bus addresses that drivers of virtual interfaces report
 _LINK = struct.Struct("=BxHiII")
 _ADDRESS = struct.Struct("=BBBBI")
 
@@ -44,7 +44,7 @@ _ADDRESS = struct.Struct("=BBBBI")
 @fact("interfaces")
 def read_interfaces(deadline: float) -> dict[str, Any]:
     """Return snapshot.Interfaces in JSON form."""
-    # Counters of traffic, which some drivers ask their device for, are left out.
+    # Traffic counters are left out, since some drivers query their device for them.
     mask = netlink.attribute(IFLA_EXT_MASK, netlink.NUMBER.pack(RTEXT_FILTER_SKIP_STATS))
     wanted = [(RTM_GETLINK, _LINK.pack(0, 0, 0, 0, 0) + mask), (RTM_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0))]
     try:
@@ -65,7 +65,7 @@ def parse_link(body: bytes, asking: socket.socket) -> dict[str, Any]:
     told = netlink.attributes(body[_LINK.size :])
     name = _text(told[IFLA_IFNAME])
     flags = [word for bit, word in enumerate(FLAGS) if bits >> bit & 1]
-    # by its bus address: /sys/class/net may be another namespace's
+    # by its bus address: /sys/class/net may show another namespace
     driver, bus = driver_info(asking, name)
     return {
         "name": name,
@@ -82,7 +82,7 @@ def parse_address(body: bytes, names: dict[int, str]) -> dict[str, Any] | None:
     """Return snapshot.InterfaceAddress from a struct ifaddrmsg; None for other families and newer interfaces."""
     family, prefix, _, _, index = _ADDRESS.unpack_from(body)
     told = netlink.attributes(body[_ADDRESS.size :])
-    # Of a point-to-point link, IFA_ADDRESS is the peer's.
+    # On a point-to-point link, IFA_ADDRESS is the peer's address.
     address = told.get(IFA_LOCAL) or told.get(IFA_ADDRESS)
     if family not in (socket.AF_INET, socket.AF_INET6) or address is None or index not in names:
         return None
@@ -249,7 +249,7 @@ def look_up(name: str) -> dict[str, Any]:
         answers = socket.getaddrinfo(encoded(name), 9, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, flags)
     except socket.gaierror as error:
         return {"addresses": [], "error": error.strerror}
-    except UnicodeError:  # what the IDNA codec makes of an empty or over-long label
+    except UnicodeError:  # the IDNA codec's error for an empty or too long label
         return {"addresses": [], "error": "not a valid host name"}
     source, source_error = source_to(*answers[0][::4])
     addresses = list(dict.fromkeys(str(answer[4][0]) for answer in answers))

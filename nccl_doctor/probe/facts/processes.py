@@ -24,7 +24,7 @@ TRAINING_NAMES = ("pt_main_thread", "torchrun")
 def find_jobs() -> list[dict[str, Any]]:
     """Return a snapshot.TrainingJob for each job, by the PID of its root."""
     table = Table()
-    # all probes that run here, of this run or another, what they started, and what started them
+    # all probes on this host, of this run or another, with their children and ancestors
     probes = {os.getpid(), *(pid for pid in table.procs if any(PROBE in word for word in table.argv(pid)))}
     ours = probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))
     living = [pid for pid, proc in table.procs.items() if pid not in ours and not proc.kernel and proc.state != "Z"]
@@ -41,7 +41,7 @@ def find_jobs() -> list[dict[str, Any]]:
     kinds = ["ranks"] * len(ranks) + ["ray-worker"] * len(ray)
     found = [*ranks, *ray]
     rows = [_row(kind, job, table, left=left) for kind, job, left in zip(kinds, found, _left_behind(found, table))]
-    # pid 1 and its like ask for every child: a zombie of theirs is about to go
+    # pid 1 and subreapers wait for every child: their zombies disappear at once
     dead = [proc.pid for proc in rest if proc.state == "Z" and proc.ppid > 1 and _trained(proc, table)]
     rows += [_row("zombie", JobProcesses(pid, (pid,)), table, left=True) for pid in dead]
     return sorted(rows, key=lambda row: int(row["pid"]))
@@ -101,7 +101,7 @@ def _row(kind: str, job: JobProcesses, table: Table, *, left: bool) -> dict[str,
     root = table.procs[job.root]
     ranks = [pid for pid in job.pids if jobs.is_rank(pid, table) and not jobs.is_rank(table.procs[pid].ppid, table)]
     argv = table.argv(job.root)
-    # where its ranks meet: what the first of them that shows its variables was started with
+    # the master of its ranks, from the first rank whose variables are readable
     environ = next((one for one in map(table.environ, job.pids) if "MASTER_PORT" in one), {})
     return {
         "kind": kind,

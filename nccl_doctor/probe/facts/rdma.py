@@ -54,7 +54,7 @@ def pci_link(path: str) -> dict[str, Any] | None:
     """Return snapshot.PciLink of a PCI device; None if it has none or the kernel does not report it."""
     device = os.path.realpath(path)
     width, speed = (read(f"{device}/current_link_{name}") or "" for name in ("width", "speed"))
-    sides = (device, os.path.dirname(device))  # the link's other end is a bridge
+    sides = (device, os.path.dirname(device))  # the other end of the link is a bridge
     widths = [most for side in sides if (most := read(f"{side}/max_link_width") or "").isdecimal() and most != "0"]
     speeds = [gts for side in sides if (gts := parse_speed(read(f"{side}/max_link_speed")))]
     link = {
@@ -72,7 +72,7 @@ def entries(folder: str) -> list[str]:
         names = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
-    # Text and digits take turns in what re.split gives, so that like is compared with like.
+    # re.split gives text and digits in turn, so that like is compared with like.
     return sorted(names, key=lambda name: [int(p) if p.isdecimal() else p for p in re.split(r"([0-9]+)", name)])
 
 
@@ -124,7 +124,7 @@ def _port(folder: str, number: int) -> dict[str, Any]:
     }
 
 
-COUNTED = {  # of mlx5, and of the kernel itself; model/report.py has their words
+COUNTED = {  # counters of mlx5 and of the kernel itself; model/report.py has phrases for them
     "counters": (
         *("link_downed", "link_error_recovery", "port_rcv_errors", "port_xmit_discards", "port_xmit_wait"),
         "symbol_error",

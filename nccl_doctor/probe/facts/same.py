@@ -61,7 +61,7 @@ def _as_user(uid: int, path: str, deadline: float) -> dict[str, Any]:
     try:
         known = pwd.getpwuid(uid)
         wanted = privileges.Credentials(uid, known.pw_gid, os.getgrouplist(known.pw_name, known.pw_gid))
-    except KeyError:  # a user of another machine's, on a file system that both share
+    except KeyError:  # a user of another machine, on a shared file system
         wanted = privileges.Credentials(uid, uid, [])
 
     def look(_: None) -> bytes:
@@ -183,7 +183,7 @@ def _digest(root: int, name: str, deadline: float) -> tuple[str, int]:
 
 def _files(root: int) -> Iterator[str]:
     """Yield the path of every file below a folder, in the same order on every host, without following links."""
-    # by the descriptor: os.fwalk checks that a folder is the one that was listed, and follows no link
+    # by descriptor: os.fwalk verifies that a directory is the one that was listed, and follows no link
     for folder, subfolders, names, _ in os.fwalk(".", dir_fd=root):
         links = [one for one in subfolders if os.path.islink(f"/proc/self/fd/{root}/{folder}/{one}")]
         subfolders[:] = sorted({*subfolders} - {*links} - SKIPPED_FOLDERS)

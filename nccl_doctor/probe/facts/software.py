@@ -26,7 +26,7 @@ from nccl_doctor.probe import children
 from nccl_doctor.probe.facts import libnccl
 from nccl_doctor.probe.tools import Unavailable, fact, output, read
 
-MARGIN_S = 1.0  # what whoever decides may take beyond the deadline
+MARGIN_S = 1.0  # time for a decision after the deadline
 CHILD_MARK = b"nccl-doctor-torch "
 SCRIPT = f"""import os, sys
 if os.environ.get("PYTHONPATH"):
@@ -62,7 +62,7 @@ class Interpreter:
         try:
             command = [sys.executable, "-c", SCRIPT]
             self._child = children.start(command, libnccl.variables(env), writing, stdin=subprocess.PIPE)
-        except OSError as error:  # no process left (RLIMIT_NPROC): costs what it would have told
+        except OSError as error:  # no more processes allowed (RLIMIT_NPROC): only this answer is lost
             self._output = str(error).encode()
         finally:
             os.close(writing)
@@ -104,7 +104,7 @@ class Interpreter:
             self._decided.wait(max(0.0, self._deadline - time.monotonic()) + MARGIN_S)
             if self._library is None or self._child is None or self._child.stdin is None:
                 return None
-            # one that ended after its first answer reads nothing: its last words tell
+            # a process that exited after its first answer reads nothing: its last output explains it
             with contextlib.suppress(BrokenPipeError):
                 with self._child.stdin as questions:
                     questions.write(libnccl.program(self._library, self._version))
@@ -159,7 +159,7 @@ def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float
 
 def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
     origin, path, prefix = interpreter.torch()
-    if not origin:  # a mere folder of that name has none
+    if not origin:  # only a directory of that name
         return None
     location = os.path.dirname(origin)
     try:
@@ -168,14 +168,14 @@ def _read_torch(environ: dict[str, str], interpreter: Interpreter, deadline: flo
     except FileNotFoundError:
         raise Unavailable(f"{location} has no version.py") from None
     folders = [folder for folder in (*path, os.path.dirname(location)) if folder]
-    # the nvidia-nccl wheel's, which torch's wheels find by their RPATH before any other
+    # the nvidia-nccl wheel's library, which torch's wheels find first, by their RPATH
     wheel = _first([f"{folder}/nvidia/nccl/lib" for folder in folders])
     copies = find_nccl(folders, prefix, environ)
     library = wheel or _first([f"{location}/lib"]) or _system_library(environ, prefix, deadline)
     unlinked: str | None = None
     if len({os.path.realpath(one["path"]) for one in copies}) > 1:
         try:
-            # the dynamic linker's own answer, with the variables that the job will have; it runs nothing of the library
+            # the dynamic linker's own answer, with the job's variables; it runs no code of the library
             said = LINKED.search(output(["ldd", f"{location}/lib/libtorch_cuda.so"], deadline, env=environ))
             library = os.path.normpath(said[1]) if said else library
         except FileNotFoundError:
@@ -217,7 +217,7 @@ def find_nccl(folders: list[str], prefix: str, environ: Mapping[str, str]) -> li
     places = [(folder, NCCL_WHEEL, f"{folder}/nvidia/nccl/lib") for folder in dict.fromkeys(folders)]
     found: list[dict[str, Any]] = []
     for folder, pattern, lib in (*places, (f"{prefix}/conda-meta", CONDA_NCCL, f"{prefix}/lib")):
-        with contextlib.suppress(OSError):  # sys.path may name what is not there, or a zip file
+        with contextlib.suppress(OSError):  # sys.path may name missing directories, or zip files
             for match in filter(None, map(pattern.fullmatch, sorted(os.listdir(folder)))):
                 size = RECORDED.search(read(f"{folder}/{match[0]}/RECORD") or "")
                 told = {"owner": match[1].replace("_", "-"), "version": match[2], "path": f"{lib}/{LIBRARY}"}
@@ -286,7 +286,7 @@ def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
     """
     named = env.get("NCCL_CONF_FILE") or os.environ.get("NCCL_CONF_FILE")
     paths = [named] if named else []
-    with contextlib.suppress(KeyError):  # a user id without a name has no home for NCCL either
+    with contextlib.suppress(KeyError):  # a user id without a name has no home directory for NCCL either
         paths.append(os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".nccl.conf"))
     paths.append("/etc/nccl.conf")
     return [{"path": path, "text": file_text(path)} for path in dict.fromkeys(paths)]
@@ -295,7 +295,7 @@ def read_config_files(env: Mapping[str, str]) -> list[dict[str, Any]]:
 def file_text(path: str) -> str | None:
     """Return the first SIZE_LIMIT bytes of a regular file; None if there is none that this user may read."""
     try:
-        # A FIFO of that name must not make us wait.
+        # Opening a FIFO of that name must not block.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
@@ -316,14 +316,14 @@ MOST_SHELL_BYTES = 1024 * 1024
 WHICH_PYTHON = "import sys; print(sys.executable, sys.prefix, sep=chr(0), end='')"
 SHELL_MARK = b"nccl-doctor-login-shell\0"
 MARK_TEXT = "nccl-doctor-login-shell\\0"
-ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # what an activated environment sets (venv and conda)
+ACTIVE = ("VIRTUAL_ENV", "CONDA_PREFIX")  # variables that an activated environment sets (venv and conda)
 
 
 def read_login_shell(python: str, deadline: float) -> dict[str, Any] | None:
     """Return snapshot.LoginShell; None for a shell that can't be queried. ``python`` is the hosts file's."""
     try:
         shell = pwd.getpwuid(os.getuid()).pw_shell or "/bin/sh"
-    except KeyError:  # a container with a foreign uid
+    except KeyError:  # a container with a uid without a name
         return None
     if os.path.basename(shell) not in SHELLS:
         return None
@@ -358,7 +358,7 @@ def parse_login_shell(printed: bytes) -> tuple[str | None, str | None, Mapping[s
 def _ask_shell(argv: list[str], deadline: float) -> bytes:
     """Return the shell's output; its history is not changed, and it gets no terminal to wait at."""
     allowed_s = max(0.1, deadline - time.monotonic())
-    # No pipe: an agent that a start file leaves in the background would hold it open.
+    # Not a pipe: a background agent of a start-up file would keep it open.
     answer = os.memfd_create("nccl-doctor-login-shell")
     try:
         shell = subprocess.Popen(

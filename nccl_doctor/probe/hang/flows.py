@@ -112,7 +112,7 @@ def ask(host: str, port: int, wanted: str, deadline: float) -> dict[str, Any]:
             words = greeting.split()
             if words[:2] != ["SERVER", "PROTOCOL"] or len(words) != 3 or not words[2].isdigit():
                 raise Unavailable(f"no NCCL RAS service: it greeted with {greeting[:60]!r}")
-            line.say(f"TIMEOUT {COLLECT_S}")  # an old one that knows no time-out says ERROR, and goes on
+            line.say(f"TIMEOUT {COLLECT_S}")  # an older service without this command says ERROR, and goes on
             form = "text" if wanted == "json" and line.say("SET FORMAT json") != "OK" else wanted
             text, whole = line.rest("DIAGNOSTICS" if form == "diagnostics" else "VERBOSE STATUS")
     except OSError as error:
@@ -140,7 +140,7 @@ class _Line:
         """Send a line and return everything received after it, and whether the server closed the connection."""
         self._server.sendall(text.encode() + b"\n")
         whole = False
-        with contextlib.suppress(socket.timeout, ConnectionError):  # what came is still worth reading
+        with contextlib.suppress(socket.timeout, ConnectionError):  # what arrived is still worth reading
             while len(self._data) < MOST_BYTES and not whole:
                 whole = not self._more()
         return self._data.decode("utf-8", "replace"), whole

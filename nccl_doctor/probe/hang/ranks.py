@@ -23,8 +23,8 @@ from nccl_doctor.probe.procs import Table
 IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
 """Libraries with NCCL in a memory map; a torch that links it statically has it in libtorch_cuda.so."""
 MOST_MAP = 8 << 20
-MOST_ENTRIES = 20_000  # of a folder that the process names
-TORCH = "/libtorch_cpu.so"  # every build of torch has it
+MOST_ENTRIES = 20_000  # entries of a directory that the process names
+TORCH = "/libtorch_cpu.so"  # part of every build of torch
 FILE = re.compile(r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$")
 WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-info")
 
@@ -60,7 +60,7 @@ def _version(pid: int, path: str) -> str | None:
     return wheels[0] if len(wheels) == 1 else None
 
 
-CHILD = ("python", "pt_main")  # how the kernel's names of ranks begin; of one that has ended no more is left
+CHILD = ("python", "pt_main")  # beginnings of the kernel's names of ranks; a process that has ended keeps no other name
 MULTIPROCESSING_HELPERS = ("resource_tracker", "semaphore_tracker", "forkserver import main")
 MOST_CLIENTS = 512
 Ends = Dict[str, Any]
@@ -74,7 +74,7 @@ def clients(table: Table, pids: list[int]) -> list[dict[str, Any]]:
     held = flows.by_rank([pid for pid in pids if TORCH in _memory_map(pid)])
     found = []
     for pid, rows in held.items():
-        # what a data loader's worker inherited belongs to the rank above it
+        # a data loader's worker inherits sockets of the rank above it
         above = [row for one in table.ancestors(pid) for row in held.get(one, [])]
         own = [row for row in rows if row not in above]
         dialled = _counted(own, "remote")
@@ -104,12 +104,12 @@ def _place(pid: int, table: Table) -> dict[str, int | None]:
     return {"local_rank": number, "local_world_size": None if number is None else len(order)}
 
 
-NUMBERS = (  # Rank, world size and the same on this host, as torchrun, Open MPI and Slurm name them
+NUMBERS = (  # rank, world size, and the same on this host, as torchrun, Open MPI and Slurm name them
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
-TOLD = (  # variables that say what can be asked of the job; no other leaves the host
+TOLD = (  # variables that say how the job can be queried; no other leaves the host
     *("NCCL_RAS_ADDR", "NCCL_RAS_ENABLE", "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     *("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
     *("TORCH_WORKER_SERVER_SOCKET", "TORCHELASTIC_RUN_ID", "GROUP_RANK"),
@@ -121,7 +121,7 @@ TEXT = 300
 def find_ranks(table: Table) -> dict[str, Any]:
     """Return a snapshot.JobRank for each rank that this user may examine, and the number of other possible ranks."""
     ours = _ours(table)
-    # Python processes whose variables we may not see: another user's, or ptrace is restricted
+    # Python processes whose variables we can't read: another user's, or ptrace is restricted
     hidden = [
         proc
         for proc in table.procs.values()
@@ -234,7 +234,7 @@ def _describe(pid: int, table: Table) -> dict[str, Any]:
     environ, nccl = table.environ(pid), loaded_nccl(pid)
     return {
         "pid": pid,
-        # the PID that it has in its own container, as NCCL tells it (proc_pid_status(5))
+        # its PID in its own container, as NCCL reports it (proc_pid_status(5))
         "inner_pid": int((table.status(pid, "NSpid") or str(pid)).split()[-1]),
         "started": table.procs[pid].started,
         "age_s": guard.age_s(pid, table),

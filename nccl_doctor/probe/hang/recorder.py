@@ -27,7 +27,7 @@ from nccl_doctor.probe import privileges
 from nccl_doctor.probe.hang.flows import inodes_of
 from nccl_doctor.probe.tools import Unavailable, read
 
-PEER = struct.Struct("3i")  # struct ucred (unix(7)): PID, user and group of who called listen(2)
+PEER = struct.Struct("3i")  # struct ucred (unix(7)): PID, user and group of the process that called listen(2)
 
 
 class RankFiles(NamedTuple):
@@ -95,7 +95,7 @@ def _enter(pid: int, started: int) -> RankFiles:
 REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
 MOST_BYTES = 16 << 20
 MOST_DUMP_BYTES = 8 << 20
-ENTRIES = 48  # collectives a rank that leave the host, the newest: where ranks part is among the last that they issued
+ENTRIES = 48  # newest collectives of a rank that are sent: the ranks diverge among the last ones issued
 KEPT = frozenset(
     {
         *("collective_seq_id", "seq_id", "p2p_seq_id", "is_p2p", "pg_id", "process_group", "profiling_name", "state"),
@@ -106,7 +106,7 @@ DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 DEFAULT_DUMPS = ("/tmp/nccl_trace_rank_", "~/.cache/torch/comm_lib_trace_rank_")  # noqa: S108 - torch's own choice
 """torch's default paths for dumps (torch/csrc/distributed/c10d/FlightRecorder.cpp, 2.3, and 2.8 on)."""
 TEXT = 300
-LISTENING, STREAM = "00010000", "0001"  # Flags and type of a line of /proc/PID/net/unix (proc_pid_net(5))
+LISTENING, STREAM = "00010000", "0001"  # flags and type in a line of /proc/PID/net/unix (proc_pid_net(5))
 
 
 def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
@@ -170,7 +170,7 @@ def ask_for_dump(row: dict[str, Any], deadline: float) -> bool:
 
     try:
         ask(row["pid"], row["started"], write, deadline, 1)
-    except Unavailable:  # no such pipe, nobody reads it, or it is not the rank's to write
+    except Unavailable:  # no such pipe, nobody reads it, or the rank may not write to it
         return False
     return True
 

@@ -28,10 +28,10 @@ from nccl_doctor.probe.hang.ranks import find_launchers, loaded_nccl
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.tools import Unavailable
 
-ASK_S = 3.0  # for one rank's recorder; the ranks of a host are asked one after the other within the look's own deadline
-DUMP_S = 8.0  # for all ranks of the host to be told to dump
+ASK_S = 3.0  # time for one rank's recorder; the ranks of a host are queried in turn within the sample's own deadline
+DUMP_S = 8.0  # time to ask all ranks of the host for a dump
 RAS_S = 8.0
-RAS_TURNS = 4  # several jobs can share the port (SO_REUSEPORT), and each connection comes to one of them
+RAS_TURNS = 4  # several jobs can share the port (SO_REUSEPORT), and each connection reaches one of them
 
 
 class Watch:
@@ -58,7 +58,7 @@ class Watch:
         told = run({"unnumbered": partial(ranks.unnumbered, table)}, ASK_S)
         some = told["unnumbered"] if isinstance(told["unnumbered"], list) else []
         self._ranks = {row["pid"]: row for row in [*found["ranks"], *some]}
-        # a file system that hangs must not hold up what does not need it
+        # a hanging file system must not delay what does not need it
         spy = run({"py_spy": self._spy.find}, ASK_S)["py_spy"]
         above = ranks.launchers(table, [row["pid"] for row in some])
         starters = run({"starters": partial(find_launchers, table)}, ASK_S)
@@ -86,7 +86,7 @@ class Watch:
             },
             left_s,
         )
-        # the server of a stopped rank is stopped as well
+        # a stopped rank's server is stopped, too
         awake = [pid for pid, letter in alive.items() if letter not in "Tt"]
         records = run({str(pid): partial(self._record, pid, deadline) for pid in awake}, left_s)
         return {
@@ -114,7 +114,7 @@ class Watch:
         live = recorder.live(row, until)
         if live is not None:
             return {"live": live}
-        if "rank" not in row:  # a dump is known by its rank
+        if "rank" not in row:  # dumps are identified by their rank
             return None
         dump = recorder.dumped(row, row["age_s"] + time.monotonic() - self._found_at, until)
         return None if dump is None else {"dump": dump}
@@ -140,7 +140,7 @@ class Watch:
             why = f"NCCL {told}: before 2.27.3 a query can crash a job that is starting; --force queries it anyway"
             return {**answer, "refused": why}
         reports: dict[str, Any] = {}
-        # no address that a variable names is dialled: it may be anybody's
+        # an address from a variable is not dialled: it may be anybody's
         where = sorted((host, port) for port in ports for host in flows.listeners(pids, port))
         if not where:
             raise Unavailable(f"no rank listens on NCCL's RAS port {', '.join(map(str, sorted(ports)))} here")
@@ -168,12 +168,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 MEMFD_CREATE = {"x86_64": 319, "aarch64": 279, "riscv64": 279, "ppc64le": 360}
 """The system call's number by architecture (the kernel's syscall tables)."""
 MFD_CLOEXEC, MFD_ALLOW_SEALING = 1, 2
-F_ADD_SEALS, ALL_SEALS = 1033, 0b1111  # fcntl(2); before Python 3.8 its module does not name them
+F_ADD_SEALS, ALL_SEALS = 1033, 0b1111  # fcntl(2); Python's module has no names for them before 3.8
 
 
 def write_memory_file(data: bytes) -> int:
     """Return the descriptor of a file that exists in memory only."""
-    # Pythons built against a glibc before 2.27, such as conda's, don't have the call.
+    # Pythons built against a glibc before 2.27, such as conda's, lack the call.
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("py-spy", MFD_CLOEXEC | MFD_ALLOW_SEALING)
     else:
@@ -187,7 +187,7 @@ def write_memory_file(data: bytes) -> int:
     view = memoryview(data)
     while view:
         view = view[os.write(file, view) :]
-    # a rank's user may open what runs with that user's rights, and write to it
+    # a rank's user may open and change what runs with that user's rights
     fcntl.fcntl(file, F_ADD_SEALS, ALL_SEALS)
     return file
 
@@ -198,7 +198,8 @@ AT_ONCE = 8
 EACH_S = 4.0
 MOST_BYTES = 4 << 20
 MOST_THREADS = 16
-MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12  # of the main thread, which py-spy 0.4 tells last in JSON, and of the others
+# of the main thread, which py-spy 0.4 lists last in JSON, and of the other threads
+MOST_FRAMES, MOST_OTHER_FRAMES = 48, 12
 TEXT = 300
 MODES = {"read": ["--nonblocking"], "pause": [], "native": ["--native"]}
 """Options of ``py-spy dump`` by mode of stacks."""
@@ -219,7 +220,7 @@ class Spy:
         if path is not None:
             with open(path, "rb") as file:
                 data = file.read(MOST_PROGRAM)
-            # A script, as pyenv's, is no program that runs out of memory; ours is sent along instead.
+            # A script (pyenv's, for example) can't run from memory; then our own copy is sent.
             if data.startswith(ELF):
                 self.program = write_memory_file(data)
         return self.program is not None
@@ -283,7 +284,7 @@ def _is_loaded(program: int) -> bool:
     """Return whether a program names an interpreter that loads it (PT_INTERP, elf(5))."""
     head = os.pread(program, 64, 0)
     if head[4:6] != b"\x02\x01":
-        return True  # of 32 bits or big-endian: not known
+        return True  # 32 bits or big-endian: unknown format
     offset, size, count = struct.unpack("<Q", head[32:40])[0], *struct.unpack("<2H", head[54:58])
     kinds = (os.pread(program, 4, offset + number * size) for number in range(count))
     return PT_INTERP in kinds

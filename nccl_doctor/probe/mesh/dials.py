@@ -15,7 +15,7 @@ from typing import Any, Callable, Tuple, Union
 
 from nccl_doctor.probe.tools import side_by_side
 
-AT_ONCE = 256  # dials in flight on one host: below the usual 1,024 open files, above what a round trip needs
+AT_ONCE = 256  # concurrent dials of one host: below the usual 1,024 open files, above what a round trip needs
 OUTCOMES = {
     errno.ECONNREFUSED: "refused",
     errno.ETIMEDOUT: "timed-out",
@@ -26,18 +26,18 @@ OUTCOMES = {
     errno.EADDRNOTAVAIL: "no-source-address",
 }
 TIMED_OUT = ("timed-out", "ETIMEDOUT")
-FULL = ("failed", "EMFILE")  # we may open no further file just now: those that dial us take some, too
+FULL = ("failed", "EMFILE")  # no more files can be opened now: those that dial us take some, too
 FULL_S = 0.05
-SPARE = 4  # files that a resolver may want at once; what it says where it gets none is that there is no such name
-SILENT = ("timed-out", "SILENT")  # somebody took the connection, and said nothing even when spoken to
+SPARE = 4  # files that a resolver may need at once; without any it reports that the name does not exist
+SILENT = ("timed-out", "SILENT")  # something accepted the connection, and was silent even when spoken to
 WORD = b"nccl-doctor\n"
 """The first bytes sent to a silent listener, so that a proxy that waits for them connects to its target."""
 
-Outcome = Tuple[str, Union[str, None]]  # as snapshot.Dial has it, and what the kernel or the resolver said
+Outcome = Tuple[str, Union[str, None]]  # as in snapshot.Dial, and the message of the kernel or the resolver
 Ended = Tuple[str, Union[str, None], Union[float, None]]  # the same, and the seconds that the dial took
 Key = Tuple[int, int]  # a target's index, and a port
-Place = Tuple[int, Any]  # an address family, and an address as its sockets take it
-Beside = Tuple[int, Callable[[], None]]  # a file, and what is called where something waits there, and now and then
+Place = Tuple[int, Any]  # an address family, and an address as its sockets expect it
+Beside = Tuple[int, Callable[[], None]]  # a file, and a function to call when it is readable, and now and then
 
 
 def end_with_reset(sock: socket.socket) -> None:
@@ -52,7 +52,8 @@ class Dial:
         self._places, self._nonce, self._interface = list(places), nonce, interface
         self._spoken = False
         self.began = 0.0
-        self.trip: Tuple[int, int] | None = None  # once it has heard its nonce: its round trip, and what was sent again
+        # set once its nonce was received: its round trip, and its retransmissions
+        self.trip: Tuple[int, int] | None = None
         self.sock: socket.socket | None = None
 
     def start(self) -> Outcome | None:
@@ -73,7 +74,7 @@ class Dial:
         try:
             self.sock.setblocking(False)
             end_with_reset(self.sock)
-            if self._interface:  # anybody may since Linux 5.7
+            if self._interface:  # allowed for all users since Linux 5.7
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, os.fsencode(self._interface))
             number = self.sock.connect_ex(place)
         except OSError as error:
@@ -86,7 +87,7 @@ class Dial:
         try:
             said = self.sock.recv(len(self._nonce))
         except BlockingIOError:
-            # an ICMP error that came while the kernel was busy with the socket is told by SO_ERROR alone
+            # only SO_ERROR reports an ICMP error that arrived while the kernel was busy with the socket
             number = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             return self._failed(OSError(number, os.strerror(number))) if number else None
         except OSError as error:
@@ -112,7 +113,7 @@ class Dial:
         if self._spoken:
             return SILENT
         self._spoken = True
-        with contextlib.suppress(OSError):  # it hung up meanwhile, which is heard
+        with contextlib.suppress(OSError):  # the peer closed the connection, which is noticed elsewhere
             self.sock.send(WORD)
         return None
 
@@ -252,7 +253,7 @@ class Round:
         for key, (_, dial) in late:
             outcome = dial.late()
             if outcome is None:
-                del self._flying[key]  # to the end of the row
+                del self._flying[key]  # at the end of the queue
                 self._flying[key] = now + self._timeout_s, dial
                 continue
             if dial.sock is not None:
@@ -267,7 +268,7 @@ def _room() -> int:
         return AT_ONCE
     try:
         return max(1, (soft - len(os.listdir("/proc/self/fd"))) // 2)
-    except OSError:  # not even this one
+    except OSError:  # not a single file left
         return 1
 
 
@@ -313,6 +314,6 @@ def _may_open(count: int) -> bool:
 
 def endpoints(address: str, port: int, flags: int = socket.AI_NUMERICHOST) -> list[Place]:
     """Return address families and socket addresses; for a name, ``flags`` are 0 and the resolver is used."""
-    # bytes, as from torch: Python's own IDNA is a module that may have to be opened
+    # bytes, as torch passes them: Python's own IDNA is a module that may have to be opened
     found = socket.getaddrinfo(address.encode(), port, type=socket.SOCK_STREAM, flags=flags)
     return [(family, place) for family, _type, _protocol, _name, place in found]

@@ -32,15 +32,15 @@ from nccl_doctor.probe.mesh.dials import Beside, Place, dial_all, end_with_reset
 
 PATIENCE_S = 60.0
 """Seconds that a listener waits for the other side to close; a busy host that reads later sees a reset."""
-PAUSE_S = 0.05  # After an accept that failed: the other side hung up first, or no file is left. The dial tells.
+PAUSE_S = 0.05  # after a failed accept: the peer closed first, or no file is left. The dial reports it.
 BACKLOG = 1024  # connections that wait to be accepted: of every host of a large cluster at once
-CHUNK = 65536  # bytes that are taken at once
-ROOM = 1 << 20  # the same of what dialled us, which at full speed (probe/mesh/rate.py) is much
-MOST_HELD = 600  # connections at once, and at most half of the files that may be open; the oldest of them goes first
+CHUNK = 65536  # bytes read at once
+ROOM = 1 << 20  # the same for incoming connections, which are many at full speed (probe/mesh/rate.py)
+MOST_HELD = 600  # concurrent connections, and at most half of the allowed open files; the oldest is closed first
 MOST_PER_PEER = 100  # the same from one address; all addresses of this host count as one, since any local user has them
-FEW_PER_PEER = 8  # and no less where few files may be open: a host dials several ports of another at once
-YOUNG_S = 1.0  # a connection of ours is heard and over by then: none younger gives way to a stranger's
-MOST_PEERS = 4096  # addresses that are told apart
+FEW_PER_PEER = 8  # the least number if few files may be open: a host dials several ports of another at once
+YOUNG_S = 1.0  # our own connections are done by then: none younger is closed for a stranger's
+MOST_PEERS = 4096  # addresses that are counted separately
 
 
 class MeshEnd:
@@ -61,7 +61,7 @@ class MeshEnd:
         self._most = min(MOST_HELD, files // 2)
         self._most_per_peer = min(MOST_PER_PEER, max(FEW_PER_PEER, files // 8))
         self._closing = False
-        self._turn = threading.Lock()  # whoever holds it looks after the sockets
+        self._turn = threading.Lock()  # its holder serves the sockets
         self._room = bytearray(ROOM)
         self._heard, self._wake = socket.socketpair()
         self._selector.register(self._heard, selectors.EVENT_READ, lambda sock: sock.recv(CHUNK))
@@ -78,7 +78,7 @@ class MeshEnd:
             try:
                 sock = _open_near(wanted)
                 self._listening.append(sock)
-                if not wanted.get("mute"):  # where no process listens, the kernel refuses every connection
+                if not wanted.get("mute"):  # without a listening process, the kernel refuses every connection
                     self._selector.register(sock, selectors.EVENT_READ, self._accept)
                 ports.append(int(sock.getsockname()[1]))
             except OSError as error:
@@ -109,13 +109,13 @@ class MeshEnd:
         while not self._closing:
             self._selector.select(wait)
             with self._turn:
-                self._attend()  # which may hear that all is over
+                self._attend()  # may learn that the run is over
                 ends = [next(iter(times.values())) for times in (self._answered, self._resting) if times]
                 wait = max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def _attend(self) -> None:
         for key, _ in sorted(self._selector.select(0), key=lambda ready: ready[0].fileobj in self._listening):
-            act: Callable[[socket.socket], object] = key.data  # those that hung up go before others come
+            act: Callable[[socket.socket], object] = key.data  # closed ones are handled before new ones
             act(key.fileobj)  # type: ignore[arg-type]  # a socket: nothing else is registered
         now = time.monotonic()
         for sock in _due(self._answered, now):
@@ -142,7 +142,7 @@ class MeshEnd:
                 return
             sock.setblocking(False)
             end_with_reset(sock)
-            with contextlib.suppress(OSError):  # it hung up: the reader sees that too
+            with contextlib.suppress(OSError):  # the peer closed: the reader notices, too
                 sock.send(self._nonce)
             self._count(sock, _plain(peer[0]))
             self._answered[sock] = time.monotonic() + PATIENCE_S
@@ -150,7 +150,7 @@ class MeshEnd:
 
     def _take(self, sock: socket.socket) -> None:
         try:
-            more = sock.recv_into(self._room, 0, socket.MSG_TRUNC)  # the kernel throws it away, uncopied (tcp(7))
+            more = sock.recv_into(self._room, 0, socket.MSG_TRUNC)  # the kernel discards it without copying (tcp(7))
         except BlockingIOError:
             return
         except OSError:
@@ -259,7 +259,7 @@ def _bound(address: str, port: int) -> socket.socket:
         return _bound_to(family, place)
     try:
         return _bound_to(socket.AF_INET6, ("::", port))
-    except OSError:  # without IPv6, or somebody listens on one of its addresses, as ``ssh -L`` does on [::1]
+    except OSError:  # no IPv6, or another program listens on one of its addresses, as ``ssh -L`` does on [::1]
         return _bound_to(socket.AF_INET, ("", port))
 
 

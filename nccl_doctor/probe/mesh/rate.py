@@ -26,13 +26,13 @@ from nccl_doctor.probe.facts import network
 from nccl_doctor.probe.mesh.dials import end_with_reset, endpoints, tcp_info
 from nccl_doctor.probe.tools import read
 
-CHUNK = bytes(256 * 1024)  # handed to the kernel at once; small enough for a CPU's cache
-CONNECT_S = 2.0  # for each stream's handshake and nonce
+CHUNK = bytes(256 * 1024)  # written to the kernel at once; small enough for a CPU's cache
+CONNECT_S = 2.0  # time for each stream's handshake and nonce
 LEAST_SLOW_START_S, MOST_SLOW_START_S = 0.15, 1.0
 ROUND_TRIPS = 12  # of slow start: 10 segments, doubled in each, are 60 MB
 WAKE_S = 0.05
 MORE_STREAMS = 4
-BUSY = 0.8  # share of the time that one stream's thread wants a CPU, from which on more streams are tried
+BUSY = 0.8  # share of the time that one stream's thread needs a CPU, above which more streams are tried
 
 
 class Mark(NamedTuple):
@@ -98,7 +98,7 @@ class Stream:
                 self._left -= self.sock.send(CHUNK)
             except BlockingIOError:
                 waiting.poll(WAKE_S * 1000)
-            except OSError:  # it hung up: the counts show how far it came
+            except OSError:  # the peer closed: the counters show how far it came
                 return
 
 
@@ -123,7 +123,7 @@ def _send(request: dict[str, Any], count: int) -> dict[str, Any]:
         for _ in range(count):
             streams.append(Stream(request))  # noqa: PERF401 - those that were opened are closed in any case
         round_trip = max(tcp_info(stream.sock)["rtt"] for stream in streams) / 1e6
-        dropped = _dropped()  # what slow start lost is sent again later
+        dropped = _dropped()  # packets lost in slow start are retransmitted later
         for stream in streams:
             stream.start()
         time.sleep(min(max(LEAST_SLOW_START_S, ROUND_TRIPS * round_trip), MOST_SLOW_START_S))
@@ -236,7 +236,7 @@ def links(interfaces: list[str]) -> list[dict[str, Any]]:
 def _link(asking: socket.socket, name: str) -> dict[str, Any]:
     offloads = {}
     for word, command in OFFLOADS.items():
-        with contextlib.suppress(OSError):  # its driver does not tell
+        with contextlib.suppress(OSError):  # its driver does not report it
             offloads[word] = bool(struct.unpack_from("=I", network.ask_driver(asking, name, command, 8), 4)[0])
     duplex = None
     with contextlib.suppress(OSError):

@@ -31,7 +31,7 @@ CLOSING = frozenset({"TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "LAST_ACK", "CLOSING
 """States in which a socket may have no process any more; the kernel ends it by itself."""
 PIDFD_SEND_SIGNAL, PIDFD_OPEN = 424, 434
 """Numbers of the system calls, the same on all architectures but alpha (since Linux 5.1)."""
-GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds where no daemon keeps the driver loaded
+GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver loaded
 SERVICES = "/etc/services"
 RULES_PATIENCE_S = 5.0
 MOST_NAMED = 64
@@ -123,7 +123,7 @@ def cause_of(found: list[DiagSocket]) -> str:
 def _in_use(port: int, *, described: bool) -> dict[str, Any]:
     try:
         found = netlink.find_sockets({port})
-    except OSError:  # no table can be read
+    except OSError:  # no table is readable
         found = []
     pids, is_whole = pids_by_inode({one.inode for one in found})
     cause = cause_of(found)
@@ -312,7 +312,7 @@ class _Gpus:
         self._thread.start()
 
     def _ask(self) -> None:
-        with contextlib.suppress(Unavailable):  # the port can be judged without
+        with contextlib.suppress(Unavailable):  # the port can be judged without it
             self._uses = list_gpu_processes(self._deadline)
 
     def of(self, pid: int) -> list[dict[str, Any]]:
@@ -331,7 +331,7 @@ def _job(
         "root": job.root,
         "orphan": orphan,
         "unit": procs.unit_of(job.root, table),
-        "holders": [  # snapshot.Process of those of its processes that were asked for
+        "holders": [  # snapshot.Process for each requested process
             {
                 **describe(pid, table),
                 "orphan": orphan,
@@ -348,7 +348,7 @@ def _job(
                 "pid": pid,
                 "started": proc.started,
                 "command": table.command(pid),
-                # a launcher started it; what a rank starts has its variables too, and is none
+                # a launcher started it; children of a rank have its variables, too, but are not ranks
                 "rank": jobs.is_rank(pid, table) and not jobs.is_rank(proc.ppid, table),
                 "launcher": program(table.argv(pid)) if is_launcher(table.argv(pid)) else None,
                 "gpus": gpus.of(pid) if gpus else [],
@@ -356,7 +356,7 @@ def _job(
             for pid, proc in alive.items()
         ],
         "refusal": refused and refused.reason,
-        "final": refused is not None and refused.kind == "protected",  # nothing lifts it
+        "final": refused is not None and refused.kind == "protected",  # nothing overrides it
     }
 
 

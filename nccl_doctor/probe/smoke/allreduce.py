@@ -29,7 +29,7 @@ from nccl_doctor.probe import children, procs, tools
 
 FOLDER = "/dev/shm"  # noqa: S108 - shared memory lies nowhere else
 OURS = re.compile(r"nccl-\w{6}|torch_\d+_\d+_\d+|sem\.mp-\w{8}|psm_\w{8}")
-PAUSE_S = 1.0  # between two looks where the folder shows no new name; each reads the mappings of all ranks
+PAUSE_S = 1.0  # between two checks if the directory shows no new name; each reads the mappings of all ranks
 
 
 class Segments:
@@ -71,7 +71,7 @@ def _held(pids: Iterable[int]) -> set[str]:
     """Return the names in the folder that these processes have mapped or open."""
     used: set[str] = set()
     for pid in pids:
-        # it has ended, or is another user's, who could not have opened our segments (they have mode 0600)
+        # it has ended, or belongs to another user, who can't open our segments (their mode is 0600)
         with contextlib.suppress(OSError):
             with open(f"/proc/{pid}/maps") as file:
                 used.update(os.path.basename(line.split()[-1]) for line in file if FOLDER + "/" in line)
@@ -81,7 +81,7 @@ def _held(pids: Iterable[int]) -> set[str]:
     return used
 
 
-STACK_S = 0.5  # What a rank gets to write its stack; faulthandler needs a few microseconds once the signal is delivered
+STACK_S = 0.5  # time for a rank to write its stack; faulthandler needs microseconds once the signal is delivered
 FRAMES = 12
 
 
@@ -97,7 +97,7 @@ class Ranks:
         self._done: set[int] = set()
         self._exit_codes: dict[int, int] = {}
         self._unexplained: set[int] = set()
-        # of each the file in memory to which it writes its stack on SIGUSR1
+        # for each rank, the file in memory to which it writes its stack on SIGUSR1
         self.stacks = [f"/proc/{os.getpid()}/fd/{file}" for file in self._files]
 
     @property
@@ -138,7 +138,7 @@ class Ranks:
         dead = {rank for rank in self._pids if rank not in living.keys() | self._done}
         for rank in sorted(dead - self._exit_codes.keys()):
             proc, code = procs.read_proc(self._pids[rank]), None
-            if proc is not None and proc.state == "Z":  # its parent has not asked for it; negative for a signal
+            if proc is not None and proc.state == "Z":  # not reaped by its parent yet; negative for a signal
                 code = -(proc.status & 127) if proc.status & 127 else proc.status >> 8
             self._emit({"local_rank": rank, "state": "X", "exit_code": code})
             if code is None:
@@ -165,16 +165,16 @@ def _state(pid: int) -> str | None:
 
 HEAD_LINES = 4000
 TAIL_LINES = 16000
-READ_BYTES = 65536  # all that a pipe holds (pipe(7))
+READ_BYTES = 65536  # the capacity of a pipe (pipe(7))
 LINE_BYTES = 2000
 PART_BYTES = 4 << 20
 """Limits of the kept output: NCCL_DEBUG=INFO prints about 150 lines per rank on 8 GPUs; the first and the last lines
 are kept, each part within these numbers of lines and bytes.
 """
 
-WORKED_S = 0.1  # CPU time after which a launcher whose interpreter is not up yet is said to work, however slowly
-WORD_S = 2.0  # what the launcher gets at the deadline to say how a rank died that it has already waited for
-NEEDED_KIB = 2 << 20  # of memory to be available before torch is imported early; it takes 200 to 500 MB
+WORKED_S = 0.1  # CPU time after which a launcher counts as working although its interpreter has not started yet
+WORD_S = 2.0  # time for the launcher at the deadline to report how a rank died that it has already reaped
+NEEDED_KIB = 2 << 20  # memory that must be available before torch is imported early; it takes 200 to 500 MB
 Emit = Callable[[Dict[str, Any]], None]
 
 
@@ -239,7 +239,7 @@ class Launcher:
     """The process that imports torch and forks ranks; must be created in the probe's main thread."""
 
     def __init__(self, env: dict[str, str], worker: str) -> None:
-        self.env = env  # the variables that it was started with, beside the probe's own
+        self.env = env  # the variables that it was started with, besides the probe's own
         self._began = self._ready = False
         self._failure: str | None = None
         self._number = 0
@@ -291,7 +291,7 @@ class Launcher:
             if not self._began and (now_s := procs.cpu_s(self._process.pid) or 0.0) - worked_s > WORKED_S:
                 worked_s = now_s
                 emit({"local_rank": 0, "working": now_s})
-            # the launcher's own end counts too: a rank may outlive one that is killed
+            # the launcher's own exit counts, too: a rank may outlive a killed launcher
             return stop.is_set() or self._good is not None or self._process.poll() is not None
 
         try:
@@ -307,7 +307,7 @@ class Launcher:
             self._ranks = None
             ranks.close()
         status = None if self._good is None else int(not self._good)
-        if status is None:  # its own, negative for a signal
+        if status is None:  # its own exit status, negative for a signal
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(1.0 if gone else 0.0)
         return {
@@ -361,5 +361,5 @@ def early(env: dict[str, str], worker: str) -> Launcher | None:
         return None
     try:
         return Launcher(env, worker)
-    except OSError:  # no process or file left: the all-reduce tries again, and says so
+    except OSError:  # no process or file left: the all-reduce tries again, and reports it
         return None

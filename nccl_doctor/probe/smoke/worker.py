@@ -35,7 +35,7 @@ PATTERN = 97
 ITERATIONS = 5
 MOST_ACCUSED = 64
 PR_SET_PDEATHSIG = 1
-GRACE_S = 1.0  # what the other ranks of a host get to say what they saw, once one of them has died
+GRACE_S = 1.0  # time for the other ranks of a host to report, once one of them has died
 GAIN, PLATEAU_BYTES = 1.1, 1 << 20
 """If bandwidth grew by less than this factor over two doublings, from this size on, it has reached its plateau; if only
 that is wanted, sizes are two doublings apart.
@@ -52,7 +52,7 @@ def report(**event: object) -> None:
     write_event(**event, local_rank=int(os.environ["LOCAL_RANK"]), since=time.monotonic() - ORDER["began"])
 
 
-ORDER: dict[str, Any] = {}  # what the ranks were forked for: see :func:`serve`
+ORDER: dict[str, Any] = {}  # request for which the ranks were forked: see :func:`serve`
 
 
 def end_with_parent() -> None:
@@ -290,13 +290,13 @@ def serve() -> None:
     time.monotonic of its sender, "backend", "budget_s", "max_bytes", "plateau", "deadline_s"}``.
     """
     end_with_parent()
-    # Python 3.12 warns of forks beside threads; libraries that start some at their import are made for it.
+    # Python 3.12 warns about forks beside threads; some libraries start threads on import, and allow it.
     warnings.simplefilter("ignore", DeprecationWarning)
     faulthandler.enable()
     write_stack_on_signal(CONFIG["stack"])
     write_event(began=True)
     try:
-        # Torch as torchrun would import it: what would keep that one from starting is found here.
+        # Torch is imported as torchrun would import it, so an error that would keep it from starting is found here.
         import torch.distributed.run  # noqa: F401
     except BaseException as error:  # noqa: BLE001 - reported whole; the controller judges
         traceback.print_exc()

@@ -75,7 +75,7 @@ def check(
             rate=rate,
             sudo=sudo,
             smoke=not no_smoke,
-            # It proves that the job will start; `smoke` takes its time to measure.
+            # Enough to show that the job will start; `smoke` measures longer.
             smoke_limits=SmokeLimits(
                 deadline_s=smoke_timeout, budget_s=1.0, plateau=True, diagnostics=not no_diagnostics
             ),

@@ -80,7 +80,7 @@ def fix(
         )
         if wanted.undo:
             return _Mender(request, wanted, out, request.cluster()).take_back()
-        # who calls this knows of a fault, and most of them leave no all-reduce to be run
+        # `fix` is called for a known fault, and with most faults no all-reduce runs
         snapshot, report = look_and_judge(replace(request, import_ahead=False), chosen.codes(), out)
         return mend(request, wanted, out, snapshot, report)
 
@@ -156,7 +156,7 @@ class _Mender:
         if ran is None:
             return 1
         done = {result.number for result in ran.results if result.outcome == "done"}
-        # what is no longer as it was left is somebody else's now
+        # what has changed since then belongs to somebody else
         over = {result.number for result in ran.results if result.outcome in ("done", "changed")}
         mark_undone(path, record, [step.takes_back for step in steps if step.number in over and step.takes_back])
         self._out.show(ran)
@@ -216,7 +216,7 @@ class _Mender:
         from nccl_doctor.collect.mending.root import root_access
 
         places = {step.host: step.place for step in reversed(steps) if step.root and step.host is not None}
-        # the shell that is started as root says whether it is
+        # the shell that is started as root reports whether it is root
         known: dict[str | None, RootAccess] = {
             name: "login" for name in self._of_root & places.keys() if not places[name]
         }

@@ -74,7 +74,7 @@ class PortOptions:
     def named(self) -> PortOptions:
         """Return the options with a hosts file among the arguments moved to ``--hosts``."""
         port, file = self.port, self.file
-        # os.path's own: a text that can be no path is no file
+        # os.path's own: a text that can't be a path is not a file
         if file is None and port is not None and not port.lstrip("+-").isdecimal() and os.path.isfile(port):  # noqa: PTH113
             port, file = None, port
         if file is None:
@@ -167,7 +167,7 @@ def run(wanted: PortOptions, out: Out) -> int:
         raise UsageError("--next moves away from the port; --kill, --wait and --pid stay with it")
     if wanted.write and wanted.hosts is not None:
         try_files(("--write", Path(wanted.hosts).resolve()))
-    # Before any host is contacted: a slip of the finger costs no connection.
+    # Before any host is contacted: a typo costs no connection.
     process = wanted.process()
     given = wanted_port(wanted.port, wanted.log, None) if (wanted.port, wanted.log) != (None, None) else None
     reach = (wanted.transport, wanted.grace_s, wanted.connect_timeout)

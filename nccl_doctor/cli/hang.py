@@ -71,7 +71,7 @@ def hang(
 
         try_files(("--save", kept.save))
         refuse_parts(watched, out, from_file=load_from is not None)
-        # while hosts are waited for: what judges takes as long to import as a host to answer
+        # while waiting for hosts: importing the judging modules takes as long as a host's answer
         threading.Thread(target=import_module, args=("nccl_doctor.judge.hang_report",), daemon=True).start()
         looks = HangOptions(
             interval_s=interval,

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from nccl_doctor.collect.hang.hang import HangOptions
     from nccl_doctor.snapshot.hang import HangSnapshot
 
-LIFE_S = 7 * 86400.0  # of a connection; then it is made anew
+LIFE_S = 7 * 86400.0  # lifetime of a connection; then it is opened again
 HOUR_S = 3600.0
-CONFIRM_S = 2.0  # until a job that is not there is looked for once more
+CONFIRM_S = 2.0  # until a missing job is looked for once more
 COMMAND_S = 600.0
 
 
@@ -83,7 +83,7 @@ class _Watch:
         self._blind: tuple[str, ...] = ()
         self._hung = self._dead = ""
         self._spoke_at = -HOUR_S
-        self._reported = False  # a hang was reported, and the job has not moved since
+        self._reported = False  # a hang was reported, and the job has made no progress since
 
     def run(self) -> int:
         """Sample the job until it hangs, loses a rank or ends."""
@@ -170,7 +170,7 @@ class _Watch:
         if found is not None and found.verdict in ("not-hanging", "slow"):
             self._progress.moved(now)
             return None
-        # it is looked at again later, and the time without progress goes on
+        # it is examined again later, and the time without progress continues
         self._progress.samples = 0
         if found is not None and found.verdict == "unknown":
             idle = _words(now - self._progress.since)

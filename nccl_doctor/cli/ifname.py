@@ -10,7 +10,7 @@ from nccl_doctor.cli import options
 from nccl_doctor.cli.options import EngineOptions, HostOptions, ReachOptions, among, flattened
 from nccl_doctor.cli.output import Out, finish, form_of
 
-RDMA = {"NCD403", "NCD404", "NCD405", "NCD406"}  # what keeps RDMA devices from meeting as they should
+RDMA = {"NCD403", "NCD404", "NCD405", "NCD406"}  # faults that keep RDMA devices from connecting
 
 NcclVersion = Annotated[
     str | None, typer.Option("--nccl-version", metavar="X.Y.Z", help="Answer for this version of NCCL.")

@@ -16,7 +16,7 @@ from nccl_doctor.cli import options
 from nccl_doctor.cli.options import DiagnosisOptions, SelectOptions, among, flattened
 from nccl_doctor.cli.output import finish, supports_ansi
 
-LONG = 64 << 20  # bytes from which on a bar is shown: less is read before one could look at it
+LONG = 64 << 20  # bytes from which on a progress bar is shown: smaller logs are read at once
 
 Files = Annotated[
     list[str], typer.Argument(metavar="FILE… | -", help="Logs or folders of logs, also .gz, .xz, .zst; - reads stdin.")
@@ -67,7 +67,7 @@ def logs(
         to_stderr = out.form != "human" and out.file is None
         session = LogsRun(tuple(files), passage(to_stderr=to_stderr) if tee else None, follow=follow)
         session.begin()
-        # Other processes read while this one loads what the report needs.
+        # Other processes read while this one loads the modules for the report.
         from nccl_doctor.logs.verdict import report
 
         with _bar(files, quiet=shown.quiet) as session.progress:

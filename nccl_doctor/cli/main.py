@@ -41,7 +41,7 @@ def main() -> None:
     except SystemExit as left:
         end.code = left.code
         raise
-    except KeyboardInterrupt:  # before or after the command, which has its own words for it
+    except KeyboardInterrupt:  # before or after the command, which has its own message
         end.code = 130
         sys.exit(130)
 
@@ -55,11 +55,11 @@ def _run() -> None:
         line_buffering=True,
     )
     gc.set_threshold(*GARBAGE)
-    # Else pydantic looks through every installed distribution for plugins to its models; ours want none.
+    # Otherwise pydantic searches every installed distribution for plugins, which our models don't use.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         app(*sys.argv[1:2])()
-    except OSError as error:  # of typer's own texts, --help and --version; a command ends with exit_code_of
+    except OSError as error:  # of typer's own output, --help and --version; a command ends with exit_code_of
         discard_stdout()
         sys.stderr.write(unwritten(error) + "\n")
         sys.exit(2)
@@ -77,13 +77,13 @@ class _End:
 
     def __init__(self) -> None:
         self.code: object = ...
-        atexit.register(self._leave)  # entered first, so it runs after all others
+        atexit.register(self._leave)  # registered first, so it runs after all others
 
     def _leave(self) -> None:
         if self.code is None or isinstance(self.code, int):
             try:
-                sys.stdout.flush()  # stderr holds no line back
-            finally:  # whatever comes then, a second Ctrl-C included
+                sys.stdout.flush()  # stderr is unbuffered
+            finally:  # whatever happens then, for example a second Ctrl-C
                 os._exit(self.code or 0)
 
 
@@ -104,7 +104,7 @@ def _open_what_is_closed() -> None:
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
-COMMANDS = {  # by name, in the order of ``--help``: the module and the function of each command
+COMMANDS = {  # by name, in the order of ``--help``: module and function of each command
     "check": "check:check",
     "fix": "fix:fix",
     "fix-port": "fix_port:fix_port",
@@ -121,7 +121,7 @@ COMMANDS = {  # by name, in the order of ``--help``: the module and the function
     "mcp": "mcp:mcp",
 }
 
-EXAMPLES = {  # by command; they stand first in its help
+EXAMPLES = {  # by command; they come first in its help
     "check": (
         "nccl-doctor check hosts.yaml",
         "nccl-doctor check -w 'node[01-04]' --nproc-per-node 8 --no-smoke",
@@ -264,7 +264,7 @@ def app(first: str = "") -> typer.Typer:
     for name in [first] if first in COMMANDS else [] if first == "--version" else COMMANDS:
         module, function = COMMANDS[name].split(":")
         command = getattr(import_module(f"nccl_doctor.cli.{module}"), function)
-        # given explicitly: click cuts a docstring's summary at 45 letters
+        # given explicitly: click cuts a docstring's summary at 45 characters
         examples = "\n".join(EXAMPLES[name])
         shown = f"{command.__doc__}\n\n\b\n{examples}"
         made.command(name, cls=PanelCommand, help=shown, short_help=command.__doc__.partition("\n")[0])(command)

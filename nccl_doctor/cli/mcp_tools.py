@@ -153,7 +153,7 @@ def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
     try:
         process.stdin.write(data)
         process.stdin.close()
-    except BrokenPipeError:  # it has read enough, or refused its options
+    except BrokenPipeError:  # it has read enough, or rejected its options
         return
 
 

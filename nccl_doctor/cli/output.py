@@ -77,11 +77,11 @@ class Out(NamedTuple):
     def write(self, text: str) -> None:
         """Print the text, or write it to the file; DoctorError if that fails."""
         if self.file is not None:
-            # its owner's alone, but where another user's service reads it (node_exporter, a CI's agent)
+            # readable only by its owner, unless another user's service reads it (node_exporter, a CI's agent)
             write_file(self.file, text, private=self.show_secrets or self.form not in ("prometheus", "junit"))
             return
         if isinstance(sys.stdout, io.TextIOWrapper):
-            # a locale without our characters costs these, not the report; what machines read is UTF-8 everywhere
+            # a locale without some characters loses only these, not the report; output for programs is UTF-8 everywhere
             sys.stdout.reconfigure(encoding=None if self.form == "human" else "utf-8", errors="replace")
         try:
             sys.stdout.write(text)
@@ -239,7 +239,7 @@ def error_document(command: str, message: str) -> None:
     try:
         sys.stdout.write(json.dumps(document, indent=2) + "\n")
         sys.stdout.flush()
-    except OSError:  # the sentence stands on stderr
+    except OSError:  # the message is on stderr
         discard_stdout()
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from nccl_doctor.snapshot.hosts import Snapshot
 
 
-AGAIN_S = 10.0  # how often a line tells a log that the phase goes on
+AGAIN_S = 10.0  # interval of the lines in a log while a phase continues
 
 Decided = Callable[["Snapshot", "FailedDials | None"], "tuple[Phase, ...]"]
 """The rows of the checklist that are already decided."""
@@ -142,9 +142,9 @@ class Checklist(Lines):
 
         from nccl_doctor.report.human import row
 
-        # as wide as the terminal is now: a COLUMNS in the environment, which GNU readline sets, is what it once was
+        # the terminal's current width: COLUMNS in the environment, set by GNU readline, may be out of date
         size = os.get_terminal_size(sys.stderr.fileno())
-        if self._console is not None and size.columns:  # none: a terminal that was never told
+        if self._console is not None and size.columns:  # none: a terminal without a size
             self._console.size = ConsoleDimensions(size.columns, size.lines)
         lines = [*(row(one) for one in self._rows), "", clean(self.line)]
         return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
@@ -157,7 +157,7 @@ def progress(*, quiet: bool, decided: Decided | None = None) -> Silent:
     return Checklist(decided) if sys.stderr.isatty() and supports_ansi(os.environ) else Lines()
 
 
-_DOES: dict[str, str] = {  # what a rank does that has reached a stage
+_DOES: dict[str, str] = {  # by stage, what a rank in it does
     "none": "starting torchrun",
     "started": "importing torch",
     "torch": "looking for the master",
@@ -175,11 +175,11 @@ class Wait:
     """A running phase: what and whom it waits for, and until when."""
 
     name: str  # of the phase
-    hosts: tuple[str, ...]  # all that take part, in order
-    limit_s: float | None = None  # the seconds that it may take; None where nobody can tell
+    hosts: tuple[str, ...]  # all hosts that take part, in order
+    limit_s: float | None = None  # seconds that it may take; None if unknown
     done: set[str] = field(default_factory=set)  # hosts that have finished
-    stages: dict[str, str] = field(default_factory=dict)  # of an all-reduce, by host what its last rank has reached
-    size: int | None = None  # of an all-reduce, the bytes of the message that was measured last
+    stages: dict[str, str] = field(default_factory=dict)  # in an all-reduce, by host, the stage of its last rank
+    size: int | None = None  # in an all-reduce, bytes of the last measured message
 
     def line(self, seconds: float) -> str:
         """Return ``all-reduce  3 of 4 hosts measuring, node2 still importing torch, 9 s`` after some seconds."""
@@ -188,7 +188,7 @@ class Wait:
             parts.append(f"{self.size} B" if self.size < 1 << 20 else f"{self.size >> 20} MiB")
         count = len(self.hosts) - len(self._behind())
         does = f" {_DOES[self._front]}" if self.stages else ""
-        alone = len(self.hosts) == 1 and not self.stages  # who it is says more than that it is one
+        alone = len(self.hosts) == 1 and not self.stages  # its name tells more than "1 host"
         parts.append(self.hosts[0] if alone else f"{count} of {plural(len(self.hosts), 'host')}{does}")
         if seconds >= _SHOW_AFTER_S:
             bound = f" of {self.limit_s:.0f}" if self.limit_s is not None and seconds <= self.limit_s else ""

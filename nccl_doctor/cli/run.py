@@ -39,7 +39,7 @@ from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.transport import make_transport
 from nccl_doctor.transport.base import Transport
 
-LEAST_TOTAL_S = 300.0  # what a run may take where nobody says
+LEAST_TOTAL_S = 300.0  # time limit of a run by default
 BESIDE_SMOKE_S = 240.0
 """Seconds for all but the all-reduce: connections, facts, dials, imports of torch (up to 120 s), smaller groups."""
 
@@ -81,9 +81,9 @@ class Request:
         master = {name: value for name, value in line.master.items() if value}
         told = master.get("MASTER_ADDR", first.name)
         if len(found.nodes) > 1 and (told == "localhost" or is_loopback(told)):
-            del master["MASTER_ADDR"]  # the line is at fault, and its port is meant all the same
+            del master["MASTER_ADDR"]  # the line is at fault, but its port is meant anyway
             told = first.name
-        if told in (first.name, first.address):  # else the line itself is at fault
+        if told in (first.name, first.address):  # otherwise the line itself is at fault
             found = self.which.cluster(self.overrides, transport=self.reached.transport, variables=master)
             by = {name: "the line" if text in master else text for name, text in found.variables.items()}
             found = found.model_copy(update={"variables": by})
@@ -118,7 +118,7 @@ def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report],
         kept = read_snapshot(request.load_from)
         if request.rate:
             raise UsageError("--rate measures, and --from contacts no host: leave out one of them")
-        # a line out of a stranger's file would come back as one to be pasted
+        # a line from a stranger's file would be printed as one to paste
         line = joined(request.line) if request.line else None
         kept = kept.model_copy(update={"cluster": kept.cluster.model_copy(update={"line": line})})
     _refuse_nothing_to_judge(selected, _phases_left_out(request, kept), rate=request.rate)
@@ -207,11 +207,11 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
 
     def connect() -> Transport:
         transport = make_transport(request.reached.transport, cluster)
-        # while hosts are waited for, and no sooner: reading a hundred modules takes as long as a host's answer
+        # while waiting for hosts, not before: reading a hundred modules takes as long as a host's answer
         threading.Thread(target=lambda: (all_checks(), renderer(out.command, out.form)), daemon=True).start()
         return transport
 
-    gc.freeze()  # what was imported lives to the end, and the collector need not look through it
+    gc.freeze()  # imported objects live to the end, so the collector need not examine them
     try:
         with open_run(cluster, connect, bounds, lines) as run:
             yield run

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Node
     from nccl_doctor.snapshot.hang import HangSnapshot
 
-MOST_BYTES = 256 << 20  # of a snapshot's file; that of 4,096 hosts has 22 MB
+MOST_BYTES = 256 << 20  # bytes of a snapshot's file; that of 4,096 hosts has 22 MB
 MOST_VALUES, VALUE_BYTES = 6_000_000, 8
 """Most values of a snapshot, and the least bytes per value on average; 4,096 hosts have 900,000 values of 25 bytes."""
 MOST_CONTAINERS, CONTAINER_BYTES = 1_500_000, 24
 """Most lists and objects, and the least bytes per one; 4,096 hosts have 250,000 of 65 bytes without blanks."""
-FREE = 16_384  # so many of each are in any snapshot's rights, however small: they take a few megabytes
+FREE = 16_384  # allowed in any snapshot, however small: these take a few megabytes
 DEEPEST = 32
 
-PATIENCE_S = 60.0  # for a snapshot that comes through a pipe, from another machine perhaps
+PATIENCE_S = 60.0  # time for a snapshot that comes through a pipe, perhaps from another machine
 
 AnySnapshot = TypeVar("AnySnapshot", Snapshot, "HangSnapshot")
 
@@ -51,7 +51,7 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
         raise SnapshotError(f"{path}: can't be read: {error.strerror}") from error
     except ValueError as error:
         fault = str(error)
-        if isinstance(error, ValidationError):  # the first of its faults, behind its place
+        if isinstance(error, ValidationError):  # its first fault, after its position
             found = error.errors(include_url=False, include_input=False, include_context=False)[0]
             fault = ": ".join(filter(None, (".".join(map(str, found["loc"])), found["msg"])))
         raise SnapshotError(f"{path} is not an nccl-doctor snapshot: {fault}") from error
@@ -100,7 +100,7 @@ def save_logs(folder: Path | None, output: Mapping[str, Iterable[str]]) -> None:
     except OSError as error:
         raise DoctorError(f"{folder}: the logs can't be written: {error.strerror}") from error
     for host, lines in output.items():
-        # a host's name that is no file name is changed into one
+        # a host's name that is not a valid file name is changed into one
         name = "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in host).lstrip(".")
         write_file(folder / f"{name}.log", _lines(lines), private=True)
 

@@ -64,7 +64,7 @@ def _choices(match: re.Match[str], place: SourceLocation) -> list[str]:
 T = TypeVar("T")
 
 MAX_GROUPS = 1000
-MAX_MEMBERS = 4 * MAX_HOSTS  # A host may stand in several groups; all groups together hold at most so many
+MAX_MEMBERS = 4 * MAX_HOSTS  # a host may be in several groups; all groups together have at most this many members
 
 _HOST = ("ansible_host", "ansible_ssh_host")
 _USER = ("ansible_user", "ansible_ssh_user")
@@ -142,7 +142,7 @@ class Inventory:
         for group in self.groups.values():
             for child in group.children:
                 parents[child] += 1
-        # Whatever has no parent stands in "all", said or not.
+        # A group without a parent is in "all", even if that is not written.
         depth = {name: int(name != "all") for name, count in parents.items() if count == 0}
         ready = list(depth)
         while ready:
@@ -270,7 +270,7 @@ def _variable(line: str, place: SourceLocation) -> Variables:
         raise place.error(f"{quoted(line)} is not understood; a line here is variable=value")
     if key not in WANTED:
         return {}
-    if "{{" in value:  # refused where it is used; its spaces say nothing
+    if "{{" in value:  # refused where it is used; its spaces don't separate values
         return {key: Sourced(value, place)}
     words = _words(value, place) if value else []
     if key in ARGUMENTS:

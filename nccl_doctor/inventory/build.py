@@ -25,7 +25,7 @@ from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.text.hostlist import fold, plural, quoted
 from nccl_doctor.text.inet import is_loopback
 
-SettledHosts = dict[str, tuple[Entry, Settings]]  # Each host by its name, in order, with all that was said of it
+SettledHosts = dict[str, tuple[Entry, Settings]]  # each host by its name, in order, with all its settings
 
 DEVICES = "CUDA_VISIBLE_DEVICES"
 LAUNCH_LINE = "launch line"
@@ -116,9 +116,9 @@ def _why_local(entry: Entry, here: ThisMachine) -> str | None:
 def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) -> None:
     machines: dict[tuple[object, ...], list[tuple[Entry, Settings]]] = {}
     for name, (entry, given) in settings.items():
-        if entry.access:  # an engine gives each its own
+        if entry.access:  # an engine gives each host its own
             continue
-        # Another port is another sshd: commonly that of a container, whose GPUs can't be told from here.
+        # Another port is another sshd: usually in a container, whose GPUs can't be told apart from here.
         way = ("here",) if local[name] else (canonical(entry.address.value), given.port.value if given.port else None)
         machines.setdefault((*way, given.inside and given.inside.value), []).append((entry, given))
     for nodes in machines.values():
@@ -192,7 +192,8 @@ class Overrides:
     env: tuple[str, ...] = ()
     inside: str | None = None
     engine: str | None = None
-    line: Mapping[str, str] = field(default_factory=dict)  # variables that the launch line sets, which win over all
+    # variables that the launch line sets, which override all others
+    line: Mapping[str, str] = field(default_factory=dict)
 
     def applied(self, cluster: Cluster) -> Cluster:
         """Return the cluster with these options, each recorded as the origin of its value."""
@@ -208,7 +209,7 @@ class Overrides:
         given = dict.fromkeys(env, "--env") | dict.fromkeys(self.line, LAUNCH_LINE)
         env |= {values.variable(name, _place(LAUNCH_LINE)): value for name, value in self.line.items()}
         devices = env.pop(DEVICES, None)
-        if devices is not None:  # as in a hosts file, it stands in one place from here on
+        if devices is not None:  # stored in one place from here on, as in a hosts file
             devices = values.devices(devices, _place(given[DEVICES]))
         origins = dict(cluster.origins)
         whole: dict[str, object] = {}
@@ -291,7 +292,7 @@ def own_addresses() -> frozenset[str]:
 
     found = set()
     for interface in netifaces.interfaces():
-        addresses = netifaces.ifaddresses(interface)  # empty for one that went away since it was listed
+        addresses = netifaces.ifaddresses(interface)  # empty if it was removed after it was listed
         for family in (netifaces.InterfaceType.AF_INET, netifaces.InterfaceType.AF_INET6):
             found |= {canonical(entry["addr"]) for entry in addresses.get(family, []) if "addr" in entry}
     return frozenset(found)

@@ -138,7 +138,7 @@ def _with_variable(text: str, name: str, value: str) -> str:
     for key, start in zip(parts[::2], parts[1::2], strict=True):
         if not (isinstance(key, ScalarEvent) and key.value == ENV):
             continue
-        if not isinstance(start, MappingStartEvent):  # "env:" with nothing behind it
+        if not isinstance(start, MappingStartEvent):  # "env:" with nothing after it
             return text
         inner = _inside(text, start)
         for own, old in zip(inner[::2], inner[1::2], strict=True):

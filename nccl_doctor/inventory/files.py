@@ -30,7 +30,7 @@ def read(text: str, source: str) -> ParsedInventory:
         if not isinstance(tree, Mapping):
             hint = 'write "hosts:" and below it each host with "- " in front'
             raise tree.place.error(f"a hosts file is a mapping; {hint}")
-        # Ansible has groups at the top; we have none of ours that would look like one.
+        # Ansible has groups at the top level; no key of ours looks like one.
         top = {key.text: value for key, value in tree.pairs if isinstance(key, Scalar)}
         groups = (ansible.looks_like_group(value) for key, value in top.items() if key not in hostfiles.TOP_KEYS)
         if "all" not in top and not any(groups):

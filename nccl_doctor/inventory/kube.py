@@ -18,7 +18,7 @@ from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.transport.kube.kubectl import KubectlError, kubectl
 
-SECONDS = 30.0  # For one question to the API server: 10,000 pods take 3 s, and a link may be slow
+SECONDS = 30.0  # time for one request to the API server: 10,000 pods take 3 s, and a link may be slow
 
 _LABELS = {
     "job": "job-name={}",
@@ -113,7 +113,7 @@ def _pods_of(wanted: KubeRequest) -> tuple[list[Pod], str]:
         )
         raise UsageError(f"--kube: {what} has no pods{place}; {hint}")
     groups = sorted({pod.metadata.labels.get(kube_facts.GROUP, "") for pod in pods})
-    if len(groups) > 1:  # of a LeaderWorkerSet
+    if len(groups) > 1:  # groups of a LeaderWorkerSet
         hint = f"add -l {kube_facts.GROUP}={groups[0]}"
         raise UsageError(f"--kube: {what} has {len(groups)} groups, each a job of its own; {hint}")
     return kube_facts.current(pods), what

@@ -22,7 +22,7 @@ from nccl_doctor.transport.kube.kubectl import KubectlError, kubectl
 
 Name = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 Text = Annotated[str, Field(max_length=4096)]
-Long = Annotated[str, Field(max_length=256 << 10)]  # Of an annotation: all of a pod's together are 256 KiB at most
+Long = Annotated[str, Field(max_length=256 << 10)]  # an annotation; all of a pod together have at most 256 KiB
 
 T = TypeVar("T")
 

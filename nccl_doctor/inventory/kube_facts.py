@@ -111,7 +111,7 @@ SIDECARS = frozenset({"istio-proxy", "linkerd-proxy", "consul-dataplane", "kuma-
 """Containers of service meshes, which accept connections on behalf of a pod."""
 _DEFAULT = "kubectl.kubernetes.io/default-container"
 _NETWORKS = "k8s.v1.cni.cncf.io/network-status"
-_OWN = frozenset({"pytorch", "trainer", "node"})  # What Kubeflow's operators call the container that trains
+_OWN = frozenset({"pytorch", "trainer", "node"})  # names of the training container in Kubeflow's operators
 _DECIMAL, _BINARY = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}, ("Ki", "Mi", "Gi", "Ti")
 _UNITS = _DECIMAL | {unit: 1 << 10 * power for power, unit in enumerate(_BINARY, 1)}
 _DEVICE = re.compile(r"(nvidia\.com|amd\.com)/[\w.-]+|rdma/[\w.-]+|vpc\.amazonaws\.com/efa|.*(hca|rdma|sriov).*")

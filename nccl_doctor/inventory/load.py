@@ -60,7 +60,7 @@ def load(  # noqa: PLR0913 - each is a word of the command line
         if by is not None and by is not default and not by.finds_hosts:
             entries = [replace(entry, access=(by.name_node(entry.name.value),)) for entry in parsed.entries]
             parsed = replace(parsed, entries=entries)
-    # the environment's word on the master counts where nothing else names it
+    # the environment's master counts if nothing else names one
     variables = {
         name: variable
         for name, (variable, _) in MASTER.items()

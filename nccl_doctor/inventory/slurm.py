@@ -183,7 +183,7 @@ def from_environment(environ: Mapping[str, str]) -> ParsedInventory:
     """Return the hosts of the Slurm job in which this process runs (sbatch(1))."""
     place = SourceLocation(NODELIST, is_file=False)
     ranks = None
-    # a node's GPUs, else its tasks; one task is torchrun's own and says nothing of ranks
+    # a node's GPUs, otherwise its tasks; a single task is torchrun, which says nothing about ranks
     for variable, least in (("SLURM_NTASKS_PER_NODE", 2), ("SLURM_GPUS_ON_NODE", 1)):
         text = environ.get(variable, "")
         if re.fullmatch(r"[0-9]{1,4}", text) and least <= int(text) <= values.MAX_NPROC:

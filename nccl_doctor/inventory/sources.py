@@ -117,9 +117,9 @@ class HostSource(Protocol):
         """Return the hosts that ``where`` selects; UsageError if they can't be found."""
 
 
-MAX_BYTES = 1 << 20  # A line a host for 65,536 hosts fits in; more is some other file
+MAX_BYTES = 1 << 20  # enough for 65,536 hosts, one per line; anything larger is another kind of file
 
-STDIN = "/dev/stdin"  # What ``-`` means; the name, for messages and because it can't be read again
+STDIN = "/dev/stdin"  # ``-``; this name is used in messages, and because stdin can't be read again
 
 _PIPE_SECONDS = 10.0
 
@@ -162,11 +162,11 @@ def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, pat
 
     HostsFileError, OSError or ValueError.
     """
-    if path == STDIN:  # read where it is: behind ssh it may be a socket, which can't be opened by name
+    if path == STDIN:  # read directly: behind ssh it may be a socket, which can't be opened by name
         if os.isatty(0):
             raise HostsFileError(STDIN, None, f"is a terminal; {what} is piped in or named")
         return _drain(0, STDIN, most, max(patience_s, _PIPE_SECONDS))
-    # O_NONBLOCK: opening a named pipe that nobody writes to would block for ever.
+    # O_NONBLOCK: opening a named pipe without a writer would block forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode

@@ -13,7 +13,7 @@ from nccl_doctor.model.ports import LAST_PORT, as_port
 from nccl_doctor.text.hostlist import has_control, quoted
 from nccl_doctor.text.inet import numeric
 
-MAX_NPROC = 1024  # No machine has more GPUs; a bigger number is a slip of the finger, and would start as many processes
+MAX_NPROC = 1024  # no machine has more GPUs; a larger number is a typo, and would start as many processes
 
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _SCOPE = re.compile(r"[A-Za-z0-9_.-]{1,15}")

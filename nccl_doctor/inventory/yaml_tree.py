@@ -159,7 +159,7 @@ def parse(text: str, place: SourceLocation) -> Tree:
         return _build(text, place)
     except MarkedYAMLError as error:
         raise _invalid(error, text, place) from None
-    except (YAMLError, AssertionError, ValueError) as error:  # the latter two: a "%YAML" line that ruamel.yaml dislikes
+    except (YAMLError, AssertionError, ValueError) as error:  # the latter two: a "%YAML" line that ruamel.yaml rejects
         position = getattr(error, "position", None)
         where = place if position is None else place.at(text.count("\n", 0, position) + 1)
         reason = getattr(error, "reason", None) or str(error).partition("\n")[0]

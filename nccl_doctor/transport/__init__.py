@@ -45,7 +45,7 @@ def _local() -> Transport:
 
 
 def _ssh(kind: Kind, ssh_config: Path | None) -> Transport:
-    # paramiko's reader of configurations, which is not needed here, wants it: 40 ms to import
+    # imported by paramiko's reader of configurations, which is not needed here: 40 ms
     hidden = sys.modules.setdefault("invoke", None) is None  # type: ignore[arg-type]  # the import system's "no"
     try:
         from nccl_doctor.transport.ssh.choice import ChoosingTransport

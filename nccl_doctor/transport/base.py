@@ -19,8 +19,8 @@ from nccl_doctor.snapshot.access import AnyAccessFailure, ProbeFacts, ProbeFaile
 
 MAX_LINE = 32 * 1024 * 1024
 """Most bytes that wait to be read: real answers are far smaller, and a faulty host must not fill the memory."""
-MAX_GREETING = 4 << 20  # Bytes until a host's first word that counts: a login's banner and what a .bashrc prints
-LINE_COST = 200  # What a line counts besides its own bytes: empty ones cost us time, too
+MAX_GREETING = 4 << 20  # bytes before a host's first message: a login's banner and the output of a .bashrc
+LINE_COST = 200  # cost of a line besides its own bytes: empty ones take time, too
 TAIL = 8 * 1024
 
 
@@ -50,7 +50,7 @@ class LineBuffer:
     def __init__(self, most: int = MAX_LINE) -> None:
         self._most = most
         self._data = bytearray()
-        self._searched = 0  # no newline stands before here: a long line is searched once, not once a chunk
+        self._searched = 0  # no newline before this index: a long line is searched once, not once per chunk
         self.flooded = False
 
     def feed(self, chunk: bytes) -> None:
@@ -198,7 +198,7 @@ def close_all(channels: Iterable[Channel]) -> None:
         thread.join()
 
 
-_KEPT, _LONGEST = 5, 300  # Of what a host says before it comes to our command: the last lines, and bytes of one
+_KEPT, _LONGEST = 5, 300  # of a host's output before our command: the last lines, and bytes per line
 
 
 class Greeting:
@@ -252,7 +252,7 @@ def remaining(deadline: float) -> float:
     return left
 
 
-_ATTEMPTS = 8  # with their pauses about seven seconds, which no queue of logins outlasts
+_ATTEMPTS = 8  # with their pauses about seven seconds, longer than any queue of logins
 _FIRST_S, _LONGEST_S = 0.2, 2.0
 
 

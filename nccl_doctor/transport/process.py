@@ -18,11 +18,11 @@ from nccl_doctor.model.cluster import Node
 from nccl_doctor.snapshot.access import ProbeFacts, ProbeFailed
 from nccl_doctor.transport.base import AccessError, LineBuffer, Tail, Transport, if_free, remaining
 
-TERM_S = 1.0  # Between the first signal and the last, and after that
+TERM_S = 1.0  # between the first signal and the last, and after that
 _CHUNK, _CHUNKS = 256 * 1024, 64
-_SLICE_S = 0.5  # how soon a thread that waits notices that another one closed the channel
+_SLICE_S = 0.5  # how soon a waiting thread notices that another one closed the channel
 _GRACE_S = 2.0
-_WORDS = 5  # lines of what a program says as it ends
+_WORDS = 5  # last lines of a program's output
 
 
 class ProcessChannel:
@@ -60,11 +60,11 @@ class ProcessChannel:
                 if self._closing.is_set():
                     raise EOFError("the channel is closed")
                 if self._pump(deadline, writing=True):
-                    view = view[self._stdin.write(view[:_CHUNK]) or 0 :]  # 0 where the pipe was full after all
+                    view = view[self._stdin.write(view[:_CHUNK]) or 0 :]  # 0 if the pipe was full after all
 
     def pulse(self) -> None:
         """Write an empty line, if the pipe accepts it at once."""
-        with if_free(self._writing) as free, contextlib.suppress(BrokenPipeError):  # who reads sees the end
+        with if_free(self._writing) as free, contextlib.suppress(BrokenPipeError):  # the reader notices the end
             if free and not self._stdin.closed:
                 self._stdin.write(b"\n")
 
@@ -127,7 +127,7 @@ class ProcessChannel:
                 self._stdin.close()
             self._wait(0.0 if self._lines.flooded else self.grace_s)
             self.forced = self._process.poll() is None
-            for number in (signal.SIGTERM, signal.SIGKILL):  # for what its leader left behind in the group, too
+            for number in (signal.SIGTERM, signal.SIGKILL):  # also for processes that its leader left in the group
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, number)
                 self._wait(TERM_S)

@@ -44,7 +44,7 @@ Problem = Literal["missing", "stopped", "paused", "forbidden", "no-runtime", "no
 _MOST = 8
 _LAST_WORDS = 200
 _SAID: tuple[tuple[Problem, str], ...] = (
-    # podman's and nerdctl's words for a program that lacks hold "not found", too: what is told apart first stands first
+    # messages of podman and nerdctl for a missing program contain "not found", too: the specific ones come first
     ("no-shell", r"/bin/sh\W.*(?:not found|no such file)|stat /bin/sh: no such file"),
     ("forbidden", r"permission denied|operation not permitted|must be root|needs? to be run as root"),
     ("missing", r"no such container|no container with name or id|no instance found|/proc/\d+/\S*.* no such file"),
@@ -178,14 +178,14 @@ _REMEDY = {
 }
 
 
-_LISTED, _LINE = 200, 300  # Containers that run on a host, and characters of the line of one
+_LISTED, _LINE = 200, 300  # running containers that are listed, and characters per line
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
 """Attempts, and seconds between them, for an unknown message, since a runtime's messages vary while it stops or starts
 a container.
 """
-_WORDS = 5  # Of what a host says on stderr before it lets us in: the last lines
+_WORDS = 5  # of a host's stderr before the login: the last lines
 
 
 class InsideTransport:
@@ -208,7 +208,7 @@ class InsideTransport:
                 if isinstance(error.failure, EngineFailure) and why not in ("failed", "late"):
                     raise
                 first = first or error
-                # after a pause there must be as much time as this try took: a shorter one only ends too late
+                # only if as much time is left as this try took: a shorter try would time out again
                 rest = min(LOGIN_TIMES * (deadline - now - _PAUSE_S), latest - now - _PAUSE_S)
                 if not left or why != "failed" or rest < max(now - began, _PAUSE_S):
                     raise first from None

@@ -11,7 +11,7 @@ from nccl_doctor.model.engines.kube import KubeOptions, NotReady
 from nccl_doctor.snapshot.access import EngineFacts, EngineFailure
 from nccl_doctor.transport.process import ProcessChannel, english
 
-MAX_OUTPUT = 256 << 20  # Bytes of a pod list that are read: 10,000 pods take some 100 MB
+MAX_OUTPUT = 256 << 20  # bytes of a pod list that are read: 10,000 pods take about 100 MB
 Trouble = Literal[
     "forbidden", "unauthorized", "gone", "no-such-kind", "not-running", "ended", "no-shell", "kubelet", "no-server",
     "not-configured", "failed",
@@ -117,8 +117,8 @@ class Attempt:
     """A failed attempt to enter a pod."""
 
     absent: bool = False  # kubectl is not installed
-    seconds: float | None = None  # without an answer; None if kubectl exited
-    stderr: str = ""  # the last lines of kubectl
+    seconds: float | None = None  # time without an answer; None if kubectl exited
+    stderr: str = ""  # kubectl's last lines
 
 
 def failure(options: KubeOptions, entry: Attempt) -> EngineFailure:

@@ -21,7 +21,7 @@ class KubeTransport(Transport):
         options = node.options(KubeOptions)
         if options.not_ready is not None:
             raise AccessError(not_ready(options, options.not_ready))
-        # The shell there prints the mark: without it, the end of kubectl is a failure to enter.
+        # The shell inside prints the mark: without it, kubectl's end counts as a failure to enter.
         started, mark = time.monotonic(), f"ncdoctor-{secrets.token_hex(8)}"
         into = ["kubectl", "-n", options.namespace, "exec", "-i", options.pod, "-c", options.container, "--"]
         try:

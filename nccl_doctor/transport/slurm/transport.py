@@ -35,7 +35,7 @@ _STATE = re.compile(r"\bState=(\S+)")
 _WHY = re.compile(r"\bReason=(.+?)(?: \[.*)?$", re.MULTILINE)
 
 
-_CAUSES = (  # The words of srun that show a cause, its reason, detail and remedy
+_CAUSES = (  # srun's messages that show a cause, with its reason, detail and remedy
     (
         r"Communication connection failure|failed on node|Unable to contact slurmd|Connection timed out|Zero Bytes",
         "slurmd",
@@ -115,7 +115,7 @@ def classify(node: str, options: SlurmOptions, output: Sequence[str], *, late: b
 def step_exists(job: str, name: str, node: str) -> bool:
     """Return whether Slurm has a step of this name on the node."""
     for step, _, nodes in (line.partition(" ") for line in _asked("squeue", "-h", "-s", "-j", job, "-o", "%j %N")):
-        with contextlib.suppress(ValueError):  # nodes that are no list
+        with contextlib.suppress(ValueError):  # not a node list
             if step == name and node in expand(nodes):
                 return True
     return False
@@ -133,9 +133,9 @@ def _asked(*argv: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-STEP_S = 15.0  # For a step's first word: srun itself takes 12 s to tell of a slurmd that is away
-CONTAINER_S = 120.0  # The same where an image has to be brought first
-_GRACE_S = 8.0  # the probe removes its files first: signals to srun kill it where it stands
+STEP_S = 15.0  # time for a step's first message: srun takes 12 s to report a missing slurmd
+CONTAINER_S = 120.0  # the same if an image has to be fetched first
+_GRACE_S = 8.0  # the probe removes its files first: srun's signals would kill it at once
 _NOTHING_S = 0.1  # the probe did not even start
 _KEEPER_S = 20.0
 
@@ -144,7 +144,7 @@ _OF_OUR_STEP = "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NPROC
 """Variables of our step with one task, whose values are not the job's."""
 _OF_OUR_CONTAINER = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR"
 """Variables that enroot's hook for PyTorch derives from them (conf/hooks/extra/50-slurm-pytorch.sh)."""
-_OURS = "HOME,USER,LOGNAME,SHELL,LANG"  # What a step gets of the environment of a machine that is not in the job
+_OURS = "HOME,USER,LOGNAME,SHELL,LANG"  # variables that a step gets from a machine outside the job
 KEEPER = """\
 trap '' HUP INT TERM
 sruns() {
@@ -204,7 +204,7 @@ class SlurmTransport:
         ]
         try:
             channel = ProcessChannel(argv, environment())
-        except BlockingIOError:  # fork(2): no further process for us, a fault of this machine's
+        except BlockingIOError:  # fork(2) failed: no more processes for this user, a fault of this machine
             raise
         except OSError as error:
             detail = f"was not asked: srun could not be started here: {error.strerror}"
@@ -237,7 +237,7 @@ class SlurmTransport:
         try:
             keeper.communicate(b"now\n" if left else b"done\n", _KEEPER_S)
         except subprocess.TimeoutExpired:
-            return  # it goes on without us
+            return  # it continues without us
 
     def _keep(self, job: str) -> None:
         with self._lock:

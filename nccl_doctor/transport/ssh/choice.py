@@ -24,7 +24,7 @@ from nccl_doctor.transport.ssh.settings import HostSettings, resolve, split_jump
 if TYPE_CHECKING:
     from nccl_doctor.transport.ssh.paramiko_transport import ParamikoTransport
 
-_ASKING_S = 10.0  # For ``ssh -G``; a Match exec may take its time
+_ASKING_S = 10.0  # time for ``ssh -G``; a Match exec may be slow
 
 
 class ChoosingTransport:
@@ -64,7 +64,7 @@ class ChoosingTransport:
             return None
         try:
             return self._resolve(node.address, node.options(SshOptions), time.monotonic() + _ASKING_S).connect_timeout
-        except AccessError:  # is told when the host is connected to
+        except AccessError:  # reported when the host is connected to
             return None
 
     def _open(self, node: Node, command: str, deadline: float, latest: float) -> Channel:
@@ -72,13 +72,13 @@ class ChoosingTransport:
         settings = self._resolve(node.address, options, deadline)
         hops = self._hops(settings, deadline)
         self._agents.require([settings, *hops])
-        deadline = time.monotonic() + bound  # what ssh -G and the agent took here is no time of the host's
+        deadline = time.monotonic() + bound  # time that ssh -G and the agent took here is not counted for the host
         if self._paramiko is None:
             return self._openssh.open(settings, options, command, deadline, latest)
         beyond = _beyond_paramiko(self._paramiko, [settings, *hops])
         if beyond and self._either:
             return self._openssh.open(settings, options, command, deadline, latest)
-        if beyond and beyond != "@cert-authority":  # for that, paramiko's own verdict is at worst a refusal
+        if beyond and beyond != "@cert-authority":  # for that one, paramiko's own verdict is at worst a refusal
             detail = f"is not asked: its SSH configuration sets {beyond}, which only the ssh program honours"
             raise failures.unreachable(settings.target(), "ssh-config", detail)
         try:
@@ -92,7 +92,7 @@ class ChoosingTransport:
                 return self._openssh.open(settings, options, command, deadline, latest)
             except AccessError as second:
                 if second.failure.kind == error.failure.kind:
-                    raise error from None  # it knows more: which keys were passed over, and why
+                    raise error from None  # this error knows which keys were skipped, and why
                 raise
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class ChoosingTransport:
         hops: dict[str, HostSettings] = {}
         way = settings
         while jump := way.proxy_jump:
-            if jump in hops:  # we would wait, and ssh start processes, without end
+            if jump in hops:  # we would wait, and ssh start processes, forever
                 detail = f"is not reached: in the SSH configuration the jump host {jump} leads to itself"
                 raise failures.unreachable(settings.target(), "ssh-config", detail)
             way = hops[jump] = self._resolve_jump(jump, deadline)

@@ -26,7 +26,7 @@ from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.machine import thread_safe_cache
 from nccl_doctor.transport.base import remaining
 
-Values = dict[str, list[str]]  # Keyword in lower case, and its values: some keywords stand more than once
+Values = dict[str, list[str]]  # keyword in lower case, and its values: some keywords occur more than once
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 
 IMPLEMENTED = frozenset(
@@ -56,7 +56,7 @@ _TOKEN = re.compile(r"%(.)|\$\{([^}]*)\}", re.DOTALL)
 
 TELL_APART = ("host", "match", "include", "canonical", "proxy")
 """Beginnings of keywords whose value may differ by host."""
-MOST_INCLUDED = 4  # Files that include one another
+MOST_INCLUDED = 4  # depth of files that include one another
 
 
 class ConfigError(Exception):
@@ -86,7 +86,7 @@ def ask(arguments: list[str], name: str, deadline: float) -> Values:
     TimeoutError if a Match exec takes too long.
     """
     left = remaining(deadline)
-    # files, not pipes: what a Match exec leaves in the background holds those open when ssh has long ended
+    # files, not pipes: a background process of a Match exec would keep pipes open after ssh has exited
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as complaint:
         process = subprocess.Popen(
             ["ssh", "-G", *arguments, "--", name],
@@ -99,7 +99,7 @@ def ask(arguments: list[str], name: str, deadline: float) -> Values:
         try:
             status = process.wait(left)
         except subprocess.TimeoutExpired as error:
-            os.killpg(process.pid, signal.SIGKILL)  # the Match exec, too
+            os.killpg(process.pid, signal.SIGKILL)  # with the Match exec
             process.wait()
             raise TimeoutError from error
         words, lines = (_lines(file) for file in (complaint, told))
@@ -127,7 +127,7 @@ class Answers:
         words = [*(["-F", str(self._config)] if self._config else []), *arguments]
         if "-o" in arguments or not self._alike:
             return ask(words, name, deadline)
-        with self._asking:  # each question ends at its own deadline
+        with self._asking:  # each query ends at its own deadline
             if (answer := self._shared.get(tuple(words))) is None:
                 answer = ask(words, name, deadline)
                 if answer.get("hostname") == [name]:
@@ -159,7 +159,7 @@ def _names_no_host(path: Path, folder: Path, depth: int = 0) -> bool:
         elif key.startswith(TELL_APART):
             same = (key, value) in (("host", "*"), ("match", "all"))
         else:
-            # a keyword may stand in quotes
+            # a keyword may be quoted
             same = key.startswith("#") or bool(re.fullmatch("[a-z0-9]*", key) and not re.search(r"%|\$\{", value))
         if not same:
             return False
@@ -238,7 +238,7 @@ def host_tokens(*, name: str, hostname: str, port: int, user: str, alias: str | 
     }
 
 
-PROXY_TOKENS = frozenset("hnpr")  # Those that ProxyCommand and ProxyJump take
+PROXY_TOKENS = frozenset("hnpr")  # tokens that ProxyCommand and ProxyJump accept
 
 
 def expand(path: str) -> Path:

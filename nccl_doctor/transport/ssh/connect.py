@@ -56,7 +56,7 @@ def negotiate(
         by_address = known_hosts.match_key(entries, known_hosts.entry_name(stream.peer(), settings.port), key)
         verdict = by_address if by_address.outcome == "changed" else verdict
     new = known_hosts.key_type(key), known_hosts.fingerprint(key)
-    if (by := verdict.by) is not None and verdict.outcome != "known":  # it is changed, or revoked
+    if (by := verdict.by) is not None and verdict.outcome != "known":  # it is changed or revoked
         where, old = (str(by.path), by.line), (by.key_type, known_hosts.fingerprint(by.key))
         raise failures.key_mismatch(target, where=where, new=new, old=old, revoked=verdict.outcome == "revoked")
     if verdict.outcome == "unknown":
@@ -70,14 +70,14 @@ def _choose_algorithms(
     options = transport.get_security_options()
     for sort in ("ciphers", "digests", "kex", "key_types"):
         here = tuple(getattr(options, sort))
-        # first those without a MAC of their own, which paramiko computes and compares in Python
+        # first those without a separate MAC, which paramiko computes and compares in Python
         allowed = tuple(sorted((n for n in settings.algorithms[sort] if n in here), key=lambda n: "-gcm@" not in n))
         if not allowed:
             raise failures.broken(target, "the SSH handshake", f"paramiko has none of the {sort} that are allowed")
         setattr(options, sort, allowed)
     accepted = settings.algorithms["pubkeys"]
     transport.disabled_algorithms = {"pubkeys": [name for name in transport.preferred_pubkeys if name not in accepted]}
-    # another key of the host's would look like a changed one; a revoked one does not count, as with ssh
+    # another key of the host would look like a changed one; a revoked one does not count, as in ssh
     revoked = {entry.key for entry in known if entry.marker == "@revoked"}
     types = {entry.key_type for entry in known if not entry.marker and entry.key not in revoked}
     options.key_types = tuple(

@@ -19,12 +19,12 @@ from nccl_doctor.transport.base import AccessError
 class Target:
     """A host to which a connection was tried."""
 
-    name: str  # as to ssh, so that ~/.ssh/config applies
+    name: str  # as given to ssh, so that ~/.ssh/config applies
     address: str
     port: int
     user: str
     hop: bool = False  # it is a jump host
-    via: bool = False  # a jump host or a proxy command, so that ssh-keyscan can't see it
+    via: bool = False  # through a jump host or a proxy command, so that ssh-keyscan can't reach it
 
     @property
     def facts(self) -> access.SshTarget:
@@ -42,7 +42,7 @@ _WORDS: tuple[tuple[access.Reason, str], ...] = (
     ("forwarding", r"administratively prohibited|open failed: .*prohibited"),
 )
 _LONGEST = 2048
-_MOST_NAMES, _OFFER = 12, 300  # Of a server's algorithms: a dozen tells what it is, and a hostile one could fill a page
+_MOST_NAMES, _OFFER = 12, 300  # of a server's algorithms: a dozen identifies it, and a hostile server could fill a page
 _EXTENSIONS = ("ext-info-", "kex-strict-")
 """Prefixes of entries in the list of key exchanges that are none (RFC 8308; OpenSSH's PROTOCOL, section 1.10)."""
 _ERRNO: dict[int, access.Reason] = {
@@ -200,21 +200,21 @@ class Login:
     """A failed login, with a phrase for each key and file."""
 
     offered: tuple[str, ...] = ()
-    encrypted: tuple[str, ...] = ()  # key files that need a passphrase, which nobody here can type
-    notes: tuple[str, ...] = ()  # other keys and what became of them
-    methods: tuple[str, ...] = ()  # what the server would take; empty where it did not say
-    identity_file: str | None = None  # the key whose public part should be on the host; None where there is none
+    encrypted: tuple[str, ...] = ()  # key files that need a passphrase, which can't be entered here
+    notes: tuple[str, ...] = ()  # other keys, and what happened with each
+    methods: tuple[str, ...] = ()  # methods that the server accepts; empty if it did not say
+    identity_file: str | None = None  # the key whose public half should be on the host; None if there is none
     agent: bool = False
-    aborted: bool = False  # the server broke off (MaxAuthTries)
-    # the server hung up on a key without refusing it: it took the key and then barred the account, as sshd does where
-    # PAM's account rules say no (OpenSSH auth2.c, userauth_finish)
+    aborted: bool = False  # the server disconnected (MaxAuthTries)
+    # the server disconnected on a key without refusing it: it accepted the key and then refused the account, as sshd
+    # does if PAM's account rules say no (OpenSSH auth2.c, userauth_finish)
     barred: bool = False
-    partial: bool = False  # the server took a key and asks for more, which nobody here can type
+    partial: bool = False  # the server accepted a key and requires another method, which can't be entered here
     exposed: tuple[str, ...] = ()
-    out_of_time: tuple[str, ...] = ()  # certificates that have expired; ``early``: those whose time has not begun
+    out_of_time: tuple[str, ...] = ()  # expired certificates; ``early``: not yet valid ones
     early: tuple[str, ...] = ()
     message: str = ""
-    beyond: bool = False  # keys were passed over that the ssh program could use
+    beyond: bool = False  # some keys were skipped that the ssh program could use
 
 
 def auth_failed(target: Target, login: Login) -> AccessError:

@@ -27,7 +27,7 @@ from nccl_doctor.transport.base import remaining
 from nccl_doctor.transport.ssh import known_hosts
 from nccl_doctor.transport.ssh.settings import HostSettings
 
-PLAIN_TYPES = frozenset(  # Keys that are neither certificates nor in hardware
+PLAIN_TYPES = frozenset(  # keys that are neither certificates nor in hardware
     ("ssh-ed25519", "ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-dss")
 )
 
@@ -62,7 +62,7 @@ def gather(settings: HostSettings, deadline: float) -> Iterator[Identities]:
     answered = False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         if (path := _agent_path(settings)) is not None:
-            # else a variable is left over from an agent that is gone
+            # otherwise the variable is left over from an agent that has exited
             with contextlib.suppress(OSError, paramiko.SSHException):
                 connection.settimeout(remaining(deadline))
                 connection.connect(path)
@@ -76,9 +76,9 @@ def _agent_path(settings: HostSettings) -> str | None:
     return None if path in ("", "none") else path
 
 
-AGENT_S = 3.0  # For an agent to list its keys, which takes milliseconds; longer on a machine that has too much to do
+AGENT_S = 3.0  # time for an agent to list its keys, which takes milliseconds; longer on a busy machine
 _LONGEST_S, _AGAIN_S = 15.0, 0.1
-_REQUEST_IDENTITIES = b"\0\0\0\1\x0b"  # SSH_AGENTC_REQUEST_IDENTITIES behind its length (OpenSSH's PROTOCOL.agent)
+_REQUEST_IDENTITIES = b"\0\0\0\1\x0b"  # SSH_AGENTC_REQUEST_IDENTITIES after its length (OpenSSH's PROTOCOL.agent)
 
 
 class Agents:
@@ -120,14 +120,14 @@ def _silent_for(path: str) -> float | None:
                 try:
                     connection.connect(path)
                     break
-                except BlockingIOError:  # so many wait for it already
+                except BlockingIOError:  # too many connections wait for it already
                     time.sleep(_AGAIN_S)
             connection.sendall(_REQUEST_IDENTITIES)
             connection.settimeout(remaining(end))
             connection.recv(1)
         except TimeoutError:
             return bound
-        except OSError:  # a variable left over from an agent that is gone
+        except OSError:  # a variable left over from an agent that has exited
             return None
     return None
 
@@ -140,10 +140,10 @@ class Identities:
         public = [_public_blob(path) for path in settings.identity_files]
         self._named = [identity for identity in agent if identity.key.asbytes() in public]
         self._files: list[tuple[Path, Identity]] = []
-        self.encrypted: list[str] = []  # files that need a passphrase and whose public part no agent key matches
+        self.encrypted: list[str] = []  # files that need a passphrase and match no agent key
         self.exposed: list[str] = []  # files that others may read
-        self.notes: list[str] = []  # other files that are passed over, with the reason
-        # there are keys that only the ssh program can use: hardware keys (sk-…), an agent's certificates
+        self.notes: list[str] = []  # other skipped files, with the reason
+        # some keys only the ssh program can use: hardware keys (sk-…), certificates in the agent
         self.beyond = any(identity.key.get_name() not in PLAIN_TYPES for identity in agent)
         # the file to install on a host
         self.public = next((str(path) for path in settings.identity_files if path.exists()), None)
@@ -217,7 +217,7 @@ def _public_blob(path: Path) -> bytes:
     return _public_key(path, _read(path), _read(Path(f"{path}.pub")))
 
 
-@lru_cache(64)  # all hosts' logins look at the same few files
+@lru_cache(64)  # all logins read the same few files
 def _public_key(path: Path, *texts: str) -> bytes:
     for text in texts:
         entry = next(known_hosts.parse(path, f"- {text}"), None)
@@ -226,7 +226,7 @@ def _public_key(path: Path, *texts: str) -> bytes:
     lines = texts[0].strip().splitlines()
     if not lines or "BEGIN OPENSSH PRIVATE KEY" not in lines[0]:
         return b""
-    try:  # the public half in an OpenSSH private key (PROTOCOL.key), which no passphrase covers
+    try:  # the public half in an OpenSSH private key (PROTOCOL.key), which is not encrypted
         message = paramiko.Message(base64.b64decode("".join(lines[1:-1])).removeprefix(b"openssh-key-v1\0"))
     except ValueError:
         return b""
@@ -240,7 +240,7 @@ def _exposed(path: Path) -> bool:
     """Return whether ssh ignores a private key because others may read it (sshkey_perm_ok, authfile.c)."""
     try:
         status = path.stat()
-    except OSError:  # is told when it is read
+    except OSError:  # reported when it is read
         return False
     return status.st_uid == os.getuid() and bool(status.st_mode & 0o077)
 
@@ -258,7 +258,7 @@ def _private_key(path: Path, _content: bytes) -> paramiko.PKey | str | None:
     """Return the key of a file with this content."""
     try:
         return paramiko.PKey.from_path(path)
-    except (TypeError, paramiko.PasswordRequiredException):  # cryptography's word for "needs a password"
+    except (TypeError, paramiko.PasswordRequiredException):  # cryptography's exception for "needs a password"
         return None
     except (ValueError, paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm):
         return "no private key of a kind that can be used here"
@@ -279,7 +279,7 @@ def out_of_time(keys: Iterable[Path], now: datetime | None = None) -> OutOfTime:
     for path in (Path(f"{key}-cert.pub") for key in keys):
         try:
             certificate = load_ssh_public_identity(path.read_bytes())
-        except (OSError, ValueError, UnsupportedAlgorithm):  # there is none, or none that can be read
+        except (OSError, ValueError, UnsupportedAlgorithm):  # there is none, or it can't be read
             continue
         if not isinstance(certificate, SSHCertificate):
             continue

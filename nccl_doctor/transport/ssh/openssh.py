@@ -31,7 +31,7 @@ _SERVER_KEY = re.compile(r"Server host key: (\S+) (SHA256:\S+)")
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key(?: for IP)? in (.+?):(\d+)")
 _REVOKED = re.compile(r"REVOKED HOST KEY|was revoked and you have requested")
 _CONTINUE = re.compile(r"Authentications that can continue: (\S+)")
-_ACCEPTED = re.compile(r"Server accepts key: (/\S+)")  # and yet no login: nobody could type its passphrase
+_ACCEPTED = re.compile(r"Server accepts key: (/\S+)")  # without a login: nobody could enter its passphrase
 _PARTIAL = "with partial success"
 _EXPOSED = re.compile(r"Permissions 0\d+ for '([^']+)' are too open")
 _OFFERED = re.compile(r"Offering public key: (.+)")
@@ -73,7 +73,7 @@ def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
     """
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
-        # each jump host that is itself behind one tells of its proxy command
+        # each jump host behind another one reports its proxy command
         inside = len(_LET_IN.findall(attempt.stderr)) > attempt.stderr.count("debug1: Executing proxy command")
         if through is None and inside and (attempt.late or _NO_GREETING.search(attempt.log)):
             return _greeting(attempt, attempt.settings.target(), attempt.log, _last_words(attempt.log))
@@ -111,9 +111,9 @@ def _host_key(attempt: Attempt, target: Target, log: str) -> AccessError | None:
 
 
 def _login(attempt: Attempt, target: Target, log: str) -> AccessError | None:
-    # the server's words during the login, which ssh hands on among its own
+    # the server's messages during the login, which ssh prints among its own
     message = "\n".join(line for line in attempt.stderr.splitlines() if not _OWN.match(line))
-    # the server took a key and then hung up, as it does where PAM's account rules say no
+    # the server accepted a key and then disconnected, as it does if PAM's account rules say no
     _, key, after = log.rpartition("Server accepts key: ")
     hung_up = re.search(r"^Connection (closed|reset) ", after, re.MULTILINE)
     if not attempt.late and key and hung_up is not None and "Authenticated" not in after:
@@ -177,7 +177,7 @@ def _greeting(attempt: Attempt, target: Target, log: str, words: str) -> AccessE
     """Return the failure if the connection was established and no SSH greeting came."""
     if attempt.late or "timed out during banner exchange" in log:
         return failures.silent(target, attempt.seconds)
-    if not _HUNG_UP.search(log):  # ssh itself gave up, as for a variable in the configuration that is not set
+    if not _HUNG_UP.search(log):  # ssh itself gave up, for example because of an unset variable in the configuration
         return failures.unreachable(
             target, "ssh-config", "is not asked: ssh ended by itself", (words,) if words else ()
         )
@@ -236,7 +236,7 @@ class OpensshTransport:
         with self._lock:
             entering, self._entering = [*self._entering], set()
         for channel in entering:
-            channel.grace_s = 0.0  # the end of its input says nothing to a login shell
+            channel.grace_s = 0.0  # the end of its input means nothing to a login shell
         close_all(entering)
 
     def _places(self, jump: str | None) -> Places:
@@ -254,7 +254,7 @@ class OpensshTransport:
     ) -> ProcessChannel:
         started, deadline, login = span
         mark = f"ncdoctor-{secrets.token_hex(8)}"
-        # The login shell prints the mark once we are in: without it, ssh's end is a failure to get in.
+        # The login shell prints the mark once we are logged in: without it, ssh's end counts as a failed login.
         command = f"echo {mark}; {command}"
         with _log() as log:
             try:
@@ -264,7 +264,7 @@ class OpensshTransport:
                 channel.bound_files(_LONGEST_LOG)
                 with self._lock:
                     self._entering.add(channel)
-            except BlockingIOError:  # fork(2): no further process for us, a fault of this machine's
+            except BlockingIOError:  # fork(2) failed: no more processes for this user, a fault of this machine
                 raise
             except OSError as error:
                 detail = f"was not reached: ssh did not start: {error.strerror}"
@@ -275,7 +275,8 @@ class OpensshTransport:
                     if greeting.ends(deadline):
                         self._entered(channel)
                         return channel
-                    if channel.exit_status(deadline) != 255:  # a login shell that runs no command: its words are seen
+                    # a login shell that runs no command: its output is visible
+                    if channel.exit_status(deadline) != 255:
                         channel.unread([*greeting.lines])
                         self._entered(channel)
                         return channel
@@ -287,7 +288,7 @@ class OpensshTransport:
                     channel.close()
                     self._entered(channel)
                     raise
-            seconds = (deadline if late else time.monotonic()) - started  # the bound, which is the same for all hosts
+            seconds = (deadline if late else time.monotonic()) - started  # the limit, which is the same for all hosts
             stderr = channel.stderr_tail()
             channel.close()
             self._entered(channel)
@@ -305,7 +306,7 @@ class OpensshTransport:
     def _argv(self, settings: HostSettings, options: SshOptions, deadline: float, log: str) -> list[str]:
         seconds = (
             math.ceil(max(0.0, deadline - time.monotonic())) + 1
-        )  # ours comes first, and knows what was waited for
+        )  # ours comes first, and names what was waited for
         argv = ["ssh", "-T", "-v", "-E", log, *(["-F", str(self._config)] if self._config else [])]
         for option in (*_STRICT, *_PLAIN, f"ConnectTimeout={seconds}", _unwritten(settings)):
             argv += ["-o", option]

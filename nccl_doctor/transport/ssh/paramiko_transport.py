@@ -37,9 +37,9 @@ from nccl_doctor.transport.ssh.config import BeyondError
 from nccl_doctor.transport.ssh.failures import Target
 from nccl_doctor.transport.ssh.settings import QUEUE, HostSettings, Places
 
-with warnings.catch_warnings():  # cryptography warns of ciphers that paramiko merely lists
+with warnings.catch_warnings():  # cryptography warns about ciphers that paramiko only lists
     warnings.simplefilter("ignore")
-    # paramiko does without invoke, which only its reader of ~/.ssh/config wants and which takes a third of its import
+    # paramiko works without invoke, which only its reader of ~/.ssh/config needs, and which takes a third of its import
     hidden = "invoke" not in sys.modules
     if hidden:
         sys.modules["invoke"] = None  # type: ignore[assignment]  # the import system's word for "not to be had"
@@ -53,11 +53,11 @@ from paramiko.common import cMSG_CHANNEL_REQUEST
 from nccl_doctor.transport.ssh.connect import Deadlines, establish
 from nccl_doctor.transport.ssh.session import ProxyCommandStream, SshSession, Stream, dial, ends_at
 
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its tracebacks reach stderr
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # otherwise its tracebacks reach stderr
 
 ResolveJump = Callable[[str, float], HostSettings]
 
-SMALL_MSS = 1200  # Bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does
+SMALL_MSS = 1200  # bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does
 TIMES = 3
 """Consecutive unacknowledged retransmissions of one segment after which Linux suspects the path (tcp_retries1 in
 ip-sysctl).
@@ -93,7 +93,7 @@ def mtu_blackhole(session: SshSession, speak: Callable[[], None], again: Callabl
         rows = said.decode(errors="replace").splitlines()
         return any(is_resent(row, ours[0], ours[1]) for row in rows) and _acknowledged(held) > before
     except (AccessError, BeyondError, paramiko.SSHException, EOFError, OSError):
-        return False  # nothing is proven, and the session's own failure is told
+        return False  # nothing is proven, and the session's own failure is reported
 
 
 def is_resent(row: str, address: str, port: int) -> bool:
@@ -113,8 +113,8 @@ def _acknowledged(connection: socket.socket) -> int:
 
 
 _CHUNK, _CHUNKS = 256 * 1024, 64
-_PACKET = 32 * 1024  # what paramiko sends at once
-_SLICE_S = 0.05  # stdout and stderr are emptied this often while we send: their windows of 2 MiB must not fill
+_PACKET = 32 * 1024  # bytes that paramiko sends at once
+_SLICE_S = 0.05  # stdout and stderr are emptied this often while we send: their windows of 2 MiB must not fill up
 _CLOSE_S = 2.0
 _STATUS_S = 0.5
 
@@ -146,7 +146,7 @@ class ParamikoChannel:
     def send(self, data: bytes, deadline: float) -> None:
         """Write all of ``data``, reading meanwhile what the command prints."""
         view = memoryview(data)
-        with self._sending, ends_at(deadline, self._session):  # a full TCP buffer blocks paramiko without end
+        with self._sending, ends_at(deadline, self._session):  # paramiko blocks without limit on a full TCP buffer
             while view:
                 self._channel.settimeout(min(_SLICE_S, remaining(deadline)))
                 try:
@@ -164,7 +164,7 @@ class ParamikoChannel:
 
     def pulse(self) -> None:
         """Send an empty line, unless the host's window or a TCP buffer is full."""
-        gone = OSError, EOFError, paramiko.SSHException  # who waits for an answer sees the end
+        gone = OSError, EOFError, paramiko.SSHException  # whoever waits for an answer notices the end
         with if_free(self._sending) as free, contextlib.suppress(*gone):
             if free and self._channel.send_ready() and self._session.takes_more():
                 self._channel.send(b"\n")
@@ -191,7 +191,7 @@ class ParamikoChannel:
             except (OSError, EOFError, paramiko.SSHException):
                 chunk = b""
             self._take(chunk)
-            self._drain_stderr()  # its window of 2 MiB must not fill
+            self._drain_stderr()  # its window of 2 MiB must not fill up
             if chunk is None:
                 self._arrival.wait(left)
 
@@ -213,15 +213,15 @@ class ParamikoChannel:
 
     def close(self) -> None:
         """End the command as a terminal does when it is closed; close the channel and then the connection."""
-        # sshd itself merely closes the command's stdin: a shell that waits for something else would stay for ever
+        # sshd only closes the command's stdin: a shell that waits for something else would stay forever
         if self._closing.is_set():
             return
         self._closing.set()
-        if self._channel.eof_received:  # the status follows at once, and is asked for after the close too
+        if self._channel.eof_received:  # the status follows at once, and is read after the close, too
             self._channel.status_event.wait(_STATUS_S)
         farewell = threading.Thread(target=self._hang_up, name="ssh-close", daemon=True)
         farewell.start()
-        farewell.join(_CLOSE_S)  # a dead host's full TCP buffer takes no farewell
+        farewell.join(_CLOSE_S)  # a dead host's TCP buffer is full, and accepts no message
         self._session.close()
 
     def _hang_up(self) -> None:
@@ -276,7 +276,8 @@ class ParamikoTransport:
         self._resolve_jump, self._alone = resolve_jump, alone
         self._lock = threading.Lock()
         self._tries: Counter[Target] = Counter()
-        self._jumps: dict[tuple[str, int], Future[_Jump]] = {}  # by jump hosts, and the try of those behind them
+        # by jump hosts, and the number of the try for hosts behind them
+        self._jumps: dict[tuple[str, int], Future[_Jump]] = {}
         self._channels: WeakSet[ParamikoChannel] = WeakSet()
         self._known: dict[tuple[Path, ...], known_hosts.KnownKeys] = {}
 

@@ -36,7 +36,7 @@ _POLL_S = 1.0
 """Seconds between paramiko's checks whether its session was closed, of which close() notifies it at once. With its own
 ten checks a second, slow hosts took a tenth of the controller's time.
 """
-_GRACE_S = 0.2  # for a proxy command to end once its host has hung up
+_GRACE_S = 0.2  # for a proxy command to exit after its host has disconnected
 
 
 class Stream(Protocol):
@@ -63,7 +63,7 @@ class GreetedStream:
 
     def __init__(self, inner: Stream) -> None:
         self.inner, self.head, self.ended = inner, b"", False
-        self._closed = False  # paramiko asks for it, as the standard library's sockets have it
+        self._closed = False  # paramiko reads it, as in the standard library's sockets
 
     @property
     def greeted(self) -> bool:
@@ -74,7 +74,7 @@ class GreetedStream:
         """Send as much as the stream accepts at once."""
         try:
             return self.inner.send(data)
-        except OSError as error:  # of a channel through a jump host no ConnectionError, where it was closed
+        except OSError as error:  # a closed channel through a jump host does not raise a ConnectionError
             if not isinstance(error, TimeoutError | BlockingIOError | InterruptedError):
                 self._note_end()
             raise
@@ -105,7 +105,8 @@ class GreetedStream:
         self._closed = True
         if isinstance(self.inner, socket.socket):
             _wake(self.inner)
-        with contextlib.suppress(EOFError):  # a channel says farewell, and its connection to the jump host may be gone
+        # a channel sends a message when it closes, and its connection to the jump host may be gone
+        with contextlib.suppress(EOFError):
             self.inner.close()
 
     def _note_end(self) -> None:
@@ -156,7 +157,7 @@ def dial(target: Target, deadline: float, bound: float, mss: int | None = None) 
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, mss)
             connection.settimeout(remaining(deadline) / share)
             connection.connect(address)
-            # a host that dies is noticed within half a minute, whether we wait for it or it for us
+            # a dead host is noticed within half a minute, whichever side waits
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             lives = (socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3)
             for option, value in ((socket.TCP_NODELAY, 1), *lives, (socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)):
@@ -171,7 +172,7 @@ def dial(target: Target, deadline: float, bound: float, mss: int | None = None) 
 
 def _wake(connection: socket.socket) -> None:
     """End other threads' waits on the socket, which close(2) does not do."""
-    with contextlib.suppress(OSError):  # it was never connected, or is closed
+    with contextlib.suppress(OSError):  # never connected, or already closed
         connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -185,7 +186,7 @@ class ProxyCommandStream:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
         with theirs:
             self._process = subprocess.Popen(
-                [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],  # as sshconnect.c does
+                [os.environ.get("SHELL") or "/bin/sh", "-c", f"exec {command}"],  # like sshconnect.c
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=self._stderr,
@@ -278,16 +279,17 @@ class SshSession(paramiko.Transport):
 
     def __init__(self, stream: GreetedStream) -> None:
         self._stream = stream
-        # it asks for no more than a Stream
+        # a Stream is all that it uses
         super().__init__(cast("socket.socket", stream), packetizer_class=_Packets)
-        self._wanted: dict[int, int] = {}  # by thread, the channel that it is opening
+        self._wanted: dict[int, int] = {}  # by thread, the channel that it opens
         self._refusals: dict[int, paramiko.ChannelException] = {}  # by channel
         self._order = threading.Lock()
         self._closed: set[int] = set()  # the server's numbers of channels that we have closed
         self.farewell = (
-            ""  # what the server said as it ended the session (RFC 4253, 11.1); empty where it merely closed
+            # the server's message when it ended the session (RFC 4253, 11.1); empty if it only closed the connection
+            ""
         )
-        # the algorithms that the server offered, beside paramiko's name for their sort (RFC 4253, 7.1)
+        # algorithms that the server offered, with paramiko's name for their kind (RFC 4253, 7.1)
         self.offers: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def _next_channel(self) -> int:
@@ -297,7 +299,8 @@ class SshSession(paramiko.Transport):
 
     def _send_user_message(self, data: paramiko.Message) -> None:
         """Drop messages to a closed channel, since OpenSSH would end the whole session."""
-        # paramiko looks and sends later, without a lock (Channel.send; sshd's channels.c, channel_from_packet_id)
+        # paramiko checks first and sends later, without a lock (Channel.send; sshd's channels.c,
+        # channel_from_packet_id)
         text = data.asbytes()
         number = int.from_bytes(text[1:5], "big") if text[0] in _OF_A_CHANNEL else -1
         with self._order:
@@ -335,7 +338,7 @@ class SshSession(paramiko.Transport):
 
     def banner(self) -> str:
         """Return the server's last banner during the login, such as PAM's message (RFC 4252, 5.4)."""
-        handler = self.auth_handler  # get_banner() forgets it when the server hangs up
+        handler = self.auth_handler  # get_banner() loses it when the server disconnects
         banner = handler.banner if handler is not None else None
         return banner.decode(errors="replace") if isinstance(banner, bytes) else str(banner or "")
 
@@ -360,7 +363,7 @@ def _takes_more(stream: Stream) -> bool:
         return stream.send_ready() and isinstance(through, SshSession) and through.takes_more()
     number = stream.fileno()
     poll = select.poll()
-    if number >= 0:  # else it is closed
+    if number >= 0:  # otherwise it is closed
         poll.register(number, select.POLLOUT)
     return bool(poll.poll(0))
 
@@ -370,7 +373,7 @@ class _Watch:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._ends: list[tuple[float, int]] = []  # a heap; what was called off stays in it until its time
+        self._ends: list[tuple[float, int]] = []  # a heap; cancelled entries stay in it until their time
         self._watched: dict[int, paramiko.Transport] = {}
         self._numbers = itertools.count()
         self._runs = False
@@ -408,7 +411,7 @@ def _close(session: paramiko.Transport) -> None:
     """Close a session without waiting for its thread, since other deadlines are running."""
     try:
         threading.Thread(target=session.close, daemon=True).start()
-    except RuntimeError:  # this machine starts no further thread; then the others wait
+    except RuntimeError:  # this machine can't start another thread; then the others wait
         session.close()
 
 

@@ -58,12 +58,12 @@ truncated MACs.
 class HostSettings:
     """Settings for the connection and login to a host."""
 
-    name: str  # what ssh was asked for; ``hostname`` is what that means
+    name: str  # as given to ssh; ``hostname`` is what it resolves to
     hostname: str
     port: int
     user: str
-    # in ssh's order; ``chosen_keys`` says that they are not its defaults, which may be missing without a word, and
-    # ``identity_file`` is the one that the hosts file names
+    # in ssh's order; ``chosen_keys``: not ssh's defaults, which may be missing silently; ``identity_file`` is the one
+    # in the hosts file
     identity_files: tuple[Path, ...]
     chosen_keys: bool
     user_known_hosts: tuple[Path, ...]
@@ -72,15 +72,15 @@ class HostSettings:
     identities_only: bool = False
     identity_agent: str | None = None  # a path, "none", or None for $SSH_AUTH_SOCK
     host_key_alias: str | None = None
-    proxy_jump: str | None = None  # "[user@]host[:port]", comma-separated; None where the host is reached directly
+    proxy_jump: str | None = None  # "[user@]host[:port]", comma-separated; None if the host is reached directly
     proxy_command: str | None = None
     connect_timeout: float | None = None
-    # those allowed, best first, by paramiko's name for the sort: each that OPENSSH_ALGORITHMS has
+    # allowed ones, best first, by paramiko's name for the kind: each that OPENSSH_ALGORITHMS has
     algorithms: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: OPENSSH_ALGORITHMS)
     least_rsa_bits: int = LEAST_RSA_BITS
-    # a host key must also be the one that the host's address is known by, where it is known
+    # a host key must also match the one known for the host's address, if any
     check_host_ip: bool = False
-    beyond: tuple[str, ...] = ()  # the options that only the ssh program honours
+    beyond: tuple[str, ...] = ()  # options that only the ssh program supports
 
     @property
     def via(self) -> bool:
@@ -120,7 +120,7 @@ def arguments(options: SshOptions) -> list[str]:
     if options.user is not None:
         argv += ["-l", options.user]
     if options.identity_file is not None:
-        # before an agent's other keys, which might use up the server's patience
+        # before an agent's other keys, which might reach the server's limit
         argv += ["-i", str(expand(options.identity_file)), "-o", "IdentitiesOnly=yes"]
     return argv + [word for option in options.options for word in ("-o", option)]
 
@@ -236,7 +236,7 @@ def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
     system = files("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2")
     agent = next(iter(values.get("identityagent", [])), "SSH_AUTH_SOCK")
     if agent not in ("none", "SSH_AUTH_SOCK"):
-        variable = re.match(r"\$(?!\{)", agent)  # the older form: the whole value is one
+        variable = re.match(r"\$(?!\{)", agent)  # the older form: the whole value is a variable
         named = os.environ.get(agent[1:]) if variable else fill("identityagent", agent, tokens)
         agent = named or "none" if variable else str(expand(named or "none"))
     among = {token: tokens[token] for token in ssh_config.PROXY_TOKENS}
@@ -277,7 +277,7 @@ MAX_HANDSHAKES = 8
 """Most handshakes at once through a jump host: sshd's MaxStartups (10:30:100) drops the eleventh connection."""
 PLACE_S = 2.0
 """Most seconds that a host occupies a place; after that it waits behind the jump host, whose handshake is long over."""
-QUEUE = 6.0  # How many times its own bound a host may wait for its turn at a jump host
+QUEUE = 6.0  # how many times its own limit a host may wait for its turn at a jump host
 
 
 class Places:

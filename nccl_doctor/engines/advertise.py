@@ -197,7 +197,7 @@ def _ucx(side: Side) -> Advertised | None:
     there = [entry.address for entry in side.interfaces.addresses if entry.interface in named]
     if not there:
         return Advertised(None, f"UCX_NET_DEVICES names {','.join(named)}, which have no address there")
-    # it tells those of all its devices, of which the peers take one that they reach
+    # it advertises the addresses of all its devices, of which the peers use one that they can reach
     best = side.towards if side.towards in there else there[0]
     return Advertised(best, f"UCX_NET_DEVICES names {side.interface(best)}", "UCX_NET_DEVICES")
 

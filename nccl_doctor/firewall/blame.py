@@ -122,7 +122,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
     for dial in (*mesh.failed, *_undialled(snapshot, mesh, listens)):
         way = path(dial.src, dial.dst, dial.address)
         if way is None or dial.outcome == "no-source-address":
-            continue  # the last never left the program
+            continue  # that packet never left the program
         stopping, doubtful = _in_the_way(way, dial.port, rules[dial.src], rules[dial.dst])
         sides = {"dialler": dial.src, "listener": dial.dst}
         for objection in stopping:
@@ -203,7 +203,7 @@ def _unexpected_passes(
     without = Ruleset(rules.facts, ())
     dialled = {(dial.address, dial.port) for dial in blame.dials if dial.dst == own and dial.error != NOT_DIALLED}
     for address, port in sorted(dialled):
-        for source in sorted(mesh.answered.get(own, {}).get(address, ())):  # others did not dial it there
+        for source in sorted(mesh.answered.get(own, {}).get(address, ())):  # other hosts did not dial it there
             way = path(source, own, address) if (source, address, port) not in failed else None
             if way is None:
                 continue
@@ -352,7 +352,7 @@ def _is(wanted: Peer, peer: PodFacts, address: str | None, namespace: Mapping[st
         there = ip_address(address.partition("%")[0])
         block, holes = network_of(wanted.block.cidr), map(network_of, wanted.block.without)
         return there in block and not any(there in hole for hole in holes)
-    if peer.host_network:  # it comes from its node's address, which no selector of pods names
+    if peer.host_network:  # its address is its node's, which no pod selector matches
         return None
     pods = wanted.pods is None or selects(wanted.pods, peer.labels)
     spaces: Tri = wanted.namespaces is None

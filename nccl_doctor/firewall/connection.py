@@ -109,7 +109,7 @@ def _iptables(save: IptablesSave, sets: Ipsets) -> tuple[BaseChain, ...]:
 def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ipsets) -> list[BaseChain]:
     listing = nft.objects(ruleset)
     text = facts.nft_text if isinstance(facts.nft_text, str) else ""
-    # the tables whose matches nft hides behind ``xt`` are taken from iptables-save
+    # tables whose matches nft hides behind ``xt`` are read from iptables-save
     hidden = nft.xtables(listing) & {(save.family, table) for save in saves for table in table_names(save.text)}
     shown = [(save, base) for save in saves for base in _iptables(save, sets)]
     return [
@@ -190,13 +190,13 @@ class Objection:
         established, so it may meet another rule.
         """
         if self.verdict.kind == "redirect":
-            return _ANYTHING  # as whoever gets it answers
+            return _ANYTHING  # it depends on the receiver's answer
         if self.verdict.kind != "reject" or self.segment == "SYN-ACK":
             return frozenset({"timed-out"})
         if self.segment == "ACK" and self.verdict.how in _RESETS:
             return frozenset({"reset", "timed-out"})
-        # Of an ACK: connect(2) has succeeded, but a program that asks SO_ERROR late sees the soft error (tcp_v4_err in
-        # linux/net/ipv4/tcp_ipv4.c).
+        # For an ACK: connect(2) has succeeded, but a program that reads SO_ERROR late gets the soft error (tcp_v4_err
+        # in linux/net/ipv4/tcp_ipv4.c).
         return frozenset({reject_outcome(self.verdict.how, self.packet.version), "timed-out"})
 
 

@@ -96,7 +96,7 @@ def load_ipsets(text: str) -> dict[str, Ipset]:
     for line in text.splitlines():
         try:
             words = shlex.split(line)
-        except ValueError:  # an unclosed quote, in a comment: what stands before it
+        except ValueError:  # an unclosed quote, in a comment: use what precedes it
             words = line.partition('"')[0].split()
         if words[:1] == ["create"] and len(words) > 2:
             netmask = "".join(words[words.index("netmask") + 1 :][:1] if "netmask" in words[3:] else [])
@@ -195,7 +195,7 @@ def _address_type(end: str, values: Values) -> Test:
 
 
 def _group(end: str, values: Values) -> Test:
-    value, mask = _masked("0" if values[0] == "default" else values[0])  # the only name that every host knows
+    value, mask = _masked("0" if values[0] == "default" else values[0])  # the only name that every host has
 
     def test(packet: Packet, journey: Journey) -> Tri:
         group = journey.groups.get(_interface_of(packet, end))
@@ -311,7 +311,7 @@ def _test(part: Option, ipsets: Ipsets) -> Test:
     handler = partial(_set, ipsets) if part.name == "--match-set" else OPTIONS.get(part.name)
     try:
         test = handler(part.values) if handler else unsure
-    except (IndexError, ValueError):  # a name where a number is known, an unheard-of notation
+    except (IndexError, ValueError):  # a name in place of a number, or an unknown notation
         test = unsure
     return (lambda packet, journey: negate(test(packet, journey))) if part.negated else test
 

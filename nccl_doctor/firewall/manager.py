@@ -83,7 +83,7 @@ def direct_rules(facts: FirewallFacts) -> Iterator[DirectRule]:
         try:
             family, table, chain, priority, *words = shlex.split(text)
             yield DirectRule(text, (family, table, chain), int(priority), _words(words))
-        except ValueError:  # quotes that do not end, and what is no rule
+        except ValueError:  # unclosed quotes, and lines that are not rules
             continue
 
 
@@ -179,7 +179,7 @@ def zones(listing: str) -> dict[str, Zone]:
         if line and not line[0].isspace():
             name = line.split()[0]
             found[name] = Zone(name, {})
-        elif name and line.strip().startswith("rule "):  # rich rules stand on lines of their own
+        elif name and line.strip().startswith("rule "):  # rich rules have lines of their own
             found[name].settings["rich rules"] = f"{found[name].settings.get('rich rules', '')}\n{line.strip()}"
         elif name and ":" in line:
             key, _, value = line.strip().partition(":")

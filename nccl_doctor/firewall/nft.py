@@ -68,7 +68,7 @@ def _steps(expression: Json, sets: Sets) -> Iterator[Step]:
     elif kind == "vmap":
         data = body["data"]
         pairs = sets(data[1:]) if isinstance(data, str) else data["set"]
-        ordered = sorted(pairs, key=lambda pair: pair[0] == "*")  # the catch-all serves what is left
+        ordered = sorted(pairs, key=lambda pair: pair[0] == "*")  # the catch-all applies to the rest
         acting = ((key, action) for key, action in ordered if action != {"continue": None})
         yield Branch(tuple((_comparison(body["key"], "==", key, sets), _verdict(action)) for key, action in acting))
     elif kind not in _HARMLESS:

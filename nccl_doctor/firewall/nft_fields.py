@@ -167,7 +167,7 @@ def _meta(body: dict[str, Any], packet: Packet, journey: Journey) -> Value:
 
 
 def _group(interface: str | None, journey: Journey) -> Value:
-    if interface is None:  # as of a packet of the host's own by which it came in (nft_meta_get_eval: NFT_BREAK)
+    if interface is None:  # a packet that the host sends has no incoming interface (nft_meta_get_eval: NFT_BREAK)
         return Absent()
     group = journey.groups.get(interface)
     return Unsure() if group is None else (group, group)

@@ -117,7 +117,7 @@ def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     if rule.chain.startswith(("filter_PRE", "raw_PRE", "PREROUTING")) or not changes:
         return Remedy(advice="Let the cluster's own addresses through in firewalld, zone " + str(zone_of(rule, facts)))
     if known and _settings(runtime) != _settings(zones(known.permanent)):
-        # A reload would throw away what somebody changed in force only.
+        # A reload would discard changes that were made only at run time.
         return Remedy(_both(changes))
     return Remedy((*_both(changes)[: len(changes)], line("firewall-cmd --reload")))
 
@@ -171,12 +171,12 @@ def _changes(opening: Opening, runtime: dict[str, Zone]) -> list[Line | None]:
 def _additions(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[tuple[str, Line | None]]:
     """Yield zones with the addition that admits a peer."""
     wanted = ip_network(peer).network_address
-    # a zone that has the peer among its sources would win over "trusted", or not let it have the peer too
+    # a zone that has the peer among its sources would take precedence over "trusted", or prevent adding the peer
     claimed = [zone for zone in runtime.values() if zone.name != "trusted" and any(wanted in net for net in zone.nets)]
     if not claimed:
         yield "trusted", line("--add-source={peer}", peer=peer)
     for zone in claimed:
-        # an accept stands before the zone's own rich rules that reject or drop
+        # an accept precedes the zone's own rich rules that reject or drop
         others = [int(found[1]) if (found := _PRIORITY.search(rule)) else 0 for rule in zone.refusals]
         ahead = f'priority="{max(_FIRST, min(0, *others) - 1)}" ' if others else ""
         source = f'rule {ahead}family="ipv{wanted.version}" source address="{peer}"'
@@ -216,7 +216,7 @@ def _ufw(rule: RuleRef, opening: Opening) -> Remedy:
     users = f"user-{end}"
     if rule.place is not None and users not in rule.chain and f"reject-{end}" not in rule.chain:
         return Remedy(advice=f"{BY_HAND}, in /etc/ufw/before.rules; then run `ufw reload`")
-    first = script("prepend" if users in rule.chain else "")  # ahead of a deny of the user's own
+    first = script("prepend" if users in rule.chain else "")  # before the user's own deny rules
     ports = ",".join(port_words(opening.ports, ":"))
     lines = []
     for peer in opening.nets(4) + opening.nets(6):

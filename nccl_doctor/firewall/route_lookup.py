@@ -189,7 +189,7 @@ def find_route_faults(snapshot: Snapshot, dials: Iterable[FailedDial]) -> dict[F
         fault = known[key]
         if fault is not None:
             found[dial] = of_pair[dial.src, dial.dst] = fault
-    # of a name the kernels were not asked: what stops the same hosts by address stops it, too
+    # the kernels were not asked about a name: what blocks the same hosts by address blocks it, too
     for dial in dials:
         if (dial.src, dial.dst) in of_pair and dialled_address(hosts[dial.src], dial.address) != dial.address:
             found.setdefault(dial, of_pair[dial.src, dial.dst])
@@ -201,12 +201,12 @@ def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
 
     def merit(fault: RouteFault) -> int:
         if fault.kind == "no-way" and fault.way.to in diverted.values():
-            return 0  # the way back, to an address that the diverted route alone made the host send from
+            return 0  # the way back to a source address that the host only uses because of its diverted route
         if fault.kind == "down":
             return 4
-        if fault.kind in ("no-way", "no-address"):  # what surely stops the dial, before what may
+        if fault.kind in ("no-way", "no-address"):  # a certain cause comes before a possible one
             return 0 if fault.way.error is None else 3
-        # a filter that follows from a diverted route is that route
+        # a filter that only applies because of a diverted route counts as that route
         return 2 if fault.kind == "filtered" and fault.host not in diverted else fault.kind == "diverted"
 
     return max(faults, key=merit, default=None)
@@ -225,7 +225,7 @@ def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
     yield from _leaving(source, (out.prefers and _asked(source.facts, address, out.prefers)) or out)
     is_known = isinstance(target.facts.interfaces, Interfaces)
     if out.prefers is None or (is_known and interface_of(target.facts, address) is None):
-        return  # of packets to another machine's address, or to one that is translated, its kernel can tell nothing
+        return  # its kernel knows nothing about packets to another machine's address, or to a translated one
     yield from _coming(target, address, out.prefers)
     back = _asked(target.facts, out.prefers, address)
     if back is not None:
@@ -240,7 +240,7 @@ def _asked(facts: HostFacts, to: str, source: str | None) -> Way | None:
 
 def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
     assert host.facts is not None
-    # the narrowest network of the host's own in which an address of somebody else lies
+    # the narrowest subnet of the host that contains an address of another host
     attached = list(_networks_of(host.facts, way.to)) if interface_of(host.facts, way.to) is None else []
     network, name = max(attached, key=lambda pair: pair[0].prefixlen, default=(None, None))
     link = link_of(host.facts, name)

@@ -28,7 +28,7 @@ SYNTAX = {
 """The engines' versions for which the lines are valid."""
 _SIZES = {"vllm": ("-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-size", "-dp", "--data-parallel-size"),
           "sglang": ("--tp", "--tp-size", "--tensor-parallel-size", "--pp-size", "--dp-size")}  # fmt: skip
-Addresses = Mapping[str, str]  # by host, its own on the cluster's network, where that is known
+Addresses = Mapping[str, str]  # by host, its address in the cluster's network, if known
 
 
 def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Command, ...]:
@@ -117,7 +117,7 @@ def _ray(job: LaunchPlan, start: Start, own: str | None) -> Line:
 
 
 def _deepspeed(job: LaunchPlan, start: Start, own: str | None) -> Line:
-    del own  # only the master's is told
+    del own  # only the master's address is used
     if len(job.starts) == 1:
         return _line(start, {}, ("deepspeed", f"--num_gpus={start.nproc}"), job.script)
     if len({one.node.address for one in job.starts}) < len(job.starts):

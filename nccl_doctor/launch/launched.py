@@ -115,7 +115,7 @@ def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float
     last = LastCheck(digest=digest, checked_at=checked_at, complete=whole, errors=errors, torch=oldest, hosts=checked)
     if path is None:
         return
-    # Where it can't be written, launch says that no check is known, which is true for it.
+    # If it can't be written, launch says that the cluster has not been checked, which is then true for it.
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(path, last.model_dump_json().encode(), private=True)
@@ -178,7 +178,7 @@ class Wishes(NamedTuple):
     form: str = "shell"
     use_env: bool = False
     diagnosable: bool = False
-    diagnostics: bool = False  # NCCL's own, at every start
+    diagnostics: bool = False  # NCCL's own diagnostics, at every start
     batch_size: int | None = None
 
 

@@ -64,7 +64,7 @@ def takes_local_addr(job: LaunchPlan) -> bool:
 
 
 def _c10d(job: LaunchPlan, start: Start) -> Line:
-    # Its workers' master is else whatever the host's own name resolves to.
+    # Otherwise its workers' master is whatever the host's own name resolves to.
     here = start.node.address == "localhost" or is_loopback(start.node.address)
     own = [f"--local_addr={start.node.address}"] if takes_local_addr(job) and not here else []
     options = [

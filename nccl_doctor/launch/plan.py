@@ -48,7 +48,7 @@ class CheckedHost(FrozenModel):
 
     nproc: int
     gpus: int | None = None
-    address: IpAddress | None = None  # by which the others reach it
+    address: IpAddress | None = None  # address at which the other hosts reach it
     variables: dict[str, str] = Field(default_factory=dict)
 
 
@@ -135,7 +135,7 @@ def plan(
         starts.append(_start(node, first, checked.get(node.name)))
     job = LaunchPlan(cluster, tuple(starts), script, torch)
     for start in starts:
-        # What a name resolves to is not known here: an address in place of a name, or the reverse, may well be right.
+        # A name's addresses are unknown here: an address in place of a name, or the reverse, may be right.
         other = [start.node.env[name] for name in ADDRESSES if name in start.node.env]
         alike = [one for one in other if (numeric(one) is None) != (numeric(cluster.master_addr) is None)]
         masters = names_of(cluster, alike)
@@ -149,13 +149,13 @@ def plan(
 def _start(node: Node, first: int, checked: CheckedHost | None) -> Start:
     count = _count(node, checked) or 1
     named = named_devices(node.cuda_visible_devices)
-    # Options can contradict a hosts file, and both what the last check saw; without any GPU ranks are on CPUs.
+    # Options can contradict a hosts file, and both the last check; without any GPU, ranks run on CPUs.
     seen = checked.gpus or 0 if checked and node.cuda_visible_devices is None else 0
     there = len(named) or seen
     if there and count > there:
         ranks, hint = plural(count, "rank"), f"set nproc_per_node to {there}, or cuda_visible_devices"
         raise UsageError(f"{node.name} is to start {ranks} and has {plural(there, 'GPU')}; {hint}")
-    own = {name: value for name, value in node.env.items() if name not in OF_A_JOB}  # the launcher sets those
+    own = {name: value for name, value in node.env.items() if name not in OF_A_JOB}  # the launcher sets the other ones
     variables = {**(checked.variables if checked else {}), **own}
     if node.cuda_visible_devices is not None:
         variables["CUDA_VISIBLE_DEVICES"] = node.cuda_visible_devices
@@ -215,7 +215,7 @@ def _planned(name: str, value: str, place: PlannedNode) -> str | None:
         same = (host or value).strip("[]") in place.masters and (not host or told == str(port))
         return None if same else f"the master is {place.cluster.master_addr}:{port}"
     if name in NODES:
-        count, (least, _, most) = len(place.cluster.nodes), value.partition(":")  # torchrun takes "2" and "1:4"
+        count, (least, _, most) = len(place.cluster.nodes), value.partition(":")  # torchrun accepts "2" and "1:4"
         spans = least.isdigit() and (most or least).isdigit() and int(least) <= count <= int(most or least)
         return None if spans else f"there {'is 1 node' if count == 1 else f'are {count} nodes'}"
     if name in COUNTS:

@@ -74,7 +74,7 @@ def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
         head = shell.script(HEAD, name=name, nodes=len(nodes), extra=_joined(extra), port=port, exports=exports)
         where = shell.script("")
     cases, nproc = shell.script(""), shell.script("{count}", count=counts[0])
-    if not even:  # the ranks by node's name
+    if not even:  # ranks by name of the node
         case = "  {name}) nproc={nproc} ;;\n"
         lines = [shell.script(case, name=shell.argument(one.node.name), nproc=one.nproc) for one in job.starts]
         cases = shell.script('case "$SLURMD_NODENAME" in\n{lines}esac\n', lines=_joined(lines))

@@ -29,7 +29,7 @@ def in_context(log: Log) -> list[Event]:
     every = [event for reading in log.readings for event in (*reading.events, *from_text(reading.events))]
     scene = Scene(every, log, {reading.name: reading for reading in log.readings})
     _run(scene, Stage.MEANING, Stage.RECOVERY)
-    # what a run met on its way to a good end was overcome, but for a cause
+    # faults before a successful end were overcome, except for a cause
     scene.events = [e for e in scene.events if e.line >= scene.sources[e.file].well or e.grade is Grade.ROOT]
     readings, facts = last_run(log.readings, log.facts)
     scene.log = replace(log, readings=readings, facts=facts)
@@ -39,7 +39,7 @@ def in_context(log: Log) -> list[Event]:
     scene.names = faults(scene.events)
     weighed = [_weighed(event, scene) if event.grade is Grade.HINT else event for event in scene.events]
     left = [event for event in weighed if event.grade > Grade.HINT]
-    # the codes that a process passed up after a line that says what failed
+    # exit codes that a process passes on after a line that says what failed
     named = {(e.prefix.host, e.prefix.pid) for e in left if e.wording != RETURN_CODE}
     scene.events = [e for e in left if e.wording != RETURN_CODE or (e.prefix.host, e.prefix.pid) not in named]
     if not facts.ended_well and not log.joined:
@@ -118,7 +118,7 @@ def causes(log: Log) -> tuple[Cause, ...]:
     order = _order(events)
     groups = grouped((event.name, event) for event in sorted(events, key=order))
     equal = [group for group in groups.values() if group[0].grade is next(iter(groups.values()))[0].grade]
-    # what another of its weight explains is no cause: an adapter that failed for want of memory
+    # a line that another one of the same weight explains is not a cause: an adapter that failed for lack of memory
     explained = {name for group in equal for name in _effects(group[0].name)}
     first = next((group for group in equal if group[0].name not in explained), equal[0])
     others = [group for group in groups.values() if group is not first]

@@ -126,7 +126,7 @@ class Investigation:
             self._dump += data
             if len(self._dump) <= flight.MAX_BYTES:
                 return []
-            data, self._dump = bytes(self._dump), None  # longer than any record, so that it is a log
+            data, self._dump = bytes(self._dump), None  # longer than any recorder's dump, so it is a log
         if self._small is not None:
             self._small.setdefault(self._reader.reading.name, bytearray()).extend(data)
             if sum(map(len, self._small.values())) > SMALL:
@@ -163,7 +163,7 @@ class Investigation:
         found = causes(self.log)
         if self._small and self._reader is None and (not found or found[0].grade < Grade.LIKELY):
             found = self._read_again(found)
-        if self._small:  # rings, trees and ways: of long logs they are not read
+        if self._small:  # rings, trees and transports: not read from long logs
             drawn = facts_of(decode(b"".join(self._small.values())).splitlines(), CHANNEL_RULES)
             facts = self.log.facts
             facts.rings, facts.trees = drawn.rings, drawn.trees

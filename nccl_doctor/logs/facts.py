@@ -310,7 +310,7 @@ class Facts:
 
     def _init(self, match: re.Match[str], prefix: Prefix) -> None:
         if number(match["size"]) == 1:
-            return  # a communicator of one rank waits for nobody
+            return  # a communicator of one rank waits for no other
         done = match["end"] == "COMPLETE"
         process = self._reached(prefix, Milestone.COMPLETE if done else Milestone.INIT_START)
         self._note_rank(process, match)

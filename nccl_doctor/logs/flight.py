@@ -271,7 +271,7 @@ def compare(dumps: Iterable[Dump]) -> Disagreement | None:
         if late is not None and (not behind or members[group] & lingering):
             continue
         if open_ and open_ < set(did) and not (behind or found.absent or found.minority):
-            late, lingering = found, open_  # all came and some have left: the others may be about to
+            late, lingering = found, open_  # all have arrived and some have left: the others may be about to
         elif open_ or (len(did) > 1 and found.minority):
             return found
     return late

@@ -259,7 +259,7 @@ def rank_progress(facts: Facts) -> RankProgress:
         if process.rank is not None:
             reached.setdefault(process.milestone, set()).update({process.rank}, process.ranks)
     ranks = set().union(*reached.values()) if reached else set()
-    # a communicator of all is complete on one rank only once all have met (init.cc, bootstrap's last barrier)
+    # a communicator of all ranks is complete on one rank only after all have met (init.cc, bootstrap's last barrier)
     whole = [one for one in facts.processes.values() if one.world_size == facts.world_size]
     met = reached.keys() == {Milestone.COMPLETE} and bool(whole)
     return RankProgress(

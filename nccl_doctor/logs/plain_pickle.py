@@ -57,7 +57,7 @@ class _Machine:
             self._room -= _COST
             if self._room < 0:
                 raise CrowdedError(f"it takes more than {MOST_MEMORY >> 20} MiB of memory")
-            if code == _BINGET and type(text := memo[data[self._at]]) is str:  # every second opcode of torch's
+            if code == _BINGET and type(text := memo[data[self._at]]) is str:  # every second opcode in torch's pickles
                 self._at += 1
                 push(text)
             elif code == _STOP:
@@ -86,7 +86,7 @@ class _Machine:
     def text(self, form: struct.Struct) -> None:
         raw = self._take(form.unpack(self._take(form.size))[0])
         self._room -= len(raw) if raw.isascii() else 4 * len(raw)
-        if self._room >= 0:  # else :meth:`run` says so
+        if self._room >= 0:  # otherwise :meth:`run` raises
             self._stack.append(raw.decode("utf-8", "replace"))
 
     def mark(self) -> None:
@@ -144,7 +144,7 @@ class _Machine:
         assert isinstance(owner.value, dict)
         keys, values = items[::2], self._held(owner, items[1::2])
         if len(keys) != len(values) or not all(isinstance(key, str) for key in keys):
-            raise NotPlainError("a key that is not a text")  # numbers can be chosen so that all have one hash
+            raise NotPlainError("a key that is not a text")  # numbers can be chosen so that all have the same hash
         self._room -= _COST * len(keys)
         owner.value.update(zip(keys, values, strict=True))
 

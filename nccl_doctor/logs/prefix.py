@@ -116,7 +116,7 @@ _TAGS: tuple[re.Pattern[str], ...] = tuple(
                 r"(?P<date>\d{4}-\d\d-\d\d)T(?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d) "
                 r"(?P<host>[\w.-]+) (?:[\w./@-]+\[\d+\]|kernel): "
             ),
-            # times, with or without brackets, zones and levels behind them
+            # times, with or without brackets, followed by zones and levels
             (
                 r"\|? ?[\[(]?(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T _](?P<clock>\d\d:\d\d:\d\d)(?:[.,]\d+)?"
                 r"(?: ?(?:Z|[+-]\d\d:?\d\d)| UTC)?(?: TP(?P<rank>\d+)(?=\])|(?: [A-Z]+\d+)*)[\])]? ?\|? ?"
@@ -250,7 +250,7 @@ def _peel_tags(record: str, found: dict[str, str]) -> int:
             break
         for name, value in tag.groupdict().items():
             if value and (name == "rank" or name not in found):
-                # torch's own [rank25] stands behind mpirun's [1,3], which counts the launchers
+                # torch's own [rank25] follows mpirun's [1,3], which counts the launchers
                 found[name] = value
         position = tag.end()
     return position

@@ -75,7 +75,7 @@ class Reader:
         return events
 
     def _judge(self, line: Line) -> Iterator[Event]:
-        for piece in line.data.split(b"\r"):  # what a progress bar wrote over itself is no part of the message
+        for piece in line.data.split(b"\r"):  # text that a progress bar overwrote is not part of the message
             shown, text = without_bars(decode(piece))
             for start, end in records(text):
                 self.order += 1
@@ -115,7 +115,8 @@ class Reader:
     def _event(self, rule: LogRule, match: re.Match[str], number: int, shown: str) -> Iterator[Event]:
         part = match.string
         prefix = peel(part)
-        if _REPORT in part:  # a rank prints it for all others: what it names is at fault, and not who says so
+        # a rank prints it for all others: the rank named in it is at fault, not the one that prints it
+        if _REPORT in part:
             prefix = replace(prefix, host=match.groupdict().get("host"), rank=None, pid=None)
         name, grade, message = rule.name, rule.grade, part[prefix.start :].strip() or part
         general = name in having("of_catalogue")
@@ -245,7 +246,7 @@ def from_answer(answer: RasAnswer, event: Event) -> list[Event]:
 
 
 def _ras_events(answer: RasAnswer, lines: Sequence[Event]) -> Iterator[Event]:
-    ranks: dict[tuple[str | None, int | None], int] = {}  # the first of each process
+    ranks: dict[tuple[str | None, int | None], int] = {}  # the first line of each process
     for communicator in answer.communicators:
         for rank in (*communicator.missing, *(rank for group in communicator.groups for rank in group.ranks)):
             ranks.setdefault((rank.host, rank.pid), rank.rank)

@@ -128,7 +128,7 @@ class _Pipe(io.RawIOBase):
 
 def _opened(path: Path) -> io.BufferedReader:
     """Return the open file; a named pipe only if a writer comes in time, since opening it could block for ever."""
-    unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): who writes to it came before it, or is gone
+    unnamed = str(path).startswith(("/dev/", "/proc/"))  # <(command): its writer started before, or is gone
     if unnamed or not stat.S_ISFIFO(path.stat().st_mode):
         return path.open("rb")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -147,7 +147,7 @@ def _first_words(path: Path, descriptor: int) -> bytes:
     while True:
         try:
             first = os.read(descriptor, BLOCK)
-        except BlockingIOError:  # somebody has it open, and says nothing yet
+        except BlockingIOError:  # a writer has it open, but has written nothing yet
             return b""
         if first:
             return first

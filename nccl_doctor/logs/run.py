@@ -62,7 +62,7 @@ class Ahead:
             for start in range(0, max(size, 1), _PART)
         ]
         self._tail = TAIL if len(sizes) <= _FEW else TAIL // 4
-        all_wordings()  # made once, for all processes
+        all_wordings()  # built once, for all processes
         self._pool = multiprocessing.get_context("fork").Pool(processes(), _quietly)
         self._read = self._pool.imap(_read, self._parts, chunksize=1 if len(self._parts) < 64 else 4)
 

@@ -51,7 +51,7 @@ class Table:
     """Patterns compiled for the first pass."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        import re2  # ten milliseconds that most commands need not spend
+        import re2  # importing it takes 10 ms, and most commands don't need it
 
         self._filter = re2.Filter()
         for pattern in patterns:
@@ -66,7 +66,8 @@ class Table:
     def wanted(self, data: bytes, first: int, last: int) -> frozenset[int]:
         """Return the patterns that may match in a part; those of fewer than three letters only if ``^C`` occurs."""
         found = self.rules(memoryview(data)[first:last])
-        short = data.find(b"^", first, last) >= 0 and data.find(b"^C", first, last) >= 0  # one letter is found fast
+        # searching for one letter is fast
+        short = data.find(b"^", first, last) >= 0 and data.find(b"^C", first, last) >= 0
         return found if short else found - self._short
 
 

@@ -113,7 +113,7 @@ class Case:
         """
         facts, address, own = self.log.facts, self.address, self.interface()
         ranks = [*(self.rank_of(event) for event in self.cause.events), facts.summary_rank]
-        # the rank that tells the consequences, where one alone does: it is the one whose log this is
+        # if only one rank reports the consequences, it is the rank of this log
         after = {self.rank_of(event) for _, events in self.cause.follows for event in events} - {None}
         ranks += after if len(after) == 1 else ()
         found = {

@@ -92,7 +92,7 @@ def finding(case: Case) -> Finding:
     """Return the finding for a cause, in the form of a live check."""
     shown = signs()[case.cause.name]
     advice = shown.advice(case)
-    of_rank = advice.message.startswith(("rank", "a rank"))  # a host's name stays as it is written
+    of_rank = advice.message.startswith(("rank", "a rank"))  # a host's name is not capitalised
     return Finding(
         hosts=case.hosts,
         message=capital(advice.message) if of_rank else advice.message,

@@ -153,7 +153,7 @@ def faults(nccl: ClusterNccl) -> Iterator[Fault]:
 
 def _no_interface(nccl: ClusterNccl, side: HostNccl) -> Fault | None:
     failure = side.choice.bootstrap
-    if not isinstance(failure, Failure) or "NCCL_COMM_ID" in side.variables:  # env-bad-value tells of that one
+    if not isinstance(failure, Failure) or "NCCL_COMM_ID" in side.variables:  # env-bad-value reports that one
         return None
     wanted = nccl.wanted(side.host)
     links = ((entry.interface, side.link(entry.interface)) for entry in side.interfaces.addresses)
@@ -202,7 +202,7 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> Fault |
 def _is_anothers_fault(nccl: ClusterNccl, side: HostNccl, chosen: Chosen, causes: set[Cause]) -> bool:
     if is_private(side, chosen.name):
         return False
-    # In a pod there is mostly no interface that NCCL could be told to take instead.
+    # In a pod there is usually no other interface for NCCL to use.
     addresses = [entry for entry in side.interfaces.addresses if not address_of(entry.address).is_loopback]
     others = [entry for entry in addresses if entry.interface.partition(":")[0] != chosen.name]
     if causes <= {Cause.NO_ROUTE, Cause.SILENT, Cause.GATEWAY} and not others:

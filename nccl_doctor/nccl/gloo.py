@@ -68,7 +68,7 @@ def exact(interfaces: Interfaces, name: str, reason: str) -> Chosen | None:
     return next((Chosen(name, address, reason) for address in found), None)
 
 
-Reaches = Callable[[str, str], bool]  # True where a host (its name) may reach an address
+Reaches = Callable[[str, str], bool]  # whether a host (by name) can reach an address
 
 
 def lost_to(host: str, addresses: Mapping[str, str], reaches: Reaches) -> tuple[str, ...]:

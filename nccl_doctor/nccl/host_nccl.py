@@ -28,12 +28,12 @@ class HostNccl:
     machine: str | None  # equal for two nodes on one machine and in one network namespace (containers share a boot id)
     interfaces: Interfaces
     routes: tuple[Route, ...] | Unknown
-    unreachable: dict[str, str]  # addresses to which the kernel has no way, with the errno name that it gave
+    unreachable: dict[str, str]  # addresses without a route, with the name of the kernel's errno
     variables: dict[str, Variable]
     version: Version | None
-    choice: Choice  # of libnccl where it was asked, else of the model
+    choice: Choice  # libnccl's choice if it was queried, otherwise the model's
     source: Literal["libnccl", "model"]
-    # what libnccl and the model say, where they differ; of the model's source, how libnccl failed
+    # the answers of libnccl and the model, if they differ; for a model's choice, why libnccl failed
     disagreement: str | None = None
 
     @property
@@ -111,10 +111,11 @@ def host_nccl(
         if version is None
         else choose(facts.interfaces, values, version, names)
     )
-    # what kept libnccl from answering is no answer: the model's stands, and the report says whose it is
+    # if libnccl could not answer, the model's answer stands, and the report says so
     answer = facts.libnccl if asked_as_is and isinstance(facts.libnccl, LibncclAnswer) else None
     answered = None
-    if answer is not None and answer.address is not None:  # where its log line could not be read, by the id's address
+    # if its log line could not be parsed, by the address in its id
+    if answer is not None and answer.address is not None:
         owners = (entry.interface for entry in facts.interfaces.addresses if entry.address == answer.address)
         name = answer.interface if answer.interface is not None else next(owners, None)
         answered = None if name is None else Chosen(name, answer.address, "libnccl itself says so")

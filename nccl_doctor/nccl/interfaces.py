@@ -29,7 +29,7 @@ from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Names, Re
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import Address, numeric
 
-MAX_TOKENS = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: what comes after the sixteenth token is not read
+MAX_TOKENS = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: further tokens are ignored
 
 
 @dataclass(frozen=True)

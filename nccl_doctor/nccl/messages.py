@@ -33,7 +33,7 @@ from nccl_doctor.text.bounds import safe_regex
 _PLACE = re.compile(r"%(?:[-+ #0]*\d*(?:\.\d+)?)(?:hh|h|ll|l|z|j|t)?([diouxXcspfgem%])")
 _PLACES = {"d": r"-?\d+", "i": r"-?\d+", "u": r"\d+", "x": r"[0-9a-fA-F]+", "X": r"[0-9a-fA-F]+", "o": r"[0-7]+"}
 _WORD = re.compile(r"[A-Za-z0-9_]+")
-_LEAST = 8  # A template needs a plain part of this length, else it would claim any text
+_LEAST = 8  # a template needs a literal part of this length, otherwise it would match any text
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _entries() -> dict[str, list[tuple[int, _Entry]]]:
     by_word: dict[str, list[tuple[int, _Entry]]] = {}
     ordered = sorted(long_enough, key=lambda entry: (-len(entry.plain), -len(entry.meaning.template)))
     for place, entry in enumerate(ordered):
-        # The first and the last word may go on in what a place of the template stands for.
+        # The first and the last word may continue in the text of a placeholder.
         whole = max(_WORD.findall(entry.plain)[1:-1], key=len, default="")
         by_word.setdefault(whole, []).append((place, entry))
     return by_word
@@ -134,7 +134,7 @@ class PortError:
 
     # "in-use"; "privileged": for root; "handed-over": a socket for another port; "ephemeral": NCCL's own bind
     kind: Kind
-    port: int | None  # None where the wording has none; it is MASTER_PORT's then, but for "ephemeral"
+    port: int | None  # None if the message has none; it is MASTER_PORT then, except for "ephemeral"
     line: str
 
     @property

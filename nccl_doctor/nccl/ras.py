@@ -42,10 +42,10 @@ class RasRank:
     host: str | None = None
     pid: int | None = None
     gpu: int | None = None
-    status: str = ""  # INIT, RUNNING, FINALIZE or ABORT; "" where the answer does not say it of this rank
+    status: str = ""  # INIT, RUNNING, FINALIZE or ABORT; "" if the answer does not give it for this rank
     error: str = ""
-    counts: dict[str, int] = field(default_factory=dict)  # collective to the number of those launched so far; JSON only
-    dead: bool = False  # RAS holds its process for dead, not merely silent
+    counts: dict[str, int] = field(default_factory=dict)  # by collective, the number launched so far; JSON only
+    dead: bool = False  # RAS considers its process dead, not only silent
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class RankGroup:
     """Ranks of one communicator with the same values, of those that differ among its ranks."""
 
     topic: str  # a collective's name ("AllReduce"; "collective" in NCCL 2.24 and 2.25), "status" or "error"
-    value: int | str  # collectives launched, a status, or NCCL's word for an error
-    size: int  # how many ranks; ``ranks`` are those that the answer names, perhaps none
+    value: int | str  # collectives launched, a status, or NCCL's name of an error
+    size: int  # number of ranks; ``ranks``: those named in the answer, perhaps none
     ranks: tuple[RasRank, ...] = ()
 
 
@@ -66,9 +66,9 @@ class Communicator:
     # None in text, which says it of groups of communicators only; ``ranks``: all that answered; JSON only
     size: int | None = None
     ranks: tuple[RasRank, ...] = ()
-    missing: tuple[RasRank, ...] = ()  # ranks of which no data came; ``missing_count`` of them, named or not
+    missing: tuple[RasRank, ...] = ()  # ranks without data; ``missing_count``: their number, named or not
     missing_count: int = 0
-    groups: tuple[RankGroup, ...] = ()  # how the ranks differ, largest group first; empty where they agree
+    groups: tuple[RankGroup, ...] = ()  # how the ranks differ, largest group first; empty if they agree
 
     def launched(self) -> dict[str, tuple[RankGroup, ...]]:
         """Return collectives with different counts, each with its groups of ranks, furthest behind first."""
@@ -82,12 +82,13 @@ class RasAnswer:
 
     nccl_version: str = ""
     communicators: tuple[Communicator, ...] = ()
-    # processes that gave no data in time; ``missing_count`` of them, named or not. Text only.
+    # processes that gave no data in time; ``missing_count``: their number, named or not. Text only.
     missing: tuple[RasProcess, ...] = ()
     missing_count: int = 0
     dead: tuple[RasProcess, ...] = ()  # processes that RAS no longer reaches; ``dead_count`` likewise
     dead_count: int = 0
-    statuses: tuple[str, ...] = ()  # of the groups of communicators: NOCOMM, INIT, RUNNING, FINALIZE, ABORT. Text only.
+    # statuses of the groups of communicators: NOCOMM, INIT, RUNNING, FINALIZE, ABORT. Text only.
+    statuses: tuple[str, ...] = ()
     timeouts: int = 0
 
 
@@ -202,7 +203,7 @@ def parse_lines(lines: Iterable[str]) -> RasAnswer:
     return reader.answer()
 
 
-_ERRORS = {  # ncclResult_t in the words of the text form
+_ERRORS = {  # ncclResult_t as the text form prints it
     1: "Unhandled CUDA error",
     2: "System error",
     3: "Internal error",
@@ -217,7 +218,7 @@ _MISSING_COMMA = re.compile(r"([}\d])(\s*)(?=\{|\"status\")")  # of missing rank
 
 _MOST_VALUES, _MOST_CONTAINERS, _DEEPEST = 2_000_000, 200_000, 8
 """Limits for an answer: a rank has three objects and some thirty values, and RAS sends at most 8 MiB."""
-_MOST_TOPICS = 64  # Collectives by name, of all ranks together: NCCL knows a dozen
+_MOST_TOPICS = 64  # names of collectives, of all ranks together: NCCL knows a dozen
 
 _Count = Annotated[int, Field(ge=0, lt=1 << 64)]
 _Small = Annotated[int, Field(ge=-1, lt=1 << 31)]
@@ -333,7 +334,7 @@ def _groups(ranks: tuple[RasRank, ...]) -> Iterator[RankGroup]:
             yield RankGroup(topic, value, len(members), tuple(members))
 
 
-_MOST_LINES = 200_000  # Of a report: more than fit into the 8 MiB of it that are taken from a host
+_MOST_LINES = 200_000  # lines of a report: more than fit into the 8 MiB that are read from a host
 
 
 def parse(text: str) -> RasAnswer:

@@ -81,10 +81,10 @@ class GidChoice:
     entry: RdmaGid | None
     why: str
     pinned: bool = False
-    unread: bool = False  # the table was not read so far
+    unread: bool = False  # the table was only read up to here
 
 
-BEYOND = 31  # entries behind the last one in use that the probe has read as well (probe/facts/rdma.py)
+BEYOND = 31  # entries after the last one in use that the probe reads, too (probe/facts/rdma.py)
 
 
 def choose_gid(port: RdmaPort, variables: Variables, version: Version) -> GidChoice:
@@ -116,7 +116,7 @@ def _at(index: int, table: Mapping[int, RdmaGid], port: RdmaPort, why: str, *, p
     return GidChoice(index, entry, why, pinned, unread)
 
 
-EMPTY = "::"  # an entry that is empty reads as this address, which is of IPv6
+EMPTY = "::"  # an empty entry reads as this address, which is IPv6
 
 
 def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, version: Version) -> int:
@@ -354,7 +354,7 @@ def _by_path(entries: Sequence[Entry], variables: Variables, version: Version, *
     while left:
         first, *others = left
         group = [first, *(other for other in others if near(first, other))][:most]
-        if len({entry.port.link_layer for entry in group}) > 1:  # refused, and the search goes on without
+        if len({entry.port.link_layer for entry in group}) > 1:  # refused; the search continues without it
             apart |= {(first.index, other.index) for other in group}
             continue
         groups.append(group)

@@ -26,10 +26,11 @@ from nccl_doctor.snapshot.mesh import Mesh, RdmaDial, groups
 from nccl_doctor.snapshot.system import RdmaGid
 from nccl_doctor.text.inet import Address, Network, network_of
 
-EVERY_PAIR_UP_TO = 16  # hosts; beyond, each is compared with the first one and with its neighbours in the ring
+# hosts; in larger clusters, each is compared with the first one and with its neighbours in the ring
+EVERY_PAIR_UP_TO = 16
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
-WHOLE = ("RoCE v2 IPv4", "RoCE v2 IPv6")  # kinds of GID that cross networks
-LISTED = 2  # members of the listening device whose GIDs the other side learns
+WHOLE = ("RoCE v2 IPv4", "RoCE v2 IPv6")  # kinds of GID that work across subnets
+LISTED = 2  # members of the listening device whose GIDs the other side receives
 
 
 class Cause(Enum):
@@ -39,7 +40,7 @@ class Cause(Enum):
     GID = "GID"  # the index is empty on one side, or of another type or family
     NETWORK = "network"
     PKEY = "partition key"
-    SILENT = "silent"  # nobody answered between the two interfaces
+    SILENT = "silent"  # nothing answered between the two interfaces
 
 
 @dataclass(frozen=True)

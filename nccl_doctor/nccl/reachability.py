@@ -25,7 +25,7 @@ from nccl_doctor.text.inet import address_of, network_of
 PRIVATE_KINDS = ("bridge", "dummy", "loopback")
 """Kinds of link that may exist only inside a host (snapshot.Link.kind)."""
 
-LOST = ("timed-out", "no-route", "unreachable")  # Outcomes of a dial that found nobody; a refusal comes from somebody
+LOST = ("timed-out", "no-route", "unreachable")  # outcomes of a dial that reached nothing; a refusal is an answer
 
 
 class Reachable(Enum):
@@ -68,7 +68,7 @@ def reach(source: HostNccl, target: HostNccl, address: str, mesh: Mesh | None) -
     between = mesh.failures.get((source.host, target.host), ()) if mesh is not None else ()
     failed = next((dial for dial in between if dial.address == address), None)
     answered = mesh.answered.get(target.host, {}).get(address, ()) if mesh is not None and failed is None else ()
-    # hosts that could not reach each other by the first net were tried by others
+    # hosts that could not reach each other in the first subnet were tried in others
     elsewhere = mesh.elsewhere.get(target.host, {}) if mesh is not None else {}
     if source.host in elsewhere.get(address, ()) or source.host in answered:
         return PairReach(source.host, Reachable.YES, f"connected to {address}")
@@ -163,11 +163,11 @@ def is_private(target: HostNccl, interface: str) -> bool:
     return all(route.gateway is None or route.interface != link.name for route in routes)
 
 
-EVERYBODY_UP_TO = 128  # Hosts; as many as the port mesh dials all pairs of
+EVERYBODY_UP_TO = 128  # hosts up to which the port mesh dials all pairs
 
-MOST_KINDS = 16  # Sets of routes, the rarest first, of which one host each is asked about every address
+MOST_KINDS = 16  # sets of routes, the rarest first; one host of each is asked about every address
 
-MOST_OWNERS = 8  # Of one address, which are told apart from everybody else
+MOST_OWNERS = 8  # owners of one address that are considered separately
 
 
 class Peers:

@@ -20,7 +20,7 @@ from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, addresses_by_name
 from nccl_doctor.text.inet import Network, network_of, prefix_length
 
-Plan = dict[str, str]  # The interface to use, by host
+Plan = dict[str, str]  # by host, the interface to use
 
 _MOST_NETS = 64
 """Most networks to try for all hosts; a Kubernetes node may have thousands of addresses, each its own network."""

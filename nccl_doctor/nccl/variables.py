@@ -41,7 +41,7 @@ SYSTEM_FILE = "/etc/nccl.conf"
 USER_FILE = "/.nccl.conf"
 """End of the path of the user's own file; NCCL reads the home directory from the password database."""
 
-LONGEST = 1023  # Bytes of a name or a value in a config file; NCCL cuts off the rest
+LONGEST = 1023  # bytes of a name or a value in a config file; NCCL cuts off the rest
 
 _DOUBT = f"NCCL reads NCCL_CONF_FILE from {show(CONF_FILE)} on, and which one runs there is not known"
 
@@ -105,7 +105,7 @@ def _with_files(
     return found
 
 
-PLUGIN_PREFIXES = (  # Names that begin so belong to a plugin or a tool, which may know any number of them
+PLUGIN_PREFIXES = (  # names with these beginnings belong to a plugin or a tool, which may have any number of them
     "NCCL_OFI_",  # aws-ofi-nccl
     "NCCL_FASTRAK_",  # Google's net plugins
     "NCCL_GPUDIRECTTCPX_",
@@ -127,7 +127,7 @@ _TORCHS = "BLOCKING_WAIT ASYNC_ERROR_HANDLING DESYNC_DEBUG ENABLE_TIMING USE_COM
 PYTORCH_NAMES = frozenset(f"NCCL_{part}" for part in _TORCHS.split())
 """Variables of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, which are called TORCH_NCCL_… from torch 2.2 on."""
 
-CLOSE = 0.8  # difflib's ratio from which a name counts as misspelt; NCCL_SOCKET_IFNAMES is 0.97 from its model
+CLOSE = 0.8  # difflib's ratio from which a name counts as misspelt; NCCL_SOCKET_IFNAMES has 0.97
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ WORDS: dict[str, tuple[str, ...]] = {
 (src/graph/tuning.cc).
 """
 
-EXACT_WORDS: dict[str, tuple[str, ...]] = {  # Case counts (``strcmp``)
+EXACT_WORDS: dict[str, tuple[str, ...]] = {  # case-sensitive (``strcmp``)
     "NCCL_SOCKET_FAMILY": ("AF_INET", "AF_INET6"),
     "NCCL_IB_ADDR_FAMILY": ("AF_INET", "AF_INET6"),
     "NCCL_P2P_LEVEL": PATHS,
@@ -204,7 +204,7 @@ EXACT_WORDS: dict[str, tuple[str, ...]] = {  # Case counts (``strcmp``)
 
 RANGES: dict[str, tuple[int, int]] = {
     "NCCL_IB_TIMEOUT": (0, 31),  # five bits of the queue pair (ibv_modify_qp(3))
-    "NCCL_IB_RETRY_CNT": (0, 7),  # three bits, likewise
+    "NCCL_IB_RETRY_CNT": (0, 7),  # three bits
     "NCCL_IB_SL": (0, 15),
     "NCCL_IB_TC": (0, 255),
     "NCCL_IB_GID_INDEX": (-1, 255),
@@ -308,7 +308,7 @@ def _judge_ifname(value: str) -> BadValue | None:
 RAILS: Version = (2, 30, 7)
 """The first version that reads a rail and a plane in NCCL_IB_HCA, and routes by subnets."""
 
-MOST_PORTS = 32  # ``MAX_IB_DEVS``: of the list, and of the items of NCCL_IB_HCA
+MOST_PORTS = 32  # ``MAX_IB_DEVS``: for the list, and for the items of NCCL_IB_HCA
 INT64 = range(-(2**63), 2**63)
 Variables = Mapping[str, str]
 

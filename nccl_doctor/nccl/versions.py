@@ -30,16 +30,16 @@ class Behaviour:
     # "^=" is read as "exclude" and "exact". Before 2.7.3 only the first character is a sign (src/misc/utils.cc
     # ``parseStringList`` of 2.4, taken for 2.5 and 2.6 too; src/include/socket.h ``findInterfaces`` of 2.7.3).
     both_signs: bool = False
-    # what it prints where nothing is found. From 2.4.8 the bootstrap looks for itself (src/bootstrap.cc
+    # its message if nothing is found. From 2.4.8 on the bootstrap searches itself (src/bootstrap.cc
     # ``bootstrapNetInit``), before it asked NET/Socket (src/transport/net_socket.cc).
     bootstrap_words: str = "NET/Socket : no interface found"
     conf_file: bool = False  # NCCL_CONF_FILE is read, from 2.23.4 (src/misc/param.cc ``initEnv``)
-    # the ncclResult_t then: 3 ncclInternalError, from 2.24.3 5 ncclInvalidUsage (src/bootstrap.cc)
+    # the ncclResult_t in that case: 3 ncclInternalError, from 2.24.3 on 5 ncclInvalidUsage (src/bootstrap.cc)
     nothing_found: int = 3
-    # interfaces without IFF_RUNNING are passed over, from 2.28.3 (src/misc/socket.cc, from 2.29.2 src/os/linux.cc
+    # interfaces without IFF_RUNNING are skipped, from 2.28.3 on (src/misc/socket.cc, from 2.29.2 on src/os/linux.cc
     # ``ncclOsFindInterfaces``)
     running_only: bool = False
-    # "virbr" stands behind "lo" in the default order, from 2.28.3 (src/misc/socket.cc ``ncclFindInterfaces``)
+    # "virbr" follows "lo" in the default order, from 2.28.3 on (src/misc/socket.cc ``ncclFindInterfaces``)
     virbr_last: bool = False
 
 
@@ -47,7 +47,7 @@ _SINCE_2_4_8 = replace(Behaviour(), bootstrap_words="Bootstrap : no socket inter
 _SINCE_2_7_3 = replace(_SINCE_2_4_8, both_signs=True)
 _SINCE_2_23_4 = replace(_SINCE_2_7_3, conf_file=True)
 _SINCE_2_24_3 = replace(_SINCE_2_23_4, nothing_found=5)
-CLASSES: tuple[tuple[Version, Behaviour], ...] = (  # Each behaviour with the first version that has it, oldest first
+CLASSES: tuple[tuple[Version, Behaviour], ...] = (  # each behaviour with the first version that has it, oldest first
     ((2, 4, 0), Behaviour()),
     ((2, 4, 8), _SINCE_2_4_8),
     ((2, 7, 3), _SINCE_2_7_3),
@@ -57,9 +57,9 @@ CLASSES: tuple[tuple[Version, Behaviour], ...] = (  # Each behaviour with the fi
 )
 
 OLDEST = CLASSES[0][0]
-CONF_FILE = next(since for since, how in CLASSES if how.conf_file)  # The first version that reads NCCL_CONF_FILE
+CONF_FILE = next(since for since, how in CLASSES if how.conf_file)  # the first version that reads NCCL_CONF_FILE
 
-NEWEST = (2, 32)  # The last series of which the variables, and their words, are known here
+NEWEST = (2, 32)  # the last series whose variables and values are known here
 
 _TORCH_2_8 = (2, 8)
 NCCL_OF_TORCH_2_8: Version = (2, 27, 3)
@@ -106,7 +106,7 @@ def show(version: Version) -> str:
 
 FIRST = (2, 2)
 RENAMED = (2, 9)
-ENTRIES = "2000"  # Collectives that each rank keeps; torch 2.13's own default
+ENTRIES = "2000"  # collectives that each rank keeps; torch 2.13's default
 
 
 def release(version: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from nccl_doctor.report.text import Screen, joined, wrap
 from nccl_doctor.text.hostlist import fold, grouped, plural
 from nccl_doctor.text.shell import clean, pasteable
 
-_FEW = 2  # hosts with commands of their own that are shown in full
+_FEW = 2  # hosts with their own commands that are shown in full
 _MOST_BY_HAND = 12
 
 
@@ -176,6 +176,6 @@ def script_of(host: str | None, steps: Sequence[Step]) -> str:
     lines = ["#!/bin/sh", f"# Commands of nccl-doctor for {clean(place)}; run them there{root}.", "set -e"]
     for step in steps:
         lines.append(f"# {step.mends} ({step.code})")
-        # an edit of the hosts file is no shell command
+        # an edit of the hosts file is not a shell command
         lines.append(f"# {clean(step.command)}" if step.settings or not pasteable(step.command) else step.command)
     return "\n".join(lines) + "\n"

@@ -15,7 +15,7 @@ from nccl_doctor.text.inet import endpoint
 from nccl_doctor.text.secrets import LEFT_OUT
 from nccl_doctor.text.shell import Line, clean, line, pasteable, script, words
 
-_OWNER = 36  # cells that a holder's command gets at least, left of its owner and age
+_OWNER = 36  # least width of a holder's command, left of its owner and age
 _SOCKETS = 4
 _HOLDERS = 2
 _PIDS = 12
@@ -140,13 +140,13 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
     if report.free or (report.port is None and report.ended):
         return
     call = words(["nccl-doctor", "fix-port", *report.arguments], {})
-    # a line for each job, where all are shown to be leftovers; else why not, and no line
+    # a line for each job, if all are proven leftovers; otherwise the reason, and no line
     refusal = next((job.refusal for job in report.jobs if job.refusal), None)
     if refusal is None and report.jobs:
         yield ["It is your own leftover process: its launcher has exited. End it:"]
         ends = []
         for job in report.jobs:
-            # with its start, so that no other process that has got its PID since is ended
+            # with its start time, so that no later process with the same PID is ended
             started = next(member.started for member in job.members if member.pid == job.root)
             ends.append(script("{call} --pid {pid}@{started} --kill", call=call, pid=job.root, started=started))
         yield list(map(_command, ends))

@@ -18,7 +18,7 @@ from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, cut, joined,
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 from nccl_doctor.text.shell import clean, pasteable
 
-_OUTCOMES: dict[PhaseOutcome, tuple[str, str]] = {  # the word and the style of each outcome
+_OUTCOMES: dict[PhaseOutcome, tuple[str, str]] = {  # word and style of each outcome
     "ok": ("ok", "green"),
     "warning": ("warn", "yellow"),
     "error": ("FAIL", "bold red"),
@@ -115,7 +115,7 @@ def where(found: Diagnosis) -> str:
 
 def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:
     shown = found.evidence if screen.verbose else found.evidence[:_EVIDENCE]
-    named: dict[str, str] = {}  # the file that a short name stands for, once its whole path was shown
+    named: dict[str, str] = {}  # by short name, the file whose full path was already shown
     for seen in shown:
         if isinstance(seen, LogLine):
             short = seen.file.rpartition("/")[2]
@@ -159,14 +159,14 @@ def by_place(fix: Fix) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     for (side, lines), hosts in alike.items():
         names = [host for host in hosts if host is not None]
         there = f"on {'each of ' if len(names) > 1 else ''}{fold(names)}" if names else ""
-        # this machine alone, without root, needs no word
+        # this machine alone, without root, needs no line
         here = "on this machine" if None in hosts and (fix.needs_root or len(alike) > 1 or names) else ""
         places = " and ".join(filter(None, (there, here)))
         place = f"O{places[1:]}{f', {side}' if side else ''}{', as root' if fix.needs_root else ''}:" if places else ""
         yield place, lines, all(map(pasteable, lines))
 
 
-_MATRIX = 32  # hosts up to which the mesh is drawn; of more the failed dials are told, folded
+_MATRIX = 32  # hosts up to which the mesh is drawn; in larger clusters failed dials are listed, folded
 
 
 def details(report: Report, screen: Screen) -> Iterator[list[str]]:
@@ -178,7 +178,7 @@ def details(report: Report, screen: Screen) -> Iterator[list[str]]:
         alike = grouped((fact, host.name) for host in report.hosts for fact in host.seen.items())
         order = {what: place for place, (what, _) in enumerate(alike)}
         seen = [(what, fold(names), text) for (what, text), names in alike.items()]
-        if seen:  # hosts that have the same together
+        if seen:  # hosts with the same values together
             yield table(("seen", "on", "what"), sorted(seen, key=lambda row: order[row[0]]), screen.prose)
         rows = [(c.code, c.name, c.outcome.value, c.reason or c.looked_at or "") for c in report.checks]
         yield table(("code", "check", "outcome", "why"), rows, screen.prose)

@@ -73,7 +73,7 @@ def _family(name: str, text: str, samples: Samples) -> str:
     """Return the lines of a metric with its samples; nothing if it has none."""
     series: dict[str, float] = {}
     for labels, value in samples:
-        # backslashes and quotes as the format wants them; line breaks are gone after cleaning
+        # backslashes and quotes are escaped for the format; cleaning has removed line breaks
         escaped = ((label, clean(word).replace("\\", "\\\\").replace('"', '\\"')) for label, word in labels.items())
         shown = ",".join(f'{label}="{word}"' for label, word in escaped)
         series[f"{name}{{{shown}}}" if labels else name] = value

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 class RenderOptions(NamedTuple):
     """Options for showing a document."""
 
-    color: bool = False  # whether escape sequences may repeat in colour what the words say
+    color: bool = False  # escape sequences may repeat in colour what the text says
     width: int = 80  # of the terminal, in cells; below 50 as 50
     verbose: bool = False  # with each host, check, dial and message size
-    quiet: bool = False  # only what was found and what could not be judged
-    # when the facts were taken, in seconds since 1970-01-01 UTC; None leaves the time out
+    quiet: bool = False  # only findings, and what could not be judged
+    # time of the facts, in seconds since 1970-01-01 UTC; None omits it
     observed_at: float | None = None
-    made_at: float | None = None  # when the report is made, likewise
-    asked_by: str = ""  # who called, "ann on login1"
-    # by code, the pages that ``explain`` prints, for a form that has room for them
+    made_at: float | None = None  # time of the report, likewise
+    asked_by: str = ""  # the caller, "ann on login1"
+    # by code, the pages that ``explain`` prints, for forms with room for them
     pages: Mapping[str, str] = MappingProxyType({})
-    fail_on: str = "error"  # the severity from which on a form for CI counts a failure; "never" counts none
+    fail_on: str = "error"  # severity from which on a form for CI counts a failure; "never" counts none
 
 
 _JSON = {"json": "render:render_json"}
@@ -55,7 +55,7 @@ FORMS: dict[str, dict[str, str]] = {
     "diff": {"human": "screens:render_diff", **_JSON, "html": "html.report:render_diff"},
     "codes": {"human": "screens:render_codes", **_JSON},
     "explain": {"human": "screens:render_page", **_JSON},
-    # they print no document of their own
+    # these commands print no document
     "mcp": {"human": "screens:render_page"},
     "schema": {"human": "screens:render_page"},
 }

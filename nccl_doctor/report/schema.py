@@ -46,7 +46,7 @@ DOCUMENTS: dict[str, tuple[type[Document], ...]] = {
 
 _BOUNDS = frozenset({"maxLength", "minLength", "maxItems", "maximum", "minimum", "pattern", "propertyNames"})
 _GROWING = (("FailedDial", "outcome"), ("RankReport", "stage"))
-_OF_SOME = ("entities", "page")  # of diagnoses: in logs, and where the package names a site
+_OF_SOME = ("entities", "page")  # fields of diagnoses that only logs have, or only packages that name a site
 
 
 def adapter_of(command: str) -> TypeAdapter[Document]:

@@ -39,7 +39,7 @@ def render_hosts(cluster: HostList, _options: RenderOptions) -> str:
             numbers = f"{first}-{first + node.nproc_per_node - 1}" if node.nproc_per_node > 1 else str(first)
             ranks = plural(node.nproc_per_node, "rank") if first < 0 else numbers
         rows.append((str(node.node_rank), node.name, node.address, ranks, node.python))
-        # below 0 from the first host on whose count is not known
+        # negative from the first host with an unknown count on
         first = -1 if first < 0 or node.nproc_per_node is None else first + node.nproc_per_node
     nodes = table(("node", "host", "address", "ranks", "python"), rows, WIDTH)
     settings = table(("setting", "value", "hosts", "from"), _settings(cluster), WIDTH)
@@ -166,7 +166,7 @@ def _shared(addresses: Sequence[str]) -> str:
 
 
 _LAUNCH_WIDTH = 100
-_RANK_ROWS = 64  # beyond so many ranks a row stands for a whole node
+_RANK_ROWS = 64  # with more ranks, each row is a whole node
 
 
 def render_launch(plan: Launch, _options: RenderOptions) -> str:
@@ -213,7 +213,7 @@ _NOTHING = ("nothing", "null", "", "[]", "{}")
 _WORDS = {"nothing": "none", "null": "none", "[]": "none", "{}": "none", "": "none", "true": "yes", "false": "no"}
 _INTERNAL = ("ways", "firewall_after", "libnccl", "pci", "outside")
 """Facts that a run collects only for its own checks; ``-v`` shows them."""
-_FACT_NAMES = {  # beginnings of facts' places, as the other screens call them
+_FACT_NAMES = {  # beginnings of facts' paths, as other screens name them
     "limits.nofile_soft": "nofile",
     "limits.memlock_soft": "memlock",
     "torch.version": "torch",
@@ -269,7 +269,7 @@ def _without_rules(changes: Sequence[Change]) -> list[Change]:
 def _changed_facts(changes: Sequence[Change]) -> Iterator[str]:
     """Yield a line per fact, and one for each new or gone item of a list."""
     known = [one for one in changes if not (one.before in _NOTHING and one.after in _NOTHING)]
-    # by the entry of a list that a fact belongs to
+    # by the entry of a list that contains the fact
     entries = (("".join(one.what.partition("]")[:2]), one) for one in known)
     for place, its in grouped(entries).items():
         before, after = ([getattr(one, name) for one in its] for name in ("before", "after"))
@@ -287,7 +287,7 @@ def _fact_name(what: str) -> str:
     begins = (known for known in _FACT_NAMES if re.match(rf"{re.escape(known)}(?:[.\[]|$)", what))
     start = max(begins, key=len, default="")
     rest = what[len(start) :]
-    # a field's own "_" is a blank on the screen, a variable's is not
+    # a field's "_" is a blank on the screen, a variable's is not
     named = re.sub(r"(?<=[a-z])_+(?=[a-z])", " ", re.sub(r"[.\[\]]+", " ", rest))
     words = rest if start in ("sysctls", "env") else named
     return f"{_FACT_NAMES[start]} {words.strip(' .')}".strip() if start else words.strip()

@@ -20,15 +20,15 @@ from nccl_doctor.model.report import (
 from nccl_doctor.report.text import Screen, table, wrap
 from nccl_doctor.text.hostlist import figure, fold, fold_numbers, grouped, plural
 
-_HOPS = 16  # hosts of a ring that are drawn; of a longer one the first of these and the last
+_HOPS = 16  # hosts of a ring that are drawn; of a longer one the first of them and the last
 _PARENT = re.compile(r"->(\d{1,7})->(-1|\d{1,7})")
 """A rank and its parent in the first tree of a ``Trees`` line; the root's parent is -1."""
 _ROWS = 6
 _LEVELS = "▁▂▃▄▅▆▇█"
-_FEWEST = 3  # sizes that make a line
+_FEWEST = 3  # fewest sizes for a line
 _GRADIENT = 100e6  # bytes: 25 million parameters in float32, as a ResNet-50 has them
-_WORST = 5  # rates that are shown
-_MOST = 100  # with -v
+_WORST = 5  # rates shown
+_MOST = 100  # rates shown with -v
 
 
 def smoke(result: AllReduceReport, screen: Screen) -> Iterator[list[str]]:
@@ -145,7 +145,7 @@ def gradient(sizes: Sequence[SizeReport]) -> str:
     if largest.bytes < 1 << 20:
         return ""
     seconds = _GRADIENT / largest.bytes * largest.seconds
-    # two digits, which is as much as an estimate knows: 0.35 s, 6 ms, 12 s
+    # two digits, the precision of an estimate: 0.35 s, 6 ms, 12 s
     few = f"{seconds:.2g}" if seconds < 99.5 else f"{seconds:.0f}"
     return f"A gradient of 100 MB takes about {f'{seconds * 1e3:.2g} ms' if seconds < 0.0995 else f'{few} s'}."
 

@@ -22,7 +22,7 @@ from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.text.shell import clean
 
 SEVERITY_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold"}
-WIDTH = 80  # cells of a line where no terminal says otherwise
+WIDTH = 80  # cells of a line without a terminal
 Paint = Callable[[str, str], str]  # text and a style of rich ("bold red") to text that a terminal colours
 
 

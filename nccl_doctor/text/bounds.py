@@ -17,7 +17,7 @@ from typing import cast
 
 def safe_regex(pattern: str) -> re.Pattern[str]:
     """Return the compiled pattern with the interface of :mod:`re`, ASCII only; ``re2.error`` for an invalid one."""
-    import re2  # ten milliseconds that most commands need not spend
+    import re2  # importing it takes 10 ms, and most commands don't need it
 
     return cast("re.Pattern[str]", re2.compile(pattern))
 
@@ -60,7 +60,7 @@ def _structures(data: bytes) -> Iterator[bytes]:
     start, inside = 0, False
     while start < len(data):
         block = data[start : start + _BLOCK]
-        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # what a backslash escapes stays with it
+        if (len(block) - len(block.rstrip(b"\\"))) % 2:  # an escaped character stays with its backslash
             block = data[start : start + _BLOCK + 1]
         start += len(block)
         parts = block.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')

@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple, TypeVar
 
-MAX_HOSTS = 65_536  # more in one list is a slip of the finger, such as ``node[1-99999999]``, and would fill the memory
+MAX_HOSTS = 65_536  # a longer list is a typo, such as ``node[1-99999999]``, and would fill the memory
 
 _MAX_NAME = 320
 """Longest name: 253 characters of a host name (RFC 1035, 2.3.4), 64 of a user and the "@" between them, rounded up."""
@@ -145,7 +145,7 @@ def fold(names: Iterable[str]) -> str:
     return _folded(tuple(dict.fromkeys(names)))
 
 
-@lru_cache(256)  # most verdicts of a run rest on all hosts
+@lru_cache(256)  # most verdicts of a run are about all hosts
 def _folded(names: tuple[str, ...]) -> str:
     """Return the folded names: those that differ in one number with the same padding share a bracket."""
     spots = {name: _spots(name) for name in names}

@@ -20,7 +20,7 @@ from nccl_doctor.errors import UsageError
 
 _OPEN = re.compile(r"/(?:dev/fd|proc/(?:self|\d+)/fd)/(\d{1,9})")
 _STREAMS = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
-_LINKS = 40  # as many links in a row as Linux follows (path_resolution(7))
+_LINKS = 40  # links in a row that Linux follows (path_resolution(7))
 
 
 def state_folder(environ: Mapping[str, str]) -> Path | None:
@@ -85,7 +85,7 @@ def try_file(path: Path) -> None:
     _refuse_planted(_followed(path))
     if stat.S_ISREG(before.st_mode):
         _refuse_place(_followed(path).parent)
-        if os.geteuid() not in (0, before.st_uid):  # a file in its place could not be given to its owner
+        if os.geteuid() not in (0, before.st_uid):  # a new file could not be given to the old one's owner
             raise _error(errno.EPERM)
     elif stat.S_ISSOCK(before.st_mode) or not os.access(path, os.W_OK, effective_ids=True):
         raise _error(errno.EACCES)
@@ -189,7 +189,7 @@ def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(make)
     def made(*args: P.args, **kwargs: P.kwargs) -> T:
-        with locks.setdefault(args, threading.Lock()):  # who asks for another one does not wait
+        with locks.setdefault(args, threading.Lock()):  # a thread that needs another value does not wait
             if args not in kept:
                 kept[args] = make(*args, **kwargs)
             return kept[args]
@@ -197,7 +197,7 @@ def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
     return made
 
 
-_NO_THREAD = "can't start new thread"  # CPython's words, Modules/_threadmodule.c
+_NO_THREAD = "can't start new thread"  # CPython's message, Modules/_threadmodule.c
 
 
 def out_of_threads(error: BaseException | None) -> bool:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 from nccl_doctor.text.shell import CONTROL_SEQUENCE
 
 LEFT_OUT = "(left out)"
-SHORTEST = 16  # characters of the shortest token: names and addresses of hosts, most of a report's texts, are shorter
-CUT = "…"  # what ends a text of which the rest was clipped away: a secret before it need not be whole
+SHORTEST = 16  # characters of the shortest token: host names and addresses, most of a report's texts, are shorter
+CUT = "…"  # end of a text that was clipped: a secret before it may be incomplete
 
 
-_TOKENS = {  # how tokens begin, and how they go on
+_TOKENS = {  # beginnings of tokens, and what follows each
     "hf_": r"[A-Za-z0-9]{16,500}",  # Hugging Face
     "api_org_": r"[A-Za-z0-9]{16,500}",
     **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{16,500}"),  # GitHub
@@ -175,7 +175,7 @@ _BEHIND_A_NAME = (
         ("authorization",),
         rf"(\bAuthorization{_STOP}\s{{0,4}}[=:]\s{{0,4}}['\"]?(?!\w{{1,20}}\s{{1,4}}\(left)(?:\w{{1,20}}\s{{1,4}})?)(?!\(left){_WORD}",
     ),
-    # RFC 6750 and 7617; a word of letters alone is one: "token bucket", "basic authentication"
+    # RFC 6750 and 7617; a word of letters only is no token: "token bucket", "basic authentication"
     _Shape(
         ("bearer", "basic", "token"),
         r"(\b(?:Bearer|Basic|Token)\s{1,4})(?=[\w~+/.=-]{0,200}[0-9=_.~+/-])[\w~+/.=-]{8,4000}",
@@ -188,7 +188,7 @@ _BEHIND_A_NAME = (
     ),
     # as netrc(5) has it
     _Shape(("login",), r"(\blogin\s{1,4}\S{1,100}\s{1,4}password\s{1,4})(?!\(left)\S{1,400}"),
-    # programs whose -p is a password: with no blank before it, with any, where they log in
+    # programs whose -p is a password: without a blank before it, or with any, where they log in
     _Shape(
         ("mysql", "mariadb"),
         rf"(\b(?:mysql\w{{0,20}}|mariadb[\w-]{{0,20}})\b[^\n|;]{{0,200}}?\s-p)(?=\S){_GIVEN}{_WORD}",
@@ -232,7 +232,7 @@ def _patterns(text: str) -> Iterator[re.Pattern[str]]:
 def without_secrets(text: str) -> str:
     """Return the text, with or without colour codes, with :data:`LEFT_OUT` for each secret."""
     plain = text
-    if not text.isprintable():  # as a terminal shows it: without what no screen of ours lets through
+    if not text.isprintable():  # as a terminal would show it: without characters that our screens remove
         plain = "".join(letter for letter in CONTROL_SEQUENCE.sub("", text) if letter.isprintable() or letter.isspace())
     found = plain
     for pattern in _patterns(plain):

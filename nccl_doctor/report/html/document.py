@@ -24,7 +24,7 @@ from nccl_doctor.report.human import LABELLED, by_consequence, by_place, plain, 
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.text.shell import clean
 
-_LONGEST = 1200  # characters of one text; whoever sends more wants to bury the rest, and ``-o json`` has it all
+_LONGEST = 1200  # characters of one text; a longer one could bury the rest, and ``-o json`` has all of it
 View = SimpleNamespace  # values as a template reads them
 
 
@@ -83,7 +83,7 @@ def _environment() -> Environment:
         loader=PackageLoader(__package__ or ""),
         autoescape=True,
         undefined=StrictUndefined,
-        # text in bounds and cleaned; markup of ours as it is
+        # text is limited and cleaned; our own markup is left as it is
         finalize=lambda it: short(clean(it), _LONGEST) if isinstance(it, str) and not isinstance(it, Markup) else it,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -91,7 +91,7 @@ def _environment() -> Environment:
     policy = "default-src 'none'; "
     for kind, name in (("style", "style.css"), ("script", "script.js")):
         text = files(__package__ or "").joinpath(name).read_text("utf-8")
-        # what may act inline is named by its digest (CSP level 3, 2.3.1)
+        # inline scripts and styles are named by their digests (CSP level 3, 2.3.1)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         policy += f"{kind}-src 'sha256-{digest}'; "
         environment.globals[kind] = Markup(text)  # noqa: S704 - a file of ours
@@ -100,7 +100,7 @@ def _environment() -> Environment:
     def page(text: str) -> Markup:
         return Markup(MarkdownIt("commonmark", {"html": False}).render(text))  # noqa: S704 - it escapes all but its own
 
-    # whole: a command that can be pasted, however long: not a character of it may be missing
+    # complete: a command to paste must not lose a character
     environment.filters.update({"page": page, "whole": escape, "where": where, "plain": plain})
     environment.filters.update({"labelled": _labelled, "consequences": by_consequence, "groups": by_place})
     return environment

@@ -74,7 +74,7 @@ def _chart(
     step = -(-len(bytes_) // _SIZE_TICKS)
     decades = range(round(log10(up.low)), round(log10(up.high)) + 1)
     (x1, y1), (x2, y2) = reference[1]
-    if y1 < up.low:  # as far as the line is above the axis: y grows with x, or is the same
+    if y1 < up.low:  # the part of the line above the axis: y grows with x, or is constant
         x1, y1, y2 = min(x1 * up.low / y1, x2), up.low, max(y2, up.low)
     line = _path([(across.at(x1), up.at(y1)), (across.at(x2), up.at(y2))])
     series = [View(name=reference[0], kind="reference", path=line, points=())]
@@ -100,8 +100,8 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 MOST_STOPS = 64  # hosts of a ring that are drawn
-_NAMED = 32  # stops up to which each has its name beside it
-_MOST_CHIPS = 16  # hosts of a net that are shown one by one
+_NAMED = 32  # hosts up to which each has its name beside it
+_MOST_CHIPS = 16  # hosts of a subnet that are shown one by one
 _LEAST, _MOST, _EACH = 62.0, 150.0, 8.0
 """Radius of the smallest and of the largest ring, and the addition for each host, in CSS pixels."""
 _BESIDE, _ABOVE, _LETTER = 24.0, 34.0, 6.8
@@ -199,7 +199,7 @@ def _stop(name: str, point: tuple[float, float], angle: float, named: bool, blam
     )
 
 
-_MOST_COLUMNS = 8  # hosts whose rails are drawn, those in trouble first
+_MOST_COLUMNS = 8  # hosts whose rails are drawn, those with faults first
 _COLUMN, _ROW, _HEAD = 152.0, 58.0, 30.0
 _LONGEST_DEVICE = 20
 
@@ -257,8 +257,8 @@ def _rail_words(ports: list[RdmaAnswer]) -> tuple[str, str]:
     return short(label, _LONGEST_DEVICE - len(more)) + more, short(address, _LONGEST_DEVICE)
 
 
-_LEFT_OUT = frozenset({"routes"})  # of what hosts tell; too long for a cell, and the diagnoses judge them
-_COMPARED_FROM = 3  # hosts that make a majority worth the name
+_LEFT_OUT = frozenset({"routes"})  # host facts that are too long for a cell; the diagnoses judge them
+_COMPARED_FROM = 3  # hosts that make a meaningful majority
 
 
 def host_table(report: Report) -> View | None:
@@ -312,8 +312,8 @@ def _interface(host: HostSummary) -> str:
 
 MOST_BARS = 40  # hosts that are shown, the slowest first
 _PHASES = {"connect": "connect", "probe": "facts", "mesh": "ports", "smoke": "all-reduce"}
-_SLOW = 2.0  # times the median that a phase takes on a host that is called slow,
-_AT_LEAST_S = 1.0  # and so much longer than it
+_SLOW = 2.0  # a phase on a slow host takes this many times the median,
+_AT_LEAST_S = 1.0  # and this much longer than it
 
 
 def waterfall(report: Report) -> View | None:

@@ -13,7 +13,7 @@ from nccl_doctor.report.smoke import time_words
 from nccl_doctor.text.hostlist import fold, grouped, nouns, plural
 
 MOST_ROWS = 64
-MOST_PAIRS = 600  # failed pairs that are told one by one
+MOST_PAIRS = 600  # failed pairs that are listed one by one
 _ROOM = 780
 _LARGEST, _SMALLEST = 34, 11
 _LETTER = 6.6  # CSS pixels of a letter in the names beside the picture
@@ -21,7 +21,7 @@ LONGEST = 18
 _PORTS = 6
 _RULE = 160
 
-_FAILURES = {  # colour, letter and words by a dial's outcome
+_FAILURES = {  # colour, letter and phrase by a dial's outcome
     "timed-out": ("silent", "T", "no answer in time"),
     "refused": ("refused", "R", "refused"),
     "reset": ("refused", "R", "reset"),

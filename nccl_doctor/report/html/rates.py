@@ -14,8 +14,8 @@ from nccl_doctor.report.smoke import time_words
 from nccl_doctor.text.hostlist import grouped, plural
 
 _ROOM, _LARGEST, _SMALLEST = 780, 44, 11
-_WITH_NUMBERS = 30  # CSS pixels of a square that has room for three digits
-_BANDS = (  # colour, letter and words, from which share of the median on
+_WITH_NUMBERS = 30  # CSS pixels of a square with room for three digits
+_BANDS = (  # colour, letter and phrase, each from a share of the median on
     (0.9, "full", "", "as fast as most"),
     (0.7, "near", "", "70 to 90 %"),
     (0.5, "half", "", "50 to 70 %"),
@@ -45,7 +45,7 @@ class _Scale(NamedTuple):
     usual: float
     factor: float  # from Gb/s to the unit of the numbers
     size: float
-    kinds: Counter[str]  # how many pairs have which colour
+    kinds: Counter[str]  # number of pairs by colour
 
 
 def _picture(name: str, rates: Sequence[RateReport], report: Report) -> View:

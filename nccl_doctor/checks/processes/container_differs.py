@@ -103,7 +103,8 @@ def container_differs(view: View) -> Findings:
     for (place, found), alike in groups.items():
         if found:
             hosts, phrases = tuple(sides.host.name for sides in alike), [one.phrase for one in found]
-            has = "; and ".join(filter(None, ("; ".join(phrases[:-1]), phrases[-1])))  # phrases may contain commas
+            last = "; and " if len(phrases) > 2 else " and "  # phrases may contain commas
+            has = last.join(filter(None, ("; ".join(phrases[:-1]), phrases[-1])))
             yield Finding(
                 hosts=hosts,
                 message=f"{capital(place)} on {fold(hosts)} has {has}.",

@@ -59,7 +59,7 @@ class Fault:
         """Return the sentence for hosts with that many GPUs each."""
         if self.lost is not None and gpus > 1:
             return f"The driver of {fold(names)} has lost GPU {self.lost}, one of {gpus}: nvidia-smi fails for all."
-        has = "has" if len(names) == 1 else "have"
+        has = "has" if len(names) == 1 else "each have"
         return f"{fold(names)} {has} {plural(gpus, 'GPU')} but no working driver: {self.problem}."
 
     def fix(self, hosts: tuple[str, ...]) -> Fix:

@@ -72,7 +72,7 @@ def version_mismatch(view: View) -> Findings:
     if not found:
         return
     hosts = ordered(versions, {name for one in found for name in one.outliers})
-    subjects = ", ".join(one.subject for one in found)
+    subjects = ", ".join("GPU driver" if one.subject == "driver" else one.subject for one in found)
     verb = "differs" if len(found) == 1 and not subjects.endswith("s") else "differ"
     yield Finding(
         hosts=hosts,

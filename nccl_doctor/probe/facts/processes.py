@@ -17,7 +17,7 @@ from nccl_doctor.probe.tools import fact
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 PROBE = "<nccl-doctor>"  # in the command line of every probe (collect/connect/start.py)
 TRAINING_NAMES = ("pt_main_thread", "torchrun")
-"""Kernel names of ranks and launchers, all that is known of a zombie. torch gives its main thread the first."""
+"""Kernel names of ranks and launchers, all that is known of a zombie; the first is that of torch's main thread."""
 
 
 @fact("processes")

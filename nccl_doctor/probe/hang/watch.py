@@ -226,7 +226,7 @@ class Spy:
         return self.program is not None
 
     def install(self, bundle: dict[str, Any]) -> None:
-        """Install the one sent along (collect/hang/hang.py); if it can't be used, every dump has the reason."""
+        """Install the py-spy that was sent along (collect/hang/hang.py); if it can't be used, every dump has the reason."""
         if "missing" in bundle or bundle["machine"] != os.uname().machine:
             told = bundle.get("missing") or f"the one sent along is for {bundle['machine']}"
             self._problem = f"py-spy is not installed on the host, and {told}"

@@ -226,9 +226,9 @@ class Spy:
         return self.program is not None
 
     def install(self, bundle: dict[str, Any]) -> None:
-        """Install the py-spy that was sent along (collect/hang/hang.py); if it can't be used, every dump has the reason."""
+        """Install the py-spy that was sent along (collect/hang/hang.py); if unusable, each dump has the reason."""
         if "missing" in bundle or bundle["machine"] != os.uname().machine:
-            told = bundle.get("missing") or f"the one sent along is for {bundle['machine']}"
+            told = bundle.get("missing") or f"the py-spy that was sent along is for {bundle['machine']}"
             self._problem = f"py-spy is not installed on the host, and {told}"
             return
         self.program = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))

@@ -11,7 +11,7 @@ _DIALS = (*DIALS, *GIVING_UP)
 CONNECTIONS = Effect(
     (*WAITS, *_DIALS, LOST, "peer-died", "hostname-loopback", "wrong-interface", "nccl-unknown-error"),
     Reach.MEETS,
-    "ranks that can't connect wait for each other, give up, or lose whom they had",
+    "ranks that can't connect wait for each other, give up, or lose their peers",
 )
 SILENCE = Effect(
     (*WAITS, "connection-timed-out", *GIVING_UP, LOST, "peer-died", "nccl-unknown-error"),

@@ -200,6 +200,11 @@ class PanelCommand(TyperCommand):
                 with formatter.section(title):
                     formatter.write_dl(rows)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:  # noqa: ANN401 - typer's own
+        """Return the words of the usage line: required arguments bare, optional ones in brackets."""
+        arguments = [each for each in self.get_params(ctx) if each.param_type_name == "argument"]
+        return ["[OPTIONS]", *map(_usage, arguments)]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - typer's own
         """Parse arguments; some options, such as ``--kube``, may have no value, which typer can't express."""
         from nccl_doctor.model.engine import engines
@@ -214,6 +219,12 @@ class PanelCommand(TyperCommand):
             if _wants_json(args):
                 error_document(str(ctx.info_name), error.format_message())
             raise
+
+
+def _usage(argument: Any) -> str:  # noqa: ANN401 - typer's own
+    words = argument.metavar or argument.name.upper()
+    repeated = argument.nargs == -1 and not re.search(r"…|\.\.\.", words)
+    return (words if argument.required else f"[{words}]") + ("..." if repeated else "")
 
 
 def _row(parameter: Any) -> tuple[str, str]:  # noqa: ANN401 - typer's own

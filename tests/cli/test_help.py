@@ -40,6 +40,20 @@ def test_options_stand_by_theme(command: str) -> None:
         assert option in panel
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        ("diff", "[OPTIONS] A B"),
+        ("logs", "[OPTIONS] FILE… | -"),
+        ("launch", "[OPTIONS] [HOSTS -- SCRIPT [ARGS]...]"),
+        ("explain", "[OPTIONS] [CODE|TOPIC]..."),
+    ],
+)
+def test_brackets_stand_around_what_may_be_left_out_alone(command: str, usage: str) -> None:
+    shown = RUNNER.invoke(app(command), [command, "--help"], prog_name="nccl-doctor").output
+    assert shown.startswith(f"Usage: nccl-doctor {command} {usage}\n")
+
+
 def test_examples_come_first_and_what_few_need_last() -> None:
     shown = RUNNER.invoke(app("check"), ["check", "--help"]).output
     order = (

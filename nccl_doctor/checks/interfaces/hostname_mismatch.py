@@ -5,7 +5,7 @@ some hosts join, the others wait until their timeout. On a host whose own name r
 interfaces has (an old one, or another host's), gloo falls back to 127.0.0.1, where the others can't reach it: a gloo
 job fails, and so do the helper groups of NCCL jobs (checkpoints, monitored barriers). If gloo still works, because it
 dials the lower of two addresses (see hostname-loopback), that is a note, not a fault. A name that resolves to an
-address family other than the others' ends gloo with "ss1.ss_family == ss2.ss_family". Mostly one host's /etc/hosts is
+address family other than the others' ends gloo with "ss1.ss_family == ss2.ss_family". Usually one host's /etc/hosts is
 out of date.
 
 How we know: each host resolved every name of the cluster and its own; a name is at fault if two hosts' answers have no

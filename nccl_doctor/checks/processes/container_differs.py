@@ -103,7 +103,7 @@ def container_differs(view: View) -> Findings:
     for (place, found), alike in groups.items():
         if found:
             hosts, phrases = tuple(sides.host.name for sides in alike), [one.phrase for one in found]
-            last = "; and " if len(phrases) > 2 else " and "  # phrases may contain commas
+            last = "; and " if len(phrases) > 2 or "," in phrases[0] else " and "
             has = last.join(filter(None, ("; ".join(phrases[:-1]), phrases[-1])))
             yield Finding(
                 hosts=hosts,

@@ -23,7 +23,7 @@ from nccl_doctor.model.finding import CheckResult, Diagnosis, Finding, Gap, Outc
 from nccl_doctor.model.register import Absent, Check, Unjudged, all_checks, entry
 from nccl_doctor.model.report import HostSummary, RdmaAnswer, Report
 from nccl_doctor.nccl.cluster_nccl import rdma_answers
-from nccl_doctor.snapshot.hosts import Host, HostFacts, Shown, Snapshot
+from nccl_doctor.snapshot.hosts import Host, HostFacts, Shown, Snapshot, rocm_gpus
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Interfaces
 from nccl_doctor.snapshot.smoke import Smoke
@@ -192,9 +192,10 @@ def _pod(pod: PodFacts) -> str:
 
 
 UNREACHED = "no host was reached"
+NO_GPU = "no GPU on any host"
 
 SUBJECTS = {  # facts that are lists of things to judge, and the reason if they are empty on every host
-    **dict.fromkeys(("gpus", "gpu_health", "gpu_driver"), "no GPU on any host"),
+    **dict.fromkeys(("gpus", "gpu_health", "gpu_driver"), NO_GPU),
     "rdma": "no RDMA device on any host",
     "step": "no host is looked at from within a Slurm job",
     "same": "no file was named that has to be the same",
@@ -268,7 +269,8 @@ def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> st
         return engine.absent
     facts = [host.facts for host in hosts if host.facts is not None]
     needs = (need for need in check.needs if need in SUBJECTS and facts)
-    return next((SUBJECTS[need] for need in needs if not any(getattr(one, need) for one in facts)), None)
+    reason = next((SUBJECTS[need] for need in needs if not any(getattr(one, need) for one in facts)), None)
+    return "no NVIDIA GPU on any host" if reason == NO_GPU and any(map(rocm_gpus, facts)) else reason
 
 
 def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:

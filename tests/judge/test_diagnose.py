@@ -191,6 +191,12 @@ def test_what_is_not_there_is_not_judged() -> None:
     assert outcomes["gpu-count-low"] == (Outcome.NOT_APPLICABLE, "no GPU on any host")
 
 
+def test_checks_of_nvidia_gpus_do_not_say_that_hosts_with_amd_gpus_have_none() -> None:
+    fixture = Path(__file__).parent.parent / "checks/software/gpu_count_low/unknown-amd.json"
+    outcomes = {row.name: (row.outcome, row.reason) for row in diagnose.judge(load(fixture), "check").checks}
+    assert outcomes["gpu-in-use"] == (Outcome.NOT_APPLICABLE, "no NVIDIA GPU on any host")
+
+
 def test_gaps_with_one_reason_are_folded_over_hosts() -> None:
     missing = {"facts": {"torch": {"$unknown": "no answer in 5 s"}}}
     report = diagnose.judge(patched({"hosts": {"node1": missing, "node2": missing}}), "check")

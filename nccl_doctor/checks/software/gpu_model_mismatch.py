@@ -17,10 +17,14 @@ from nccl_doctor.checks.view import Findings, View, check, difference, ordered
 from nccl_doctor.logs.rule import Grade, likely
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import rocm_gpus, visible_devices, visible_gpus
 from nccl_doctor.text.hostlist import fold
 
 GIB = 1024
+UNTOLD = (
+    "which models of AMD GPUs the job will use is unknown: the kernel does not tell, or CUDA_VISIBLE_DEVICES chooses"
+)
 
 # NCCL's own comparison of the ranks' GPUs (NCCL DIAG).
 RULES = (
@@ -44,12 +48,16 @@ SIGNS = LogSigns(
 @check("NCD509", severity=Severity.WARNING, needs=("gpus",), row="GPUs")
 def gpu_model_mismatch(view: View) -> Findings:
     """Yield one finding for hosts with different models of GPUs."""
-    kinds, numbered = {}, True
-    for host, facts in view.facts:
-        if seen := visible_gpus(host.node, facts):
-            kinds[host.name] = Counter(_kind(gpu.name, gpu.memory_total_mib) for gpu in seen)
-    if all(facts.gpus == () for _, facts in view.facts):
-        kinds, numbered = _amd_kinds(view), False
+    kinds = {
+        host.name: Counter(_kind(gpu.name, gpu.memory_total_mib) for gpu in seen)
+        for host, facts in view.facts
+        if (seen := visible_gpus(host.node, facts))
+    }
+    numbered = any(facts.gpus for _, facts in view.facts)
+    if not numbered:
+        kinds = _amd_kinds(view)
+        untold = tuple(host.name for host, facts in view.facts if rocm_gpus(facts) and host.name not in kinds)
+        yield from [Unjudged(untold, UNTOLD)] if untold else []
     mixed = {name for name, found in kinds.items() if len(found) > 1}
     between = difference("GPUs", {name: next(iter(found)) for name, found in kinds.items() if name not in mixed})
     hosts = ordered(kinds, mixed | set(between.outliers if between else ()))

@@ -131,7 +131,7 @@ def _quoted(program: str, words: Sequence[str]) -> Line:
 
 
 def _ufw(words: tuple[str, ...]) -> Change | None:
-    rule = words[2:] if words[1] == "prepend" else words[1:]
+    rule = words[2:] if words[1:2] == ("prepend",) else words[1:]
     if rule[:1] != ("allow",):
         return None
     return Change(
@@ -195,7 +195,7 @@ def _ip_rule(words: tuple[str, ...]) -> Change | None:
 
 def _ip_route(words: tuple[str, ...]) -> Change | None:
     at = words.index("route")
-    if words[at + 1 : at + 2] != ("del",):
+    if words[at + 1 : at + 2] != ("del",) or len(words) < at + 3:
         return None
     adding = [*words[1 : at + 1], "add", *words[at + 2 :]]
     return Change(undo=_always(_quoted("ip", adding)), in_place=None)
@@ -203,7 +203,7 @@ def _ip_route(words: tuple[str, ...]) -> Change | None:
 
 def _hosts_file(words: tuple[str, ...]) -> Change | None:
     # printf '%s %s\n' ADDRESS NAME … >> /etc/hosts
-    if words[1] != "%s %s\\n" or words[-2:] != (">>", "/etc/hosts") or len(words) % 2:
+    if words[-2:] != (">>", "/etc/hosts") or len(words) < 6 or len(words) % 2:
         return None
     entries = words[2:-2]
     lines = [f"{address} {name}" for address, name in zip(entries[::2], entries[1::2], strict=True)]

@@ -1,11 +1,15 @@
 """The lab as fixtures. Where the machine can't hold one they fail, with a sentence that says what to install."""
 
+from __future__ import annotations
+
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
@@ -15,6 +19,9 @@ from tests.lab import warm
 from tests.lab.cluster import Lab, MakeLab, hosts_python, supervisors_python
 from tests.lab.errors import LabError
 from tests.lab.host import controller_path
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytest_plugins = ("tests.forks",)
 
@@ -105,3 +112,17 @@ def make_lab() -> Iterator[MakeLab]:
     yield make
     for lab in labs:
         lab.down()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Debian's browser, without its own sandbox, which root may not have; a process can drive only one at a time."""
+    from playwright.sync_api import sync_playwright  # most forks need no browser
+
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.fail("this test needs a browser: apt-get install chromium", pytrace=False)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import jsonschema
 import pytest
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser
 
 from nccl_doctor.model.register import all_checks
 
@@ -52,16 +51,8 @@ class _Quiet(SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-def test_a_pasted_error_leads_to_its_diagnosis(site: str, browser: Browser) -> None:
-    page = browser.new_page()
+def test_a_pasted_error_leads_to_its_diagnosis(site: str, chromium: Browser) -> None:
+    page = chromium.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     for text, name in PASTED.items():
@@ -77,8 +68,8 @@ def test_a_pasted_error_leads_to_its_diagnosis(site: str, browser: Browser) -> N
     assert errors == []  # each pattern is one in JavaScript, too
 
 
-def test_the_search_finds_a_diagnosis_by_code_and_name(site: str, browser: Browser) -> None:
-    page = browser.new_page()
+def test_the_search_finds_a_diagnosis_by_code_and_name(site: str, chromium: Browser) -> None:
+    page = chromium.new_page()
     for words in ("NCD301", "firewall-blocks-port"):
         page.goto(f"{site}?q={words}")
         page.wait_for_selector(".md-search-result__link")

@@ -1,14 +1,13 @@
-"""Debian's Chromium, and pages in it that tell what they do."""
+"""Pages in Chromium that tell what they do."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from tests.patience import LONG_S
 from tests.report.html.situations import files
@@ -23,18 +22,6 @@ class Opened:
 
 
 Open = Callable[[str], Opened]
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    """The browser; it runs without its own sandbox, which root may not have."""
-    path = shutil.which("chromium")
-    if path is None:
-        pytest.fail("this test needs a browser: apt-get install chromium", pytrace=False)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

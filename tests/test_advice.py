@@ -57,12 +57,7 @@ def test_of_a_log_that_names_no_host(name: str, text: str) -> None:
     registered = entry(name)
     assert_whole(
         Diagnosis(
-            code=registered.code,
-            name=name,
-            severity=registered.severity,
-            hosts=(),
-            message=said.message,
-            fix=said.fix,
+            code=registered.code, name=name, severity=registered.severity, hosts=(), message=said.message, fix=said.fix
         )
     )
 

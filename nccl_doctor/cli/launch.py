@@ -50,8 +50,7 @@ def launch(
         ),
     ] = False,
     diagnostics: Annotated[
-        bool,
-        typer.Option("--diagnostics", help="Turn on NCCL's own diagnostics at every start (NCCL 2.31 and later)."),
+        bool, typer.Option("--diagnostics", help="Turn on NCCL's own diagnostics at every start (NCCL 2.31 and later).")
     ] = False,
     form: Annotated[
         str,

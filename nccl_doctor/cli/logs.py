@@ -28,8 +28,7 @@ Tee = Annotated[
     ),
 ]
 Summary = Annotated[
-    bool,
-    typer.Option("--summary", help="Show NCCL's choices, too: interface, devices, plugin, channels, versions."),
+    bool, typer.Option("--summary", help="Show NCCL's choices, too: interface, devices, plugin, channels, versions.")
 ]
 With = Annotated[
     Path | None,

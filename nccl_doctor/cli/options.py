@@ -139,8 +139,7 @@ OutputFile = Annotated[
     Path | None, of_output("--output-file", metavar="FILE", help="Write the report to FILE instead of stdout.")
 ]
 ShowSecrets = Annotated[
-    bool,
-    of_output("--show-secrets", help="Show passwords, tokens and keys instead of hiding them."),
+    bool, of_output("--show-secrets", help="Show passwords, tokens and keys instead of hiding them.")
 ]
 ColorWhen = Annotated[
     Color, of_output("--color", metavar="auto|always|never", help="When to use colour; NO_COLOR turns it off.")
@@ -166,8 +165,7 @@ NoDiagnostics = Annotated[
     bool, of_run("--no-diagnostics", help="Run the all-reduce without NCCL's own diagnostics (NCCL 2.31 and later).")
 ]
 Rate = Annotated[
-    bool,
-    of_run("--rate", help="Measure the TCP throughput of each pair and rail. Loads the network, 1 s per round."),
+    bool, of_run("--rate", help="Measure the TCP throughput of each pair and rail. Loads the network, 1 s per round.")
 ]
 Transport = Annotated[
     str,

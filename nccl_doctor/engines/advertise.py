@@ -219,10 +219,7 @@ STEPS: dict[str, tuple[tuple[tuple[int, ...], tuple[Step, ...]], ...]] = {
         ((0, 5, 6), (*_ANYWHERE, _route6, _named(_configured, _OWN))),
     ),
     "ray": (
-        (
-            (0,),
-            (_running, _towards, _named(lambda side: side.engines.by_fqdn), _NOTHING),
-        ),
+        ((0,), (_running, _towards, _named(lambda side: side.engines.by_fqdn), _NOTHING)),
         ((2, 50), (_running, _towards, _head6, _named(_inet_first), _NOTHING)),
     ),
     "gloo": (((0,), (_gloo,)),),

@@ -89,11 +89,7 @@ def _sysctl(words: tuple[str, ...]) -> Change | None:
         settings = [f"{name}={value}" for (name, _), value in zip(pairs, values, strict=True)]
         return line("sysctl -w {*settings}", settings=settings[::-1])
 
-    return Change(
-        undo=undo,
-        in_place=_both(tests),
-        reads=line("sysctl -n {*names}", names=[name for name, _ in pairs]),
-    )
+    return Change(undo=undo, in_place=_both(tests), reads=line("sysctl -n {*names}", names=[name for name, _ in pairs]))
 
 
 def _firewalld(words: tuple[str, ...]) -> Change | None:
@@ -177,8 +173,7 @@ def _iptables(words: tuple[str, ...]) -> Change | None:
         return None
     deletion = ["-D" if word == "-I" else word for word in insert]
     return Change(
-        undo=_always(_quoted(words[0], deletion)),
-        in_place=script("{look} 2>/dev/null", look=_quoted(words[0], look)),
+        undo=_always(_quoted(words[0], deletion)), in_place=script("{look} 2>/dev/null", look=_quoted(words[0], look))
     )
 
 
@@ -212,11 +207,7 @@ def _hosts_file(words: tuple[str, ...]) -> Change | None:
         'rest=$({without} /etc/hosts) && printf "%s\\n" "$rest" > /etc/hosts', without=_quoted("grep", ["-vxF", *known])
     )
     present = [script("{grep} /etc/hosts", grep=_quoted("grep", ["-qxF", "-e", one])) for one in lines]
-    return Change(
-        undo=_always(undo),
-        in_place=_both(present),
-        survives_reboot=True,
-    )
+    return Change(undo=_always(undo), in_place=_both(present), survives_reboot=True)
 
 
 def _interface_up(words: tuple[str, ...]) -> Change | None:

@@ -98,8 +98,7 @@ WRAPPERS: dict[str, Wrapper] = {
     ),
     **dict.fromkeys(("mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra"), _MPI),
     **dict.fromkeys(
-        ("docker", "podman", "nerdctl"),
-        Wrapper(_CONTAINER, verbs=("run", "exec"), places=1, sets=_set("-e --env")),
+        ("docker", "podman", "nerdctl"), Wrapper(_CONTAINER, verbs=("run", "exec"), places=1, sets=_set("-e --env"))
     ),
     **dict.fromkeys(
         ("apptainer", "singularity"),

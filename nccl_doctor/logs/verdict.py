@@ -31,11 +31,7 @@ MOST_EVENTS = 500
 
 
 def report(
-    verdict: LogVerdict,
-    seconds: float,
-    selected: Callable[[Check], bool] = lambda _check: True,
-    *,
-    whole: bool = False,
+    verdict: LogVerdict, seconds: float, selected: Callable[[Check], bool] = lambda _check: True, *, whole: bool = False
 ) -> Report:
     """Return the report with the ``selected`` diagnoses; ``whole`` adds NCCL's choices."""
     diagnoses = tuple(_diagnosis(Case(cause, verdict.log)) for cause in verdict.causes if selected(entry(cause.name)))

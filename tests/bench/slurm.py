@@ -31,10 +31,7 @@ def main() -> None:
             lab.controller.write("/root/hosts.yaml", lab.hosts_file())
             check = ["nccl-doctor", "check", "--no-smoke", "-q"]
             steps = [*check, "--slurm-job", job, "--python", sys.executable]
-            ways = {
-                "SSH": [*check, "hosts.yaml"],
-                "a step a node": steps,
-            }
+            ways = {"SSH": [*check, "hosts.yaml"], "a step a node": steps}
             costs = medians(lab.controller, list(ways.values()), TIMES)
             for (way, command), cost in zip(ways.items(), costs, strict=True):
                 memory, processes = _most(lab.controller, command)

@@ -115,10 +115,7 @@ def test_small_shared_memory_everywhere_is_one_finding() -> None:
     }
     (found,) = judge(patched({"hosts": patch}), "check").diagnoses
     assert found.message.startswith("Shared memory (/dev/shm) on node[1-3] has as little as 50 MiB free; 1 rank needs")
-    assert found.evidence == (
-        "node[1-2]: 64 MiB in all, 60 MiB free",
-        "node3: 64 MiB in all, 50 MiB free",
-    )
+    assert found.evidence == ("node[1-2]: 64 MiB in all, 60 MiB free", "node3: 64 MiB in all, 50 MiB free")
     assert [command.host for command in found.fix.commands] == ["node1", "node2", "node3"]
 
 

@@ -103,8 +103,7 @@ def test_a_host_that_dies_in_the_middle_is_named_and_the_run_ends(make_lab: Make
     lab = make_lab(2)
     lab.controller.write("/root/hosts.yaml", lab.hosts_file(python=interpreter()))
     process = lab.controller.popen(
-        ["nccl-doctor", "check", "hosts.yaml", "-o", "json", "--output-file", "report.json", *soon()],
-        stderr=-1,
+        ["nccl-doctor", "check", "hosts.yaml", "-o", "json", "--output-file", "report.json", *soon()], stderr=-1
     )
     with process:
         assert process.stderr is not None

@@ -118,10 +118,7 @@ HEALTHY = {
         "nftables-policy-drop",
         "nft insert rule inet filter input ip saddr 10.77.0.0/24 ct state new accept",
     ),
-    "docker": (
-        "docker-bridge",
-        DOCKER,
-    ),
+    "docker": ("docker-bridge", DOCKER),
 }
 
 
@@ -295,7 +292,7 @@ LATER_RULES = {
         "node1": f"table ip t3 {{ chain side {{ {SIDE} ip saddr {{ 10.77.0.1, 10.77.0.3 }} drop; return; }}; "
         f"chain c {{ type filter hook prerouting priority -300; {SIDE} iif lo accept; "
         "tcp flags & (syn|ack) != syn accept; tcp flags syn jump side; "
-        "ip saddr { 10.77.0.1, 10.77.0.3 } return; ip ttl < 65 drop; }; }",
+        "ip saddr { 10.77.0.1, 10.77.0.3 } return; ip ttl < 65 drop; }; }"
     },
 }
 

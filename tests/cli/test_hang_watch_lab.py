@@ -19,10 +19,7 @@ from tests.patience import LONG_S
 pytestmark = pytest.mark.lab
 
 SOON = ("--every", "1", "--after", "3", "--interval", "1")
-WATCHED = {
-    "order": FAULTS["order"],
-    "validate": Expected(("outside-nccl",), ("rank-outside-nccl",), (0,)),
-}
+WATCHED = {"order": FAULTS["order"], "validate": Expected(("outside-nccl",), ("rank-outside-nccl",), (0,))}
 
 
 @pytest.fixture(scope="module")

@@ -137,16 +137,8 @@ CODES: list[tuple[dict[str, object], list[str], int]] = [
     ({"hosts": {"node1": {"facts": {"master_port": TAKEN}}}}, ["--fail-on", "never"], 0),
     ({"hosts": {"node1": {"facts": {"master_port": TAKEN}}}}, ["--skip", "port-in-use"], 0),
     ({"hosts": {"node1": {"facts": {"master_port": {"$unknown": "no answer in 8 s"}}}}}, [], 3),
-    (
-        PRIVILEGED,
-        [],
-        0,
-    ),
-    (
-        PRIVILEGED,
-        ["--fail-on", "warning"],
-        1,
-    ),
+    (PRIVILEGED, [], 0),
+    (PRIVILEGED, ["--fail-on", "warning"], 1),
 ]
 
 

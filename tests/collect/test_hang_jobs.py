@@ -262,11 +262,7 @@ def test_loopback_is_another_on_each_host() -> None:
 
 def test_another_users_process_that_dials_the_store_is_no_rank() -> None:
     found = counted(
-        node1=[
-            client(10, 0, 2, serves=[(*STORE, 3)]),
-            client(11, 1, 2),
-            client(9, 0, 1, user="bob", uid=1001),
-        ]
+        node1=[client(10, 0, 2, serves=[(*STORE, 3)]), client(11, 1, 2), client(9, 0, 1, user="bob", uid=1001)]
     )
     assert numbers(found["node1"]) == [(10, 0, 2), (11, 1, 2)]
 

@@ -226,8 +226,7 @@ def store() -> Any:
 
 
 def test_a_listener_on_ipv6s_loopback_leaves_the_port_to_ours_as_to_torchs(
-    store: Any,
-    sessions: list[ProbeSession],
+    store: Any, sessions: list[ProbeSession]
 ) -> None:
     """``ssh -L`` leaves one; torch's TCPStore then listens on 0.0.0.0."""
     with socket.socket(socket.AF_INET6) as tunnel:

@@ -195,9 +195,7 @@ def test_tracebacks_show_lines_whether_the_host_runs_our_bytecode_or_compiles(
 
 
 @pytest.mark.parametrize("part", [0, 5000])
-def test_where_the_link_is_gone_before_the_probe_came_the_loader_ends(
-    part: int,
-) -> None:
+def test_where_the_link_is_gone_before_the_probe_came_the_loader_ends(part: int) -> None:
     command = ["/bin/sh", "-c", bundle.command(sys.executable, "ab12", 1)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as loader:

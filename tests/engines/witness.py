@@ -145,14 +145,7 @@ def observe(folder: Path, layouts: list[Layout]) -> list[dict[str, Any]]:
     told = json.dumps([asdict(one) for one in layouts])
     root = Path(__file__).parents[2]
     done = subprocess.run(
-        command,
-        cwd=root,
-        env=environment(),
-        input=told,
-        text=True,
-        capture_output=True,
-        check=False,
-        timeout=600,
+        command, cwd=root, env=environment(), input=told, text=True, capture_output=True, check=False, timeout=600
     )
     if done.returncode != 0:
         raise RuntimeError(f"the hosts could not be tried: {done.stderr[-2000:]}")

@@ -44,13 +44,7 @@ def test_an_unknown_rule_that_changes_nothing_leaves_the_verdict_certain() -> No
 
 @pytest.mark.parametrize(
     "expression",
-    [
-        "jump {\n\t\tdrop\n\t}",
-        {"queue": None},
-        {"brand new": {}},
-        {"match": {"left": 3}},
-        {"jump": {}},
-    ],
+    ["jump {\n\t\tdrop\n\t}", {"queue": None}, {"brand new": {}}, {"match": {"left": 3}}, {"jump": {}}],
     ids=str,
 )
 def test_a_statement_that_nobody_heard_of_may_do_anything(expression: Any) -> None:

@@ -89,16 +89,10 @@ SET = [
         "env:   # ours\n  NCCL_DEBUG: INFO  # why\nhosts: [a]\n",
         "env:   # ours\n  NCCL_SOCKET_IFNAME: '=eno1'\n  NCCL_DEBUG: INFO  # why\nhosts: [a]\n",
     ),
-    (
-        "env: {NCCL_SOCKET_IFNAME: eth0, A: b}\nhosts: [a]\n",
-        "env: {NCCL_SOCKET_IFNAME: '=eno1', A: b}\nhosts: [a]\n",
-    ),
+    ("env: {NCCL_SOCKET_IFNAME: eth0, A: b}\nhosts: [a]\n", "env: {NCCL_SOCKET_IFNAME: '=eno1', A: b}\nhosts: [a]\n"),
     ("env: {}\nhosts: [a]\n", "env: {NCCL_SOCKET_IFNAME: '=eno1'}\nhosts: [a]\n"),
     ("hosts:\r\n- a\r\n", "env:\r\n  NCCL_SOCKET_IFNAME: '=eno1'\r\nhosts:\r\n- a\r\n"),
-    (
-        "hosts:\n- {name: a, env: {X: y}}\n",
-        "env:\n  NCCL_SOCKET_IFNAME: '=eno1'\nhosts:\n- {name: a, env: {X: y}}\n",
-    ),
+    ("hosts:\n- {name: a, env: {X: y}}\n", "env:\n  NCCL_SOCKET_IFNAME: '=eno1'\nhosts:\n- {name: a, env: {X: y}}\n"),
 ]
 
 

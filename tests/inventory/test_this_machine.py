@@ -8,14 +8,7 @@ import netifaces
 import psutil
 import pytest
 
-from nccl_doctor.inventory.build import (
-    ThisMachine,
-    canonical,
-    own_addresses,
-    own_name,
-    this_machine,
-    training_python,
-)
+from nccl_doctor.inventory.build import ThisMachine, canonical, own_addresses, own_name, this_machine, training_python
 
 NODE1 = ThisMachine(frozenset({"node1", "node1.lan"}), frozenset({"10.0.0.1", "fd00::1"}))
 

@@ -187,12 +187,7 @@ def _hang(one: Lie, folder: Path) -> list[str]:
     return hang_faults(one, HangSnapshot.model_validate_json(seen.model_dump_json(by_alias=True)))
 
 
-RUNS: dict[About, Callable[[Lie, Path], list[str]]] = {
-    "facts": _check,
-    "smoke": _check,
-    "hang": _hang,
-    "door": _door,
-}
+RUNS: dict[About, Callable[[Lie, Path], list[str]]] = {"facts": _check, "smoke": _check, "hang": _hang, "door": _door}
 
 
 def _node(name: str, python: str, local: bool, options: dict[str, Any]) -> Node:

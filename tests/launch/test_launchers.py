@@ -88,8 +88,7 @@ def test_variables_for_the_next_failure_yield_to_those_of_the_job() -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "name"),
-    [("src/train.py", "train"), ("two words.py", "two_words"), ("-m", "train"), ("..", "train")],
+    ("script", "name"), [("src/train.py", "train"), ("two words.py", "two_words"), ("-m", "train"), ("..", "train")]
 )
 def test_a_job_is_named_after_its_script(script: str, name: str) -> None:
     assert job(1, script=(script,)).name == name

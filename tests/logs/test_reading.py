@@ -59,8 +59,7 @@ def place(verdict: LogVerdict) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "pack"),
-    [("log", bytes), ("gz", gzip.compress), ("xz", lzma.compress), ("zst", zstd.compress)],
+    ("suffix", "pack"), [("log", bytes), ("gz", gzip.compress), ("xz", lzma.compress), ("zst", zstd.compress)]
 )
 def test_compressed(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
     (tmp_path / f"run.{suffix}").write_bytes(pack(log(5000, 4321)))
@@ -138,10 +137,7 @@ def test_an_archive_that_was_cut_off_is_read_as_far_as_it_goes(
     assert place(report) == (path.name, 1)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "pack"),
-    [("gz", gzip.compress), ("xz", lzma.compress), ("zst", with_checksum)],
-)
+@pytest.mark.parametrize(("suffix", "pack"), [("gz", gzip.compress), ("xz", lzma.compress), ("zst", with_checksum)])
 def test_a_damaged_archive_is_one_sentence(tmp_path: Path, suffix: str, pack: Callable[[bytes], bytes]) -> None:
     data = bytearray(pack(random.Random(1).randbytes(50_000)))
     data[20_000:20_100] = bytes(100)

@@ -76,10 +76,7 @@ def test_4_none_that_fits_is_joined_to_nobody() -> None:
 def test_6_crossed_cables_do_not_reach_each_other_and_the_order_of_the_list_is_no_cure() -> None:
     for variables in ({}, {"NCCL_IB_HCA": "=mlx5_1,mlx5_0"}):
         sides = side("A", rails(1, [1, 2]), variables=variables), side("B", rails(2, [2, 1]), variables=variables)
-        assert met(*sides) == [
-            ("mlx5_0", "mlx5_0", "no", Cause.NETWORK),
-            ("mlx5_1", "mlx5_1", "no", Cause.NETWORK),
-        ]
+        assert met(*sides) == [("mlx5_0", "mlx5_0", "no", Cause.NETWORK), ("mlx5_1", "mlx5_1", "no", Cause.NETWORK)]
 
 
 def test_6_routing_by_subnets_is_a_cure_since_2_30_7_where_both_have_it() -> None:

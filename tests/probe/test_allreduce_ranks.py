@@ -55,8 +55,7 @@ def dead(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
-    [("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL), ("raise SystemExit(7)", 7), ("", 0)],
+    ("code", "expected"), [("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL), ("raise SystemExit(7)", 7), ("", 0)]
 )
 def test_how_a_rank_died_is_known_before_its_parent_says_so(code: str, expected: int) -> None:
     with rank(code) as process:

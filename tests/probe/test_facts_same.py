@@ -128,11 +128,7 @@ def test_the_answer_of_a_login_shell_stands_behind_its_mark() -> None:
         "/opt/conda",
         {"NCCL_DEBUG": "INFO", "A": "1\n2"},
     )
-    assert software.parse_login_shell(software.SHELL_MARK + b"\0\0HOME=/root\0") == (
-        None,
-        None,
-        {"HOME": "/root"},
-    )
+    assert software.parse_login_shell(software.SHELL_MARK + b"\0\0HOME=/root\0") == (None, None, {"HOME": "/root"})
     with pytest.raises(Unavailable):
         software.parse_login_shell(b"This account is currently not available.\n")
 

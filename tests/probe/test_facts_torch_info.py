@@ -60,12 +60,7 @@ def test_a_wheel_of_nccl_is_what_torch_loads(site: Path) -> None:
     library(site / "torch/lib")
     (site / "nvidia_nccl_cu12-2.26.2.dist-info").mkdir()
     assert look({"PYTHONPATH": str(site)}) == TorchInfo(
-        version="2.7.0+cu128",
-        cuda="12.8",
-        hip=None,
-        nccl="2.26.2",
-        nccl_library=wheel,
-        location=str(site / "torch"),
+        version="2.7.0+cu128", cuda="12.8", hip=None, nccl="2.26.2", nccl_library=wheel, location=str(site / "torch")
     )
 
 

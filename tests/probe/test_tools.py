@@ -26,10 +26,7 @@ STARTERS = {
     "hang/watch.py": "py-spy, of the list or sent along, out of memory",
     "smoke/worker.py": "forks ranks of the all-reduce, and runs nothing",
 }
-CALLERS = {
-    "facts/software.py": "the interpreter that runs the probe",
-    "smoke/allreduce.py": "the same, for torchrun",
-}
+CALLERS = {"facts/software.py": "the interpreter that runs the probe", "smoke/allreduce.py": "the same, for torchrun"}
 """Who calls children.start."""
 
 

@@ -32,14 +32,8 @@ def unjudged(*gaps: list[Gap]) -> str:
         ({"checks": ()}, "Nothing found in 6.2 s."),
         ({"checks": (), "timings": {}}, "Nothing found."),
         ({"complete": False}, "Nothing found, 57 checks passed in 6.2 s. Not everything could be checked."),
-        (
-            {"diagnoses": (NOTE,)},
-            "Ready. 1 note, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601",
-        ),
-        (
-            {"diagnoses": (STALE,)},
-            "1 warning, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601",
-        ),
+        ({"diagnoses": (NOTE,)}, "Ready. 1 note, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601"),
+        ({"diagnoses": (STALE,)}, "1 warning, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601"),
         (
             {"diagnoses": (UNREACHABLE, UNREACHABLE)},
             "2 errors, 0 warnings, 57 checks passed in 6.2 s.\nMore: nccl-doctor explain NCD101",
@@ -108,10 +102,7 @@ def test_one_reason_is_said_once_whatever_hosts_the_checks_are_about() -> None:
 
 
 def test_no_check_is_said_to_lack_a_verdict_on_another_s_hosts() -> None:
-    text = unjudged(
-        [Gap(hosts=("node1",), reason="no root")],
-        *[[Gap(hosts=("node2", "node3"), reason="no root")]] * 7,
-    )
+    text = unjudged([Gap(hosts=("node1",), reason="no root")], *[[Gap(hosts=("node2", "node3"), reason="no root")]] * 7)
     assert "  node[1-3]: no root (on node1: fault-NCD600; on node[2-3]: fault-NCD601," in text
     assert "fault-NCD605 and 2 more)" in " ".join(text.split())
 

@@ -154,12 +154,7 @@ def test_agent(make: Make, server: Sshd, controller: Controller, keys: Path, mon
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("configured", [False, True])
 def test_a_hung_agent_is_named_and_accuses_no_host(
-    make: Make,
-    server: Sshd,
-    controller: Controller,
-    monkeypatch: pytest.MonkeyPatch,
-    kind: Kind,
-    configured: bool,
+    make: Make, server: Sshd, controller: Controller, monkeypatch: pytest.MonkeyPatch, kind: Kind, configured: bool
 ) -> None:
     """Nor is it waited for again at the next host; one that hangs so long that nobody is let in counts, too."""
     monkeypatch.setattr(identities, "AGENT_S", 0.2)

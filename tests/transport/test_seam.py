@@ -63,9 +63,7 @@ FACTS = UnreachableFacts(target="n", address="10.0.0.1", port=22, user="ann", re
         ),
     ],
 )
-def test_failures_keep_their_type_in_a_snapshot(
-    failure: SshUnreachable | ProbeFailed | EngineFailure,
-) -> None:
+def test_failures_keep_their_type_in_a_snapshot(failure: SshUnreachable | ProbeFailed | EngineFailure) -> None:
     assert Host.model_validate_json(Host(node=NODE, failure=failure).model_dump_json()).failure == failure
 
 

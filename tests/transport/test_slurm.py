@@ -17,10 +17,7 @@ from tests.each import each
 OPTIONS = SlurmOptions(job="7")
 
 SAID = [
-    (
-        "slurmd",
-        ["srun: error: Task launch for StepId=1.1 failed on node node2: Communication connection failure"],
-    ),
+    ("slurmd", ["srun: error: Task launch for StepId=1.1 failed on node node2: Communication connection failure"]),
     ("denied", ["srun: error: Unable to create step for job 1: Access/permission denied"]),
     ("ended", ["srun: error: Slurm job 2 has expired", "srun: Check SLURM_JOB_ID environment variable."]),
     ("ended", ["srun: error: Unable to confirm allocation for job 99: Invalid job id specified"]),

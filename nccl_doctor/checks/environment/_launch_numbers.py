@@ -5,11 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from nccl_doctor.checks.view import View
-from nccl_doctor.launch.line import (
-    LaunchLine,
-    is_number,
-    model_size,
-)
+from nccl_doctor.launch.line import LaunchLine, is_number, model_size
 from nccl_doctor.launch.plan import PlannedNode
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.register import Unjudged

@@ -230,11 +230,7 @@ def _finding(view: View, severity: Severity, those: tuple[Misled, ...], which: l
         hosts=hosts,
         message=f"{who} on {fold(hosts)} {said}.",
         evidence=tuple(one.evidence for one in those),
-        facts={
-            "engines": which,
-            "addresses": {one.host: one.given.address for one in those},
-            "reached_by": better,
-        },
+        facts={"engines": which, "addresses": {one.host: one.given.address for one in those}, "reached_by": better},
         fix=Fix(
             summary=summary,
             risk="safe" if commands else "manual",

@@ -36,12 +36,7 @@ ROOM = 4
 """Entries of the raised limit for each peer: gateways, storage and containers need some too."""
 
 
-@check(
-    "NCD217",
-    severity=Severity.WARNING,
-    needs=("interfaces", "resolution"),
-    explains=("port-unreachable", SILENCE),
-)
+@check("NCD217", severity=Severity.WARNING, needs=("interfaces", "resolution"), explains=("port-unreachable", SILENCE))
 def neighbour_table_small(view: View) -> Findings:
     """Yield one finding for all hosts with the same limit."""
     short: dict[tuple[int, int], list[str]] = {}

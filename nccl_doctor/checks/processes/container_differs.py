@@ -72,13 +72,7 @@ class Sides:
 _RUN = ("docker", "podman", "nerdctl")
 
 
-LACKS = (
-    "shm-small",
-    "memlock-low",
-    "nofile-low",
-    "gpu-count-low",
-    "rdma-device-inaccessible",
-)
+LACKS = ("shm-small", "memlock-low", "nofile-low", "gpu-count-low", "rdma-device-inaccessible")
 
 
 @check(

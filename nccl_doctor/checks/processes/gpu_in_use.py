@@ -37,13 +37,7 @@ FULL = Effect(
 )
 
 
-@check(
-    "NCD602",
-    severity=Severity.ERROR,
-    needs=("gpus", "gpu_processes"),
-    explains=(FULL,),
-    row="GPUs",
-)
+@check("NCD602", severity=Severity.ERROR, needs=("gpus", "gpu_processes"), explains=(FULL,), row="GPUs")
 def gpu_in_use(view: View) -> Findings:
     """Yield one finding per host whose needed GPUs are taken."""
     for host, facts in view.facts:

@@ -31,13 +31,7 @@ from nccl_doctor.text.hostlist import fold
 PIN = "NCCL_IB_GID_INDEX"
 
 
-@check(
-    "NCD404",
-    severity=Severity.ERROR,
-    needs=("rdma", *NEEDS),
-    needs_nccl=True,
-    explains=("rdma-mismatch", RDMA),
-)
+@check("NCD404", severity=Severity.ERROR, needs=("rdma", *NEEDS), needs_nccl=True, explains=("rdma-mismatch", RDMA))
 def rdma_gid_missing(view: View) -> Findings:
     """Yield one finding for all ports whose GID is unusable."""
     rdma = view.nccl.rdma

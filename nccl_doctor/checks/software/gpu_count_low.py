@@ -24,14 +24,7 @@ from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot.hosts import (
-    HostFacts,
-    gpu_wish,
-    named_devices,
-    rocm_gpus,
-    visible_devices,
-    visible_gpus,
-)
+from nccl_doctor.snapshot.hosts import HostFacts, gpu_wish, named_devices, rocm_gpus, visible_devices, visible_gpus
 from nccl_doctor.snapshot.system import Gpu
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 from nccl_doctor.text.shell import Line, line

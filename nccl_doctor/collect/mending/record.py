@@ -87,10 +87,7 @@ def begin(
 
 
 def finish(
-    path: Path,
-    record: Record,
-    ran: Iterable[tuple[Step, StepResult]],
-    settings_before: dict[str, str | None],
+    path: Path, record: Record, ran: Iterable[tuple[Step, StepResult]], settings_before: dict[str, str | None]
 ) -> None:
     """Write the record of a finished run, without the steps that were not run."""
     steps = tuple(RanStep.of(step, result) for step, result in ran if result.outcome != "not-run")

@@ -245,11 +245,7 @@ def together(names: list[str], first: Dials, second: Dials) -> Dials:
         rows = (row._replace(target=row.target + before) for row in more.failed)
         trips = (row._replace(target=row.target + before) for row in more.trips)
         both.append(
-            Dialled(
-                connected=one.connected + more.connected,
-                failed=(*one.failed, *rows),
-                trips=(*one.trips, *trips),
-            )
+            Dialled(connected=one.connected + more.connected, failed=(*one.failed, *rows), trips=(*one.trips, *trips))
         )
     return targets, both
 

@@ -131,10 +131,7 @@ def find_ranks(table: Table) -> dict[str, Any]:
     numbered = {pid: told for pid in table.procs if pid not in ours and (told := _numbers(table.environ(pid)))}
     ranks = [pid for pid in numbered if _is_rank(pid, numbered, table)]
     readable = [pid for pid in ranks if os.getuid() in (0, table.uid(pid))]
-    return {
-        "ranks": [_row(pid, numbered[pid], table) for pid in fairly(readable, table)],
-        "hidden": len(hidden),
-    }
+    return {"ranks": [_row(pid, numbered[pid], table) for pid in fairly(readable, table)], "hidden": len(hidden)}
 
 
 def fairly(pids: Iterable[int], table: Table) -> list[int]:

@@ -196,13 +196,7 @@ class Deadlines(NamedTuple):
 
 
 def establish(
-    settings: HostSettings,
-    connect: Callable[[], Stream],
-    entries: KnownKeys,
-    by: Deadlines,
-    *,
-    hop: bool,
-    alone: bool,
+    settings: HostSettings, connect: Callable[[], Stream], entries: KnownKeys, by: Deadlines, *, hop: bool, alone: bool
 ) -> SshSession:
     """Return a session that is logged in, after retries if the server dropped the connection; AccessError on failure.
 

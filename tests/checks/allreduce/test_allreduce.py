@@ -31,11 +31,7 @@ NAMED = [
     ("allreduce_failed/fires-isolated-pair", ["node1", "node2"], "node1 and node2 fail with each other"),
     ("allreduce_timeout/fires-suspended", ["node2"], "rank 1 on node2 was suspended"),
     ("allreduce_timeout/fires-in-the-kernel", ["node3"], "in the kernel (nfs4_wait_clnt_recover)"),
-    (
-        "allreduce_timeout/fires-elsewhere",
-        ["node2"],
-        "was in get (queue.py:171), called by wait_for_disk (hook.py:12)",
-    ),
+    ("allreduce_timeout/fires-elsewhere", ["node2"], "was in get (queue.py:171), called by wait_for_disk (hook.py:12)"),
     ("allreduce_timeout/fires-everybody", ["node1", "node2", "node3"], "all 3 ranks waited for the others to join"),
     ("allreduce_timeout/fires-isolated-host", ["node3"], "node3 fails with hosts that work with each other"),
     ("allreduce_wrong_result/fires-alone", ["node2"], "the error comes from rank 1 on node2"),

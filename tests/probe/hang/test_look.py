@@ -251,8 +251,7 @@ def test_two_jobs_on_one_port_are_both_heard(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("version", "safe"),
-    [("2.27.3", True), ("2.28.9", True), ("2.27.2", False), ("2.24.3", False), ("unknown", False)],
+    ("version", "safe"), [("2.27.3", True), ("2.28.9", True), ("2.27.2", False), ("2.24.3", False), ("unknown", False)]
 )
 def test_versions_that_may_be_asked(version: str, *, safe: bool) -> None:
     assert watch._safe(version) is safe

@@ -48,11 +48,7 @@ def test_a_launcher_with_its_nodes_number_is_no_rank(rank: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize(
-    "names",
-    [
-        {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
-        {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
-    ],
+    "names", [{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}]
 )
 def test_other_launchers_names(names: dict[str, str]) -> None:
     (row,) = found(Fake(60, 1, "python train.py", {"MASTER_ADDR": "a", "MASTER_PORT": "1", **names}))["ranks"]

@@ -57,11 +57,7 @@ class UnwrittenError(DoctorError):
 
 
 class InterruptedLogin(KeyboardInterrupt):
-    """Ctrl-C during the login to hosts.
-
-    Args:
-        hosts: names of the hosts that had not finished the login.
-    """
+    """Ctrl-C during the login to hosts; ``hosts`` had not finished it."""
 
     def __init__(self, hosts: tuple[str, ...]) -> None:
         self.hosts = hosts

@@ -238,10 +238,7 @@ def common_labels(kube: KubeFacts) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """A property that differs between hosts: hosts by value, the most common first.
-
-    Of two equally common values, the first is taken as the right one.
-    """
+    """A property that differs between hosts: hosts by value, the most common first, then in their order."""
 
     subject: str
     groups: dict[str, list[str]]

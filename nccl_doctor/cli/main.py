@@ -261,10 +261,7 @@ def _wants_json(args: list[str]) -> bool:
 
 
 def app(first: str = "") -> typer.Typer:
-    """Return the command line.
-
-    With only the command that the first word names, since registering all of them takes 15 ms.
-    """
+    """Return the command line, with only the command that the first word names: to register all takes 15 ms."""
     made = typer.Typer(
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from nccl_doctor.model.register import Check
 
 Codes = set[str] | None
-"""Codes of the checks to run. None means all of them, so that a command that only waits for hosts need not import the
-checks.
-"""
+"""Codes of the checks to run; None, for all of them, needs no import of the checks in a command that only waits."""
 
 
 class _Options(Protocol):

@@ -25,9 +25,7 @@ from nccl_doctor.transport.base import AccessError
 T = TypeVar("T")
 
 MAX_ITEMS = 150_000
-"""Most values in one answer: the facts of a host among 4,096 have a quarter of that; each takes some 100 bytes of
-memory.
-"""
+"""Most values in an answer, of 100 bytes each; the facts of one of 4,096 hosts have a quarter of that."""
 _REASON = 300  # characters of the reason why a part of an answer is invalid: it may quote that part
 _SEPARATORS = (b",", b"[", b"{")
 _TOKEN = re.compile(rb'"[^"]*"?|[,\[{]')  # a JSON text without escapes, and the separators around each value
@@ -46,10 +44,7 @@ class NoAnswerError(ProbeError):
 
 
 class ConnectionLostError(ProbeError):
-    """The connection ended or broke, so this host answers nothing more.
-
-    ``failure`` is the reason, if the transport knows it.
-    """
+    """The connection broke, so the host answers nothing more; ``failure``: the reason, if the transport knows it."""
 
     failure: AnyAccessFailure | None = None
 
@@ -194,10 +189,7 @@ class RankEvent(base.Observed):
 
 
 class SmokeEnd(base.Observed):
-    """A host's end of the all-reduce: ``exit`` is 0, 1 or the launcher's status.
-
-    ``broken`` is why there is no answer.
-    """
+    """A host's end of the all-reduce: ``exit`` is 0, 1 or the launcher's status; ``broken``: why there is no answer."""
 
     exit: base.Signed | None = None
     signal: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -286,10 +278,7 @@ def typed_items(kind: TypeAdapter[T], values: list[Any]) -> tuple[tuple[T, ...],
 
 
 def problems(error: ValidationError) -> dict[str, str]:
-    """Return the first error in each part of a value, as a phrase.
-
-    A part is named by its fields and places.
-    """
+    """Return the first error in each part of a value, as a phrase; parts are named by their fields and places."""
     found: dict[str, str] = {}
     for fault in error.errors(include_url=False, include_context=False, include_input=False):
         part, *where = map(str, fault["loc"] or ("answer",))

@@ -43,10 +43,7 @@ WORTH_S = 5.0  # a run begins again only if this much time is left
 def open_run(
     cluster: Cluster, connect: Callable[[], Transport], options: RunOptions, progress: Progress
 ) -> Iterator[Run]:
-    """Query every host, again if this machine was paused; stay connected until the block ends.
-
-    NotReachedError on failure.
-    """
+    """Query every host, again if this machine was paused, and stay connected in the block; else NotReachedError."""
     until = time.monotonic() + options.total_s
     run = Run(cluster, connect(), options, progress)
     try:
@@ -89,10 +86,7 @@ class Run:
         self._aliases: tuple[str, ...] = ()
 
     def all(self) -> None:
-        """Run every phase.
-
-        ControllerPausedError if this machine was paused, since failures after that are no host's fault.
-        """
+        """Run every phase; ControllerPausedError if this machine was paused, after which no host is at fault."""
         self.look()
         self._go_on()
         self.mesh()

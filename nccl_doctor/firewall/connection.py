@@ -246,9 +246,7 @@ _SEEN_AS: dict[str, DialOutcome] = {
     **dict.fromkeys(("host-unreachable", "addr-unreachable", "host-prohibited"), "no-route"),
     "port-unreachable": "refused",
 }
-"""Errors of connect(2) for ICMP codes: icmp_err_convert in linux/net/ipv4/icmp.c, icmpv6_err_convert in
-linux/net/ipv6/icmp.c.
-"""
+"""Errors of connect(2) by ICMP code: icmp_err_convert (net/ipv4/icmp.c), icmpv6_err_convert (net/ipv6/icmp.c)."""
 
 
 def reject_outcome(how: str, version: int) -> DialOutcome:

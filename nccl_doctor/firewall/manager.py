@@ -21,9 +21,7 @@ from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 from nccl_doctor.text.inet import Network
 
 _SUFFIX = "_direct"
-"""Suffix of the chains with direct rules in firewalld's iptables back end; with its nftables back end they are in INPUT
-itself.
-"""
+"""Suffix of firewalld's chains with direct rules in iptables; its nftables back end has them in INPUT itself."""
 
 _SHORT = {
     "--protocol": "-p",
@@ -122,10 +120,7 @@ def manager_of(rule: RuleRef, facts: FirewallFacts) -> Manager:
 
 
 def managed_by(facts: FirewallFacts) -> str:
-    """Return the manager of a host's rules; "" if there are none.
-
-    If the manager did not answer in time, as on a busy host, its chains show it.
-    """
+    """Return the manager of a host's rules, or ""; if it did not answer in time, it is known by its chains."""
     nft = facts.nft if isinstance(facts.nft, str) else ""
     if isinstance(facts.firewalld, Firewalld) or (
         isinstance(facts.firewalld, Unknown) and _FIREWALLD_TABLE.search(nft)

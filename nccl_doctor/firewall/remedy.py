@@ -63,10 +63,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Lines to paste as root on the host; ``advice`` if they are not enough.
-
-    If one line is None because it can't be pasted, none is used.
-    """
+    """Lines to paste as root, or ``advice`` if they are not enough; none if one of them can't be pasted."""
 
     commands: tuple[Line | None, ...] = ()
     advice: str = ""
@@ -192,9 +189,7 @@ def _settings(found: dict[str, Zone]) -> dict[str, dict[str, str]]:
 
 
 _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
-"""Names that nft's grammar accepts without quotes (scanner.l). nft parses its arguments again, so shell quotes don't
-help.
-"""
+"""Names that nft accepts unquoted (scanner.l): it parses its arguments again, so shell quotes don't help."""
 
 BY_HAND = "no single command is safe here: let the cluster's own addresses through ahead of this rule, by hand"
 

@@ -91,10 +91,7 @@ def place(threads: Sequence[Thread], pid: int) -> StackPlace | None:
 
 
 def _called(frames: Sequence[Frame]) -> str:
-    """Return the outermost function called from the user's line that is no wrapper.
-
-    Without torch's name for a class's method.
-    """
+    """Return the outermost function, wrappers apart, called from the user's line, without its class in torch."""
     python = [frame for frame in frames if frame.file.endswith(".py") or frame.file.startswith("<")]
     named = [frame.function.rpartition(".")[2] for frame in reversed(python) if not _WRAPPER.search(frame.function)]
     return next((function for function in named if function not in _BARE), named[0] if named else "")

@@ -34,10 +34,7 @@ LAUNCH_LINE = "launch line"
 def build(
     parsed: ParsedInventory, exclude: Collection[str], here: ThisMachine, only: Collection[str] | None = None
 ) -> Cluster:
-    """Return the cluster of the hosts that ``only`` names, without those that ``exclude`` names.
-
-    Node ranks are the places among the hosts that remain.
-    """
+    """Return the cluster of the hosts in ``only`` and not in ``exclude``, with node ranks in this order."""
     settings: SettledHosts = {}
     for entry in parsed.entries:
         if entry.name.value in settings:

@@ -96,10 +96,7 @@ def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, 
 def requested(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> HostSource | None:
-    """Return the engine's hosts that options or the environment name, if any.
-
-    Without a transport nobody is contacted.
-    """
+    """Return the engine's hosts that options or the environment name; without a transport nobody is contacted."""
     sources = [engine for engine in engines() if engine.finds_hosts]
     given = [engine.flags[0].words[0] for engine in sources if engine.flags[0].name in options]
     if len(given) > 1:

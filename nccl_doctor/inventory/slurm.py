@@ -95,10 +95,7 @@ class SlurmRequest:
 def request(
     options: Mapping[str, Any], transport: str | None, environ: Mapping[str, str], *, named: bool
 ) -> SlurmRequest | None:
-    """Return the job that options or the environment name, if any.
-
-    Without a transport the environment's node list is enough.
-    """
+    """Return the job that options or the environment name, if any; without a transport its node list is enough."""
     steps, asked = transport in (None, "auto", "slurm"), options.get("slurm_job")
     image, name = options.get("container_image") or "", options.get("container_name") or ""
     if asked is not None and named:

@@ -158,10 +158,7 @@ def decode(data: bytes, path: str) -> str:
 
 
 def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, patience_s: float = 0.0) -> bytes:
-    """Return a file or a pipe (in at least 10 s), up to one byte more than ``most``.
-
-    HostsFileError, OSError or ValueError.
-    """
+    """Return a file or pipe (10 s or more), at most ``most`` + 1 bytes; HostsFileError, OSError or ValueError."""
     if path == STDIN:  # read directly: behind ssh it may be a socket, which can't be opened by name
         if os.isatty(0):
             raise HostsFileError(STDIN, None, f"is a terminal; {what} is piped in or named")

@@ -183,10 +183,7 @@ class Wishes(NamedTuple):
 
 
 def split(words: list[str], argv: list[str], *, named: bool, engine: bool = False) -> tuple[str | None, list[str]]:
-    """Return the hosts file, and the script with its arguments after "--".
-
-    With an ``engine`` it may be a model.
-    """
+    """Return the hosts file, and the script (or the ``engine``'s model) with its arguments after "--"."""
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else len(words) - (not named)
     before, script = words[: len(words) - behind], words[len(words) - behind :]
     if len(before) > 1:

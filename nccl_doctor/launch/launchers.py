@@ -116,10 +116,7 @@ def _env(job: LaunchPlan, start: Start) -> Line:
 
 
 def _tcp(job: LaunchPlan, start: Start) -> Line:
-    """Return the line of a script that spawns its own processes and gets its node's number.
-
-    A script with {rank} is started once for each rank.
-    """
+    """Return the line of a script that spawns processes and gets its node's number; one with {rank} for each rank."""
     script, _ = tcp_script(job)
     if not _has_holes(job.script):
         job.even("a script that spawns its own processes", "it multiplies nodes by its own GPUs")

@@ -157,11 +157,7 @@ def is_number(text: str) -> bool:
 
 
 def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:
-    """Return the hosts file, and the line after "--", which click drops from the words but ``argv`` still has.
-
-    Raises:
-        UsageError: there is more than a hosts file before it.
-    """
+    """Return the hosts file, and the line after "--" (in ``argv``, since click drops it); UsageError for more."""
     behind = len(argv) - argv.index("--") - 1 if "--" in argv else 0
     before, line = words[: len(words) - behind], words[len(words) - behind :]
     if len(before) > 1:
@@ -173,10 +169,7 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
 
 
 def _out_of_script(words: Sequence[str]) -> Sequence[str]:
-    """Return the line that a shell script on this machine starts, if these words run one.
-
-    The script is read, not run.
-    """
+    """Return the line in the script on this machine that these words run, if any; it is read, not run."""
     path = next((word for word in words if not word.startswith("-") and PurePath(word).name not in SHELLS), "")
     if PurePath(path).suffix not in SCRIPTS or PurePath(words[0]).name not in {*SHELLS, PurePath(path).name}:
         return words
@@ -207,11 +200,7 @@ def _split(words: Sequence[str]) -> list[str]:
 
 
 def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
-    """Return the launch line in these words; ``known`` are the options of the installed launcher.
-
-    Raises:
-        UsageError: it has no program, or is a shell script; or its quotes don't match.
-    """
+    """Return the launch line in these words, by the launcher's ``known`` options; UsageError if it can't be read."""
     every = _split(words)
     if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
         every = every[1:]
@@ -249,11 +238,7 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
 
 
 def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
-    """Return the line to judge, read with the options that its launcher has on the hosts.
-
-    Raises:
-        ValueError, UsageError: it is no line that starts a job.
-    """
+    """Return the line to judge, with the options that its launcher has on the hosts; ValueError, UsageError."""
     if snapshot.cluster.line is None:
         return None
     known = {name: takes for options in host_options(snapshot).values() for name, takes in options.items()}
@@ -349,10 +334,7 @@ def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
 def own_lines(
     line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int]
 ) -> dict[str, Line]:
-    """Return the line for each host.
-
-    ``counts`` are the planned ranks of each host, ``gpus`` its GPUs.
-    """
+    """Return the line for each host; ``counts`` are the planned ranks of each, ``gpus`` its GPUs."""
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
     if line.launcher == "vllm":

@@ -132,10 +132,7 @@ def master_port(script: str, job: int) -> int | None:
 
 
 def _tail(found: re.Match[str]) -> str:
-    """Return the last characters, as tail -c: ``echo -n 1234567 | tail -c 4`` is 4567.
-
-    Without -n the newline counts, too.
-    """
+    """Return the last characters, as tail -c does, which counts the newline of an echo without -n."""
     digits = int(found["count"]) - (found["bare"] is None)
     return str(int(found["id"][-digits:])) if digits > 0 else "0"
 

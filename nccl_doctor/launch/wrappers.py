@@ -218,11 +218,7 @@ def _read_shell(front: Front, words: Sequence[str]) -> None:
 
 
 def the_start(script: str) -> tuple[str, ...]:
-    """Return the words of the only line in a shell script that starts a launcher, with its variables before it.
-
-    Raises:
-        UsageError: there is none, or several, or only the shell can evaluate it.
-    """
+    """Return the only line in a script that starts a launcher, with variables before it; UsageError if unclear."""
     found: list[tuple[str, ...]] = []
     variables: dict[str, str] = {}
     for line in _commands(script):

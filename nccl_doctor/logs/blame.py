@@ -80,10 +80,7 @@ def _stuck_retries(log: Log) -> set[str]:
 
 
 def last_run(readings: Sequence[Reading], facts: Facts) -> tuple[list[Reading], Facts]:
-    """Return the readings without the parts before the good end of an earlier run, and the facts of the rest.
-
-    A good end says nothing about a run that began later.
-    """
+    """Return the readings after the good end of an earlier run (in runs that began before it), and their facts."""
     begun = {reading.name for reading in readings if _begins_again(reading)}
     if not begun:
         return [*readings], facts

@@ -79,10 +79,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Dump:
-    """The collectives that a rank has issued, in order.
-
-    ``groups`` are the ranks of groups for which torch lists them.
-    """
+    """The collectives that a rank issued, in order; ``groups``: the ranks of groups for which torch lists them."""
 
     rank: int
     records: tuple[Record, ...]
@@ -123,10 +120,7 @@ def read(name: str, data: bytes) -> Dump | None:
 
 
 def _of_json(data: bytes) -> object:
-    """Return the value of JSON.
-
-    torch writes ASCII; a text with any other character takes four times its bytes.
-    """
+    """Return the value of JSON; torch writes ASCII, and other characters would take four times their bytes."""
     if len(data) * (1 if data.isascii() and b"\\u" not in data else 4) > plain_pickle.MOST_MEMORY:
         raise CrowdedError(f"it takes more than {plain_pickle.MOST_MEMORY >> 20} MiB of memory")
     refuse_crowded(data, values=_MOST_VALUES, containers=_MOST_CONTAINERS, depth=plain_pickle.DEEPEST)

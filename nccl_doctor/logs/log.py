@@ -86,10 +86,7 @@ def rank_of_file(name: str) -> int | None:
 
 
 class Failed(NamedTuple):
-    """A process in torchrun's summary of failures.
-
-    Processes in containers on several hosts may have the same ``pid``.
-    """
+    """A process in torchrun's summary of failures; ``pid`` may occur twice in containers on several hosts."""
 
     label: _Label
     pid: str
@@ -126,10 +123,7 @@ class Reading:
     _telling: dict[_Label, dict[str, str]] = field(default_factory=dict)
 
     def after(self, line: int) -> list[_Bytes] | None:
-        """Return the lines after a line, including an incomplete one.
-
-        None if the tail does not reach back to it.
-        """
+        """Return the lines after a line, an incomplete one included; None if the tail begins later."""
         lines = self.tail.split(b"\n")
         first = len(lines) - (self.lines - line) - 1
         cut = first == 0 and self.bytes > len(self.tail)
@@ -165,9 +159,7 @@ class Reading:
 
 
 _STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")
-"""The part in which the file names of a process's two streams differ, as torchrun's --log-dir, Slurm and MPI write
-them.
-"""
+"""The part in which the names of a process's two files differ (torchrun's --log-dir, Slurm, MPI)."""
 
 
 @dataclass
@@ -229,12 +221,7 @@ _MOST_MISSING = 64
 
 @dataclass(frozen=True)
 class RankProgress:
-    """Progress of each rank at the end of the log.
-
-    Attributes:
-        reached: ranks by milestone, those that are behind first.
-        missing: ranks without a line, although others have lines.
-    """
+    """Ranks at a log's end by milestone, those that are behind first; ``missing``: ranks without any line."""
 
     reached: dict[Milestone, tuple[int, ...]]
     missing: tuple[int, ...]
@@ -269,9 +256,6 @@ def rank_progress(facts: Facts) -> RankProgress:
 
 
 def absent(ranks: set[int], world_size: int | None) -> tuple[int, ...]:
-    """Return the ranks of a job that are missing in ``ranks``.
-
-    None if so many are missing that their logs were probably not given.
-    """
+    """Return a job's ranks that are missing in ``ranks``; None for so many that their logs were hardly given."""
     few = (world_size or 0) - len(ranks) <= _MOST_MISSING
     return tuple(sorted(set(range(world_size or 0)) - ranks)) if few else ()

@@ -213,12 +213,7 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
 
 
 def read(data: bytes) -> object:
-    """Return the value in the pickle.
-
-    Raises:
-        NotPlainError: it has other than plain values, or is damaged.
-        CrowdedError: it exceeds the limits for a dump.
-    """
+    """Return the value in the pickle; NotPlainError for other values or damage, CrowdedError beyond the limits."""
     try:
         return _Machine(data).run()
     except (IndexError, KeyError, TypeError) as error:

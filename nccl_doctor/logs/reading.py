@@ -31,9 +31,7 @@ _GZIP, _XZ, _ZSTD = b"\x1f\x8b", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd"
 _MOST_MEMORY = 128 << 20
 """Most bytes of memory for decompression: xz -9 needs 65 MiB, zstd --ultra -22 128 MiB."""
 _MOST_RATIO, _ENOUGH = 2000, 1 << 30
-"""Highest accepted compression ratio (a night of equal lines is compressed to a thousandth), and bytes up to which it
-is not checked.
-"""
+"""Highest accepted compression ratio (equal lines: 1,000), and bytes up to which it is not checked."""
 _NOT_LOGS = frozenset(
     {".py", ".so", ".pt", ".pth", ".bin", ".safetensors", ".npy", ".npz", ".png", ".jpg", ".tar", ".zip", ".pyc"}
 )

@@ -18,25 +18,18 @@ WEB = (
     r"https?://|HTTPS?Connection|urllib3\.|requests\.exceptions|huggingface\.co\b|huggingface_hub\.|\bwandb[.:]"
     r"|\bpypi\.org|IPv6 network addresses"
 )
-"""Requests to web servers, not to hosts of the job: on clusters, connections of downloads and trackers often fail, and
-so do look-ups of IPv6 addresses.
-"""
+"""Requests to web servers, not to hosts: on clusters, downloads, trackers and look-ups of IPv6 often fail."""
 
 
 class Grade(IntEnum):
-    """Strength of a line as evidence for the cause.
-
-    Of two lines, the one with the higher grade is blamed, then the earlier one.
-    """
+    """Strength of a line as evidence for the cause: the highest grade is blamed, and of equal ones the earliest."""
 
     BENIGN = 0
     """A line that only looks like a fault."""
     CLUE = 1
     """A line that is no fault but shows how far a run came before it stopped."""
     HINT = 2
-    """A fault only if the run failed and nothing else explains that: a retry that may have succeeded, an unusual
-    interface.
-    """
+    """A fault only if the run failed and nothing else explains it: a retry, or an unusual interface."""
     GENERIC = 3
     """A failure whose reason is not in the line."""
     SYMPTOM = 4
@@ -149,9 +142,7 @@ EXITED = (
     r"|srun: error: (?P<host>\S+): tasks? \S+: Exited with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
     r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\.)"
 )
-"""An exit code without a reason, as torchrun, DeepSpeed, Slurm, torch.distributed.launch and Accelerate report it; 128
-and more means a signal.
-"""
+"""An exit code without a reason (torchrun, DeepSpeed, Slurm, Accelerate); 128 and more means a signal."""
 
 TERMINATING = (
     r"(?:Forcefully terminating all other processes|[Ss]ending process \d+ closing signal"

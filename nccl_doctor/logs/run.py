@@ -67,10 +67,7 @@ class Ahead:
         self._read = self._pool.imap(_read, self._parts, chunksize=1 if len(self._parts) < 64 else 4)
 
     def readings(self, progress: Callable[[int], None]) -> Iterator[tuple[Path, Reading | None]]:
-        """Yield the reading of each file in order.
-
-        None for files that must be read from beginning to end.
-        """
+        """Yield the reading of each file in order; None for files that must be read from beginning to end."""
         with self._pool:
             for path, pieces in groupby(zip(self._parts, self._read, strict=True), key=lambda pair: pair[0].path):
                 found = []

@@ -107,10 +107,7 @@ class Case:
         return next((process.interfaces[0] for process in nearby if process.interfaces), None)
 
     def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
-        """Return the contract's entities, as far as the log names them.
-
-        ``interface`` is set if the diagnosis has its own.
-        """
+        """Return the contract's entities that the log names; ``interface`` is set if the diagnosis has its own."""
         facts, address, own = self.log.facts, self.address, self.interface()
         ranks = [*(self.rank_of(event) for event in self.cause.events), facts.summary_rank]
         # if only one rank reports the consequences, it is the rank of this log
@@ -150,10 +147,7 @@ class Case:
         return tuple(LogLine(file=e.file, line=e.line, text=e.text) for e in chosen.values())
 
     def hinted(self, after: str) -> str:
-        """Return the rest of the first NCCL hint (2.31 and later) among the lines that begins with these words.
-
-        Otherwise "".
-        """
+        """Return what follows these words in the first NCCL hint (2.31 and later) among the lines, or ""."""
         found = (event.text.partition(f"HINT: {after}")[2] for event in self.cause.events)
         return next(filter(None, found), "")
 
@@ -296,9 +290,7 @@ class Stage(IntEnum):
     GIVING_UP = 4
     """Retries that were given up become faults; other hints are removed."""
     PLACES = 5
-    """The places of hosts are compared if the run has no end; not for a log that ended well, or whose lines were
-    joined.
-    """
+    """Hosts' places are compared if the run has no end, but not if it ended well or lines were joined."""
     HANGS = 6
     """The place at which such a run stopped is found, under the same conditions."""
     CONSEQUENCES = 7

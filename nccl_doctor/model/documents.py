@@ -73,10 +73,7 @@ class InterfaceAnswer(FrozenModel):
 
 
 class Exports(FrozenModel):
-    """Lines to paste, and the hosts for them; None means every host.
-
-    ``place`` is an addition to the hosts: "from the snapshot".
-    """
+    """Lines to paste, and their hosts (None: all); ``place`` is an addition to the hosts: "from the snapshot"."""
 
     hosts: tuple[str, ...] | None
     lines: tuple[str, ...]

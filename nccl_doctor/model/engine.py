@@ -151,10 +151,7 @@ class ClusterSource:
 
 
 def _node_words(node: Node) -> Iterator[tuple[str, str, object]]:
-    """Yield each option for a node, with its name in ``Cluster.origins``, and its value.
-
-    None if the value is the default.
-    """
+    """Yield a node's options with their names in ``Cluster.origins``, and their values; None for a default."""
     yield "--python", "python", None if node.python == "python3" else node.python
     yield "--nproc-per-node", "nproc_per_node", node.nproc_per_node
     for engine in engines():

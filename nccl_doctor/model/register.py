@@ -146,10 +146,7 @@ def all_checks() -> tuple[Check, ...]:
 
 @cache
 def entry(name: str) -> Check:
-    """Return the diagnosis with this name, or raise KeyError.
-
-    Only its module is imported, which is ten times faster.
-    """
+    """Return the diagnosis with this name (KeyError); imports only its module, which is ten times faster."""
     if all(check.name != name for check in _register.values()):
         for module in _modules():
             if module.name.endswith(f".{name.replace('-', '_')}"):

@@ -83,10 +83,7 @@ class ClusterNccl:
         return {name: side.address for name, side in self.interfaces.items()}
 
     def lost_devices(self, host: str) -> tuple[Chosen, ...]:
-        """Return NET/Socket's interfaces, besides the bootstrap's, that other hosts can't reach.
-
-        None if data goes over RDMA.
-        """
+        """Return the interfaces of NET/Socket alone that other hosts can't reach; None if data goes over RDMA."""
         side = self.by_host[host]
         if host in self.rdma.sides and self.rdma.sides[host].rdma.entries:
             return ()
@@ -128,10 +125,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Fault:
-    """The fault of a host's choice; ``problem`` follows "NCCL on HOST".
-
-    Each piece of evidence has the hosts that it applies to.
-    """
+    """The fault of a host's choice; ``problem`` follows "NCCL on HOST". Evidence has the hosts that it is about."""
 
     host: str
     kind: Kind

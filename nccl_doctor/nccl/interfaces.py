@@ -288,10 +288,7 @@ def usable(interfaces: Interfaces, family: str | None, *, running_only: bool) ->
 
 
 def _same_subnet(interfaces: Interfaces, remote: Remote) -> tuple[Chosen, ...]:
-    """Return the result of ``ncclFindInterfaceMatchSubnet``: only the first match.
-
-    List, family and IFF_RUNNING don't matter.
-    """
+    """Return the first match only, as ``ncclFindInterfaceMatchSubnet``, whatever list, family and IFF_RUNNING are."""
     reason = f"on the subnet of NCCL_COMM_ID ({remote.address})"
     hits = (Chosen(e.interface, e.address, reason) for e in interfaces.addresses if on_subnet(e, remote))
     return tuple(hits)[:1]

@@ -66,10 +66,7 @@ def meaning(text: str) -> Meaning | None:
 
 @cache
 def _entries() -> dict[str, list[tuple[int, _Entry]]]:
-    """Return (position in the order of trial, entry) by a word that every text matching the entry has.
-
-    "" if there is none.
-    """
+    """Return (position in the order of trial, entry) by a word that each matching text has, or by ""."""
     long_enough = (entry for entry in map(_entry, catalogue()) if len(entry.plain) >= _LEAST)
     by_word: dict[str, list[tuple[int, _Entry]]] = {}
     ordered = sorted(long_enough, key=lambda entry: (-len(entry.plain), -len(entry.meaning.template)))

@@ -338,10 +338,7 @@ _MOST_LINES = 200_000  # lines of a report: more than fit into the 8 MiB that ar
 
 
 def parse(text: str) -> RasAnswer:
-    """Return the answer to ``STATUS`` or ``VERBOSE STATUS``, in either format.
-
-    CrowdedError if it exceeds the limits, MalformedAnswerError if it is no answer.
-    """
+    """Return RAS' answer to ``STATUS`` or ``VERBOSE STATUS``, in either format; CrowdedError, MalformedAnswerError."""
     if text.lstrip().startswith("{"):
         return parse_json(text)
     if "NCCL version" not in text and "Communicators..." not in text:

@@ -232,10 +232,7 @@ def _subnet(entry: Entry, length: int) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Way:
-    """The path of packets from a port's interface to another's address.
-
-    ``apart``: no route in the main table leads there.
-    """
+    """The path of packets from a port's interface to another's address; ``apart``: the main table has no route."""
 
     src: str
     dst: str
@@ -298,10 +295,7 @@ class ClusterRdma:
         return tuple(found)
 
     def lasting(self) -> dict[str, str] | None:
-        """Values of NCCL_IB_HCA by host with which devices of the same network are paired.
-
-        None if that leaves no device.
-        """
+        """Return NCCL_IB_HCA by host that pairs devices of one network; None if that leaves no device."""
         keys = {name: [_meeting(side, entry) for entry in side.rdma.entries] for name, side in self.sides.items()}
         if not keys or any(key is None for own in keys.values() for key in own):
             return None
@@ -374,10 +368,7 @@ class ClusterRdma:
 
 
 def _meeting(side: Side, entry: Entry) -> object:
-    """Return a key that ports share if they reach each other without a gateway.
-
-    None if it is unknown, or no list can name the device.
-    """
+    """Return a key that ports share if no gateway is between them; None if unknown or no list can name the device."""
     if not NAME.fullmatch(entry.device.name):
         return None
     if entry.is_roce:

@@ -74,10 +74,7 @@ def _cut(text: str) -> str:
 def resolve(
     node: Mapping[str, str], environment: Mapping[str, str], files: tuple[ConfigFile, ...], version: Version | None
 ) -> dict[str, Variable] | Unknown:
-    """Return every variable that NCCL would see, by name, from launcher, process and files.
-
-    They are doubtful if the version is unknown.
-    """
+    """Return all variables that NCCL sees (launcher, process, files) by name; doubtful if its version is unknown."""
     process = {name: Variable(name, value, ENVIRONMENT) for name, value in environment.items()}
     process |= {name: Variable(name, value, HOSTS_FILE) for name, value in node.items()}
     named = process.get("NCCL_CONF_FILE")

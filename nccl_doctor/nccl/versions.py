@@ -115,10 +115,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def recorder(torch: str | None, prefix: str) -> dict[str, str]:
-    """Return variables that make every rank write its last collectives to a file, ``prefix`` and its rank.
-
-    If ``torch`` is None, those for any version.
-    """
+    """Return variables with which ranks write their last collectives to ``prefix`` + rank; for any torch if None."""
     known = None if torch is None else release(torch)
     if known is not None and known < FIRST:
         return {}
@@ -129,9 +126,7 @@ def recorder(torch: str | None, prefix: str) -> dict[str, str]:
 
 
 DIAGNOSTICS = {"NCCL_RUN_DIAGNOSTICS": "1", "NCCL_RUN_RAS_DIAGNOSTICS": "1"}
-"""Variables that make NCCL run its own diagnostics when it creates a communicator; they take milliseconds, before data
-is sent.
-"""
+"""Variables with which a new communicator runs NCCL's own diagnostics, in milliseconds, before it sends data."""
 DIAGNOSTICS_SINCE: Version = (2, 31, 0)
 """First version with these variables; older ones ignore them."""
 

@@ -33,10 +33,7 @@ class MemoryImporter:
     """
 
     def __init__(self, modules: "dict[str, tuple[bytes, bytes]]", native: bool) -> None:
-        """Take the packed source and code of each module by dotted name (packages with ".__init__").
-
-        ``native``: the code can be run.
-        """
+        """Take packed source and code by module name (packages: ".__init__"); ``native``: the code can be run."""
         self.modules = modules
         self._native = native
 

@@ -25,9 +25,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
 KEEPER = 'trap "" HUP INT TERM; read _; n=0; while ! rm -rf -- "$0" && [ $n -lt 50 ]; do n=$((n+1)); sleep 0.1; done'
-"""Script of the keeper, whose standard input ends with the probe. Ranks die with the probe, too, and may still write
-meanwhile.
-"""
+"""Script of the keeper, whose stdin ends with the probe; dying ranks may still write meanwhile."""
 _keepers: dict[str, subprocess.Popen[bytes]] = {}
 _making = threading.Lock()  # held while a directory has no keeper yet, and for good once the probe exits
 
@@ -40,10 +38,7 @@ def become_subreaper() -> None:
 def start(
     argv: list[str], env: dict[str, str], output: int, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a program in its own session, which is killed with the probe's main thread.
-
-    Only that thread may call this.
-    """
+    """Start a program in its own session, killed with the probe's main thread, which alone may call this."""
     parent = os.getpid()
     return subprocess.Popen(
         argv,
@@ -58,10 +53,7 @@ def start(
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this child with the thread that forked it.
-
-    Call it after any change of user, which would undo it.
-    """
+    """Have the kernel kill this child with the thread that forked it; a later change of user would undo it."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the prctl
         os._exit(1)

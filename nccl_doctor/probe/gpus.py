@@ -24,10 +24,7 @@ def list_gpus(deadline: float) -> list[dict[str, Any]]:
 
 
 def query(what: str, fields: Sequence[str], deadline: float) -> str:
-    """Return the output of ``nvidia-smi --query-WHAT=FIELDS`` without header and units.
-
-    "" without NVIDIA's driver and tools.
-    """
+    """Return ``nvidia-smi --query-WHAT=FIELDS``, no header or units; "" without NVIDIA's driver and tools."""
     argv = ["nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
         return output(argv, deadline, accept=(0, NOT_FOUND, BAD_INFOROM))

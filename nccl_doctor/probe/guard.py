@@ -132,10 +132,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(job: JobProcesses, holders: Sequence[int], table: Table, grace_s: float) -> Refusal | None:
-    """Return why a job is not ended, by one look at it, or None; ``holders`` are the processes with the port.
-
-    Jobs younger than ``grace_s`` are refused.
-    """
+    """Return why a job is not ended (for example, younger than ``grace_s``), or None; ``holders`` have the port."""
     alive = [pid for pid in job.pids if pid in table.procs]
     # a zombie runs nothing, and can't show what it ran
     running = [pid for pid in alive if table.procs[pid].state != "Z"]

@@ -54,10 +54,7 @@ def attributes(rest: bytes) -> dict[int, bytes]:
 
 
 def dump(kernel: socket.socket, kind: int, body: bytes) -> Iterator[bytes]:
-    """Yield the bodies of all messages that answer a request for everything.
-
-    OSError if the kernel refuses or is slow.
-    """
+    """Yield the bodies of all messages that answer a dump request; OSError if the kernel refuses or is slow."""
     kernel.send(request(kind, NLM_F_DUMP, 1, body))
     while True:
         data, at = kernel.recv(1 << 16), 0
@@ -244,10 +241,7 @@ def plain(address: str) -> str:
 
 
 def read_table(folder: str = "/proc/net") -> list[Flow]:
-    """Return the TCP sockets in the files tcp and tcp6 of /proc/net or /proc/PID/net, with their queues.
-
-    OSError if they can't be read.
-    """
+    """Return the TCP sockets in tcp and tcp6 of /proc/net or /proc/PID/net with queues; OSError if unreadable."""
     found = []
     for name in ("tcp", "tcp6"):
         try:
@@ -296,18 +290,13 @@ REFUSING = {6: ("blackhole", "EINVAL"), 7: ("unreachable", "EHOSTUNREACH"), 8: (
 """Route types (linux/rtnetlink.h) that refuse packets, and the error of such a packet."""
 
 MOST_ROUTES = 20000
-"""Most routes of all tables that are read to find the one that refuses; on a router, which has more, it is not searched
-for.
-"""
+"""Most routes of all tables that are read to find a refusing one; routers have more, and are not searched."""
 
 _ROUTE = struct.Struct("=BBBBBBBBI")
 
 
 def look_up(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a snapshot.Way for each ``{"to", "source" or None, "iif" or None}``.
-
-    A refused one has the route that refuses it.
-    """
+    """Return a snapshot.Way for each {"to", "source" or None, "iif" or None}; a refused one has the refusing route."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         kernel.bind((0, 0))

@@ -185,10 +185,7 @@ class Table:
         return line if len(line) <= COMMAND_LIMIT else line[: COMMAND_LIMIT - 1] + "…"
 
     def environ(self, pid: int) -> dict[str, str]:
-        """Return the variables that the process was started with.
-
-        Empty if hidden or longer than TEXT_LIMIT, since a part could mislead.
-        """
+        """Return the variables at the process's start; none if hidden or beyond TEXT_LIMIT: a part could mislead."""
         if pid not in self._environ:
             data = _read(pid, "environ")
             text = data.decode(errors="replace") if len(data) < TEXT_LIMIT else ""
@@ -201,10 +198,7 @@ class Table:
         return self._environ[pid]
 
     def uid(self, pid: int) -> int:
-        """Return the real user ID.
-
-        -1 if the process is gone. /proc/PID itself belongs to root if a program is not dumpable (proc(5)).
-        """
+        """Return the real user ID, -1 if the process is gone; /proc/PID is root's if it is not dumpable (proc(5))."""
         if pid not in self._uids:
             told = self.status(pid, "Uid")
             self._uids[pid] = int(told.split()[0]) if told else -1
@@ -246,9 +240,7 @@ def _read(pid: int, name: str) -> bytes:
 
 
 SLURM = re.compile(r"/job_(?P<job>[0-9]+)(?:/step_(?P<step>[0-9A-Za-z_]+))?")
-"""Control groups that Slurm's plug-ins name after the job: slurm/uid_1000/job_77/step_0,
-slurmstepd.scope/job_77/step_0.
-"""
+"""Control groups that Slurm names after the job: slurm/uid_1000/job_77/step_0, slurmstepd.scope/job_77/step_0."""
 CONTAINER = re.compile(
     r"(?:^|[/:-])(?P<runtime>docker|libpod|cri-containerd|crio|lxc|machine)[-/.](?:payload[./])?(?P<name>[0-9A-Za-z_.-]+)"
 )
@@ -257,9 +249,7 @@ CONTAINER = re.compile(
 USER_SLICE = re.compile(r"/user-(?P<uid>[0-9]+)\.slice(?:/|$)")
 """The control group of a login by pam_systemd: user.slice/user-1000.slice/session-3.scope (systemd.special(7))."""
 SERVICE = re.compile(r".*/(?P<name>[^/]+)\.service(?:/|$)")
-"""The control group of the innermost service, which may have groups below it (Delegate= of
-systemd.resource-control(5)).
-"""
+"""Control group of the innermost service, with groups below it (Delegate=, systemd.resource-control(5))."""
 LOGINS = frozenset({"ssh", "sshd", "user", "getty", "serial-getty", "cron", "crond", "atd", "slurmd"})
 """Services that start processes for users without supervising them; without pam_systemd these stay in their group."""
 NO_LOGIN = 2**32 - 1  # /proc/PID/loginuid of a process that no login started (proc_pid_loginuid(5))
@@ -356,10 +346,7 @@ def _container(pid: int, table: Table) -> str | None:
 
 
 def _slurm_job(pid: int, table: Table) -> str | None:
-    """Return the Slurm job of a process.
-
-    A job that appears only in its variables counts if a slurmstepd for it is running.
-    """
+    """Return a process's Slurm job; one that only its variables name counts if it has a running slurmstepd."""
     group = SLURM.search(table.text(pid, "cgroup"))
     if group:
         return group["job"]

@@ -267,10 +267,7 @@ def gpu_wish(host: Host) -> str | None:
 
 
 def visible_gpus(node: Node, facts: HostFacts) -> tuple[system.Gpu, ...]:
-    """Return the GPUs that the node's ranks see, in their order; parts of a GPU (``MIG-…``) are left out.
-
-    Empty if the host did not report its GPUs.
-    """
+    """Return the GPUs that a node's ranks see, in order, without parts (``MIG-…``); none if the GPUs are unknown."""
     gpus, devices = () if isinstance(facts.gpus, Unknown) else facts.gpus, visible_devices(node, facts)
     if devices is None:
         return gpus

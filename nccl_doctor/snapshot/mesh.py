@@ -226,9 +226,7 @@ def accused(hosts: Iterable[str], pairs: Iterable[tuple[str, str]]) -> tuple[str
 
 
 EXACT_UP_TO = 14
-"""Most hosts of a group for which all combinations are tried; in larger ones the host with the most failed peers is
-taken first.
-"""
+"""Most hosts of a group for which all combinations are tried; larger ones are searched greedily."""
 
 
 @dataclass(frozen=True)

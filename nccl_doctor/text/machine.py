@@ -180,10 +180,7 @@ T = TypeVar("T")
 
 
 def thread_safe_cache(make: Callable[P, T]) -> Callable[P, T]:
-    """Cache results as :func:`functools.cache` does, computed once for all threads.
-
-    Keyword arguments are not in the key.
-    """
+    """Cache results as :func:`functools.cache`, computed once for all threads; keyword arguments are not in the key."""
     kept: dict[Hashable, T] = {}
     locks: dict[Hashable, threading.Lock] = {}
 

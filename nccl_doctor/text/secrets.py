@@ -289,10 +289,7 @@ class _Walk:
         self._text, self._is_secret = cache(without_secrets), cache(names_secret)
 
     def value(self, value: Any) -> Any:  # noqa: ANN401 - any part of a document
-        """Return the value without secrets, by its method ``without_secrets`` if it has one.
-
-        The same object if it has none.
-        """
+        """Return the value without secrets, by its ``without_secrets`` if there is one; the same object if none."""
         kind = type(value)
         if kind is str:
             return self._text(value)
@@ -319,10 +316,7 @@ class _Walk:
         return value.model_copy(update=changed) if hasattr(value, "model_copy") else replace(value, **changed)
 
     def _mapping(self, tree: dict[Any, Any]) -> dict[Any, Any]:
-        """Return a mapping in which values with secret names are hidden completely.
-
-        Hosts and paths may have any name.
-        """
+        """Return a mapping with the values of secret names hidden completely; hosts and paths may have any name."""
         found = {}
         for name, value in tree.items():
             secret = type(name) is str and name.isidentifier() and self._is_secret(name)

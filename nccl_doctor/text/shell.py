@@ -84,10 +84,7 @@ def line(template: str, **holes: Hole | Sequence[Hole] | Line | None) -> Line | 
 
 
 def script(template: str, **parts: int | Line | Sequence[Line]) -> Line:
-    """Return shell text from a template with holes for numbers and lines.
-
-    Several lines for one hole are joined by blanks.
-    """
+    """Return shell text from a template with holes for numbers and lines; lines for one hole are joined by blanks."""
     texts = {
         name: " ".join(map(str, part)) if isinstance(part, Sequence) else str(part) for name, part in parts.items()
     }

@@ -62,10 +62,7 @@ class LineBuffer:
             self._data += chunk
 
     def pop(self) -> bytes | None:
-        """Return the next whole line without its newline.
-
-        None if there is none yet; FloodError if too much waits.
-        """
+        """Return the next whole line without its newline, None without one yet; FloodError if too much waits."""
         if self.flooded:
             raise FloodError(self._most)
         end = self._data.find(b"\n", self._searched)
@@ -79,10 +76,7 @@ class LineBuffer:
         return line
 
     def flush(self) -> bytes | None:
-        """Return the next line at the end of output, the last of which may lack its newline.
-
-        None if nothing is left.
-        """
+        """Return the next line at the end of output (the last may lack its newline); None if nothing is left."""
         line = self.pop()
         if line is None and self._data:
             line = bytes(self._data)
@@ -114,9 +108,7 @@ class Tail:
 
 
 LOGIN_TIMES = 3.0
-"""Factor on the time limit for the login of a host that has answered, since name services and home directories may be
-slow.
-"""
+"""Factor on the time limit for a login once a host has answered: name services and home directories may be slow."""
 
 
 class AccessError(Exception):
@@ -145,10 +137,7 @@ class Channel(Protocol):
         """Send an empty line between two calls of :meth:`send`, if that does not block; any thread may call it."""
 
     def read_line(self, deadline: float) -> bytes | None:
-        """Return the next line of stdout without its newline, None at the end.
-
-        TimeoutError (received bytes are kept), LostError.
-        """
+        """Return the next line of stdout without newline, None at the end; TimeoutError keeps its bytes. LostError."""
 
     def stderr_tail(self) -> str:
         """Return the last 8 KiB of stderr seen so far."""
@@ -178,10 +167,7 @@ class Transport(Protocol):
         """
 
     def connect_timeout(self, node: Node) -> float | None:  # noqa: ARG002 - nobody configures most of them
-        """Return the seconds that the user's configuration gives a host to answer.
-
-        None without such a setting.
-        """
+        """Return the seconds that the user's configuration gives a host to answer; None if it says nothing."""
         return None
 
     def close(self) -> None:
@@ -210,10 +196,7 @@ class Greeting:
         self.lines: deque[bytes] = deque(maxlen=_KEPT)
 
     def ends(self, deadline: float) -> bool:
-        """Wait for a line that ends with the mark; return False if the output ended.
-
-        After a TimeoutError it can be tried again.
-        """
+        """Wait for a line that ends with the mark; False if the output ended. TimeoutError allows another try."""
         try:
             while (line := self._read_line(deadline)) is not None:
                 self._allowance.spend(line)

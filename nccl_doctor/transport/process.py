@@ -26,10 +26,7 @@ _WORDS = 5  # last lines of a program's output
 
 
 class ProcessChannel:
-    """Channel to a local process, whose pipes are read in the caller's thread.
-
-    Its process group is signalled ``grace_s`` after its stdin was closed.
-    """
+    """Channel to a local process, read in the caller's thread; ``grace_s``: time to exit after the end of stdin."""
 
     def __init__(self, argv: list[str], environment: dict[str, str] | None = None) -> None:
         self.grace_s, self.forced = _GRACE_S, False
@@ -137,10 +134,7 @@ class ProcessChannel:
             self._closed = True
 
     def _pump(self, deadline: float, *, writing: bool = False) -> bool:
-        """Wait for a pipe, read available output, and return whether stdin accepts more.
-
-        Also False after a time slice.
-        """
+        """Wait for a pipe, read what is there, and return whether stdin accepts more; False after a time slice, too."""
         with selectors.DefaultSelector() as selector:
             for pipe in {self._stdout, self._stderr} - self._ended:
                 selector.register(pipe, selectors.EVENT_READ)

@@ -35,9 +35,7 @@ from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
-"""A login that is safe to paste: ssh passes the host's name to shells (ProxyCommand, Match exec) in which our quotes do
-not count.
-"""
+"""A login that is safe to paste: shells of ssh (ProxyCommand, Match exec) get the name, and our quotes don't count."""
 
 _TYPED = (
     "A password or a second factor can't be typed here, but a login that stands can be shared: give the host "
@@ -49,10 +47,9 @@ _TOO_MANY = (
     "~/.ssh/config. The agent's other keys use up the tries that the host gives (MaxAuthTries)."
 )
 _REFUSED = (
-    "See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no "
-    "password, so somebody who can get in has to see that the public key is in that user's ~/.ssh/authorized_keys, "
-    "that no other user may write to it or to the home directory, and that AllowUsers and PermitRootLogin let the "
-    "user in; "
+    "See that user and key are those meant (ssh: user, identity_file in the hosts file). The host takes no password, "
+    "so somebody who can get in has to see that the public key is in that user's ~/.ssh/authorized_keys, that no other "
+    "user may write to it or to the home directory, and that AllowUsers and PermitRootLogin let the user in; "
     "journalctl -u ssh -u sshd there says which it was."
 )
 _NO_KEY = (

@@ -64,10 +64,7 @@ def _where(name: str, text: str) -> str:
 
 
 def causes_from_output(smoke: Smoke, passed: Container[str] = ()) -> tuple[tuple[str, Finding], ...]:
-    """Return the diagnoses that the ranks' output shows as causes, by name, with their hosts.
-
-    ``passed`` are the checks that found nothing.
-    """
+    """Return the causes that the ranks' output shows, with hosts, by name; ``passed`` are checks without a finding."""
     from nccl_doctor.checks.processes.pinned_memory_short import instead
     from nccl_doctor.logs.diagnose import LogSource, diagnose
     from nccl_doctor.logs.rule import Grade

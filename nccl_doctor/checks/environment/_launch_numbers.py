@@ -194,10 +194,7 @@ def ranks(judged: Judged) -> Iterator[Fault]:
 
 
 def devices(judged: Judged) -> Iterator[Fault]:
-    """Yield faults in a script's own --device: numbers for which a host has no GPU.
-
-    Lightning's --devices N is a count.
-    """
+    """Yield faults in a script's --device: numbers without a GPU on a host. Lightning's --devices N is a count."""
     named = ((name, value) for name, value, _ in judged.line.arguments if name in ("--device", "--devices", "device"))
     option, value = next(named, ("", ""))
     asked = [part for part in value.removeprefix("cuda:").split(",") if is_number(part)]

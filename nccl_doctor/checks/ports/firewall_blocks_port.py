@@ -37,9 +37,7 @@ OWN = "its own outgoing connections"
 UNSEEN = "not tested because the port is busy; concluded from the rules"
 
 EXPLAINS = ("port-unreachable", CONNECTIONS)
-"""The effects; failed dials that no known rule explains are among them only if some of the host's rules are not
-understood.
-"""
+"""The effects; failed dials without a known rule count only if some of the host's rules are not understood."""
 
 
 @check("NCD301", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")

@@ -184,8 +184,7 @@ def _advice(case: Case) -> Advice:
         )
     return advise(
         f"{f'Port {port}' if port else 'The master port'} is busy on {case.who if case.hosts else 'the master'}: held "
-        "by a "
-        "leftover process, by another job, or by a second rank that also believes it is the master.",
+        "by a leftover process, by another job, or by a second rank that also believes it is the master.",
         "See who holds it, then end that process or use another port (on the master):",
         on(None, line("nccl-doctor fix-port {*port}", port=[port] if port else [])),
     )

@@ -165,10 +165,7 @@ def _by_the_other_address(view: View, dials: Sequence[FailedDial]) -> str | None
 
 
 def _look(dials: Sequence[FailedDial], unread: set[str], judged: set[str]) -> Fix:
-    """Return the advice.
-
-    Rules that could not be read come first, those of the side with fewer hosts.
-    """
+    """Return the advice: first the rules that could not be read, those of the side with fewer hosts."""
     diallers, listeners = ({dial.src for dial in dials}, {dial.dst for dial in dials})
     ends = diallers | listeners
     first = sorted((min(listeners, diallers, key=len) & unread) or unread)

@@ -26,9 +26,7 @@ from nccl_doctor.text.hostlist import fold, grouped
 
 MIB = 1 << 20
 FATAL = 64 * MIB
-"""The least memory that one communicator registers with NCCL's default buffers (several channels of 4 MiB in each
-direction).
-"""
+"""The least memory that a communicator registers by default: several channels with 4 MiB in each direction."""
 ENOUGH = 1024 * MIB
 
 
@@ -77,8 +75,7 @@ def registers(facts: HostFacts, side: Side | None) -> bool:
 
 ADVICE = make_advice(
     "{who} could not register memory for RDMA: its memlock limit (ulimit -l) is too low, or its kernel has no memory "
-    "that "
-    "it can pin.",
+    "that it can pin.",
     "ulimit -l tells which. Below unlimited: set memlock to unlimited in /etc/security/limits.conf, for services by "
     "LimitMEMLOCK=infinity, for containers by --ulimit memlock=-1. Unlimited already: the kernel lacks pages to "
     "pin, as a GB10's without CMA does; see pinned-memory-short (NCD608), and dmesg. What counts is the limit of a "

@@ -97,9 +97,8 @@ def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
         facts={"gpus": has, "given": given},
         severity=Severity.ERROR,
         explains=("gpu-count-low", CUDA),
-        fix="See whether the driver works on the node (nvidia-smi outside the job). If it does, Slurm's "
-        "gres.conf or its control of devices is at fault, or the container lacks the driver "
-        "(NVIDIA_VISIBLE_DEVICES).",
+        fix="See whether the driver works on the node (nvidia-smi outside the job). If it does, Slurm's gres.conf or "
+        "its control of devices is at fault, or the container lacks the driver (NVIDIA_VISIBLE_DEVICES).",
     )
 
 

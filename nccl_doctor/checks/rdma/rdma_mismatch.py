@@ -58,8 +58,7 @@ def rdma_mismatch(view: View) -> Findings:
         facts={"differences": {one.subject: one.groups for one in found}},
         severity=gravity(view, bare) if bare else None,
         fix="Bring the ports and modules of these hosts to the same state as on the others, or name in NCCL_IB_HCA "
-        "only "
-        "devices that all hosts have.",
+        "only devices that all hosts have.",
     )
 
 

@@ -208,10 +208,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return the last line of a log that ends after the ranks connected.
-
-    A log with only NCCL's lines (NCCL_DEBUG_FILE) ends like that in a healthy run, too.
-    """
+    """Return a log's last line if ranks had connected; a healthy run's log of NCCL alone ends like that, too."""
     together = all(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
     if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
         return []

@@ -45,8 +45,7 @@ def _advice(case: Case) -> Advice:
         )
     return advise(
         f"A process of {case.who} was killed from outside: by the kernel's OOM killer, the scheduler, a time limit or "
-        "a "
-        "person.",
+        "a person.",
         "See dmesg and the scheduler (sacct, kubectl describe pod) on that host for who sent the signal.",
     )
 
@@ -143,9 +142,7 @@ _FRAME = re.compile(
 """Lines of stacks, and those that Python, torch and trackers print as they end."""
 
 _ABOVE, _STACK, _SOON = 60, 80, 200
-"""Line limits: from an exception to a launcher's notice, from the head of its stack to the notice, and to messages of
-ranks that then waited.
-"""
+"""Most lines from an exception to a launcher's notice, from its stack's head to it, and to ranks that then waited."""
 
 _ABORT = re.compile(r"exit ?code ?: -6\b|Signal 6 \(SIGABRT\)|: Aborted\b")
 _ENDS_ALL = re.compile(r"Terminating (?:StepId|job step)|[Jj]ob step aborted|Force Terminated StepId|MPI_ABORT was")

@@ -43,8 +43,7 @@ def _of_batch(batch: int, world: int | None) -> Advice:
         return advise(
             f"A batch of {batch} does not divide by the number of ranks, which the log does not show.",
             "nccl-doctor launch with --batch-size and the job's hosts names the nearest batch sizes that do; or use "
-            "the "
-            "number of ranks times what each is to have.",
+            "the number of ranks times what each is to have.",
         )
     near = nearest(batch, world)
     does = "do" if len(near) > 1 else "does"

@@ -56,8 +56,7 @@ def fabric_manager_down(view: View) -> Findings:
         yield Finding(
             hosts=tuple(joining),
             message=f"GPUs on {fold(joining)} have not joined the NVLink fabric; until they do, CUDA fails with "
-            "“system not yet "
-            "initialized” (802).",
+            "“system not yet initialized” (802).",
             evidence=("nvidia-smi: fabric.state is In Progress",),
             facts={"state": "In Progress"},
             fix="Wait a minute and check again. If it stays, see the fabric manager's log (journalctl -u "

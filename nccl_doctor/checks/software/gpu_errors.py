@@ -30,9 +30,7 @@ PROGRAMS_OWN = frozenset({13, 31, 43, 45, 68, 69})
 """Xids that a faulty program causes on a sound GPU (NVIDIA's "Xid Errors", column "User app error")."""
 RECOVERY = 154
 LOST = frozenset({79, 119, 120, 140, RECOVERY})
-"""Xids after which no job runs: the GPU fell off the bus, its system processor does not answer, an uncorrected ECC
-error, recovery needed.
-"""
+"""Xids after which no job runs: the GPU fell off the bus, its GSP is silent, uncorrected ECC error, reset needed."""
 
 
 MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")

@@ -46,10 +46,7 @@ _SILENCE_S = 1.0
 
 @dataclass
 class Window:
-    """Window of work at once: ``limit`` items, not counting long silent ones.
-
-    ``usual`` is the time that successful ones took.
-    """
+    """Limit of simultaneous work: ``limit`` items, without silent ones; ``usual`` is the time of successful ones."""
 
     limit: float = FIRST
     usual: float = 0.0
@@ -195,10 +192,7 @@ def ask_all(
     on_done: Callable[[ProbeSession], None] = lambda _session: None,
     window: Window | None = None,
 ) -> list[T | Exception]:
-    """Return the answers as :func:`fan_out` does; a bug of ours ends only that host's session.
-
-    With a window, late hosts get more time.
-    """
+    """Return answers like :func:`fan_out`; a bug ends one session only; late hosts get more time with a window."""
     work, todo = apart(ask), list(sessions)
     results = fan_out(work, todo, on_done, window)
     late = [place for place, result in enumerate(results) if isinstance(result, NoAnswerError)]
@@ -319,10 +313,7 @@ class Reach:
         return min(most, max(AGAIN, wanted))
 
     def _try(self, nodes: Sequence[Node], share: float) -> float:
-        """Try each once, for a share of its time.
-
-        Return the seconds that the answering hosts needed, 0 if none answered.
-        """
+        """Try each host once, for a share of its time; return the usual time of an answer, 0 without one."""
         window = Window()
 
         def connected(node: Node) -> None:

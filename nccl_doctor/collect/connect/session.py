@@ -31,10 +31,7 @@ MAX_REQUEST = 64 << 20  # bytes that a host may send for one request, with chatt
 
 
 class Messages:
-    """The messages of a probe; ``chatter`` are the last lines of other programs.
-
-    ``came``: the login shell reached our line.
-    """
+    """Messages of a probe; ``chatter``: other programs' last lines; ``came``: whether the login shell ran our line."""
 
     def __init__(self, channel: base.Channel, nonce: str, silence_s: float) -> None:
         self._channel, self._silence_s = channel, silence_s
@@ -49,10 +46,7 @@ class Messages:
         self._allowance = base.Allowance(MAX_REQUEST)
 
     def next(self, deadline: float, after_login: float = math.inf) -> dict[str, Any]:
-        """Return the next message, at most ``after_login`` seconds after the login shell's end.
-
-        NoAnswerError, ConnectionLostError.
-        """
+        """Return the next message, ``after_login`` seconds after login at most; NoAnswerError, ConnectionLostError."""
         while True:
             line = self._line(deadline)
             if line.endswith(self._mark):
@@ -184,10 +178,7 @@ class ProbeSession:
         latest: float = math.inf,
         silence_s: float = SILENCE_S,
     ) -> ProbeSession:
-        """Connect before the deadline, then start the probe in the same time again, before ``latest``.
-
-        Otherwise AccessError.
-        """
+        """Connect by the deadline and start the probe in as much time again, until ``latest``; or raise AccessError."""
         nonce, bound = secrets.token_hex(16), deadline - time.monotonic()
         channel = transport.open(node, bundle.command(node.python, nonce, silence_s), deadline, latest)
         session = cls(node, channel, nonce, silence_s)
@@ -249,10 +240,7 @@ class ProbeSession:
         return isinstance(self._channel, base.KnowsItsPath) and self._channel.large_packets_vanish(by)
 
     def gone(self, error: probe_answers.ConnectionLostError) -> probe_answers.ConnectionLostError:
-        """Record that the host's answers are no longer read, and return the error.
-
-        It is our fault if heartbeats were missing.
-        """
+        """Record that the host's answers are not read any more; return the error: ours if heartbeats were missing."""
         still = heartbeat.longest_gap(self._since)
         ours = still >= self._silence_s - MARGIN_S and not isinstance(
             error, (probe_answers.MalformedError, probe_answers.OwnFaultError)

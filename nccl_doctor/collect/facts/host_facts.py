@@ -109,10 +109,7 @@ def _packed(names: dict[str, list[Any] | None]) -> str:
 
 
 def look_up(names: Iterable[str], within_s: float) -> tuple[dict[str, tuple[IpAddress, ...]], tuple[str, ...]]:
-    """Return addresses by name, from getaddrinfo(3) or ~/.ssh/config, and the names that only the latter knows.
-
-    Names without an answer in time are left out.
-    """
+    """Return addresses by name found in time (getaddrinfo(3), ~/.ssh/config), and the names only in the latter."""
     wanted = [name for name in dict.fromkeys(names) if numeric(name) is None]
     answers = fan_out(_look_up, wanted, until=time.monotonic() + within_s)
     found = {name: told for name, told in zip(wanted, answers, strict=True) if told and not isinstance(told, Exception)}
@@ -213,10 +210,7 @@ def firewalls_again(
 
 
 def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:
-    """Return the difference between the host's clock and ours, from one short exchange as in NTP.
-
-    The error is half the round trip.
-    """
+    """Return the host's clock minus ours, from one short exchange as in NTP; the error is half the round trip."""
     sent = time.time()
     try:
         # sent again: a late answer to an earlier question has an old time

@@ -115,10 +115,7 @@ def take(cluster: Cluster, transport: Transport, options: HangOptions, progress:
 
 
 class Observation:
-    """An observation of a job: its ranks are found and sampled as often as requested.
-
-    ``opened`` are existing connections, to which new ones are added.
-    """
+    """An observation of a job, which finds and samples its ranks; new connections are added to ``opened``."""
 
     def __init__(
         self,

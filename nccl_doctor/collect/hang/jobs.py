@@ -47,10 +47,7 @@ class Choice(NamedTuple):
 
 
 def choose(found: dict[str, JobRanks], *, port: int, pid: int | None, words: tuple[str, ...] = ()) -> Choice:
-    """Return the job of ``pid``; otherwise the one on most hosts; otherwise the one at ``port``.
-
-    UsageError with a line for each if several remain.
-    """
+    """Return the job of ``pid``, else the one on most hosts, else the one at ``port``; UsageError if several remain."""
     jobs = _jobs(found)
     meant = sorted(jobs) if pid is None else sorted(_of_process(pid, found, jobs))
     if len(meant) > 1:
@@ -110,10 +107,7 @@ def _misnumbered_ranks(jobs: Jobs, chosen: HangingJob) -> Iterator[tuple[Hanging
 
 
 def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[HangingJob]:
-    """Return the jobs with a rank of this PID; otherwise with a launcher of this PID.
-
-    None for a launcher without ranks.
-    """
+    """Return the jobs with a rank of this PID, otherwise of a launcher's ranks; none for a launcher without ranks."""
     below = {
         name: {child for one in told.launchers if one.pid == pid for child in one.children}
         for name, told in found.items()
@@ -172,10 +166,7 @@ def _latest(ranks: list[JobRank]) -> tuple[JobRank, ...]:
 
 
 def _contradicted(ranks: dict[str, tuple[JobRank, ...]]) -> dict[str, str]:
-    """Return the hosts that claim ranks which several other hosts claim consistently.
-
-    The host with most such ranks comes first.
-    """
+    """Return the hosts that claim ranks of several other, consistent hosts; the host with most such ranks is first."""
     numbers = {name: {rank.rank for rank in some} for name, some in ranks.items()}
     against = {name: [one for one in numbers if one != name and numbers[one] & numbers[name]] for name in numbers}
     contradictory_hosts: dict[str, str] = {}

@@ -124,10 +124,7 @@ def _typed(kind: TypeAdapter[T], value: object) -> T | Unknown:
 
 
 def recorded(answer: object, rank: int, read_dump: ReadDump) -> Fact[hang.Recorded | None]:
-    """Return a rank's flight recorder from ``{"live": document}`` or ``{"dump": {"name", "age_s", "data"}}``.
-
-    None if it has none.
-    """
+    """Return a rank's flight recorder from {"live": document} or {"dump": {"name", "age_s", "data"}}, or None."""
     if answer is None:
         return None
     if isinstance(answer, dict) and "$unknown" in answer:

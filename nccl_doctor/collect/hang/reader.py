@@ -57,10 +57,7 @@ class Reader:
         self._closed = False
 
     def dump(self, host: str, name: str, data: bytes) -> flight.Dump | None:
-        """Return the last calls of a dump, and the last of each group.
-
-        None if it is no dump; UnreadableError if it exceeds the limits.
-        """
+        """Return the last calls of a dump, and of each group; None if it is no dump, UnreadableError if too large."""
         told = self._ask(host, "dump", name, data)
         if told is None:
             return None

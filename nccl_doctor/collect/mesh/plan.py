@@ -44,9 +44,7 @@ MOST_SUSPECTS = 16  # hosts that all others dial, after a failed dial that they 
 RANDOM_PORTS = 1  # besides both ends of a host's ephemeral range: three ports in all
 TRIES = 16  # ports that a listener tries if the first ones are in use
 FIRST_UNPRIVILEGED = 1024
-"""Lowest port of a range: the kernel allows none below net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst), 1024 by
-default.
-"""
+"""Lowest port of a range: the default of net.ipv4.ip_unprivileged_port_start (ip-sysctl.rst)."""
 WHOLE = PortRange(low=32768, high=60999)
 """Linux' default for net.ipv4.ip_local_port_range, for hosts whose value could not be read."""
 
@@ -67,10 +65,7 @@ def own_nonce(nonce: str, name: str) -> str:
 
 
 def sampled(order: Sequence[str], size: MeshSize) -> Sample | None:
-    """Sample the pairs of a job's hosts, in a circle by rank, in which each dials as many as dial it.
-
-    None means all pairs.
-    """
+    """Sample pairs of hosts, in a circle by rank: each dials as many as dial it; None means all pairs."""
     count = len(order)
     if size == "full" or count <= ALL_PAIRS_UP_TO:
         return None
@@ -92,10 +87,7 @@ def partners(names: Collection[str], sample: Sample | None) -> dict[str, list[st
 
 
 def suspects(failed: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the smallest set of hosts that explains the failed pairs.
-
-    None if they are so many that a sample is enough.
-    """
+    """Return the fewest hosts that explain the failed pairs; None if so many that a sample is enough."""
     found = sorted(name for group in groups(failed) for name in group.minimal_cover)
     return tuple(found) if len(found) <= MOST_SUSPECTS else ()
 
@@ -128,10 +120,7 @@ def could_open(wanted: dict[str, Any], port: int) -> bool:
 
 
 def _unreserved(port: int, step: int, reserved: frozenset[int], own: PortRange) -> int:
-    """Return the first port from here on that is not reserved.
-
-    0, the kernel's choice, if none is left.
-    """
+    """Return the first port from here on that is not reserved; 0, the kernel's choice, if none is left."""
     while port in reserved:
         port += step
     return port if own.low <= port <= own.high else 0
@@ -142,9 +131,7 @@ PRIVATE = tuple(map(ipaddress.ip_network, _BLOCKS))
 """Private address blocks: RFC 1918, the shared space of RFC 6598, unique local addresses (RFC 4193)."""
 _SERVICES = "169.254.169.254", "169.254.170.2", "100.100.100.200", "fd00:ec2::254", "fd20:ce::254"
 METADATA = frozenset(map(ipaddress.ip_address, _SERVICES))
-"""Addresses at which clouds serve credentials to any process on a host: all clouds, ECS, Alibaba, and AWS and GCP over
-IPv6.
-"""
+"""Addresses at which clouds (also ECS, Alibaba; AWS and GCP over IPv6) give credentials to a host's processes."""
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 
 
@@ -336,10 +323,7 @@ def partner_targets(
     source: HostFacts,
     ports: dict[str, tuple[int, ...]],
 ) -> tuple[list[Target], dict[str, str]]:
-    """Return each partner's address with all its ports, and the master address.
-
-    Also return, by partner, the addresses that nothing confirms.
-    """
+    """Return partners' addresses with their ports, the master's, and addresses by partner that nothing confirms."""
     targets: list[Target] = []
     doubtful: dict[str, str] = {}
     for name in partners_of:

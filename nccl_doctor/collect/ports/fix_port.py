@@ -41,9 +41,7 @@ MOST_PROCESSES = 1 << 15  # processes of a job, with all that it started while i
 FIRST = 1024
 FEW, MANY = 16, 512  # ports tested at once: the first ones are mostly free, and each costs a trial
 HALVES, TRIALS = 192, 2
-"""Number of ports of the whole range that the other hosts try at once if a firewall blocks them, and number of
-attempts.
-"""
+"""Ports that the other hosts try at once if a firewall blocks them, and number of attempts."""
 DIAL_S = 3.0
 AT_ONCE = 64
 """Number of ports that are tried at once: fewer than a host dials at once, so that they cost one time-out."""
@@ -224,10 +222,7 @@ def _wait(
 
 
 class Steps(NamedTuple):
-    """Actions of fix-port; ``grace_s`` is the time from SIGTERM to SIGKILL.
-
-    If ``confirm`` returns False, a job is left alone.
-    """
+    """Actions of fix-port: SIGKILL ``grace_s`` after SIGTERM; a job is left alone if ``confirm`` returns False."""
 
     kill: bool
     force: bool
@@ -299,10 +294,7 @@ def _why_not(report: PortReport, *, force: bool) -> str | None:
 
 
 def reached(target: Machine, others: Sequence[Machine], address: str, ports: Sequence[int]) -> dict[str, set[int]]:
-    """Return the target's free ports to which every host connects, as in a mesh.
-
-    NotReachedError if a host does not answer.
-    """
+    """Return the target's free ports that every host reaches, as in a mesh; NotReachedError if a host is silent."""
     from nccl_doctor.collect.mesh.dials import dial_targets, listening
     from nccl_doctor.collect.mesh.plan import Target, listener
 
@@ -367,10 +359,7 @@ def _find_error(source: str, named: str, *, must: bool) -> PortError | None:
 
 
 def _is_piped() -> bool:
-    """Return whether something was written into our stdin.
-
-    A pipe that is open but empty, as under ssh, does not count.
-    """
+    """Return whether something was written into our stdin; an open but empty pipe, as under ssh, does not count."""
     try:
         return stat.S_ISFIFO(os.fstat(0).st_mode) and bool(select.select([0], [], [], 0)[0])
     except OSError:  # closed

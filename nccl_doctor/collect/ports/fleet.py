@@ -200,10 +200,7 @@ class Fleet:
             (self.target,) = self._connect((self._target,))
 
     def all(self) -> list[Machine]:
-        """Connect to every host of the job, and return them, the target first.
-
-        NotReachedError if one does not answer.
-        """
+        """Connect to every host of the job and return them, the target first; NotReachedError on failure."""
         others = tuple(node for node in self._nodes if self._target is None or node.name != self._target.name)
         return [self.target, *(self._connect(others) if others else ())]
 

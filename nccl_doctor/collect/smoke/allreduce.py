@@ -149,10 +149,7 @@ class Rank:
 
 
 class AllReduceRun:
-    """State shared by the threads that read from hosts and the one that watches the time.
-
-    ``ranks`` are sorted by node.
-    """
+    """State of the threads that read from hosts and of the one that watches the time; ``ranks`` by node."""
 
     def __init__(self, plan: Plan, until: float, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin now, and end at ``until`` at the latest."""

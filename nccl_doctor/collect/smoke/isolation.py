@@ -32,10 +32,7 @@ class NoTimeError(Exception):
 
 
 def bisect(hosts: Group, attempt: Attempt) -> IsolationReport:
-    """Return the verdict on three or more hosts whose all-reduce failed.
-
-    ``attempt`` may raise :class:`NoTimeError`.
-    """
+    """Return the verdict on at least three hosts that failed together; ``attempt`` may raise :class:`NoTimeError`."""
     search = _Search(attempt)
     try:
         pair = search.failing_pair(hosts)
@@ -149,10 +146,7 @@ class _Groups:
                 raise ProbeError(f"{session.node.name}: {result}")
 
     def attempt(self, groups: Sequence[Group]) -> list[bool]:
-        """Run disjoint groups at once; a host without an answer has failed.
-
-        NoTimeError if there is no time for a round.
-        """
+        """Run disjoint groups at once; a silent host has failed. NoTimeError if there is no time for a round."""
         seconds = TRIAL_S[self._plan.backend]
         if time.monotonic() + ANSWER_S + seconds + ANSWER_S > self._until:
             raise NoTimeError

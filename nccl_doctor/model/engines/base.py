@@ -55,10 +55,7 @@ class Engine:
         return 0
 
     def place(self, node: Node) -> str:  # noqa: ARG002 - as others need it
-        """Return a phrase for the place on a host where its commands run: "the docker container train".
-
-        "" for the host itself.
-        """
+        """Return a phrase for where a host's commands run: "the docker container train"; "" for the host."""
         return ""
 
     def cluster_words(self, cluster: Cluster) -> Words:  # noqa: ARG002 - as others need it

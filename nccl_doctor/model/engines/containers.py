@@ -18,10 +18,7 @@ RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 
 @dataclass(frozen=True)
 class InsideOptions:
-    """The place on the host where commands run.
-
-    Runtime None means the host itself, ``name`` is as in inventory/values.py.
-    """
+    """The place of commands on the host: ``runtime`` None is the host itself; ``name`` as in inventory/values.py."""
 
     engine: ClassVar[str] = "inside"
 

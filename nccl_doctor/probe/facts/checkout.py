@@ -60,11 +60,7 @@ def is_checkout(root: int) -> bool:
 
 
 def read(root: int, deadline: float) -> State:
-    """Return the state of a checkout.
-
-    Raises:
-        Unavailable: it can't be read, or its format is unknown.
-    """
+    """Return the state of a checkout; Unavailable if it can't be read, or its format is unknown."""
     try:
         folder = _git_folder(root)
         try:

@@ -21,9 +21,7 @@ PACKAGES = re.compile(
     r"(?:(vllm|sglang|ray|deepspeed|accelerate|ai_dynamo)|(nixl|mooncake_transfer_engine|netifaces)\w*)-([^-]+)\.dist-info",
     re.ASCII,
 )
-"""Packages by the names of their metadata folders (PEP 376); SGLang reads interfaces with netifaces or a successor of
-that name.
-"""
+"""Packages by metadata folder (PEP 376); SGLang reads interfaces with netifaces or a fork with that name."""
 OUTSIDE = {"route": (socket.AF_INET, "8.8.8.8"), "route6": (socket.AF_INET6, "2001:4860:4860::8888")}
 """Addresses whose route engines look up, by field of snapshot.Engines."""
 
@@ -50,10 +48,7 @@ def read_engines(interpreter: Interpreter, deadline: float, launcher: str = "") 
 
 
 def options_of(launcher: str, folders: list[str]) -> dict[str, bool]:
-    """Return the options of an installed launcher, read from its source without running it.
-
-    None if it is missing.
-    """
+    """Return the options of a launcher, from its source without running it; None if it is not installed."""
     from nccl_doctor.probe.options import SOURCES, source_options
 
     found: dict[str, bool] = {}

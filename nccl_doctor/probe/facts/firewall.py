@@ -127,10 +127,7 @@ LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables
 
 @fact("firewall", slow=True)
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
-    """Return the fields of snapshot.FirewallFacts, each known or ``$unknown``.
-
-    With ``again``, for counters, only the kernel is queried.
-    """
+    """Return snapshot.FirewallFacts' fields, each known or ``$unknown``; ``again``: only the kernel's, for counters."""
     root = Root(deadline, sudo)
     nft = _part(lambda: _nft(root, "-j"))
     hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)

@@ -328,10 +328,7 @@ MOST_KILLED = 50
 
 
 def killed(since_s: float) -> list[dict[str, Any]]:
-    """Return the snapshot.OomKill of the last ``since_s`` seconds, oldest first.
-
-    OSError if the log is hidden or missing.
-    """
+    """Return snapshot.OomKill of the last ``since_s`` seconds, oldest first; OSError if the log can't be read."""
     return parse_killed(read_records(KMSG), time.clock_gettime(time.CLOCK_MONOTONIC), since_s)
 
 

@@ -108,10 +108,7 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 
 @fact("temporary")
 def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
-    """Return a snapshot.TemporaryFolder for the folder that TMPDIR names and for those that every host has.
-
-    Missing ones are left out.
-    """
+    """Return a snapshot.TemporaryFolder for TMPDIR and the usual ones, without missing ones."""
     found = []
     for path in dict.fromkeys((os.environ.get("TMPDIR") or folders[0], *folders)):
         try:
@@ -133,10 +130,7 @@ _SETTINGS = (("gc_thresh1", NDTA_THRESH1), ("gc_thresh2", NDTA_THRESH2), ("gc_th
 
 
 def thresholds() -> dict[str, str]:
-    """Return gc_thresh1 to 3 of the IPv4 table (arp(7)) by their full names.
-
-    OSError if the kernel does not report them.
-    """
+    """Return gc_thresh1 to 3 of the IPv4 table (arp(7)) by full name; OSError if the kernel reports none."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:
         kernel.settimeout(TIMEOUT_S)
         for body in netlink.dump(kernel, RTM_GETNEIGHTBL, _NDTMSG.pack(socket.AF_INET, 0, 0)):
@@ -146,10 +140,7 @@ def thresholds() -> dict[str, str]:
 
 
 def parse_thresholds(body: bytes) -> dict[str, str]:
-    """Return the settings in a struct ndtmsg and its attributes.
-
-    Empty if it is another table, or that of a single device.
-    """
+    """Return the settings in a struct ndtmsg and its attributes; none for another table or a device's."""
     told = netlink.attributes(body[_NDTMSG.size :])
     if told.get(NDTA_NAME, b"").rstrip(b"\0") != b"arp_cache":
         return {}

@@ -62,10 +62,7 @@ def program(library: str, version: str = "") -> bytes:
 
 
 def understand(output: bytes) -> dict[str, Any]:
-    """Return snapshot.LibncclAnswer from the child's output.
-
-    ``error`` may also be the reason why it could not be queried.
-    """
+    """Return snapshot.LibncclAnswer from the child's output; ``error``: also why it could not be queried."""
     import re
 
     log, found, answer = output.rpartition(_ANSWER)

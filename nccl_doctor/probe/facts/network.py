@@ -240,10 +240,7 @@ def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | Non
 
 
 def look_up(name: str) -> dict[str, Any]:
-    """Return snapshot.Resolution of a name by getaddrinfo(3), called as torch and gloo do.
-
-    A literal address is only parsed.
-    """
+    """Return snapshot.Resolution of a name by getaddrinfo(3), as torch and gloo call it; literals are parsed."""
     flags = socket.AI_NUMERICHOST if is_literal(name) else 0
     try:
         answers = socket.getaddrinfo(encoded(name), 9, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, flags)
@@ -257,10 +254,7 @@ def look_up(name: str) -> dict[str, Any]:
 
 
 def source_to(family: int, address: tuple[Any, ...]) -> tuple[str | None, str | None]:
-    """Return the source address that the kernel would use, or the errno's name.
-
-    No packet is sent by connect(2) on a UDP socket.
-    """
+    """Return the kernel's source address, or the errno's name, by connect(2) on UDP, which sends no packet."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)

@@ -39,9 +39,7 @@ told = "\\0".join(told).encode("utf-8", "surrogateescape").hex()
 os.write(1, b"\\n" + {CHILD_MARK!r} + told.encode() + b"\\n")
 exec(sys.stdin.buffer.readline())
 """
-"""A script that finds torch as importlib.util.find_spec would, whose import takes 8 ms. A module that PYTHONPATH
-shadows would also break torch.
-"""
+"""A script that finds torch as importlib.util.find_spec does, whose import takes 8 ms; it obeys PYTHONPATH, too."""
 
 
 class Interpreter:
@@ -144,10 +142,7 @@ def ask_libnccl(interpreter: Interpreter) -> dict[str, Any] | None:
 
 @fact("torch", slow=True)
 def read_torch(env: Mapping[str, str], interpreter: Interpreter, deadline: float) -> dict[str, Any] | None:
-    """Return snapshot.TorchInfo.
-
-    None if torch is not installed. The interpreter is told which libnccl torch will load.
-    """
+    """Return snapshot.TorchInfo, or None without torch; tell the interpreter which libnccl torch will load."""
     library: str | None = None
     try:
         found = _read_torch({**os.environ, **env}, interpreter, deadline)

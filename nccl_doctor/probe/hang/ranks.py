@@ -30,10 +30,7 @@ WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-in
 
 
 def loaded_nccl(pid: int) -> dict[str, str | None] | None:
-    """Return ``{"path", "version"}`` of the libnccl in a process; None if it has none.
-
-    The version may be unknown if no file name contains it.
-    """
+    """Return {"path", "version"} of a process's libnccl, or None; version None if no file name contains it."""
     found = [match[1] for match in IN_MAP.finditer(_memory_map(pid))]
     path = next((one for one in found if "libnccl" in one), found[0] if found else None)
     return None if path is None else {"path": path[-300:], "version": _version(pid, path)}
@@ -199,10 +196,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
-    """Return whether a process runs Python and no Python process above it is the same rank.
-
-    A launcher may have a rank's variables, too.
-    """
+    """Return whether a Python process is a rank and none above it is the same, as a launcher's with its variables."""
     if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False
     above = [one for one in table.ancestors(pid) if numbered.get(one) == numbered[pid]]

@@ -135,10 +135,7 @@ def cut(document: Any) -> dict[str, Any]:
 
 
 def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any] | None:
-    """Return the newest dump that this rank has written: ``{"name", "age_s", "data"}``, with the data in base64.
-
-    None if there is none.
-    """
+    """Return the newest dump of this rank, {"name", "age_s", "data" in base64}, or None."""
     named = [row["told"][name] for name in DUMPS if name in row["told"]] or list(DEFAULT_DUMPS)
     paths = [f"{_home(one, row['uid'])}{row['rank']}" for one in named]
     oldest = time.time() - age_s - 1

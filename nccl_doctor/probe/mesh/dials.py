@@ -57,10 +57,7 @@ class Dial:
         self.sock: socket.socket | None = None
 
     def start(self) -> Outcome | None:
-        """Connect to the next address; return the outcome, None while it is pending.
-
-        :data:`FULL` may be tried again.
-        """
+        """Connect to the next address; return the outcome, or None while pending. :data:`FULL` can be repeated."""
         self.began = self.began or time.monotonic()
         self._spoken = False
         try:
@@ -101,10 +98,7 @@ class Dial:
         return "connected", None
 
     def late(self) -> Outcome | None:
-        """Return the outcome of a dial that timed out.
-
-        None if bytes are sent to it and the same time is granted again.
-        """
+        """Return a timed-out dial's outcome; None if bytes are sent and the same time is granted again."""
         try:
             assert self.sock is not None
             self.sock.getpeername()

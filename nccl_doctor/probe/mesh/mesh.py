@@ -213,10 +213,7 @@ def _due(times: dict[socket.socket, float], now: float) -> list[socket.socket]:
 
 
 def dial(targets: list[list[Any]], timeout_s: float, beside: Beside | None = None) -> dict[str, Any]:
-    """Dial as :func:`dial_all`.
-
-    Return ``{"connected": count, "failed": rows of the failed ones, "trips": of the others}``.
-    """
+    """Dial as :func:`dial_all`; return {"connected": count, "failed": their rows, "trips": those of the others}."""
     trips: dict[int, tuple[int, int]] = {}
     results = dial_all(targets, timeout_s, trips, beside)
     failed = [row for row in results if row[2] != "connected"]
@@ -250,10 +247,7 @@ def _open_near(wanted: dict[str, Any]) -> socket.socket:
 
 
 def _bound(address: str, port: int) -> socket.socket:
-    """Return a socket bound to an address.
-
-    Without one, to both families like torch's TCPStore, otherwise only to IPv4.
-    """
+    """Return a socket bound to an address; with none, to both families like torch's TCPStore, else only to IPv4."""
     if address:
         ((family, place),) = endpoints(address, port)
         return _bound_to(family, place)

@@ -189,10 +189,7 @@ def _drops(body: bytes) -> int:
 
 
 def _wanted_ns(tid: int) -> int:
-    """Return the nanoseconds that a thread ran or waited for a CPU (/proc/PID/task/TID/schedstat).
-
-    If the kernel does not know them, those of all threads.
-    """
+    """Return nanoseconds that a thread ran or waited (/proc/PID/task/TID/schedstat); if unknown, of all threads."""
     with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{tid}/schedstat") as told:
         ran, waited, _ = told.read().split()
         return int(ran) + int(waited)

@@ -58,10 +58,7 @@ def describe(pid: int, table: Table) -> dict[str, Any]:
 
 
 def try_port(port: int, *, described: bool = True) -> dict[str, Any]:
-    """Return snapshot.PortTrial of torch's bind.
-
-    If ``described``, holders have their details, which may take seconds.
-    """
+    """Return snapshot.PortTrial of torch's bind; ``described``: with holders' details, which may take seconds."""
     return explain(port, bind_error(port), described=described)
 
 
@@ -176,10 +173,7 @@ def unlisted_holders() -> list[int]:
 
 
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
-    """Signal a process if it began at ``started``, in ticks since boot.
-
-    PermissionError if it belongs to another user.
-    """
+    """Signal a process that began at ``started`` (ticks since boot); PermissionError for another user's."""
     try:
         descriptor = _open(pid)
     except ProcessLookupError:

@@ -117,10 +117,7 @@ class Ranks:
         self._emit(event)
 
     def look(self) -> bool:
-        """Report ``{"local_rank", "state", "stack"}`` of each rank.
-
-        Return True if only the parent knows how one died.
-        """
+        """Report {"local_rank", "state", "stack"} of each rank; return True if only the parent knows how one died."""
         states = {rank: _state(self._pids.get(rank, self._launcher)) for rank in range(self.count)}
         living = {rank: state for rank, state in states.items() if state is not None and state[0] not in "ZX"}
         for pid in {self._pids[rank] for rank in living if rank in self._pids}:

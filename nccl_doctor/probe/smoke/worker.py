@@ -133,10 +133,7 @@ class Bench:
         return values, positions
 
     def checked(self, dtype: Any, count: int) -> Any:
-        """Run an all-reduce.
-
-        After a wrong sum on any rank, which is reported, every rank raises :class:`WrongSumError`.
-        """
+        """Run an all-reduce; every rank raises :class:`WrongSumError` after a wrong sum on any, which is reported."""
         values, expected = self.fill(dtype, count)
         self.timed(values)
         differs = values != expected

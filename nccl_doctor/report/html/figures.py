@@ -205,10 +205,7 @@ _LONGEST_DEVICE = 20
 
 
 def rails(report: Report) -> View | None:
-    """Return RDMA devices by their place in each host's list, by which NCCL connects them.
-
-    None for fewer than two hosts.
-    """
+    """Return RDMA devices by place in hosts' lists, as NCCL connects them; None for fewer than two hosts."""
     places = {host.name: _places(host) for host in sorted(report.hosts, key=lambda host: host.node_rank) if host.rdma}
     lost = {name: {other for port in chain(*its) for other in port.apart} for name, its in places.items()}
     shown = sorted(places, key=lambda name: not lost[name])[:_MOST_COLUMNS]

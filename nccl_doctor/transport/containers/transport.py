@@ -66,10 +66,7 @@ def enter_line(options: InsideOptions, command: str) -> str:
 
 
 def listing(options: InsideOptions) -> str | None:
-    """Return a line for the host's shell that lists running containers, with the name first on each line.
-
-    None if the runtime has no such command.
-    """
+    """Return a shell line that lists running containers, name first; None if the runtime has no such command."""
     return None if options.runtime is None or options.runtime not in _LIST else f"exec {_LIST[options.runtime]}"
 
 
@@ -182,9 +179,7 @@ _LISTED, _LINE = 200, 300  # running containers that are listed, and characters 
 _LISTING_S = 5.0
 _AGAIN_S, _MOMENT_S = 10.0, 20.0
 _TRIES, _PAUSE_S = 4, 1.0
-"""Attempts, and seconds between them, for an unknown message, since a runtime's messages vary while it stops or starts
-a container.
-"""
+"""Attempts after an unknown message, and seconds between them: messages vary while a container starts or ends."""
 _WORDS = 5  # of a host's stderr before the login: the last lines
 
 

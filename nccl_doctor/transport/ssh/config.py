@@ -81,10 +81,7 @@ def exists(config: Path | None) -> bool:
 
 
 def ask(arguments: list[str], name: str, deadline: float) -> Values:
-    """Return the output of ``ssh -G``, every option for ``name``; ConfigError if ssh rejects it.
-
-    TimeoutError if a Match exec takes too long.
-    """
+    """Return the options that ``ssh -G`` prints for ``name``; ConfigError, or TimeoutError of a slow Match exec."""
     left = remaining(deadline)
     # files, not pipes: a background process of a Match exec would keep pipes open after ssh has exited
     with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as complaint:
@@ -210,10 +207,7 @@ def fill(text: str, tokens: dict[str, str], *, environment: bool = True) -> str:
 
 
 def files(values: Iterable[str], tokens: dict[str, str]) -> tuple[Path, ...]:
-    """Return the paths of an option that lists several on one line.
-
-    BeyondError for relative paths, and for blanks without quotes.
-    """
+    """Return the paths of an option that lists several; BeyondError if relative, or with blanks but no quotes."""
     words = [fill(word, tokens) for value in values for word in value.split(" ")]
     paths = tuple(expand(word) for word in words if word not in ("", "none"))
     if not all(path.is_absolute() for path in paths):

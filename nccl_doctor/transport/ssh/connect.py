@@ -198,10 +198,7 @@ class Deadlines(NamedTuple):
 def establish(
     settings: HostSettings, connect: Callable[[], Stream], entries: KnownKeys, by: Deadlines, *, hop: bool, alone: bool
 ) -> SshSession:
-    """Return a session that is logged in, after retries if the server dropped the connection; AccessError on failure.
-
-    BeyondError if only ssh can do it.
-    """
+    """Return a session after login, with retries if it was dropped; AccessError, or BeyondError if only ssh can."""
     target, started, deadline = settings.target(hop=hop), time.monotonic(), by.handshake
     attempt, dropped = 0, None
     while True:

@@ -66,10 +66,7 @@ _DETAIL: dict[access.Reason, str] = {
 def unreachable(
     target: Target, reason: access.Reason, detail: str = "", evidence: tuple[str, ...] = (), *, late: bool = False
 ) -> AccessError:
-    """Return the failure if no SSH session was established.
-
-    If this machine was ``late``, it is tried again, unless the reason itself is about time.
-    """
+    """Return why no SSH session came up; retried if this machine was ``late``, unless it is about time itself."""
     facts = access.UnreachableFacts(**dict(target.facts), reason=reason, via=target.via, late=late)
     words = detail or _DETAIL[reason]
     return AccessError(access.SshUnreachable(detail=words, evidence=bounded(evidence), facts=facts))

@@ -210,10 +210,7 @@ def _read(path: Path) -> str:
 
 
 def _public_blob(path: Path) -> bytes:
-    """Return the public key of a file, from the .pub beside it or from itself (authfile.c, sshkey_load_public).
-
-    Empty for none.
-    """
+    """Return a file's public key, from .pub or itself (authfile.c, sshkey_load_public); empty without one."""
     return _public_key(path, _read(path), _read(Path(f"{path}.pub")))
 
 

@@ -60,19 +60,13 @@ class KnownKeys:
         return tuple(self._entries[place] for place in sorted((*self._places.get(name, ()), *by_pattern)))
 
     def has_authority(self, name: str) -> bool:
-        """Return whether a certificate authority is listed for this name.
-
-        Only the ssh program can verify certificates.
-        """
+        """Return whether a certificate authority is listed for this name; only ssh can verify certificates."""
         names = (name, _portless(name))
         return any(entry.marker == "@cert-authority" for each in names if each for entry in self.matching(each))
 
 
 def read(paths: Iterable[Path]) -> KnownKeys:
-    """Return the entries of all files that can be read, in order.
-
-    Invalid lines are ignored, as in OpenSSH.
-    """
+    """Return the entries of all files that can be read, in order; invalid lines are ignored, as in OpenSSH."""
     entries: list[KnownKey] = []
     for path in paths:
         try:
@@ -108,10 +102,7 @@ def entry_name(hostname: str, port: int, alias: str | None = None) -> str:
 
 
 def match_key(entries: KnownKeys, name: str, key: bytes) -> KeyMatch:
-    """Return whether ``key`` belongs to ``name`` (:func:`entry_name`).
-
-    An entry without the port can only confirm it.
-    """
+    """Return whether ``key`` is that of ``name`` (:func:`entry_name`); an entry without the port only confirms."""
     there = entries.matching(name)
     for entry in there:
         if entry.marker == "@revoked" and entry.key == key:

@@ -54,10 +54,7 @@ _SORTS = {"key exchange method": "key exchange", "host key type": "host key algo
 
 @dataclass(frozen=True)
 class Attempt:
-    """A failed run of ssh: ``log`` has its own messages, ``stderr`` those of others.
-
-    ``late``: it was ended at the deadline.
-    """
+    """A failed run of ssh: ``log`` has its messages, ``stderr`` others'; ``late``: it was ended at the deadline."""
 
     settings: HostSettings
     log: str
@@ -67,10 +64,7 @@ class Attempt:
 
 
 def classify(attempt: Attempt, jump: Target | None = None) -> AccessError:
-    """Return the failure that the attempt shows.
-
-    That of ``jump``, the last jump host, if the connection ended there.
-    """
+    """Return the failure that the attempt shows: that of ``jump``, the last jump host, if it ended there."""
     if jump is not None and not _GREETED.search(attempt.log):
         through = re.search(r"open failed: (.*)", attempt.stderr)
         # each jump host behind another one reports its proxy command
@@ -240,10 +234,7 @@ class OpensshTransport:
         close_all(entering)
 
     def _places(self, jump: str | None) -> Places:
-        """Return the places for handshakes, which all hosts behind a jump host share.
-
-        A host reached directly has its own.
-        """
+        """Return the places for handshakes: its own for a host reached directly, else those of its jump host."""
         if jump is None:
             return Places()
         with self._lock:
@@ -344,10 +335,7 @@ class _Log:
 
 @contextmanager
 def _log() -> Iterator[_Log]:
-    """Yield an unnamed file, which is gone when this process ends.
-
-    A named one if there is no /proc (macOS).
-    """
+    """Yield an unnamed file, gone when this process ends; a named one if there is no /proc (macOS)."""
     with tempfile.TemporaryFile() as file:
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
         if Path(path).exists():

@@ -59,9 +59,7 @@ ResolveJump = Callable[[str, float], HostSettings]
 
 SMALL_MSS = 1200  # bytes of a segment that pass wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does
 TIMES = 3
-"""Consecutive unacknowledged retransmissions of one segment after which Linux suspects the path (tcp_retries1 in
-ip-sysctl).
-"""
+"""Unacknowledged retransmissions of a segment after which Linux suspects the path (tcp_retries1, ip-sysctl)."""
 _ROW = re.compile(
     r"^ *\d+: [0-9A-F]+:[0-9A-F]{4} (?P<address>[0-9A-F]+):(?P<port>[0-9A-F]{4}) 0[18] "
     r"(?P<queued>[0-9A-F]{8}):[0-9A-F]{8} 01:[0-9A-F]{8} (?P<times>[0-9A-F]{8}) "
@@ -201,10 +199,7 @@ class ParamikoChannel:
         return self._tail.text()
 
     def exit_status(self, deadline: float) -> int | None:
-        """Return the command's exit status.
-
-        None if the connection broke, a signal ended the command, or the deadline passed.
-        """
+        """Return the command's exit status; None if the connection broke, a signal ended it, or the deadline passed."""
         while not self._channel.status_event.wait(_SLICE_S):
             if time.monotonic() >= deadline:
                 return None
@@ -267,10 +262,7 @@ class _Jump(NamedTuple):
 
 
 class ParamikoTransport:
-    """Transport that opens one session per host.
-
-    ``alone``: the ssh program does not take over what paramiko can't do.
-    """
+    """Transport with one session per host; ``alone``: ssh does not take over what paramiko can't do."""
 
     def __init__(self, resolve_jump: ResolveJump, *, alone: bool) -> None:
         self._resolve_jump, self._alone = resolve_jump, alone
@@ -327,10 +319,7 @@ class ParamikoTransport:
         hop: bool = False,
         mss: int | None = None,
     ) -> tuple[SshSession, float]:
-        """Return the session of the ``turn``-th try, and its deadline.
-
-        A host's time begins with its place at the jump host.
-        """
+        """Return the ``turn``-th try's session and deadline; a host's time begins with its place at the jump host."""
         if hop and settings.connect_timeout is not None:
             bound = min(bound, settings.connect_timeout)
         jump = self._jump(settings.proxy_jump, bound, latest, turn) if settings.proxy_jump else None
@@ -356,10 +345,7 @@ class ParamikoTransport:
         return self._known[paths]
 
     def _jump(self, jumps: str, bound: float, latest: float, turn: int) -> _Jump:
-        """Return the session with the last of ``jumps``.
-
-        The first thread opens it, and the others wait.
-        """
+        """Return the session with the last of ``jumps``, which the first thread opens while the others wait."""
         deadline = min(latest, time.monotonic() + LOGIN_TIMES * bound)
         jump = self._resolve_jump(jumps, deadline)
         target = jump.target(hop=True)

@@ -114,10 +114,7 @@ class GreetedStream:
 
 
 def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
-    """Return the result of getaddrinfo(3) before a deadline.
-
-    A resolver that takes longer is abandoned in its thread.
-    """
+    """Return getaddrinfo(3)'s result before a deadline; a resolver that takes longer is abandoned in its thread."""
     answer: queue.SimpleQueue[list[tuple[Any, ...]] | OSError | UnicodeError] = queue.SimpleQueue()
 
     def ask() -> None:
@@ -139,10 +136,7 @@ def look_up(target: Target, deadline: float) -> list[tuple[Any, ...]]:
 
 
 def dial(target: Target, deadline: float, bound: float, mss: int | None = None) -> socket.socket:
-    """Return a connection to the target's first address that answers; AccessError if none does.
-
-    ``mss`` limits both ends.
-    """
+    """Return a connection to a target's first address that answers, else AccessError; ``mss`` limits both ends."""
     addresses = look_up(target, deadline)
     last: OSError = TimeoutError()
     for place, (family, kind, protocol, _, address) in enumerate(addresses):

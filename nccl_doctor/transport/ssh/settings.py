@@ -192,10 +192,7 @@ def unread_configuration(config: Path | None = None) -> bool:
 
 
 def _read(name: str, options: SshOptions, values: Values) -> HostSettings:
-    """Return the settings in an answer of ``ssh -G``, or the defaults without one.
-
-    Options that only ssh supports are listed.
-    """
+    """Return the settings in an answer of ``ssh -G``, or defaults; options that only ssh supports are listed."""
     beyond = list(ssh_config.beyond(values))
 
     def first(key: str) -> str | None:
@@ -308,10 +305,7 @@ class Places:
 
 
 def split_jump(jumps: str) -> tuple[str, str, SshOptions]:
-    """Return the parts of jump hosts: ``"a,ops@b:2222"`` gives ``("a", "b", user ops, port 2222)``.
-
-    IPv6 addresses are in brackets.
-    """
+    """Return the parts of jump hosts: "a,ops@b:2222" gives ("a", "b", user ops, port 2222); IPv6 in brackets."""
     before, _, last = jumps.rpartition(",")
     user, _, place = last.strip().removeprefix("ssh://").rpartition("@")
     name, separator, port = place.rpartition(":")

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationInfo, field_validator, model_validator
@@ -218,10 +219,9 @@ def nproc(node: Node, facts: HostFacts, *, alone: bool) -> int:
     if node.nproc_per_node is not None:
         return node.nproc_per_node
     named = named_devices(visible_devices(node, facts))
-    if named:
+    if named and not rocm_gpus(facts):
         return len(named)
-    gpus = 0 if isinstance(facts.gpus, Unknown) else len(visible_gpus(node, facts))
-    return gpus or (2 if alone else 1)
+    return len(visible_gpus(node, facts)) or rocm_count(node, facts) or (2 if alone else 1)
 
 
 def rank_counts(snapshot: Snapshot) -> dict[str, int]:
@@ -232,9 +232,11 @@ def rank_counts(snapshot: Snapshot) -> dict[str, int]:
 
 def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
     """Return the number of GPUs that the ranks of each host see, for hosts with GPUs."""
-    seen = ((host, host.facts) for host in snapshot.hosts if host.facts is not None)
-    shown = ((host, facts) for host, facts in seen if not isinstance(facts.gpus, Unknown) and facts.gpus)
-    return {host.name: len(visible_gpus(host.node, facts)) for host, facts in shown}
+    counts: dict[str, int] = {}
+    for host, facts in ((host, host.facts) for host in snapshot.hosts if host.facts is not None):
+        if not isinstance(facts.gpus, Unknown) and (facts.gpus or rocm_gpus(facts)):
+            counts[host.name] = len(visible_gpus(host.node, facts)) or rocm_count(host.node, facts) or 0
+    return counts
 
 
 def world_size(snapshot: Snapshot) -> int:
@@ -292,6 +294,31 @@ def rocm_gpus(facts: HostFacts) -> tuple[system.PciGpu, ...] | None:
     driven = [gpu for gpu in facts.gpu_driver.gpus if gpu.vendor == "amd" and gpu.driver == "amdgpu"]
     largest = max((gpu.memory_mib or 0 for gpu in driven), default=0)
     return tuple(gpu for gpu in driven if gpu.memory_mib is None or gpu.memory_mib * 4 >= largest)
+
+
+def rocm_choice(node: Node, facts: HostFacts) -> dict[str, str]:
+    """Return the variables that choose among AMD's GPUs: the first among all, the second among those that are left.
+
+    Sources: ROCm's documentation, "GPU isolation techniques"; torch/cuda/__init__.py, _parse_visible_devices.
+    """
+    env = {**({} if isinstance(facts.env, Unknown) else facts.env), **node.env}
+    if (devices := visible_devices(node, facts)) is not None:
+        env["CUDA_VISIBLE_DEVICES"] = devices
+    second = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in env else "CUDA_VISIBLE_DEVICES"
+    return {name: env[name] for name in ("ROCR_VISIBLE_DEVICES", second) if name in env}
+
+
+def rocm_count(node: Node, facts: HostFacts) -> int | None:
+    """Return the number of AMD GPUs that a node's ranks see; None without ROCm's torch, or if a UUID chooses."""
+    gpus = rocm_gpus(facts)
+    count = None if gpus is None else len(gpus)
+    for value in rocm_choice(node, facts).values():
+        parts = named_devices(value)
+        if count is None or any(part.startswith("GPU-") for part in parts):
+            return None
+        # an index without a device hides itself and all that follow it, as in CUDA
+        count = len([*takewhile({str(index) for index in range(count)}.__contains__, parts)])
+    return count
 
 
 def corroborated_addresses(snapshot: Snapshot, host: str, reader: str) -> frozenset[Address]:

@@ -28,6 +28,7 @@ NAMES = frozenset(
         *("VLLM_HOST_IP", "SGLANG_HOST_IP", "HOST_IP", "SGLANG_LOCAL_IP_NIC", "VLLM_NIXL_SIDE_CHANNEL_HOST"),
         *("MOONCAKE_LOCAL_HOSTNAME", "LOCAL_HOSTNAME", "PET_LOCAL_ADDR", "VLLM_PORT", "RAY_ADDRESS"),
         *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TP_SOCKET_IFNAME"),
+        *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     }
 )
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)

@@ -5,9 +5,10 @@ until the rendezvous or the first collective times out. If the number of ranks i
 fewer GPUs starts fewer ranks: the world is smaller than intended, and slower.
 
 How we know: `nvidia-smi` on each host (with ROCm's torch: the GPUs that amdgpu manages), compared with `nproc_per_node`
-and `cuda_visible_devices` in the hosts file, or with CUDA_VISIBLE_DEVICES in the ranks' environment. If one GPU is
-missing compared with similar machines, it mostly fell off the bus: see Xid 79 in the kernel's log. If no host has a GPU
-and nothing requires one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
+and `cuda_visible_devices` in the hosts file, or with CUDA_VISIBLE_DEVICES in the ranks' environment (for AMD's GPUs
+also HIP_VISIBLE_DEVICES, which takes its place, and ROCR_VISIBLE_DEVICES, which comes before). If one GPU is missing
+compared with similar machines, it mostly fell off the bus: see Xid 79 in the kernel's log. If no host has a GPU and
+nothing requires one (the hosts file, CUDA_VISIBLE_DEVICES), the job runs on CPUs, and nothing is missing.
 
 Fix: `lspci -d 10de:` shows the NVIDIA devices on the host's PCI bus (AMD's: `lspci -d 1002:`): if one of them is
 missing in nvidia-smi, its driver or the GPU itself is at fault (`dmesg`; often a power cycle helps). Otherwise set
@@ -15,6 +16,7 @@ missing in nvidia-smi, its driver or the GPU itself is at fault (`dmesg`; often 
 """
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from nccl_doctor.checks.effects import CUDA
@@ -24,18 +26,37 @@ from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot.hosts import HostFacts, gpu_wish, named_devices, rocm_gpus, visible_devices, visible_gpus
-from nccl_doctor.snapshot.system import Gpu
+from nccl_doctor.snapshot.hosts import (
+    HostFacts,
+    gpu_wish,
+    named_devices,
+    rocm_choice,
+    rocm_count,
+    rocm_gpus,
+    visible_devices,
+    visible_gpus,
+)
+from nccl_doctor.snapshot.system import Gpu, PciGpu
 from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
 from nccl_doctor.text.shell import Line, line
 
 ON_THE_BUS = line("lspci -d 10de:")
 AMD_ON_THE_BUS = line("lspci -d 1002:")
-IN_THE_SHELL = line("printenv CUDA_VISIBLE_DEVICES")
 UNSET = (
-    "Take CUDA_VISIBLE_DEVICES out of the environment that the job starts in, or name GPUs that are there "
+    "Take {names} out of the environment that the job starts in, or name GPUs that are there "
     "(cuda_visible_devices in the hosts file); see what is set:"
 )
+
+
+LACKING = (
+    "Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring back the GPU that it "
+    "lacks; see whether it is on the PCI bus:"
+)
+
+
+def in_the_shell(names: Iterable[str]) -> Line | None:
+    """Return the command that shows these variables."""
+    return line("printenv {*names}", names=tuple(names))
 
 
 @check(
@@ -50,8 +71,7 @@ def gpu_count_low(view: View) -> Findings:
     """Yield one finding per node with too few GPUs, and one if the counts differ."""
     if all(facts.gpus == () for _, facts in view.facts):
         yield from _absent(view)
-        amd = {host.name: len(seen) for host, facts in view.facts if (seen := rocm_gpus(facts)) is not None}
-        yield from _uneven(amd if len(amd) == len(view.hosts) else {}, AMD_ON_THE_BUS)
+        yield from _amd(view)
         others = grouped((words, host.name) for host, facts in view.facts if (words := _not_judged(facts)))
         yield from (Unjudged(tuple(hosts), words) for words, hosts in others.items())
         return
@@ -59,8 +79,7 @@ def gpu_count_low(view: View) -> Findings:
     short: list[tuple[_Short, str]] = []
     hidden: list[tuple[str, str]] = []
     for host, facts in view.facts:
-        gpus = known(facts.gpus)
-        ranks = view.nproc(host, facts)
+        gpus, seen, ranks = known(facts.gpus), len(visible_gpus(host.node, facts)), view.nproc(host, facts)
         # CUDA ignores an index without a device, and all that follow it; nvidia-smi does not list parts of GPUs
         there = {str(gpu.index) for gpu in gpus}
         devices = visible_devices(host.node, facts)
@@ -69,12 +88,12 @@ def gpu_count_low(view: View) -> Findings:
         own = host.node.cuda_visible_devices is None
         if own and devices is not None and gpus and not set(named_devices(devices)) - {"-1"}:
             hidden.append((devices, host.name))
-        elif missing or (len(visible_gpus(host.node, facts)) < ranks and not has_parts):
-            short.append((_short(devices, gpus, ranks, missing, own=own), host.name))
+        elif missing or (seen < ranks and not has_parts):
+            choice = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+            short.append((_short(choice, gpus, seen, ranks, missing, own=own), host.name))
         elif host.node.nproc_per_node is None and devices is None:
             counts[host.name] = len(gpus)
-    for row, hosts in grouped(short).items():
-        yield row.finding(tuple(hosts))
+    yield from (lack.finding(tuple(hosts)) for lack, hosts in grouped(short).items())
     for devices, hosts in grouped(hidden).items():
         yield Finding(
             hosts=tuple(hosts),
@@ -82,9 +101,27 @@ def gpu_count_low(view: View) -> Findings:
             evidence=(f"{fold(hosts)}: CUDA_VISIBLE_DEVICES={devices} in the environment that ranks get",),
             facts={"gpus": 0, "cuda_visible_devices": devices},
             severity=Severity.WARNING,
-            fix=pasted(UNSET, on_each(hosts, IN_THE_SHELL)),
+            fix=pasted(
+                UNSET.format(names="CUDA_VISIBLE_DEVICES"), on_each(hosts, in_the_shell(["CUDA_VISIBLE_DEVICES"]))
+            ),
         )
     yield from _uneven(counts, ON_THE_BUS)
+
+
+def _amd(view: View) -> Findings:
+    """Yield one finding per node with too few AMD GPUs, and one if the counts differ."""
+    counts: dict[str, int] = {}
+    short: list[tuple[_Short, str]] = []
+    for host, facts in view.facts:
+        there, seen, choice = rocm_gpus(facts), rocm_count(host.node, facts), rocm_choice(host.node, facts)
+        ranks = host.node.nproc_per_node
+        if there and seen is not None and seen < (ranks or 1):
+            own = host.node.cuda_visible_devices is None and not choice.keys() & host.node.env.keys()
+            short.append((_short(choice, there, seen, ranks or 1, (), own=own), host.name))
+        elif there is not None and ranks is None and not choice:
+            counts[host.name] = len(there)
+    yield from (lack.finding(tuple(hosts)) for lack, hosts in grouped(short).items())
+    yield from _uneven(counts if len(counts) == len(view.hosts) else {}, AMD_ON_THE_BUS)
 
 
 def _uneven(counts: dict[str, int], on_the_bus: Line | None) -> Findings:
@@ -113,7 +150,8 @@ NO_GPU = "no GPU was found: nvidia-smi is not installed, or shows none"
 
 def _absent(view: View) -> Findings:
     """Yield one finding for all hosts that should have GPUs if no host has any."""
-    wishes = grouped((wish, host.name) for host, _ in view.facts if (wish := gpu_wish(host)))
+    without = [host for host, facts in view.facts if not rocm_gpus(facts)]
+    wishes = grouped((wish, host.name) for host in without if (wish := gpu_wish(host)))
     hosts = tuple(name for names in wishes.values() for name in names)
     if hosts:
         yield Finding(
@@ -142,36 +180,48 @@ class _Short(NamedTuple):
     """The lack of a node; several nodes may have the same."""
 
     wants: str
+    lacks: str  # with "{have}" for the verb, if it needs one
     gpus: int
     shown: tuple[str, ...]
     ranks: int
     devices: str | None
-    own: bool  # set in the host's own environment, not in the hosts file
+    summary: str
+    look: Line | None
 
     def finding(self, hosts: tuple[str, ...]) -> Finding:
         """Return the finding for the nodes that lack the same."""
         are, have = ("is", "has") if len(hosts) == 1 else ("are each", "have")
         return Finding(
             hosts=hosts,
-            message=f"{fold(hosts)} {are} to {self.wants}, but {have} {plural(self.gpus, 'GPU')}.",
+            message=f"{fold(hosts)} {are} to {self.wants}, but {self.lacks.format(have=have)}.",
             evidence=self.shown,
             facts={"gpus": self.gpus, "nproc_per_node": self.ranks, "cuda_visible_devices": self.devices},
-            fix=pasted(
-                UNSET
-                if self.own and self.devices is not None
-                else "Set nproc_per_node and cuda_visible_devices in the hosts file to what the host has, or bring "
-                "back the GPU that it lacks; see whether it is on the PCI bus:",
-                on_each(hosts, IN_THE_SHELL if self.own and self.devices is not None else ON_THE_BUS),
-            ),
+            fix=pasted(self.summary, on_each(hosts, self.look)),
         )
 
 
-def _short(devices: str | None, gpus: tuple[Gpu, ...], ranks: int, missing: list[str], *, own: bool) -> _Short:
-    named = f" with CUDA_VISIBLE_DEVICES={devices}" if devices is not None else ""
-    wants = f"use GPU {', '.join(missing)}" if missing else f"start {plural(ranks, 'rank')}"
-    models = grouped((gpu.name, str(gpu.index)) for gpu in gpus)
+def _short(
+    choice: Mapping[str, str], gpus: Sequence[Gpu | PciGpu], seen: int, ranks: int, missing: Sequence[str], *, own: bool
+) -> _Short:
+    """Return the lack of a node whose ranks see ``seen`` GPUs; ``own``: its environment has the variables."""
+    named = " and ".join(f"{name}={value}" for name, value in choice.items())
+    has = f"{{have}} {plural(len(gpus), 'GPU')}"
+    models = grouped((gpu.name, str(gpu.index)) for gpu in gpus if isinstance(gpu, Gpu))
     shown = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
-    return _Short(wants + named, len(gpus), tuple(shown or [NO_GPU]), ranks, devices, own)
+    shown += [f"{gpu.address}: {gpu.name or 'an AMD GPU'}" for gpu in gpus if isinstance(gpu, PciGpu)]
+    bus = AMD_ON_THE_BUS if any(isinstance(gpu, PciGpu) for gpu in gpus) else ON_THE_BUS
+    return _Short(
+        wants=f"use GPU {', '.join(missing)} with {named}" if missing else f"start {plural(ranks, 'rank')}",
+        lacks=has
+        if missing or not choice
+        else f"the ranks there see {seen} of {plural(len(gpus), 'GPU')} with {named}",
+        gpus=len(gpus),
+        shown=tuple(shown or [NO_GPU]),
+        ranks=ranks,
+        devices=choice.get("CUDA_VISIBLE_DEVICES"),
+        summary=UNSET.format(names=" and ".join(choice)) if own and choice else LACKING,
+        look=in_the_shell(choice) if own and choice else bus,
+    )
 
 
 ADVICE = make_advice(

@@ -18,12 +18,12 @@ from nccl_doctor.logs.rule import Grade, likely
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.snapshot.hosts import rocm_gpus, visible_devices, visible_gpus
+from nccl_doctor.snapshot.hosts import rocm_choice, rocm_gpus, visible_gpus
 from nccl_doctor.text.hostlist import fold
 
 GIB = 1024
 UNTOLD = (
-    "which models of AMD GPUs the job will use is unknown: the kernel does not tell, or CUDA_VISIBLE_DEVICES chooses"
+    "which models of AMD GPUs the job will use is unknown: the kernel does not tell, or the job chooses among several"
 )
 
 # NCCL's own comparison of the ranks' GPUs (NCCL DIAG).
@@ -76,19 +76,17 @@ def gpu_model_mismatch(view: View) -> Findings:
 
 
 def _amd_kinds(view: View) -> dict[str, Counter[str]]:
-    """Return the number of AMD GPUs of each kind by host, where the job does not choose among them."""
-    found = {
-        host.name: gpus
-        for host, facts in view.facts
-        if visible_devices(host.node, facts) is None and (gpus := rocm_gpus(facts))
-    }
+    """Return the number of AMD GPUs of each kind by host, if the job does not choose among several kinds there."""
+    found = [(host, facts, gpus) for host, facts in view.facts if (gpus := rocm_gpus(facts))]
     # only some boards report a name, so the device id is compared
-    names = {gpu.device: gpu.name for gpus in found.values() for gpu in gpus if gpu.name}
-    return {
-        host: Counter(_kind(names.get(gpu.device) or f"PCI 1002:{gpu.device}", gpu.memory_mib) for gpu in gpus)
-        for host, gpus in found.items()
-        if all(gpu.device for gpu in gpus)
-    }
+    names = {gpu.device: gpu.name for *_, gpus in found for gpu in gpus if gpu.name}
+    kinds: dict[str, Counter[str]] = {}
+    for host, facts, gpus in found:
+        own = Counter(_kind(names.get(gpu.device) or f"PCI 1002:{gpu.device}", gpu.memory_mib) for gpu in gpus)
+        # ROCm numbers GPUs by the kernel's topology, which may not be the order on the bus
+        if all(gpu.device for gpu in gpus) and (len(own) == 1 or not rocm_choice(host.node, facts)):
+            kinds[host.name] = own
+    return kinds
 
 
 def _kind(name: str, memory_mib: int | None) -> str:

@@ -156,11 +156,13 @@ def _detail(start: Start) -> str:
 
 
 LOADER = (
-    "n='<nccl-doctor>';from _frozen_importlib_external import PathFinder as f;f.find_spec('signal')or "
-    "__import__('site').main();import os,signal,sys,zlib;signal.signal(14,lambda "
-    "*_:sys.exit('{silent}'));signal.alarm({silence});print('{mark}'[::-1]+'{{}}',flush=True);b=bytearray();e='{damaged}';[b.extend(os.read(0,{size}-len(b))or "
-    "sys.exit(e))or signal.alarm({silence})for _ in iter(lambda:len(b)<{size},False)];zlib.crc32(b)=={crc} or "
-    "sys.exit(e);d=zlib.decompressobj();exec(compile(d.decompress(b),n,'exec'))"
+    "n='<nccl-doctor>';from _frozen_importlib_external import PathFinder as f;"
+    "f.find_spec('signal')or __import__('site').main();"
+    "import os,signal,sys,zlib;signal.signal(14,lambda *_:sys.exit('{silent}'));signal.alarm({silence});"
+    "print('{mark}'[::-1]+'{{}}',flush=True);b=bytearray();e='{damaged}';"
+    "[b.extend(os.read(0,{size}-len(b))or sys.exit(e))or signal.alarm({silence})"
+    "for _ in iter(lambda:len(b)<{size},False)];zlib.crc32(b)=={crc} or sys.exit(e);"
+    "d=zlib.decompressobj();exec(compile(d.decompress(b),n,'exec'))"
 )
 """Loader that reports that it is ready, with the nonce and an empty object, and reads the probe only then, since a
 login that runs something else would take the probe for commands. The nonce is written backwards, so that an echo of the

@@ -201,9 +201,15 @@ class _Short(NamedTuple):
 
 
 def _short(
-    choice: Mapping[str, str], gpus: Sequence[Gpu | PciGpu], seen: int, ranks: int, missing: Sequence[str], *, own: bool
+    choice: Mapping[str, str],
+    gpus: Sequence[Gpu | PciGpu],
+    visible: int,
+    ranks: int,
+    missing: Sequence[str],
+    *,
+    own: bool,
 ) -> _Short:
-    """Return the lack of a node whose ranks see ``seen`` GPUs; ``own``: its environment has the variables."""
+    """Return the lack of a node whose ranks see ``visible`` GPUs; ``own``: its environment has the variables."""
     named = " and ".join(f"{name}={value}" for name, value in choice.items())
     has = f"{{have}} {plural(len(gpus), 'GPU')}"
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus if isinstance(gpu, Gpu))
@@ -214,7 +220,7 @@ def _short(
         wants=f"use GPU {', '.join(missing)} with {named}" if missing else f"start {plural(ranks, 'rank')}",
         lacks=has
         if missing or not choice
-        else f"the ranks there see {seen} of {plural(len(gpus), 'GPU')} with {named}",
+        else f"the ranks there see {visible} of {plural(len(gpus), 'GPU')} with {named}",
         gpus=len(gpus),
         shown=tuple(shown or [NO_GPU]),
         ranks=ranks,

@@ -7,6 +7,7 @@ pods in the node's network is undefined there.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -28,6 +29,12 @@ from nccl_doctor.text.inet import network_of, numeric
 
 NOT_DIALLED = "not dialled"
 """Error of a dial that was not made because the port is in use; the rules for it are still judged."""
+
+LIMITED = "limited"
+"""Error of a dial that succeeded, by a rule that admits only some connections at a time."""
+
+RATE = re.compile(r"--(?:limit|hashlimit|connlimit|hitcount|quota)\b|\b(?:limit rate|ct count|quota)\b|\"limit\"")
+"""Tests of rates and counts, as iptables prints them, and nft as text or JSON."""
 
 
 @dataclass
@@ -61,7 +68,7 @@ class Blame:
         self.redirects |= first and objection.verdict.kind == "redirect"
         if not self.dials or self.dials[-1] is not dial:
             self.dials.append(dial)
-            if first and dial.error != NOT_DIALLED and dial.outcome not in objection.outcomes:
+            if first and dial.error not in (NOT_DIALLED, LIMITED) and dial.outcome not in objection.outcomes:
                 self.unexpected_outcomes.append(dial)
 
     def doubt(self, objection: Objection) -> None:
@@ -93,11 +100,17 @@ class Gap:
 
 @dataclass(frozen=True)
 class ExplainedDials:
-    """Failed dials that rules explain or may explain; ``redirected`` are connections that a rule redirects."""
+    """Failed dials that rules explain or may explain.
+
+    Attributes:
+        redirected: connections that a rule redirects.
+        limits: hosts with rules that let the few dials through, and may stop a job's many.
+    """
 
     blames: tuple[Blame, ...]
     gaps: tuple[Gap, ...]
     redirected: frozenset[Interception] = frozenset()
+    limits: tuple[Blame, ...] = ()
 
     def unexplained(self, mesh: Mesh) -> tuple[FailedDial, ...]:
         """Failed dials of the mesh that no known rule blocks."""
@@ -145,7 +158,40 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
     ways = {one: path(one.src, one.dst, one.address) for one in mesh.intercepted}
     stops = {one: _in_the_way(way, one.port, rules[one.src], rules[one.dst])[0] for one, way in ways.items() if way}
     redirected = frozenset(one for one, first in stops.items() if first and first[0].verdict.kind == "redirect")
-    return ExplainedDials(tuple(blames.values()), tuple(gaps), redirected)
+    judged = {name for name, _ in blames} | {name for gap in gaps for name in gap.hosts}
+    limits = _limits(mesh, {name: host for name, host in hosts.items() if name not in judged}, rules, path)
+    return ExplainedDials(tuple(blames.values()), tuple(gaps), redirected, limits)
+
+
+def _limits(
+    mesh: Mesh, hosts: Mapping[str, Host], rules: Mapping[str, Ruleset], path: Callable[[str, str, str], Path | None]
+) -> tuple[Blame, ...]:
+    """Return the hosts whose rules admit only some of the connections at a time from or to their peers."""
+    dials = [
+        FailedDial(
+            src=source, dst=target, address=address, port=mesh.ports[target][-1], outcome="failed", error=LIMITED
+        )
+        for target, answered in mesh.answered.items()
+        for address, sources in answered.items()
+        for source in sources
+        if source != target and mesh.ports.get(target)
+    ]
+    found: dict[tuple[str, Direction], Blame] = {}
+    for name in (name for name in hosts if any(RATE.search(rule.text) for rule in rules[name].rules())):
+        for end, side in (("dst", "listener"), ("src", "dialler")):
+            mine = [dial for dial in dials if getattr(dial, end) == name]
+            # one peer stands for all: a limit for a single peer is unusual
+            way = path(mine[0].src, mine[0].dst, mine[0].address) if mine else None
+            met = handshake(way.syn_to(mine[0].port), way.ends, rules[mine[0].src], rules[mine[0].dst]) if way else ()
+            limits = [
+                one for one in met if one.side == side and one.verdict.rule and RATE.search(one.verdict.rule.text)
+            ]
+            if limits and not any(one.verdict.blocks for one in met):
+                direction = limits[0].packet.direction
+                blame = found.setdefault((name, direction), Blame(hosts[name], direction, rules[name].facts))
+                for dial in mine:
+                    blame.enter(dial, limits[0], first=True)
+    return tuple(found.values())
 
 
 def _in_the_way(

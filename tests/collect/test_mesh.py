@@ -16,14 +16,15 @@ from nccl_doctor.collect import probe_answers
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.facts.host_facts import Asking, FactLimits
 from nccl_doctor.collect.mesh.failed_dials import CLOSED, find_interceptions
-from nccl_doctor.collect.mesh.mesh import MeshLimits, disputes, run_mesh
-from nccl_doctor.collect.probe_answers import Heard, NoAnswerError
+from nccl_doctor.collect.mesh.mesh import MeshLimits, _trips, disputes, run_mesh
+from nccl_doctor.collect.mesh.plan import Target
+from nccl_doctor.collect.probe_answers import Dialled, Heard, NoAnswerError, TripRow
 from nccl_doctor.model.base import known
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.probe.mesh.mesh import MOST_PER_PEER, MeshEnd
 from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
-from nccl_doctor.snapshot.mesh import accused
+from nccl_doctor.snapshot.mesh import Trips, accused
 from nccl_doctor.transport.process import LocalTransport
 from tests.checks.snapshots import healthy
 from tests.collect.nodes import node
@@ -316,3 +317,16 @@ def test_idle_connections_of_one_host_are_bounded_and_others_come_through() -> N
     finally:
         for one in crowd:
             one.close()
+
+
+def test_a_pair_that_is_dialled_at_two_addresses_is_one_pair() -> None:
+    targets = {
+        "node1": [Target("node2", "10.0.0.2", (40001,))],
+        "node2": [Target("node1", "10.0.0.1", (40001,)), Target("node1", "node1.local", (29500,))],
+    }
+    dialled: list[Dialled | Exception] = [
+        Dialled(connected=1, failed=(), trips=(TripRow(0, 90, 1),)),
+        Dialled(connected=2, failed=(), trips=(TripRow(0, 70, 0), TripRow(1, 50, 0))),
+    ]
+    trips = _trips(["node1", "node2"], targets, dialled)
+    assert trips["node1"] == trips["node2"] == Trips(pairs=2, shortest_us=50, usual_us=70, again=1)

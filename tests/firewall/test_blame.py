@@ -177,6 +177,43 @@ def test_where_every_branch_blocks_the_counters_name_the_rule(stood: int, grew: 
     assert named in rule.text
 
 
+RATES = [
+    "-A INPUT -p tcp --syn -m connlimit --connlimit-above 80 -j REJECT",
+    "-A INPUT -p tcp -m hashlimit --hashlimit-above 20/sec --hashlimit-mode srcip --hashlimit-name x -j DROP",
+    "-A INPUT -m limit --limit 50/sec -j ACCEPT\n-A INPUT -j DROP",
+    "-A OUTPUT -p tcp -m connlimit --connlimit-above 80 --connlimit-daddr -j REJECT",
+]
+WITNESSES = {"node1": {"10.0.0.1": ["node2", "node3"]}, "node2": {"10.0.0.2": ["node1"]}}
+
+
+@pytest.mark.parametrize("rules", RATES)
+def test_a_rule_that_admits_only_so_many_is_a_warning_where_the_few_dials_passed(rules: str) -> None:
+    (found,) = reported(snapshot({"node1": iptables_facts(rules)}, [], answered=WITNESSES))
+    assert (found.name, found.severity.value, found.hosts) == ("firewall-blocks-ephemeral", "warning", ("node1",))
+    assert " limits " in found.message
+    assert [command.host for command in found.fix.commands] == ["node1"] * len(found.fix.commands) != []
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        "-A INPUT -m limit --limit 1000/sec -j ACCEPT\n-A INPUT -j DROP",
+        "-A INPUT -p tcp --dport 22 -m recent --update --seconds 60 --hitcount 5 --name x -j DROP",
+        "-A INPUT -p icmp -m limit --limit 1/sec -j ACCEPT",
+        "-A INPUT -m limit --limit 3/min -j LOG",
+        "-A INPUT -s 10.0.0.0/24 -j ACCEPT\n-A INPUT -p tcp -m connlimit --connlimit-above 80 -j REJECT",
+    ],
+)
+def test_a_limit_that_a_job_does_not_meet_is_none(rules: str) -> None:
+    assert not reported(snapshot({"node1": iptables_facts(rules)}, [], answered=WITNESSES))
+
+
+def test_a_limit_that_stopped_a_dial_is_told_with_that_dial() -> None:
+    limited = snapshot({"node1": iptables_facts(RATES[0])}, [("node2", "node1", 40001, "refused")], answered=WITNESSES)
+    assert not judge(limited).limits
+    assert judge(limited).gaps
+
+
 def test_two_nodes_of_one_machine_talk_over_its_loopback() -> None:
     host = patched({}).hosts[0]
     path = path_of("10.0.0.1", host, host, {})

@@ -5,23 +5,28 @@ that the kernel chooses from `net.ipv4.ip_local_port_range`, and all hosts conne
 directions. If a rule blocks them, the job passes its rendezvous and hangs at the first collective.
 
 How we know: every host listened on such ports and every other host dialled them; a dial failed, and the kernel's actual
-rules on both hosts, evaluated for that packet, block it. firewall-blocks-port explains how.
+rules on both hosts, evaluated for that packet, block it. firewall-blocks-port explains how. A warning: the dials
+succeeded, but a rule admits only a certain rate or number of connections (limit, hashlimit, connlimit, recent; nft:
+limit, ct count), and a job opens many more.
 
 Fix: the commands let the cluster's own addresses reach the whole range, in the syntax of the rules' manager.
 
 References: ip-sysctl (ip_local_port_range); NCCL's ncclSocketListen binds port 0 (src/misc/socket.cc).
 """
 
-from nccl_doctor.checks.ports.firewall_blocks_port import EXPLAINS, OWN, by_rule, finding, gaps, rule_of, whose
+from nccl_doctor.checks.ports.firewall_blocks_port import EXPLAINS, OWN, alike, by_rule, finding, gaps, rule_of, whose
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
 
 
 @check("NCD302", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
 def firewall_blocks_ephemeral(view: View) -> Findings:
-    """Yield one finding per rule that blocks only ephemeral ports."""
+    """Yield one finding per rule that blocks only ephemeral ports; a warning for one that limits rates or numbers."""
     for blames in by_rule(view, master=False):
         what = whose(blames)
         who = "the others pick" if blames[0].direction == "output" and what == OWN else "NCCL picks"
         yield finding(blames, view, f"{rule_of(blames)} {what} to the ports that {who}.")
+    for limits in alike(view.dials.firewall.limits):
+        words = f"{rule_of(limits)} {whose(limits)}: the port test opens few, and a job opens hundreds at once."
+        yield finding(limits, view, words).model_copy(update={"severity": Severity.WARNING})
     yield from gaps(view, master=False)

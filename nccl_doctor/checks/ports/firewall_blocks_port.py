@@ -22,7 +22,7 @@ from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.own_names import is_unreached
 from nccl_doctor.checks.ports.port_unreachable import MEANS
 from nccl_doctor.checks.view import Findings, View, check, pasted, ports_of
-from nccl_doctor.firewall.blame import NOT_DIALLED, Blame, compiled, opening, remedies, unconfirmed
+from nccl_doctor.firewall.blame import LIMITED, NOT_DIALLED, Blame, compiled, opening, remedies, unconfirmed
 from nccl_doctor.firewall.connection import Ruleset, counted
 from nccl_doctor.firewall.manager import describe
 from nccl_doctor.firewall.remedy import Opening, port_words
@@ -34,7 +34,10 @@ from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text.hostlist import fold, grouped
 
 OWN = "its own outgoing connections"
-UNSEEN = "not tested because the port is busy; concluded from the rules"
+UNTESTED = {
+    NOT_DIALLED: "not tested because the port is busy; concluded from the rules",
+    LIMITED: "connected, by a rule that admits only so many",
+}
 
 EXPLAINS = ("port-unreachable", CONNECTIONS)
 """The effects; failed dials without a known rule count only if some of the host's rules are not understood."""
@@ -73,7 +76,13 @@ def stops_master(blame: Blame, snapshot: Snapshot) -> bool:
 
 def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
     """Return hosts with the same rule, by whether it blocks the master port."""
-    blames = sorted(view.dials.firewall.blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
+    found = alike(view.dials.firewall.blames)
+    return [each for each in found if any(stops_master(blame, view.snapshot) for blame in each) is master]
+
+
+def alike(blames: Sequence[Blame]) -> list[list[Blame]]:
+    """Return hosts grouped by their rule, by node rank."""
+    blames = sorted(blames, key=lambda blame: (blame.host.node.node_rank, blame.direction))
     inward = {blame.host.name: blame for blame in blames if blame.direction == "input" and blame.redirects}
 
     def key(blame: Blame) -> tuple[str, ...]:
@@ -84,13 +93,13 @@ def by_rule(view: View, *, master: bool) -> list[list[Blame]]:
         rule = first.rules[0]
         return first.manager, first.direction, first.verb, rule.table, rule.chain, rule.text
 
-    groups = grouped((key(blame), blame) for blame in blames)
-    return [each for each in groups.values() if any(stops_master(blame, view.snapshot) for blame in each) is master]
+    return list(grouped((key(blame), blame) for blame in blames).values())
 
 
 def rule_of(blames: Sequence[Blame]) -> str:
     """Return the beginning of a sentence: "ufw on node[1-3] drops"."""
-    return f"{blames[0].manager} on {fold(_hosts(blames))} {blames[0].verb}"
+    limits = any(dial.error == LIMITED for dial in blames[0].dials)
+    return f"{blames[0].manager} on {fold(_hosts(blames))} {'limits' if limits else blames[0].verb}"
 
 
 def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
@@ -149,7 +158,7 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
 def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
     seen: dict[tuple[bool, str], list[FailedDial]] = {}
     for dial in (dial for blame in blames for dial in blame.dials):
-        means = UNSEEN if dial.error == NOT_DIALLED else MEANS[dial.outcome]
+        means = UNTESTED.get(dial.error or "", MEANS[dial.outcome])
         seen.setdefault((not to_master(dial, snapshot), means), []).append(dial)
     for (_, means), dials in sorted(seen.items()):
         sources, targets = sorted({dial.src for dial in dials}), sorted({dial.dst for dial in dials})

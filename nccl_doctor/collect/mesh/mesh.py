@@ -252,19 +252,21 @@ def _rdma_dial(way: Way, outcome: str, **more: object) -> RdmaDial:
 def _trips(
     names: list[str], targets: dict[str, list[plan.Target]], dialled: list[Dialled | Exception]
 ) -> dict[str, Trips]:
-    """Return the round trips of each host, in both directions."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    """Return the round trips of each host, in both directions; a pair may have been dialled at several addresses."""
+    found: dict[str, dict[tuple[str, str], tuple[int, int]]] = {}
     for name, answer in zip(names, dialled, strict=True):
         for row in () if isinstance(answer, Exception) else answer.trips:
             to = targets[name][row.target].dst
             for end in () if to == name else (name, to):
-                found.setdefault(end, []).append((row.rtt_us, row.again))
+                own = found.setdefault(end, {})
+                shortest, again = own.get((name, to), (row.rtt_us, 0))
+                own[name, to] = min(shortest, row.rtt_us), again + row.again
     return {
         name: Trips(
             pairs=len(trips),
-            shortest_us=min(rtt for rtt, _ in trips),
-            usual_us=round(median(rtt for rtt, _ in trips)),
-            again=sum(again > 0 for _, again in trips),
+            shortest_us=min(rtt for rtt, _ in trips.values()),
+            usual_us=round(median(rtt for rtt, _ in trips.values())),
+            again=sum(again > 0 for _, again in trips.values()),
         )
         for name, trips in found.items()
     }

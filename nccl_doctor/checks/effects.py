@@ -30,7 +30,10 @@ MASTER = Effect(
     "every rank dials the master's store before anything else (torch, TCPStore)",
 )
 NAMES = Effect(
-    ("no-store", "no-group", *_DIALS, LOST, "peer-died", "hostname-loopback", "hostname-unresolvable"),
+    (
+        *("no-store", "no-group", *_DIALS, LOST, "peer-died"),
+        *("hostname-loopback", "hostname-mismatch", "hostname-unresolvable"),
+    ),
     Reach.MEETS,
     "gloo connects to the address that a host's own name gives it, and all to the master's name",
 )

@@ -12,6 +12,7 @@ from typing import Any
 
 from nccl_doctor.checks.allreduce.own_diagnostics import findings_of_nccl
 from nccl_doctor.checks.allreduce.symptoms import causes_from_output
+from nccl_doctor.checks.allreduce.virtual_memory import with_limits
 from nccl_doctor.checks.view import PHASES, Derived, FailedDials, UnnamedDials, View
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.judge import summary
@@ -109,7 +110,8 @@ def _with_causes_from_output(judged: list[CheckRun], derived: Derived) -> list[C
         return _with_findings_of_nccl(judged, smoke)
     by_name = {j.check.name: j for j in judged}
     passed = {name for name, j in by_name.items() if j.outcome is Outcome.PASS}
-    for name, finding in causes_from_output(smoke, passed):
+    for name, seen in causes_from_output(smoke, passed):
+        finding = with_limits(seen, derived.snapshot) if name == "out-of-memory" else seen
         check, live = entry(name), by_name.get(name)
         settled = check.category in SETTLED and check.function is not None
         if live is not None and live.findings:

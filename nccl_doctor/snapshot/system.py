@@ -129,6 +129,7 @@ class ResourceLimits(Observed):
     ipc_lock: bool | None = None  # has CAP_IPC_LOCK, so that memlock does not apply; None in older snapshots
     # CmaTotal and CmaFree of /proc/meminfo, for memory that can't be pinned for long; None if the kernel has none
     cma_kib: tuple[Count, Count] | None = None
+    address_space: Count | None = None  # soft limit on virtual memory (ulimit -v) in bytes
 
 
 class Shm(Observed):

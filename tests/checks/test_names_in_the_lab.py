@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.checks.in_the_lab import check, fires_and_what_is_printed_ends_it, is_healthy, only
+from tests.cli.doctor import doctor
 from tests.lab.cluster import Lab
 from tests.lab.faults import fault
 from tests.lab.host import LabHost
@@ -25,6 +26,12 @@ def test_names_that_serve(fresh_lab: Lab) -> None:
 def test_the_own_name_is_loopback(fresh_lab: Lab) -> None:
     fault("hostname-loopback")(fresh_lab, fresh_lab.host("node2"))
     fires_and_what_is_printed_ends_it(fresh_lab, "hostname-loopback", ["node2"])
+
+
+def test_a_failed_all_reduce_follows_from_an_own_name_of_another_family(fresh_lab: Lab) -> None:
+    fresh_lab.host("node2").run("hostname localhost")  # ::1 and 127.0.0.1
+    found = only(doctor(fresh_lab, "check", hosts=fresh_lab.hosts_file()), "hostname-loopback", ["node2"])
+    assert [effect["name"] for effect in found["explains"]] == ["allreduce-failed"]
 
 
 def test_a_name_does_not_resolve(fresh_lab: Lab) -> None:

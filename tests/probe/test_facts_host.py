@@ -47,8 +47,11 @@ def test_a_user_without_a_name_is_a_number(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_no_limit_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {resource.RLIMIT_NOFILE: (1024, 4096), resource.RLIMIT_MEMLOCK: (65536, resource.RLIM_INFINITY)}
+    given[resource.RLIMIT_AS] = (2**30, resource.RLIM_INFINITY)
     monkeypatch.setattr(resource, "getrlimit", given.__getitem__)
-    expected = ResourceLimits(nofile_soft=1024, nofile_hard=4096, memlock_soft=65536, memlock_hard=None)
+    expected = ResourceLimits(
+        nofile_soft=1024, nofile_hard=4096, memlock_soft=65536, memlock_hard=None, address_space=2**30
+    )
     assert ResourceLimits.model_validate(host.limits("/nowhere", "/nowhere")) == expected
 
 

@@ -14,6 +14,7 @@ person; SIGSEGV and SIGBUS point to torch's or the driver's libraries, or a full
 
 from nccl_doctor.checks.allreduce.culprits import MISSING, Culprits, culprits, last_words, stages
 from nccl_doctor.checks.allreduce.symptoms import shown
+from nccl_doctor.checks.allreduce.virtual_memory import with_limits
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.effect import SIGNALS
 from nccl_doctor.model.finding import Finding, Severity
@@ -45,7 +46,7 @@ def allreduce_failed(view: View) -> Findings:
     alone = all((rank.error or "").endswith(WITHOUT_NCCL) for rank in found.ranks)
     if alone:
         advice = "install a torch that is built with CUDA, or leave --backend out: without GPUs gloo is taken"
-    yield Finding(
+    failed = Finding(
         hosts=found.hosts,
         message=f"The all-reduce failed: {found.isolated}." if found.isolated else _message(smoke, found),
         evidence=(
@@ -63,6 +64,7 @@ def allreduce_failed(view: View) -> Findings:
         symptoms=shown(found),
         fix=f"On {fold(found.hosts)}: {advice}." if advice else found.advice,
     )
+    yield with_limits(failed, view.snapshot)
 
 
 def _message(smoke: Smoke, found: Culprits) -> str:

@@ -21,6 +21,8 @@ from collections import Counter
 from nccl_doctor.checks.effects import NAMES
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
 from nccl_doctor.checks.view import Findings, View, check, failed_by
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, ResolverAnswer, deviations
@@ -103,3 +105,21 @@ def _reached(view: View, host: str, name: str) -> bool:
 def _real(answer: ResolverAnswer | None) -> tuple[str, ...]:
     addresses = answer.addresses if answer is not None else ()
     return tuple(sorted(address for address in addresses if not address.startswith("127.") and address != "::1"))
+
+
+ADVICE = make_advice(
+    "gloo on {who} has an address of another family than the other ranks': a host's own name resolves to IPv6 on some "
+    "hosts and to IPv4 on others, or to ::1.",
+    "Set GLOO_SOCKET_IFNAME on every host to the interface of the job's network, or give each host's name its real "
+    "address in /etc/hosts. To see which:",
+)
+
+# gloo compares the addresses of two ranks (gloo/transport/tcp/device.cc).
+RULES = (
+    root(
+        r"ss1\.ss_family == ss2\.ss_family",
+        "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:285] ss1.ss_family == ss2.ss_family. 2 vs 10",
+    ),
+)
+
+SIGNS = LogSigns(RULES, ADVICE, network=True)

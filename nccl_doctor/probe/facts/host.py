@@ -80,10 +80,10 @@ ALL_USERS = ["0", "0", "4294967295"]  # /proc/PID/uid_map in the machine's first
 @fact("limits")
 def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self") -> dict[str, Any]:
     """Return snapshot.ResourceLimits."""
-    nofile = resource.getrlimit(resource.RLIMIT_NOFILE)
-    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    names = ("nofile_soft", "nofile_hard", "memlock_soft", "memlock_hard")
-    found = {name: None if one == resource.RLIM_INFINITY else one for name, one in zip(names, nofile + memlock)}
+    kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_AS)
+    values = [value for kind in kinds for value in resource.getrlimit(kind)]
+    names = ("nofile_soft", "nofile_hard", "memlock_soft", "memlock_hard", "address_space")
+    found = {name: None if one == resource.RLIM_INFINITY else one for name, one in zip(names, values)}
     cma = dict(re.findall(r"^(CmaTotal|CmaFree): +(\d{1,15}) kB$", read(meminfo) or "", re.MULTILINE))
     pages = [int(cma[name]) for name in ("CmaTotal", "CmaFree")] if len(cma) == 2 else None
     powers = re.search(r"^CapEff:\s+([0-9a-f]{16})$", read(f"{own}/status") or "", re.MULTILINE)

@@ -1,0 +1,36 @@
+"""Limits on the virtual memory of a process (``ulimit -v``), of which the errors of torch say nothing."""
+
+from nccl_doctor.model.base import Unknown
+from nccl_doctor.model.finding import Finding, Fix
+from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
+from nccl_doctor.text.hostlist import fold, grouped
+
+ENOUGH = 4 << 30
+"""Bytes with which a rank starts on CPUs; torch 2.13 took 0.7 GiB to be imported on two CPUs."""
+
+
+def with_limits(found: Finding, snapshot: Snapshot) -> Finding:
+    """Return a finding about failed ranks, with the limits on virtual memory of its hosts if they may be the reason."""
+    hosts = ((host, host.facts) for host in snapshot.reached if host.facts and host.name in found.hosts)
+    limits = grouped((size, host.name) for host, facts in hosts if (size := _too_little(facts)))
+    if not limits:
+        return found
+    words = ", ".join(f"{size >> 20} MiB on {fold(names)}" for size, names in limits.items())
+    return found.model_copy(
+        update={
+            "message": f"{found.message.rstrip('.')}; the virtual memory of a process is limited to {words}.",
+            "evidence": (*found.evidence, f"ulimit -v, as a command on the host has it: {words}"),
+            "fix": Fix(
+                summary="Lift that limit, which torch and CUDA exceed: ulimit -v unlimited in the shell that starts "
+                "the job; for good in its start-up files, or in /etc/security/limits.d (as)."
+            ),
+        }
+    )
+
+
+def _too_little(facts: HostFacts) -> int:
+    size = 0 if isinstance(facts.limits, Unknown) else facts.limits.address_space or 0
+    # CUDA maps all memory of GPUs and host into one address space (CUDA C++ Programming Guide, "Unified Virtual Address
+    # Space")
+    with_gpus = not isinstance(facts.gpus, Unknown) and bool(facts.gpus)
+    return size if size < ENOUGH or with_gpus else 0

@@ -36,7 +36,7 @@ def explain(
 
         pages = find_pages(" ".join(words or ()))
         if len(pages) > 1 and output != "human":
-            raise UsageError(f"-o {output} holds one page; name one code, not {len(pages)}")
+            raise UsageError(f"-o {output} prints one page; name one code, not {len(pages)}")
         for place, page in enumerate(pages):
             out.write("\n" if place else "")
             out.show(page)

@@ -141,7 +141,7 @@ class _Mender:
 
         found = latest(self._hosts.identifier, os.environ)
         if found is None:
-            raise UsageError(f"no run of fix on {self._hosts} is known that could be taken back")
+            raise UsageError(f"no run of fix on {self._hosts} can be undone")
         path, record = found
         steps = undo_plan([step.parts() for step in record.steps if not step.undone], record.file)
         document = FixReport(plan=steps, undo=True, note=f"The run of {record.began_at} on {record.hosts}.")
@@ -151,7 +151,7 @@ class _Mender:
         known = {node.name for node in self._cluster.nodes}
         missing = sorted({step.host for step in steps if step.host is not None} - known)
         if missing:
-            raise UsageError(f"the last run was on {', '.join(missing)}, too: name the same hosts again")
+            raise UsageError(f"the last run was on {', '.join(missing)}; name the same hosts again")
         ran = self._run(document, back=record.settings_before)
         if ran is None:
             return 1

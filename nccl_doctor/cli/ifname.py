@@ -65,7 +65,7 @@ def ifname(
             raise UsageError(f"--nccl-version: {error}") from error
         asked = numeric(address) if address is not None else None
         if address is not None and (asked is None or asked.is_loopback):
-            raise UsageError(f"--address {address!r}: an address that other hosts can reach, as in 192.168.1.3")
+            raise UsageError(f"--address {address!r} is not an address that other hosts can reach, such as 192.168.1.3")
         request = Request(which, timeout_s=timeout, reached=reached, overrides=job.overrides(), smoke=False)
         if load_from is not None:
             refuse_other_hosts(which, request.overrides)

@@ -230,7 +230,7 @@ def _refuse_nothing_to_judge(selected: Codes, left_out: Mapping[str, str], *, ra
         return
     some = [check for check in all_checks() if check.function and check.code in selected]
     if not some:
-        raise UsageError("--only and --skip leave no check of hosts; what only logs show is for nccl-doctor logs")
+        raise UsageError("--only and --skip leave no check to run on hosts; nccl-doctor logs finds what only logs show")
     if rate and not any(check.row == "rate" for check in some):
         raise UsageError("--rate measures what link-slow judges, which --only or --skip leaves out")
     if all(left_out.keys() & check.needs for check in some):

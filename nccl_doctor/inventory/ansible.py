@@ -39,7 +39,7 @@ def expand(pattern: str, place: SourceLocation) -> list[str]:
         position = match.end()
     rest = pattern[position:]
     if "[" in rest or "]" in rest:
-        raise place.error(f"{quoted(pattern)} holds a bracket that is not a range of Ansible's, such as node[01:04]")
+        raise place.error(f"{quoted(pattern)} has a bracket that is not an Ansible range, such as node[01:04]")
     return ["".join(name) for name in itertools.product(*parts, [rest])]
 
 
@@ -286,7 +286,7 @@ def _words(line: str, place: SourceLocation) -> list[str]:
     except ValueError:
         raise place.error("an unmatched quote or a trailing backslash") from None
     if not words or not words[0]:
-        raise place.error(f"{quoted(line)} holds no value")
+        raise place.error(f"{quoted(line)} has no value")
     return words
 
 

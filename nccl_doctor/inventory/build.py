@@ -85,7 +85,7 @@ def _settle_devices(settings: Settings, entry: Entry) -> Settings:
     env = dict(settings.env)
     given = env.pop(DEVICES)
     if entry.own.cuda_visible_devices and DEVICES in entry.own.env:
-        raise given.place.error(f"{DEVICES} in env says again what cuda_visible_devices says; keep one")
+        raise given.place.error(f"{DEVICES} in env repeats cuda_visible_devices; keep one of them")
     if settings.cuda_visible_devices:
         return replace(settings, env=env)
     devices = Sourced(values.devices(given.value, given.place), given.place)
@@ -121,7 +121,7 @@ def _refuse_shared_gpus(settings: SettledHosts, local: dict[str, str | None]) ->
     for nodes in machines.values():
         if len(nodes) > values.MAX_NPROC:
             place = nodes[values.MAX_NPROC][0].name.place
-            raise place.error(f"more than {values.MAX_NPROC} nodes on one machine, which has no so many GPUs")
+            raise place.error(f"more than {values.MAX_NPROC} nodes on one machine, which can't have that many GPUs")
         for index, (entry, given) in enumerate(nodes):
             for other, other_given in nodes[:index]:
                 both = f"{quoted(entry.name.value)} and {quoted(other.name.value)} are the same machine"

@@ -79,7 +79,7 @@ def request(
     """Return the pods that ``--kube``, ``-l`` and ``-n`` select together, if given."""
     if "kube" not in options:
         if "namespace" in options or "selector" in options:
-            raise UsageError("-n and -l choose pods; say --kube with them")
+            raise UsageError("-n and -l select pods; use them with --kube")
         return None
     if named:
         raise UsageError(_TWICE)
@@ -143,9 +143,9 @@ def _ask(right: str, *arguments: str, what: str = "the pods") -> bytes:
         return kubectl(*arguments, seconds=SECONDS)
     except FileNotFoundError:
         url = "https://kubernetes.io/docs/tasks/tools/"
-        raise UsageError(f"--kube needs kubectl, and none is on PATH here: {url}") from None
+        raise UsageError(f"--kube needs kubectl, which is not on PATH: {url}") from None
     except TimeoutError:
-        raise UsageError(f"--kube: the cluster's API server gave no answer in {SECONDS:.0f} s") from None
+        raise UsageError(f"--kube: the cluster's API server did not answer within {SECONDS:.0f} s") from None
     except KubectlError as error:
         words = {
             "forbidden": f"you may not {right}: kubectl auth can-i {right} says no; ask whoever runs the cluster",

@@ -125,7 +125,7 @@ _NO_SLURM = (
 def _job(number: str) -> tuple[str, str]:
     blocks = list(_BLOCK.finditer(_scontrol("-d", "show", "job", number)))
     if not blocks:
-        raise UsageError(f"--slurm-job {number}: scontrol told nothing of it")
+        raise UsageError(f"--slurm-job {number}: scontrol printed nothing about it")
     if len(blocks) > 1:
         hint = f"name one task of the array, {number}_1, or one part of the heterogeneous job, {number}+0"
         raise UsageError(f"--slurm-job {number} stands for {len(blocks)} jobs; {hint}")
@@ -140,7 +140,7 @@ def _scontrol(*words: str) -> str:
         raise UsageError(_NO_SLURM.format(program="scontrol")) from None
     except subprocess.TimeoutExpired:
         why = "its controller (slurmctld) is down, busy, or out of reach"
-        raise UsageError(f"Slurm had no answer in {ANSWER_S:.0f} s: {why}") from None
+        raise UsageError(f"Slurm did not answer within {ANSWER_S:.0f} s: {why}") from None
     if done.returncode == 0:
         return done.stdout.decode(errors="replace")
     lines = [" ".join(line.split()) for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
@@ -150,7 +150,7 @@ def _scontrol(*words: str) -> str:
     if any("Invalid job id" in line for line in lines):
         gone = "Slurm knows no such job, or forgot it after its end; squeue --me lists yours"
         raise UsageError(f"--slurm-job {words[-1]}: {gone}")
-    raise UsageError(f"Slurm could not be asked: {said}. To do without it, name the hosts: -w 'node[01-04]'")
+    raise UsageError(f"Slurm could not be queried: {said}. To do without it, name the hosts: -w 'node[01-04]'")
 
 
 def _refuse_unless_running(job: str, rest: str) -> None:

@@ -145,7 +145,7 @@ def decode(data: bytes, path: str) -> str:
     if len(data) > MAX_BYTES:
         raise HostsFileError(path, None, f"bigger than {MAX_BYTES >> 20} MiB, too big for a hosts file")
     if b"\0" in data:
-        raise HostsFileError(path, data[: data.index(b"\0")].count(b"\n") + 1, "a NUL byte: no text file in UTF-8")
+        raise HostsFileError(path, data[: data.index(b"\0")].count(b"\n") + 1, "a NUL byte: not a UTF-8 text file")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -161,7 +161,7 @@ def read_bytes(path: str, what: str = "a hosts file", most: int = MAX_BYTES, pat
     """Return a file or pipe (10 s or more), at most ``most`` + 1 bytes; HostsFileError, OSError or ValueError."""
     if path == STDIN:  # read directly: behind ssh it may be a socket, which can't be opened by name
         if os.isatty(0):
-            raise HostsFileError(STDIN, None, f"is a terminal; {what} is piped in or named")
+            raise HostsFileError(STDIN, None, f"is a terminal; pipe {what} in, or name a file")
         return _drain(0, STDIN, most, max(patience_s, _PIPE_SECONDS))
     # O_NONBLOCK: opening a named pipe without a writer would block forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -181,7 +181,7 @@ def _drain(descriptor: int, path: str, most: int, patience_s: float) -> bytes:
     wanted = most + 1
     while wanted > 0:
         if not select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            raise HostsFileError(path, None, f"nothing came through the pipe in {patience_s:g} s")
+            raise HostsFileError(path, None, f"nothing arrived through the pipe within {patience_s:g} s")
         chunk = os.read(descriptor, wanted)
         if not chunk:
             break

@@ -59,21 +59,21 @@ def port(text: str, place: SourceLocation) -> int:
     """Return the TCP port (1 to 65535) in a text."""
     number = as_port(text)
     if number is None:
-        raise place.error(f"{quoted(text)} is not a port: a whole number from 1 to {LAST_PORT}")
+        raise place.error(f"{quoted(text)} is not a valid port (1 to {LAST_PORT})")
     return number
 
 
 def nproc(text: str, place: SourceLocation) -> int:
     """Return the number of ranks on one host (at least 1) in a text."""
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_NPROC:
-        raise place.error(f"{quoted(text)} is not a number of processes: a whole number from 1 to {MAX_NPROC}")
+        raise place.error(f"{quoted(text)} is not a valid number of processes (1 to {MAX_NPROC})")
     return int(text)
 
 
 def path(text: str, place: SourceLocation) -> str:
     """Return a file's path: absolute, from the home directory (``~/``), or relative."""
     if not text or has_control(text) or text.startswith("-"):
-        raise place.error(f'{quoted(text)} is not a path of a file: not empty, no control characters, no "-" in front')
+        raise place.error(f'{quoted(text)} is not a file path: it is empty, has control characters, or begins with "-"')
     return text
 
 
@@ -82,7 +82,7 @@ def ssh_options(text: str, place: SourceLocation) -> tuple[str, ...]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise place.error(f"{quoted(text)} are no arguments of ssh: {error}") from error
+        raise place.error(f"{quoted(text)} are not arguments of ssh: {error}") from error
     found, rest = [], iter(words)
     for word in rest:
         if word[:2] in _SSH_VALUE:
@@ -111,12 +111,12 @@ def inside(runtime: str, name: str, place: SourceLocation) -> InsideOptions:
     kind = next((one for one in RUNTIMES if one == runtime), None)
     if kind is None:
         rule = f"allowed are {', '.join(RUNTIMES)}"
-        raise place.error(f"{quoted(runtime)} holds no containers that are known here; {rule}")
+        raise place.error(f"{quoted(runtime)} is not a known container runtime; {rule}")
     if kind == "enter" and not (_NUMBER.fullmatch(name) and int(name) > 0):
         raise place.error(f"{quoted(name)} is not a PID: enter takes the number of a process on the host")
     if not CONTAINER_NAME.fullmatch(name):
         rule = 'letters, digits, "_", "." and "-", a letter or digit first'
-        raise place.error(f"{quoted(name)} is not a name of a container: {rule}")
+        raise place.error(f"{quoted(name)} is not a container name: {rule}")
     return InsideOptions(runtime=kind, name=name)
 
 
@@ -124,21 +124,23 @@ def variable(text: str, place: SourceLocation) -> str:
     """Return the name of an environment variable that shells accept."""
     if not _VARIABLE.fullmatch(text):
         rule = 'letters, digits and "_", not beginning with a digit'
-        raise place.error(f"{quoted(text)} is not a name of a variable: {rule}")
+        raise place.error(f"{quoted(text)} is not a variable name: {rule}")
     return text
 
 
 def variable_value(text: str, place: SourceLocation) -> str:
     """Return the value of an environment variable: any text on one line."""
     if has_control(text.replace("\t", " ")):
-        raise place.error(f"{quoted(text)} can't be a variable's value: control characters and line breaks are refused")
+        raise place.error(
+            f"{quoted(text)} can't be a variable's value: control characters and line breaks are not allowed"
+        )
     return text
 
 
 def engine(text: str, place: SourceLocation) -> str:
     """Return the name of the engine that will run on the hosts."""
     if text not in ENGINES:
-        raise place.error(f"{quoted(text)} is not an engine that is known; allowed are {', '.join(ENGINES)}")
+        raise place.error(f"{quoted(text)} is not a known engine; allowed are {', '.join(ENGINES)}")
     return text
 
 

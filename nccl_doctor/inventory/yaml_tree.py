@@ -109,12 +109,12 @@ def as_mapping(tree: Tree, what: str) -> dict[str, tuple[SourceLocation, Tree]]:
 
 def _plainly_written(tree: Tree) -> None:
     if isinstance(tree, Alias):
-        raise tree.place.error('aliases ("*name") are not read; write the value out')
+        raise tree.place.error('aliases ("*name") are not supported; write the value out')
     if tree.tag in ("!vault", "!vault-encrypted"):
         hint = "write the plain value (ansible-vault view shows it)"
         raise tree.place.error(f"the value is encrypted by ansible-vault; {hint}")
     if tree.tag is not None:
-        raise tree.place.error(f"the YAML tag {quoted(tree.tag)} is not read; write the plain value")
+        raise tree.place.error(f"the YAML tag {quoted(tree.tag)} is not supported; write the plain value")
 
 
 def _kind(tree: Tree) -> str:
@@ -189,7 +189,7 @@ def _build(text: str, place: SourceLocation) -> Tree:
             done = stack.pop().close()
             stack[-1].items.append(done)
     if not root:
-        raise place.error("the file has no YAML, only comments")
+        raise place.error("the file contains only comments")
     return root[0]
 
 

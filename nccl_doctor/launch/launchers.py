@@ -59,7 +59,7 @@ def default_launcher(torch: str | None) -> str:
 def takes_local_addr(job: LaunchPlan) -> bool:
     """Return whether torchrun takes --local_addr; UsageError for one without c10d."""
     if job.torch is not None and release(job.torch) < NO_TORCHRUN:
-        raise UsageError(f"torch {job.torch} has no c10d rendezvous; PyTorch 1.9 brought it")
+        raise UsageError(f"torch {job.torch} has no c10d rendezvous, which came with PyTorch 1.9")
     return job.torch is None or release(job.torch) >= LOCAL_ADDR
 
 

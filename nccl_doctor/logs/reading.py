@@ -150,7 +150,7 @@ def _first_words(path: Path, descriptor: int) -> bytes:
         if first:
             return first
         if time.monotonic() >= deadline:
-            raise UsageError(f"{path}: is a pipe without a writer; none came in {WRITER_S:g} s")
+            raise UsageError(f"{path}: is a pipe to which no process wrote within {WRITER_S:g} s")
         time.sleep(_WRITER_LOOK_S)
 
 

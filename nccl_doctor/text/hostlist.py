@@ -98,7 +98,7 @@ def _items(pattern: str) -> Iterator[list[_Part]]:
     for piece in [*_PIECE.findall(pattern), ","]:
         if piece == ",":
             if not parts:
-                raise ValueError(f"{quoted(pattern)} holds an empty name; write names joined by single commas")
+                raise ValueError(f"{quoted(pattern)} has an empty name; separate names by single commas")
             if sum(map(_longest, parts)) > _MAX_NAME:
                 raise ValueError(f"{quoted(pattern)} holds a name that is longer than a host name may be")
             yield parts

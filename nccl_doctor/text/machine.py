@@ -208,8 +208,8 @@ def describe_thread_limit() -> str:
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     said = "" if limit == resource.RLIM_INFINITY else f" (ulimit -u is {limit})"
     return (
-        f"this machine starts no further threads for you{said}, and each host takes about two: end other programs of "
-        "yours here, or start from a machine that allows more"
+        f"this machine allows you no more threads{said}, and each host takes about two: end other programs of yours "
+        "here, or start from a machine that allows more"
     )
 
 
@@ -218,6 +218,6 @@ def require_linux(named: str) -> None:
     if sys.platform != "linux":
         what = "" if named == "this machine" else f"{named} is this machine, and "
         raise UsageError(
-            f"{what}only Linux can be looked at, which this machine does not run: name the job's own hosts, in a hosts "
-            "file or with -w"
+            f"{what}only Linux can be checked, which this machine does not run: name the job's hosts, in a hosts file "
+            "or with -w"
         )

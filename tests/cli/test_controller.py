@@ -52,4 +52,4 @@ def test_a_mac_is_no_host_of_a_job(mac: Run) -> None:
     for words in (("check",), ("fix-port", "29500"), ("ifname",), ("check", "-w", "node1,ctl")):
         done = mac(*words)
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.stderr
-        assert "only Linux can be looked at" in done.stderr
+        assert "only Linux can be checked" in done.stderr

@@ -40,10 +40,10 @@ def test_a_hosts_file_may_stand_alone_or_behind_the_port(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("0",), 'PORT: "0" is not a port'),
-        (("65536",), 'PORT: "65536" is not a port'),
-        (("many",), 'PORT: "many" is not a port'),
-        (("",), 'PORT: "" is not a port'),
+        (("0",), 'PORT: "0" is not a valid port'),
+        (("65536",), 'PORT: "65536" is not a valid port'),
+        (("many",), 'PORT: "many" is not a valid port'),
+        (("",), 'PORT: "" is not a valid port'),
         (("--log", ""), "can't be read"),
         (("--host", "a b"), '--host: "a b" is not a host name'),
         (("--log", "/nowhere/x.log"), "/nowhere/x.log: can't be read"),

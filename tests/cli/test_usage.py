@@ -81,7 +81,7 @@ def test_a_document_holds_the_page_of_one_code(tmp_path: Path) -> None:
     assert run("explain", "NCD301,", "NCD302", cwd=tmp_path).stdout.count("firewall-blocks-") >= 2
     done = run("explain", "NCD301", "NCD302", "-o", "json", cwd=tmp_path)
     assert done.returncode == 2
-    assert json.loads(done.stdout)["error"] == "-o json holds one page; name one code, not 2"
+    assert json.loads(done.stdout)["error"] == "-o json prints one page; name one code, not 2"
 
 
 def test_explain_alone_lists_its_topics_and_prints_each(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_from_waits_for_no_pipe_and_reads_no_device(tmp_path: Path, monkeypatch:
     os.mkfifo(tmp_path / "fifo")
     monkeypatch.setattr(snapshots, "PATIENCE_S", 0.1)
     monkeypatch.setattr(sources, "_PIPE_SECONDS", 0.05)
-    with pytest.raises(HostsFileError, match=r"nothing came through the pipe in 0\.1 s"):
+    with pytest.raises(HostsFileError, match=r"nothing arrived through the pipe within 0\.1 s"):
         snapshots.read_snapshot(tmp_path / "fifo")
     assert_one_sentence(
         run("check", "--from", "/dev/zero", cwd=tmp_path), "/dev/zero: is a device or socket; a snapshot"
@@ -185,7 +185,7 @@ def test_from_judges_no_hosts_but_its_own(tmp_path: Path, command: str, words: l
 @pytest.mark.parametrize("words", [["--only", "seen-in-logs"], ["--only", "ports", "--skip", "ports"]])
 def test_a_selection_of_nothing_finds_nothing_and_is_refused(tmp_path: Path, words: list[str]) -> None:
     done = run("check", "--from", saved(tmp_path, {}), *words, cwd=tmp_path)
-    assert_one_sentence(done, "--only and --skip leave no check of hosts")
+    assert_one_sentence(done, "--only and --skip leave no check to run on hosts")
 
 
 @pytest.mark.parametrize(

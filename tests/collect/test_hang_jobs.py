@@ -47,7 +47,7 @@ def test_two_jobs_on_the_same_hosts_are_told_apart_by_the_port_or_by_the_user() 
         choose(found, port=1, pid=None, words=("my hosts.yaml",))
     line = "nccl-doctor hang 'my hosts.yaml' --pid"
     assert refused.value.commands == (f"{line} 1000", f"{line} 1050")
-    with pytest.raises(UsageError, match="--pid 7: no rank"):
+    with pytest.raises(UsageError, match="--pid 7: not a rank"):
         choose(found, port=1, pid=7)
 
 

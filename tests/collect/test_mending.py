@@ -198,5 +198,5 @@ def test_a_record_of_another_release_is_passed_over(tmp_path: Path) -> None:
 
 def test_no_place_for_a_record_is_said(tmp_path: Path) -> None:
     (tmp_path / "nccl-doctor").write_text("a file", encoding="utf-8")
-    with pytest.raises(DoctorError, match="can't be made"):
+    with pytest.raises(DoctorError, match="can't be created"):
         latest("abc", {"XDG_STATE_HOME": str(tmp_path)})

@@ -114,7 +114,7 @@ def test_a_host_that_tells_of_ever_more_processes_is_left_alone(monkeypatch: pyt
         return [{"id": request["id"], "ok": {"alive": [[first + n, 1] for n in range(4000)], "denied": []}}]
 
     job = HolderJob.model_validate(holder_job((10, 1)))
-    with pytest.raises(NotReachedError, match="here: it tells of more than"):
+    with pytest.raises(NotReachedError, match="here: it reports more than"):
         fix_port.end(SessionMachine(opened(Liar(more))), [job], 600.0, force=False, tell=lambda _: None)
 
 

@@ -51,8 +51,8 @@ LINES = "is not understood; a hostfile has lines like node1, node1 slots=8 or no
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("node1 slots=eight", ':1: "eight" is not a number of processes: a whole number from 1 to 1024'),
-        ("node1 slots=0", ':1: "0" is not a number of processes: a whole number from 1 to 1024'),
+        ("node1 slots=eight", ':1: "eight" is not a valid number of processes (1 to 1024)'),
+        ("node1 slots=0", ':1: "0" is not a valid number of processes (1 to 1024)'),
         ("node1\nnode2 8", f':2: "8" {LINES}'),
         ("node1 cores=8", f':1: "cores=8" {LINES}'),
         ("node1 slots=", f':1: "slots=" {LINES}'),
@@ -72,7 +72,7 @@ LINES = "is not understood; a hostfile has lines like node1, node1 slots=8 or no
             ),
         ),
         ("# nothing\n#", ": names no host; a line of a hostfile is node1 slots=8"),
-        ("node1\n" * 1025, ':1: "1025" is not a number of processes: a whole number from 1 to 1024'),
+        ("node1\n" * 1025, ':1: "1025" is not a valid number of processes (1 to 1024)'),
     ],
 )
 def test_refuses(refusal: Refusal, text: str, message: str) -> None:

@@ -131,7 +131,7 @@ NOT_A_HOST = (
         (H + "inside: {dokcer: a}", ':2: unknown key "dokcer"; did you mean "docker"?'),
         (
             H + "inside: {docker: '-v'}",
-            ':2: "-v" is not a name of a container: letters, digits, "_", "." and "-", a letter or digit first',
+            ':2: "-v" is not a container name: letters, digits, "_", "." and "-", a letter or digit first',
         ),
         (H + "inside: {enter: 0}", ':2: "0" is not a PID: enter takes the number of a process on the host'),
         (H + "ssh: {usr: x}", ':2: unknown key "usr"; did you mean "user"?'),
@@ -180,18 +180,15 @@ NOT_A_HOST = (
         (H + "master_addr:", ':2: "master_addr" has no value; write one or leave the key out'),
         (H + "ssh: root", ':2: "ssh" must be a mapping of "key: value", not the single value "root"'),
         # values
-        (H + "master_port: 70000", ':2: "70000" is not a port: a whole number from 1 to 65535'),
-        (H + "master_port: 0", ':2: "0" is not a port: a whole number from 1 to 65535'),
-        (H + "ssh: {port: 22.0}", ':2: "22.0" is not a port: a whole number from 1 to 65535'),
-        (H + "nproc_per_node: 0", ':2: "0" is not a number of processes: a whole number from 1 to 1024'),
-        (H + "nproc_per_node: two", ':2: "two" is not a number of processes: a whole number from 1 to 1024'),
-        (
-            H + "env: {1A: x}",
-            ':2: "1A" is not a name of a variable: letters, digits and "_", not beginning with a digit',
-        ),
+        (H + "master_port: 70000", ':2: "70000" is not a valid port (1 to 65535)'),
+        (H + "master_port: 0", ':2: "0" is not a valid port (1 to 65535)'),
+        (H + "ssh: {port: 22.0}", ':2: "22.0" is not a valid port (1 to 65535)'),
+        (H + "nproc_per_node: 0", ':2: "0" is not a valid number of processes (1 to 1024)'),
+        (H + "nproc_per_node: two", ':2: "two" is not a valid number of processes (1 to 1024)'),
+        (H + "env: {1A: x}", ':2: "1A" is not a variable name: letters, digits and "_", not beginning with a digit'),
         (
             H + 'env: {A: "x\\ny"}',
-            ":2: \"x?y\" can't be a variable's value: control characters and line breaks are refused",
+            ":2: \"x?y\" can't be a variable's value: control characters and line breaks are not allowed",
         ),
         (
             H + "python: python3 -u",
@@ -202,7 +199,7 @@ NOT_A_HOST = (
         ),
         (
             H + "ssh: {identity_file: -x}",
-            ':2: "-x" is not a path of a file: not empty, no control characters, no "-" in front',
+            ':2: "-x" is not a file path: it is empty, has control characters, or begins with "-"',
         ),
         (
             H + "ssh: {user: -lroot}",
@@ -273,7 +270,7 @@ NOT_A_HOST = (
         ),
         (
             "hosts:\n- {name: a, cuda_visible_devices: 1, env: {CUDA_VISIBLE_DEVICES: 1}}",
-            (":2: CUDA_VISIBLE_DEVICES in env says again what cuda_visible_devices says; keep one"),
+            (":2: CUDA_VISIBLE_DEVICES in env repeats cuda_visible_devices; keep one of them"),
         ),
     ],
 )
@@ -299,5 +296,5 @@ def test_paths_that_have_to_be_the_same(understand: Understand, refusal: Refusal
     assert cluster.origins["same"] == "hosts.yaml:1"
     assert understand("hosts: [a]\n").same == ()
     assert "must be a list" in refusal("same: train.py\nhosts: [a]\n")
-    assert "not a path of a file" in refusal("same: ['-rf']\nhosts: [a]\n")
+    assert "not a file path" in refusal("same: ['-rf']\nhosts: [a]\n")
     assert "at most 100" in refusal(f"same: [{', '.join(['x'] * 101)}]\nhosts: [a]\n")

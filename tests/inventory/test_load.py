@@ -95,9 +95,9 @@ def test_the_environment_says_the_master_where_nobody_else_does(hosts_file: str)
     [
         ({"where": "a", "exclude": "a"}, "-x leaves out every host of -w; at least one has to remain"),
         ({"where": "node[1-3]", "exclude": "nod2"}, '-x: nod2 is not a host of -w; did you mean "node2"?'),
-        ({"where": "a", "MASTER_PORT": "port"}, 'MASTER_PORT: "port" is not a port: a whole number from 1 to 65535'),
+        ({"where": "a", "MASTER_PORT": "port"}, 'MASTER_PORT: "port" is not a valid port (1 to 65535)'),
         ({"where": "a[1"}, '-w: "a[1" has an unmatched "["; write node[01-04,07]'),
-        ({"where": ""}, '-w: "" holds an empty name; write names joined by single commas'),
+        ({"where": ""}, '-w: "" has an empty name; separate names by single commas'),
         ({"where": "a,a"}, '-w: host "a" is listed twice; keep one, or give one machine that is two nodes two names'),
         ({"where": "-x"}, '-w: "-x" is not a host name: it begins with "-", which ssh would read as an option'),
         ({"where": "a", "exclude": "b["}, '-x: "b[" has an unmatched "["; write node[01-04,07]'),
@@ -186,7 +186,7 @@ def test_a_container_of_every_host_and_of_this_machine_alone(hosts_file: str) ->
     [
         ("train", "--inside: 'train' is not a RUNTIME:NAME, as in docker:train"),
         ("lxc:a", "allowed are docker, podman, nerdctl, apptainer, enter"),
-        ("docker:a b", '--inside: "a b" is not a name of a container'),
+        ("docker:a b", '--inside: "a b" is not a container name'),
         ("enter:self", '--inside: "self" is not a PID: enter takes the number of a process on the host'),
     ],
 )

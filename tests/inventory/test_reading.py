@@ -26,8 +26,8 @@ def refusal(path: Path | str) -> str:
     [
         (b"", 'F: empty; a hosts file has at least "hosts:" and below it "- node1"'),
         (b"\xef\xbb\xbf \n", 'F: empty; a hosts file has at least "hosts:" and below it "- node1"'),
-        (b"hosts:\n- a\0", "F:2: a NUL byte: no text file in UTF-8"),
-        ("hosts: [a]".encode("utf-16"), "F:1: a NUL byte: no text file in UTF-8"),
+        (b"hosts:\n- a\0", "F:2: a NUL byte: not a UTF-8 text file"),
+        ("hosts: [a]".encode("utf-16"), "F:1: a NUL byte: not a UTF-8 text file"),
         (b"hosts:\n- caf\xe9\n", "F:2: the byte 0xe9 is not UTF-8; save the file as UTF-8"),
         (b"a" * (MAX_BYTES + 1), "F: bigger than 1 MiB, too big for a hosts file"),
     ],
@@ -80,10 +80,10 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sources, "_PIPE_SECONDS", 0.05)
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    assert refusal(fifo) == "F: nothing came through the pipe in 0.05 s"
+    assert refusal(fifo) == "F: nothing arrived through the pipe within 0.05 s"
     writer = os.open(fifo, os.O_RDWR)
     try:
-        assert refusal(fifo) == "F: nothing came through the pipe in 0.05 s"
+        assert refusal(fifo) == "F: nothing arrived through the pipe within 0.05 s"
     finally:
         os.close(writer)
 

@@ -139,7 +139,9 @@ def test_where_slurm_is_not_a_sentence_says_so(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("shutil.which", lambda _program: "/usr/bin/srun")
     monkeypatch.setattr(subprocess, "run", away)
-    with pytest.raises(UsageError, match=r"Slurm had no answer in 15 s: its controller \(slurmctld\) is down, busy"):
+    with pytest.raises(
+        UsageError, match=r"Slurm did not answer within 15 s: its controller \(slurmctld\) is down, busy"
+    ):
         cluster()
 
 
@@ -226,7 +228,7 @@ def test_what_scontrol_says_last_is_quoted_by_whole_words_with_the_way_out(
         slurm._scontrol("show", "job", "5")
     quoted, way_out = str(caught.value).split(" …. ")
     assert quoted.startswith(
-        "Slurm could not be asked: scontrol: fatal: Could not establish a configuration source and"
+        "Slurm could not be queried: scontrol: fatal: Could not establish a configuration source and"
     )
-    assert words.startswith(quoted.removeprefix("Slurm could not be asked: ") + " ")
+    assert words.startswith(quoted.removeprefix("Slurm could not be queried: ") + " ")
     assert way_out == "To do without it, name the hosts: -w 'node[01-04]'"

@@ -22,7 +22,7 @@ def test_values_stay_as_written() -> None:
 
 
 def test_comments_alone_are_no_document() -> None:
-    with pytest.raises(HostsFileError, match=r"^f: the file has no YAML, only comments$"):
+    with pytest.raises(HostsFileError, match=r"^f: the file contains only comments$"):
         parse("# nothing", SourceLocation("f"))
 
 
@@ -33,17 +33,17 @@ BOMB = "a: &a [x,x]\n" + "".join(f"{b}: &{b} [*{a},*{a}]\n" for a, b in zip("abc
     ("text", "message"),
     [
         ("hosts:\n\t- a", ":2: a tab stands where YAML allows only spaces; indent with spaces"),
-        ("hosts: [a]\nenv: *x", ':2: aliases ("*name") are not read; write the value out'),
-        ("hosts: &x [*x]", ':1: aliases ("*name") are not read; write the value out'),
+        ("hosts: [a]\nenv: *x", ':2: aliases ("*name") are not supported; write the value out'),
+        ("hosts: &x [*x]", ':1: aliases ("*name") are not supported; write the value out'),
         (
             BOMB,
             ':1: unknown key "a"; allowed are master_addr, master_port, python, ssh, inside, env, nproc_per_node, same, engine, hosts',
         ),
         (
             "hosts: !!python/object/apply:os.system [x]",
-            ':1: the YAML tag "tag:yaml.org,2002:python/object/apply:os.system" is not read; write the plain value',
+            ':1: the YAML tag "tag:yaml.org,2002:python/object/apply:os.system" is not supported; write the plain value',
         ),
-        ("hosts:\n- !x a", ':2: the YAML tag "!x" is not read; write the plain value'),
+        ("hosts:\n- !x a", ':2: the YAML tag "!x" is not supported; write the plain value'),
         ("hosts: [a]\n---\nb: c", ':2: a second document begins; one is allowed, so leave out the "---" between them'),
         ("[" * 100_000, ":1: nested deeper than 32 levels"),
         ("{" * 100_000, ":1: nested deeper than 32 levels"),

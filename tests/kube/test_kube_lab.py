@@ -162,7 +162,7 @@ def test_without_kubectl(cluster: KubeCluster) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert "--kube needs kubectl, and none is on PATH here" in done.stderr
+    assert "--kube needs kubectl, which is not on PATH" in done.stderr
 
 
 def test_ctrl_c_ends_every_kubectl(cluster: KubeCluster) -> None:

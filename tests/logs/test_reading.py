@@ -70,7 +70,7 @@ def test_a_pipe_to_which_nobody_writes_is_refused(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(reading, "WRITER_S", 0.2)
     os.mkfifo(tmp_path / "pipe")
     for follow in (False, True):
-        with pytest.raises(UsageError, match=r"pipe: is a pipe without a writer; none came in 0\.2 s"):
+        with pytest.raises(UsageError, match=r"pipe: is a pipe to which no process wrote within 0\.2 s"):
             LogsRun((str(tmp_path / "pipe"),), follow=follow).read()
 
 

@@ -115,7 +115,7 @@ def test_a_table_that_changed_meanwhile_is_read_again(monkeypatch: pytest.Monkey
 def test_one_that_changes_all_the_time_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Kernel(*[CHANGED] * 100)
     monkeypatch.setattr(socket, "socket", kernel)
-    with pytest.raises(Unavailable, match="gives no answer here: the table changes while it is read"):
+    with pytest.raises(Unavailable, match="does not answer: the table changes while it is read"):
         interfaces.read_interfaces(soon())
     assert kernel.dumps == netlink.ATTEMPTS
 
@@ -305,7 +305,9 @@ print(json.dumps([found["interfaces"], holders == [os.getpid()], libc.getifaddrs
 def test_where_netlink_is_refused_nccl_finds_nothing_either_and_sockets_come_from_proc() -> None:
     done = subprocess.run([sys.executable, "-c", REFUSING], capture_output=True, text=True, check=True, cwd=ROOT)
     told, held, getifaddrs = json.loads(done.stdout)
-    reason = "netlink, by which NCCL finds the interfaces, too, gives no answer here: Address family not supported by protocol"
+    reason = (
+        "netlink, with which NCCL lists the interfaces, too, does not answer: Address family not supported by protocol"
+    )
     assert (told["$unknown"], told["traceback"]) == (reason, None)
     assert held
     assert getifaddrs == -1

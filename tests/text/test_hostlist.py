@@ -30,8 +30,8 @@ def test_expands(pattern: str, names: list[str]) -> None:
 @pytest.mark.parametrize(
     ("pattern", "problem"),
     [
-        ("", '"" holds an empty name; write names joined by single commas'),
-        ("a,,b", '"a,,b" holds an empty name; write names joined by single commas'),
+        ("", '"" has an empty name; separate names by single commas'),
+        ("a,,b", '"a,,b" has an empty name; separate names by single commas'),
         ("a[1", '"a[1" has an unmatched "["; write node[01-04,07]'),
         ("a1]", '"a1]" has an unmatched "]"; write node[01-04,07]'),
         ("a[[1]]", '"a[[1]]" has an unmatched "["; write node[01-04,07]'),

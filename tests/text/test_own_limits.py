@@ -43,7 +43,7 @@ def test_another_system_is_no_host_of_a_job(monkeypatch: pytest.MonkeyPatch) -> 
     machine.require_linux("this machine")
     monkeypatch.setattr(sys, "platform", "darwin")
     for named, words in (("this machine", "only Linux can"), ("ctl", "ctl is this machine, and only Linux can")):
-        with pytest.raises(UsageError, match=f"^{words}.*name the job's own hosts"):
+        with pytest.raises(UsageError, match=f"^{words}.*name the job's hosts"):
             machine.require_linux(named)
 
 
@@ -53,5 +53,5 @@ def test_a_login_node_with_few_threads_says_so(lab: Lab) -> None:
     command = "cd && ulimit -u 9 && exec nccl-doctor check few.yaml --no-smoke"
     done = lab.controller.run(["bash", "-c", command], user="alice", check=False)
     assert done.returncode == 2
-    assert "this machine starts no further threads for you (ulimit -u is 9)" in done.stderr
+    assert "this machine allows you no more threads (ulimit -u is 9)" in done.stderr
     assert "Traceback" not in done.stderr

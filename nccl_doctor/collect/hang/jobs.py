@@ -120,7 +120,7 @@ def _of_process(pid: int, found: dict[str, JobRanks], jobs: Jobs) -> set[Hanging
         one.pid == pid for told in found.values() if not isinstance(told.starters, Unknown) for one in told.starters
     )
     if not meant and not starts:
-        raise UsageError(f"--pid {pid}: no rank of a job that we may look at, and no launcher of one")
+        raise UsageError(f"--pid {pid}: not a rank or a launcher that this user may examine")
     return meant
 
 

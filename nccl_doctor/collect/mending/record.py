@@ -117,7 +117,7 @@ def _folder(environ: Mapping[str, str]) -> Path:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise DoctorError(f"{folder}: can't be made: {error.strerror}") from error
+        raise DoctorError(f"{folder}: can't be created: {error.strerror}") from error
     return folder
 
 

@@ -100,7 +100,7 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
         living = list(machine.ask(SIGNAL, processes=list(known), signal=None, force=force).alive)
         known.update(dict.fromkeys(living))
         if len(known) > MOST_PROCESSES:
-            raise NotReachedError(f"{machine.name}: it tells of more than {MOST_PROCESSES} processes of one job")
+            raise NotReachedError(f"{machine.name}: it reports more than {MOST_PROCESSES} processes of one job")
         return living
 
     left = _wait(alive, grace_s, lambda pids, s: tell(f"SIGTERM sent; SIGKILL to pid {pids} in {s:.0f} s"))

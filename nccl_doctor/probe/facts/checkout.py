@@ -92,7 +92,7 @@ def _git_folder(root: int) -> int:
     if told is None:
         raise ValueError
     if os.geteuid() == 0 and (status.st_uid != 0 or os.fstat(root).st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise Unavailable("is a Git checkout whose .git leads to where others than root chose")
+        raise Unavailable("is a Git checkout whose .git leads to a place that users other than root chose")
     return os.open(told[1], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
 
 

@@ -68,7 +68,7 @@ class Root:
     def _run(self, command: list[str], name: str) -> tuple[int, str, str]:
         left = self.deadline - time.monotonic()
         if left <= 0:
-            raise Unavailable("no time was left to ask " + name)
+            raise Unavailable("no time was left to run " + name)
         try:
             process = subprocess.Popen(
                 command,

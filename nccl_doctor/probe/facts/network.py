@@ -51,7 +51,7 @@ def read_interfaces(deadline: float) -> dict[str, Any]:
         links, addresses = netlink.read_tables(wanted, deadline)
     except OSError as error:
         why = error.strerror or error
-        raise Unavailable(f"netlink, by which NCCL finds the interfaces, too, gives no answer here: {why}") from error
+        raise Unavailable(f"netlink, with which NCCL lists the interfaces, too, does not answer: {why}") from error
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         rows = [parse_link(body, asking) for body in links]
     names = {row["index"]: row["name"] for row in rows}

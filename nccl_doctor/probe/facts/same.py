@@ -122,7 +122,7 @@ def _look(path: str, deadline: float) -> dict[str, Any]:
     try:
         mode = os.fstat(root).st_mode
         if os.geteuid() == 0 and owners != {0}:
-            raise Unavailable("it came to lead elsewhere meanwhile")
+            raise Unavailable("it was redirected during the check")
         if not stat.S_ISDIR(mode):
             digest, size = _digest(root, "", deadline)
             return {"kind": "file", "files": {"": digest}, "size": size, "problem": None}

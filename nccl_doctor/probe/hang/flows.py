@@ -132,7 +132,7 @@ class _Line:
         self._server.sendall(text.encode() + b"\n")
         while b"\n" not in self._data:
             if len(self._data) > 4096 or not self._more():
-                raise Unavailable(f"NCCL's RAS did not answer to {text!r}")
+                raise Unavailable(f"NCCL's RAS did not answer {text!r}")
         line, _, self._data = self._data.partition(b"\n")
         return line.decode("utf-8", "replace").strip()
 

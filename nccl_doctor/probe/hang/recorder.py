@@ -122,7 +122,7 @@ def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
     try:
         return cut(json.loads(ask(pid, row["started"], post, deadline, MOST_BYTES).decode("utf-8", "replace")))
     except (Unavailable, ValueError) as error:
-        raise Unavailable(f"torch's worker server did not tell its flight recorder: {error}"[:TEXT]) from error
+        raise Unavailable(f"torch's worker server did not return its flight recorder: {error}"[:TEXT]) from error
 
 
 def cut(document: Any) -> dict[str, Any]:

@@ -227,7 +227,7 @@ def test_a_socket_that_became_another_service_s_is_not_spoken_to(folder: Path, l
             mine.parent.rename(folder / "rank/away")
             mine.parent.symlink_to(real.parent)
 
-    with rank(first=listen) as pid, pytest.raises(Unavailable, match="did not tell"):
+    with rank(first=listen) as pid, pytest.raises(Unavailable, match="did not return"):
         recorder.live(row(pid=pid, told={SERVER: f"{folder}/rank/place/ws"}), soon())
     assert [one for one in service.said(real) if one] == []
 

@@ -145,7 +145,7 @@ class Accepted(NamedTuple):
 
 
 class Heard(base.Observed):
-    """Connections to a host's listeners; ``crowds``: by peer, how often its connections took the place of others."""
+    """Connections to a host's listeners; ``crowds``: how often a peer's connection displaced its own oldest one."""
 
     accepted: Annotated[tuple[Accepted, ...], Field(max_length=4096)] = ()
     crowds: Annotated[tuple[tuple[base.HostAddress, base.Count], ...], Field(max_length=4096)] = ()

@@ -5,7 +5,7 @@ runs with the default: NCCL_SOCKET_IFNAMES or NCCL_IB_DISABLED change nothing.
 
 How we know: the names that NCCL's source reads at its releases from 2.3 to 2.30 and those in the libraries of 2.31 and
 2.32, with the first and last release of each; the prefixes of known plugins (aws-ofi-nccl's NCCL_OFI_, Google's
-NCCL_FASTRAK_ and others); PyTorch's own old names.
+NCCL_FASTRAK_ and others); old names of PyTorch's variables.
 
 Fix: correct the name, or unset the variable. Its source is shown: the hosts file, the SSH environment, or a line of
 NCCL's config file.

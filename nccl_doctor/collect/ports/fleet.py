@@ -58,7 +58,7 @@ class Look(_Answer):
 
 
 class Signalled(_Answer):
-    """Processes (PID and start time) before a signal; PIDs that got it; those that did not, and why."""
+    """Processes that were alive (PID, start time), PIDs that the signal was sent to, and denied ones with reasons."""
 
     alive: Annotated[tuple[tuple[Pid, Count], ...], Field(max_length=MAX_PROCESSES)]
     sent: Annotated[tuple[Pid, ...], Field(max_length=MAX_PROCESSES)] = ()

@@ -31,7 +31,7 @@ def query(what: str, fields: Sequence[str], deadline: float) -> str:
     except FileNotFoundError:
         signs = [path for path in DEVICES if os.path.exists(path)]
     if signs:
-        raise Unavailable(f"nvidia-smi is not installed, although the host has {signs[0]} is")
+        raise Unavailable(f"nvidia-smi is not installed, although the host has {signs[0]}")
     return ""
 
 

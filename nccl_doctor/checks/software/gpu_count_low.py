@@ -180,7 +180,7 @@ class _Short(NamedTuple):
     """The lack of a node; several nodes may have the same."""
 
     wants: str
-    lacks: str  # with "{have}" for the verb, if it needs one
+    sees: str | None  # phrase for the variables that hide GPUs from the ranks
     gpus: int
     shown: tuple[str, ...]
     ranks: int
@@ -191,9 +191,10 @@ class _Short(NamedTuple):
     def finding(self, hosts: tuple[str, ...]) -> Finding:
         """Return the finding for the nodes that lack the same."""
         are, have = ("is", "has") if len(hosts) == 1 else ("are each", "have")
+        lack = self.sees or f"{have} {plural(self.gpus, 'GPU')}"
         return Finding(
             hosts=hosts,
-            message=f"{fold(hosts)} {are} to {self.wants}, but {self.lacks.format(have=have)}.",
+            message=f"{fold(hosts)} {are} to {self.wants}, but {lack}.",
             evidence=self.shown,
             facts={"gpus": self.gpus, "nproc_per_node": self.ranks, "cuda_visible_devices": self.devices},
             fix=pasted(self.summary, on_each(hosts, self.look)),
@@ -211,16 +212,14 @@ def _short(
 ) -> _Short:
     """Return the lack of a node whose ranks see ``visible`` GPUs; ``own``: its environment has the variables."""
     named = " and ".join(f"{name}={value}" for name, value in choice.items())
-    has = f"{{have}} {plural(len(gpus), 'GPU')}"
+    hidden = choice and not missing
     models = grouped((gpu.name, str(gpu.index)) for gpu in gpus if isinstance(gpu, Gpu))
     shown = [f"GPU {fold_numbers(indexes)}: {name}" for name, indexes in models.items()]
     shown += [f"{gpu.address}: {gpu.name or 'an AMD GPU'}" for gpu in gpus if isinstance(gpu, PciGpu)]
     bus = AMD_ON_THE_BUS if any(isinstance(gpu, PciGpu) for gpu in gpus) else ON_THE_BUS
     return _Short(
         wants=f"use GPU {', '.join(missing)} with {named}" if missing else f"start {plural(ranks, 'rank')}",
-        lacks=has
-        if missing or not choice
-        else f"the ranks there see {visible} of {plural(len(gpus), 'GPU')} with {named}",
+        sees=f"the ranks there see {visible} of {plural(len(gpus), 'GPU')} with {named}" if hidden else None,
         gpus=len(gpus),
         shown=tuple(shown or [NO_GPU]),
         ranks=ranks,

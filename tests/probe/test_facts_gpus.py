@@ -164,5 +164,5 @@ def test_a_device_without_the_program_is_unknown_and_nothing_at_all_is_none(
     monkeypatch.setattr(gpus, "DEVICES", (str(tmp_path / "nvidia0"),))
     assert gpus.list_gpus(soon()) == []
     (tmp_path / "nvidia0").touch()
-    with pytest.raises(Unavailable, match=r"nvidia-smi is not installed, although the host has .*nvidia0 is"):
+    with pytest.raises(Unavailable, match=r"nvidia-smi is not installed, although the host has .*nvidia0$"):
         gpus.list_gpus(soon())

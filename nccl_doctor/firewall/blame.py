@@ -21,7 +21,7 @@ from nccl_doctor.firewall.route_lookup import Path, dialled_address, ephemeral, 
 from nccl_doctor.firewall.rules import Direction, RuleRef, Tri, every, some
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.report import FailedDial
-from nccl_doctor.snapshot.hosts import Host, Snapshot, corroborated_addresses
+from nccl_doctor.snapshot.hosts import Host, Snapshot, connections_of_peer, corroborated_addresses
 from nccl_doctor.snapshot.mesh import Interception, Mesh
 from nccl_doctor.snapshot.network import FirewallFacts
 from nccl_doctor.snapshot.surroundings import KubeFacts, Peer, PodFacts, Policy, PolicyPort, Selector
@@ -33,8 +33,11 @@ NOT_DIALLED = "not dialled"
 LIMITED = "limited"
 """Error of a dial that succeeded, by a rule that admits only some connections at a time."""
 
-RATE = re.compile(r"--(?:limit|hashlimit|connlimit|hitcount|quota)\b|\b(?:limit rate|ct count|quota)\b|\"limit\"")
-"""Tests of rates and counts, as iptables prints them, and nft as text or JSON."""
+_RATE = re.compile(
+    r"(?:--(?:(?:hash)?limit(?:-above|-upto|-burst)?|connlimit-(?:above|upto)|hitcount) "
+    r"|(?:limit rate|ct count)(?: over)? |burst )(?P<number>\d+)(?P<slow>/(?:min|hour|day))?"
+)
+"""A rate or a count of packets or connections, as iptables and nft print them."""
 
 
 @dataclass
@@ -159,14 +162,18 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
     stops = {one: _in_the_way(way, one.port, rules[one.src], rules[one.dst])[0] for one, way in ways.items() if way}
     redirected = frozenset(one for one, first in stops.items() if first and first[0].verdict.kind == "redirect")
     judged = {name for name, _ in blames} | {name for gap in gaps for name in gap.hosts}
-    limits = _limits(mesh, {name: host for name, host in hosts.items() if name not in judged}, rules, path)
+    limits = _limits(snapshot, {name: host for name, host in hosts.items() if name not in judged}, rules, path)
     return ExplainedDials(tuple(blames.values()), tuple(gaps), redirected, limits)
 
 
 def _limits(
-    mesh: Mesh, hosts: Mapping[str, Host], rules: Mapping[str, Ruleset], path: Callable[[str, str, str], Path | None]
+    snapshot: Snapshot,
+    hosts: Mapping[str, Host],
+    rules: Mapping[str, Ruleset],
+    path: Callable[[str, str, str], Path | None],
 ) -> tuple[Blame, ...]:
-    """Return the hosts whose rules admit only some of the connections at a time from or to their peers."""
+    """Return the hosts whose rules admit fewer connections at a time, from or to a peer, than the job can need."""
+    mesh = known(snapshot.mesh)
     dials = [
         FailedDial(
             src=source, dst=target, address=address, port=mesh.ports[target][-1], outcome="failed", error=LIMITED
@@ -183,9 +190,8 @@ def _limits(
             # one peer stands for all: a limit for a single peer is unusual
             way = path(mine[0].src, mine[0].dst, mine[0].address) if mine else None
             met = handshake(way.syn_to(mine[0].port), way.ends, rules[mine[0].src], rules[mine[0].dst]) if way else ()
-            limits = [
-                one for one in met if one.side == side and one.verdict.rule and RATE.search(one.verdict.rule.text)
-            ]
+            need = connections_of_peer(snapshot, name)
+            limits = [one for one in met if one.side == side and 0 <= _admits(one.verdict.rule) < need]
             if limits and not any(one.verdict.blocks for one in met):
                 direction = limits[0].packet.direction
                 blame = found.setdefault((name, direction), Blame(hosts[name], direction, rules[name].facts))
@@ -194,11 +200,20 @@ def _limits(
     return tuple(found.values())
 
 
+def _admits(rule: RuleRef | None) -> int:
+    """Return the number of connections that a rule admits at a time: its burst or count, or its rate in a second.
+
+    -1 if it has no such limit.
+    """
+    found = [] if rule is None else list(_RATE.finditer(rule.text))
+    return max((0 if one["slow"] else int(one["number"]) for one in found), default=-1)
+
+
 def _has_rates(facts: FirewallFacts) -> bool:
     """Return whether a rule may limit a rate or a number, quickly, since a Kubernetes node has 10,000 rules."""
     saves = facts.iptables if isinstance(facts.iptables, tuple) else ()
     printed = (facts.nft, facts.nft_text, *(save.text for save in saves))
-    words = ("limit", "hitcount", "quota", "ct count")
+    words = ("limit", "hitcount", "ct count")
     return any(word in text for text in printed if isinstance(text, str) for word in words)
 
 

@@ -209,10 +209,10 @@ def _ttl(allowed: Callable[[int], Span], values: Values) -> Test:
     return lambda packet, _journey: None if packet.ttl is None else within(packet.ttl, span)
 
 
-def _limit(values: Values) -> Test:
-    """Return the test of ``--limit 1000/s``, which holds until that many packets have come (libxt_limit)."""
+def _limit(below: bool, values: Values) -> Test:
+    """Return the test of ``--limit 1000/s`` or ``--hashlimit-above``, whose result is ``below`` under that rate."""
     rate, _, unit = values[0].partition("/")
-    return _fixed(True) if int(rate) >= AMPLE and unit in {"s", "sec", "second"} else unsure
+    return _fixed(below) if int(rate) >= AMPLE and unit in {"s", "sec", "second"} else unsure
 
 
 def _set(ipsets: Ipsets, values: Values) -> Test:
@@ -223,6 +223,13 @@ def _set(ipsets: Ipsets, values: Values) -> Test:
     sides = tuple(values[1].split(","))
     return guarded(lambda packet, _journey: found.holds(packet, sides, ipsets))
 
+
+_OF_LIMITS = (
+    *("--limit-burst", "--hashlimit-burst", "--hashlimit-mode", "--hashlimit-name", "--hashlimit-srcmask"),
+    *("--hashlimit-dstmask", "--hashlimit-htable-size", "--hashlimit-htable-max", "--hashlimit-htable-expire"),
+    "--hashlimit-htable-gcinterval",
+)
+"""Details of a limit, which test nothing by themselves."""
 
 OPTIONS: dict[str, Callable[[Values], Test]] = {
     "-m": lambda values: unsure if values[0] in _SILENT_MODULES else _fixed(True),
@@ -248,8 +255,9 @@ OPTIONS: dict[str, Callable[[Values], Test]] = {
     "--dst-type": partial(_address_type, "dst"),
     "--src-group": partial(_group, "src"),
     "--dst-group": partial(_group, "dst"),
-    "--limit": _limit,
-    "--limit-burst": lambda _values: _fixed(True),
+    **dict.fromkeys(("--limit", "--hashlimit-upto", "--hashlimit"), partial(_limit, True)),
+    "--hashlimit-above": partial(_limit, False),
+    **dict.fromkeys(_OF_LIMITS, lambda _values: _fixed(True)),
     "--ttl-eq": partial(_ttl, lambda ttl: (ttl, ttl)),
     "--ttl-lt": partial(_ttl, lambda ttl: (0, ttl - 1)),
     "--ttl-gt": partial(_ttl, lambda ttl: (ttl + 1, 255)),

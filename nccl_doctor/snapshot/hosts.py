@@ -239,6 +239,20 @@ def gpu_counts(snapshot: Snapshot) -> dict[str, int]:
     return counts
 
 
+def connections(ranks: int, others: int) -> int:
+    """Return the ports that ranks can need if each talks to this many others: six for itself, two for each of them.
+
+    The six: the bootstrap's listeners, the proxy and gloo; the two: one to listen and one to connect, as in all-to-all.
+    """
+    return ranks * (6 + 2 * others)
+
+
+def connections_of_peer(snapshot: Snapshot, name: str) -> int:
+    """Return the most connections between a host and another one that a job can need at once."""
+    ranks = rank_counts(snapshot)
+    return max((connections(ranks[peer], ranks[name]) for peer in ranks.keys() - {name}), default=0)
+
+
 def world_size(snapshot: Snapshot) -> int:
     """Return the number of all ranks; for a node that was not reached, that in the hosts file, otherwise 1."""
     known = rank_counts(snapshot)

@@ -177,20 +177,31 @@ def test_where_every_branch_blocks_the_counters_name_the_rule(stood: int, grew: 
     assert named in rule.text
 
 
+def with_ranks(seen: Snapshot, count: int) -> Snapshot:
+    hosts = tuple(
+        host.model_copy(update={"node": host.node.model_copy(update={"nproc_per_node": count})}) for host in seen.hosts
+    )
+    return seen.model_copy(update={"hosts": hosts})
+
+
 RATES = [
     "-A INPUT -p tcp --syn -m connlimit --connlimit-above 80 -j REJECT",
     "-A INPUT -p tcp -m hashlimit --hashlimit-above 20/sec --hashlimit-mode srcip --hashlimit-name x -j DROP",
-    "-A INPUT -m limit --limit 50/sec -j ACCEPT\n-A INPUT -j DROP",
+    "-A INPUT -m limit --limit 50/sec --limit-burst 50 -j ACCEPT\n-A INPUT -j DROP",
+    "-A INPUT -m limit --limit 900/min --limit-burst 20 -j ACCEPT\n-A INPUT -j DROP",
     "-A OUTPUT -p tcp -m connlimit --connlimit-above 80 --connlimit-daddr -j REJECT",
 ]
 WITNESSES = {"node1": {"10.0.0.1": ["node2", "node3"]}, "node2": {"10.0.0.2": ["node1"]}}
 
 
 @pytest.mark.parametrize("rules", RATES)
-def test_a_rule_that_admits_only_so_many_is_a_warning_where_the_few_dials_passed(rules: str) -> None:
-    (found,) = reported(snapshot({"node1": iptables_facts(rules)}, [], answered=WITNESSES))
+def test_a_rule_that_admits_fewer_than_the_job_needs_is_a_warning_where_the_dials_passed(rules: str) -> None:
+    limited = snapshot({"node1": iptables_facts(rules)}, [], answered=WITNESSES)
+    assert not reported(limited)  # one rank on each host needs eight
+    (found,) = reported(with_ranks(limited, 8))
     assert (found.name, found.severity.value, found.hosts) == ("firewall-blocks-ephemeral", "warning", ("node1",))
     assert " limits " in found.message
+    assert "176" in found.message
     assert [command.host for command in found.fix.commands] == ["node1"] * len(found.fix.commands) != []
 
 
@@ -198,6 +209,9 @@ def test_a_rule_that_admits_only_so_many_is_a_warning_where_the_few_dials_passed
     "rules",
     [
         "-A INPUT -m limit --limit 1000/sec -j ACCEPT\n-A INPUT -j DROP",
+        "-A INPUT -m limit --limit 50/sec --limit-burst 200 -j ACCEPT\n-A INPUT -j DROP",
+        "-A INPUT -m hashlimit --hashlimit-above 500/sec --hashlimit-mode srcip --hashlimit-name x -j DROP",
+        "-A INPUT -p tcp -m connlimit --connlimit-above 1000 -j REJECT",
         "-A INPUT -p tcp --dport 22 -m recent --update --seconds 60 --hitcount 5 --name x -j DROP",
         "-A INPUT -p icmp -m limit --limit 1/sec -j ACCEPT",
         "-A INPUT -m limit --limit 3/min -j LOG",
@@ -205,11 +219,12 @@ def test_a_rule_that_admits_only_so_many_is_a_warning_where_the_few_dials_passed
     ],
 )
 def test_a_limit_that_a_job_does_not_meet_is_none(rules: str) -> None:
-    assert not reported(snapshot({"node1": iptables_facts(rules)}, [], answered=WITNESSES))
+    assert not reported(with_ranks(snapshot({"node1": iptables_facts(rules)}, [], answered=WITNESSES), 8))
 
 
 def test_a_limit_that_stopped_a_dial_is_told_with_that_dial() -> None:
-    limited = snapshot({"node1": iptables_facts(RATES[0])}, [("node2", "node1", 40001, "refused")], answered=WITNESSES)
+    refused = snapshot({"node1": iptables_facts(RATES[0])}, [("node2", "node1", 40001, "refused")], answered=WITNESSES)
+    limited = with_ranks(refused, 8)
     assert not judge(limited).limits
     assert judge(limited).gaps
 

@@ -27,7 +27,7 @@ from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.effect import DIALS, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
-from nccl_doctor.snapshot.hosts import Host, rank_counts, world_size
+from nccl_doctor.snapshot.hosts import Host, connections, rank_counts, world_size
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.shell import line
@@ -38,7 +38,6 @@ FEW = Effect(
     "bind(2) answers EADDRINUSE and connect(2) EADDRNOTAVAIL where no port is left (ip(7), ip_local_port_range)",
 )
 ANYWAY = ("port-in-use", "ifname-model-differs", FEW)
-OWN_PORTS = 6
 WIDE = (15000, 65000)
 """A range of 50,001 ports without the ports of most services."""
 
@@ -52,7 +51,7 @@ def ephemeral_ports_few(view: View) -> Findings:
     short: dict[tuple[int, int, int, int], list[Host]] = {}
     for host, facts in view.facts:
         own = known(facts.port_range)
-        needed = local[host.name] * (OWN_PORTS + 2 * world)  # estimated as described on this module's page
+        needed = connections(local[host.name], world)
         dials = [dial for dial in failed if dial.src == host.name and dial.outcome == "no-source-address"]
         if dials:
             peers = fold(sorted({dial.dst for dial in dials}))

@@ -6,8 +6,9 @@ directions. If a rule blocks them, the job passes its rendezvous and hangs at th
 
 How we know: every host listened on such ports and every other host dialled them; a dial failed, and the kernel's actual
 rules on both hosts, evaluated for that packet, block it. firewall-blocks-port explains how. A warning: the dials
-succeeded, but a rule admits only a certain rate or number of connections (limit, hashlimit, connlimit, recent; nft:
-limit, ct count), and a job opens many more.
+succeeded, but a rule admits only so many connections at a time (limit, hashlimit, connlimit, recent; nft: limit, ct
+count), and the ranks of two hosts can need more: ranks of the peer * (6 + 2 * ranks of the host), counted as by
+ephemeral-ports-few.
 
 Fix: the commands let the cluster's own addresses reach the whole range, in the syntax of the rules' manager.
 
@@ -17,6 +18,7 @@ References: ip-sysctl (ip_local_port_range); NCCL's ncclSocketListen binds port 
 from nccl_doctor.checks.ports.firewall_blocks_port import EXPLAINS, OWN, alike, by_rule, finding, gaps, rule_of, whose
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.model.finding import Severity
+from nccl_doctor.snapshot.hosts import connections_of_peer
 
 
 @check("NCD302", severity=Severity.ERROR, needs=("mesh",), explains=EXPLAINS, row="firewall")
@@ -27,6 +29,7 @@ def firewall_blocks_ephemeral(view: View) -> Findings:
         who = "the others pick" if blames[0].direction == "output" and what == OWN else "NCCL picks"
         yield finding(blames, view, f"{rule_of(blames)} {what} to the ports that {who}.")
     for limits in alike(view.dials.firewall.limits):
-        words = f"{rule_of(limits)} {whose(limits)}: the port test opens few, and a job opens hundreds at once."
+        most = max(connections_of_peer(view.snapshot, blame.host.name) for blame in limits)
+        words = f"{rule_of(limits)} {whose(limits)}: the port test opened few, but the job can need {most} per peer."
         yield finding(limits, view, words).model_copy(update={"severity": Severity.WARNING})
     yield from gaps(view, master=False)

@@ -319,6 +319,7 @@ FAULTS = {
     "nccl-known-bad": "NCCL version with a known fault",
     "nofile-low": "open files limit is low",
     "pinned-memory-short": "too little memory to pin",
+    "process-limit-low": "process limit is low",
     "port-in-ephemeral-range": "master port is an ephemeral port",
     "port-in-use": "master port is busy",
     "port-privileged": "master port needs root",

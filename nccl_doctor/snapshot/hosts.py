@@ -116,6 +116,7 @@ class HostFacts(Observed):
     # "net.ipv4.conf.all.rp_filter"
     sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")
     temporary: Fact[tuple[system.TemporaryFolder, ...]] = unknown("not looked at")
+    tasks: Fact[tuple[system.TaskLimit, ...]] = unknown("not looked at")
     rdma: Fact[tuple[system.RdmaDevice, ...]] = unknown("not looked at")
     pci: Fact[system.PciPaths] = unknown("not looked at")
     gpu_driver: Fact[system.GpuDriver | None] = unknown("not looked at")  # None without a GPU on the PCI bus

@@ -148,6 +148,14 @@ class TemporaryFolder(Observed):
     free_files: Count | None = None
 
 
+class TaskLimit(Observed):
+    """A limit on the number of processes and threads, and how many of them exist: "ulimit -u" or a control group's."""
+
+    name: Clipped
+    most: Count
+    used: Count
+
+
 class ConfigFile(Observed):
     """A file from which NCCL may read variables; ``text`` is None if it does not exist."""
 

@@ -66,6 +66,7 @@ def _host(rank: int) -> dict[str, Any]:
             "limits": {"nofile_soft": 65536, "nofile_hard": 1048576, "memlock_soft": None, "memlock_hard": None},
             "shm": {"total_bytes": 67_000_000_000, "free_bytes": 67_000_000_000},
             "temporary": [{"path": "/tmp", "free_bytes": 50_000_000_000, "free_files": 3_000_000}],
+            "tasks": [{"name": "ulimit -u", "most": 30000, "used": 40}],
             "port_range": {"low": 32768, "high": 60999, "reserved": ""},
             "env": {},
             "config_files": [],

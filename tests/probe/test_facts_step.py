@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
-from nccl_doctor.probe.facts.host import read_step
+import pytest
+
+from nccl_doctor.probe.facts.host import read_step, read_tasks
 
 CPUS = len(os.sched_getaffinity(0))
 JOB = {"SLURM_JOB_ID": "7"}
@@ -57,3 +60,35 @@ def test_version_1_no_limit_is_a_huge_number(tmp_path: Path) -> None:
 def test_a_job_that_nothing_bounds(tmp_path: Path) -> None:
     write(tmp_path, **{"proc/self/cgroup": "0::/"})
     assert read_step(str(tmp_path), JOB) == {"cpus": CPUS, "memory_bytes": None}
+
+
+def test_processes_are_limited_by_every_control_group_above(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        **{
+            "proc/self/cgroup": "0::/docker/4f1",
+            "sys/fs/cgroup/docker/4f1/pids.max": "100",
+            "sys/fs/cgroup/docker/4f1/pids.current": "97",
+            "sys/fs/cgroup/docker/pids.max": "max",
+            "sys/fs/cgroup/docker/pids.current": "300",
+        },
+    )
+    (found,) = read_tasks(str(tmp_path))
+    assert found == {"name": "pids.max of the control group /docker/4f1", "most": 100, "used": 97}
+    write(tmp_path, **{"proc/self/cgroup": "8:pids:/a\n1:name=systemd:/a", "sys/fs/cgroup/pids/a/pids.max": "7"})
+    write(tmp_path, **{"sys/fs/cgroup/pids/a/pids.current": "5", "sys/fs/cgroup/pids.max": "9"})
+    (found,) = read_tasks(str(tmp_path))
+    assert (found["most"], found["used"]) == (7, 5)
+
+
+def test_a_users_threads_count_against_ulimit_u(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = os.getuid() or 4242
+    for pid, threads in (("11", 3), ("12", 1), ("self", 9)):
+        for thread in range(threads):
+            (tmp_path / "proc" / pid / "task" / str(thread)).mkdir(parents=True)
+        os.chown(tmp_path / "proc" / pid, user, -1)
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setattr(resource, "getrlimit", lambda _kind: (64, resource.RLIM_INFINITY))
+    assert read_tasks(str(tmp_path)) == [{"name": "ulimit -u", "most": 64, "used": 4}]
+    monkeypatch.setattr(os, "getuid", lambda: 0)
+    assert read_tasks(str(tmp_path)) == []

@@ -174,35 +174,61 @@ def read_sysctls() -> dict[str, str]:
     return found
 
 
+MANY = 32768
+"""Tasks that no job needs; a higher ulimit -u is not compared with the number of the user's threads."""
+
+
+@fact("tasks")
+def read_tasks(root: str = "") -> list[dict[str, Any]]:
+    """Return a snapshot.TaskLimit for ulimit -u, unless it is high or does not apply, and for each pids.max."""
+    soft, user = resource.getrlimit(resource.RLIMIT_NPROC)[0], os.getuid()
+    found = []
+    if user and 0 <= soft < MANY:  # RLIM_INFINITY is -1; root is exempt (kernel/fork.c, copy_process)
+        found.append({"name": "ulimit -u", "most": soft, "used": _threads_of(user, root)})
+    for folder in _groups("pids", root):
+        most, used = ((read(f"{folder}/pids.{name}") or "").strip() for name in ("max", "current"))
+        if most.isdigit() and used.isdigit():
+            name = folder[len(root) :].replace("/sys/fs/cgroup", "", 1) or "/"
+            found.append({"name": f"pids.max of the control group {name}", "most": int(most), "used": int(used)})
+    return found
+
+
+def _threads_of(user: int, root: str) -> int:
+    """Return the number of a user's threads, as RLIMIT_NPROC counts them."""
+    count = 0
+    for pid in filter(str.isdigit, os.listdir(f"{root}/proc")):
+        with contextlib.suppress(OSError):  # the process has ended
+            if os.stat(f"{root}/proc/{pid}").st_uid == user:
+                count += len(os.listdir(f"{root}/proc/{pid}/task"))
+    return count
+
+
 UNBOUNDED = 1 << 60  # version 1 of control groups writes the largest number of pages for "no limit", about 2^63 bytes
 
 
 @fact("step")
 def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
     """Return snapshot.StepLimits; None outside any job. ``root`` is put before every path."""
-    groups = read(root + "/proc/self/cgroup") or ""
-    if "SLURM_JOB_ID" not in environ and not SLURM.search(groups):
+    if "SLURM_JOB_ID" not in environ and not SLURM.search(read(root + "/proc/self/cgroup") or ""):
         return None
-    # "NUMBER:CONTROLLERS:PATH" (cgroups(7)), v2's with no controller
-    lines = [line.split(":", 2) for line in groups.splitlines()]
-    folders = {
-        controller: f"{root}/sys/fs/cgroup/{controller}{path}".replace("//", "/")
-        for _, controllers, path in lines
-        for controller in controllers.split(",")
-    }
     memory = [
         int(told)
-        for folder in _upwards(folders.get("memory") or folders.get("", ""))
+        for folder in _groups("memory", root)
         for name in ("memory.max", "memory.limit_in_bytes")
         if (told := read(f"{folder}/{name}") or "").isdigit() and int(told) < UNBOUNDED
     ]
-    quotas = [_quota(folder) for folder in _upwards(folders.get("cpu") or folders.get("", ""))]
+    quotas = [_quota(folder) for folder in _groups("cpu", root)]
     cpus = [len(os.sched_getaffinity(0)), *(quota for quota in quotas if quota is not None)]
     return {"cpus": min(cpus), "memory_bytes": min(memory, default=None)}
 
 
-def _upwards(folder: str) -> Iterator[str]:
-    """Yield the folder and those above it up to the controller's: each limits what is below."""
+def _groups(controller: str, root: str) -> Iterator[str]:
+    """Yield the folder of this process's control group, and those above it: each limits what is below."""
+    # "NUMBER:CONTROLLERS:PATH" (cgroups(7)), v2's with no controller
+    lines = (line.split(":", 2) for line in (read(root + "/proc/self/cgroup") or "").splitlines())
+    paths = {name: path for _, names, path in lines for name in names.split(",")}
+    own = controller if controller in paths else ""
+    folder = f"{root}/sys/fs/cgroup/{own}{paths.get(own, '')}".replace("//", "/").rstrip("/")
     while "/sys/fs/cgroup" in folder:
         yield folder
         folder = folder.rpartition("/")[0]

@@ -1,0 +1,97 @@
+"""Fewer processes and threads may be started than the job needs.
+
+What it means: ulimit -u, a control group's pids.max or the kernel's threads-max is smaller than what ranks, data
+loaders and their threads need together. Containers often have such a limit: podman's default is 2048, and each rank of
+a machine with many cores may start a thread for each core.
+
+How we know: check reads ulimit -u and how many threads the user has, and pids.max and pids.current of the control
+groups. A rank needs 32 tasks (NCCL's proxies, torch's watchdogs and autograd, data loaders), without a GPU 16; with
+fewer than 4 for each rank it can't start. In logs: "fork: retry: Resource temporarily unavailable", BlockingIOError
+[Errno 11], "can't start new thread", OpenBLAS' "pthread_create failed", "std::system_error: Resource temporarily
+unavailable".
+
+Fix: Raise ulimit -u (or LimitNPROC, TasksMax, docker --pids-limit), or start fewer workers and threads
+(OMP_NUM_THREADS=1).
+
+References: fork(2) and pthread_create(3), EAGAIN; getrlimit(2), RLIMIT_NPROC; the kernel's cgroup-v2, pids.max.
+"""
+
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.logs.rule import likely, root
+from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.model.base import Unknown, known
+from nccl_doctor.model.effect import Effect, Reach
+from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.text.hostlist import fold, grouped, plural
+
+PER_RANK = 32
+WITHOUT_GPU = 16
+LEAST = 4
+"""Tasks of a rank: with NCCL and a GPU, without, and the fewest with which torch's gloo was seen to run."""
+
+NO_TASK = Effect(
+    ("process-limit-low", "exit", "not-started", "SIGABRT", "nccl-unknown-error"),
+    Reach.OWN,
+    "fork(2) and pthread_create(3) answer EAGAIN",
+)
+
+
+@check(
+    "NCD924",
+    severity=Severity.WARNING,
+    needs=("tasks",),
+    explains=(NO_TASK,),
+    in_logs=("peer-died", "collective-timeout", "killed", "script-failed", "out-of-memory"),
+    row="limits",
+)
+def process_limit_low(view: View) -> Findings:
+    """Yield one finding for hosts with the same limit and use, from the tightest limit of each."""
+    low: list[tuple[tuple[str, int, int, int, int], str]] = []
+    for host, facts in view.facts:
+        limit = min(known(facts.tasks), key=lambda one: one.most - one.used, default=None)
+        ranks = view.nproc(host, facts)
+        need = ranks * (WITHOUT_GPU if isinstance(facts.gpus, Unknown) or not facts.gpus else PER_RANK)
+        if limit is not None and limit.most - limit.used < need:
+            low.append(((limit.name, limit.most, limit.used, ranks, need), host.name))
+    for (name, most, used, ranks, need), hosts in grouped(low).items():
+        room = max(0, most - used)
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"{fold(hosts)} can start {f'only {room}' if room else 'no'} more processes and threads; "
+            f"{plural(ranks, 'rank')} there {'needs' if ranks == 1 else 'need'} about {need}.",
+            evidence=(f"{name}: at most {most}, {used} in use",),
+            facts={"limit": name, "most": most, "used": used, "needed": need, "nproc_per_node": ranks},
+            severity=Severity.ERROR if room < LEAST * ranks else None,
+            fix="Raise ulimit -u in the shell that starts the job (for good: nproc in /etc/security/limits.d), "
+            "TasksMax of the service or the user's slice, or --pids-limit of the container.",
+        )
+
+
+ADVICE = make_advice(
+    "{who} could not make another process or thread: a limit on their number is reached.",
+    "Look at ulimit -u, at the cgroup's pids.max and at /proc/sys/kernel/threads-max there; raise them, or start "
+    "fewer data loading workers and threads (OMP_NUM_THREADS=1).",
+    command=None,
+)
+
+RULES = (
+    root(
+        r"(?:fork|clone|pthread_create|[Cc]reat\w+ (?:new )?thread|[Tt]hread creation failed|system_error|RLIMIT_NPROC"
+        r"|what\(\):)(?: |\b).{0,120}[Rr]esource temporarily unavailable"
+        r"|\[Errno 11\] [Rr]esource temporarily unavailable|fork: Cannot allocate memory",
+        "bash: fork: retry: Resource temporarily unavailable",
+    ),
+    root(
+        r"can't start new thread|[Uu]nable to create new native thread|RLIMIT_NPROC",
+        "RuntimeError: can't start new thread",
+    ),
+    # C++ exception for a thread that can't be started, as torch passes it on; Python itself raises BlockingIOError
+    root(r"RuntimeError: [Rr]esource temporarily unavailable *$", "RuntimeError: Resource temporarily unavailable"),
+    likely(
+        r"(?:pthread_create|thread creation) failed",
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 41 of 64: Operation not permitted",
+    ),
+    likely(r"cgroup: fork rejected by pids controller", "cgroup: fork rejected by pids controller in /docker/4f1"),
+)
+
+SIGNS = LogSigns(RULES, ADVICE)

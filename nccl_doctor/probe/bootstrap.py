@@ -17,10 +17,6 @@ import types
 import zlib
 from importlib._bootstrap_external import MAGIC_NUMBER
 
-TYPE_CHECKING = False  # typing takes 5 ms to import
-if TYPE_CHECKING:
-    from typing import Any
-
 ROOT = "nccl_doctor"
 LEAST_MEMORY = 256 << 20
 """Least address space in bytes: the probe's threads need 150 MB, and importing torch needs more than twice that."""
@@ -37,7 +33,9 @@ class MemoryImporter:
         self.modules = modules
         self._native = native
 
-    def find_spec(self, fullname: str, _path: object = None, _target: object = None) -> "Any":
+    def find_spec(
+        self, fullname: str, _path: object = None, _target: object = None
+    ) -> "importlib.machinery.ModuleSpec | None":
         """Return the spec of one of these modules, None for any other; see importlib.abc."""
         package = fullname + ".__init__" in self.modules
         if not package and fullname not in self.modules:

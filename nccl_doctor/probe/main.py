@@ -174,7 +174,7 @@ class Server:
         deadline = time.monotonic() + seconds
         return facts.run({"firewall": lambda: firewall.read_firewall(deadline, request["sudo"], again=True)}, seconds)
 
-    def _watched(self, request: dict[str, Any]) -> Any:
+    def _watched(self, request: dict[str, Any]) -> object:
         from nccl_doctor.probe.hang.watch import Watch
 
         self._watch = self._watch or Watch()

@@ -158,7 +158,7 @@ def test_a_port_on_which_another_probe_listens_first_is_left_for_the_next(monkey
     bound_to = mesh._bound_to
     others: list[socket.socket] = []
 
-    def bound_twice(family: int, place: object) -> socket.socket:
+    def bound_twice(family: int, place: tuple[str, int]) -> socket.socket:
         mine = bound_to(family, place)
         if not others:
             others.append(bound_to(socket.AF_INET, ("127.0.0.1", mine.getsockname()[1])))

@@ -125,7 +125,7 @@ def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
         raise Unavailable(f"torch's worker server did not return its flight recorder: {error}"[:TEXT]) from error
 
 
-def cut(document: Any) -> dict[str, Any]:
+def cut(document: object) -> dict[str, Any]:
     """Return the document with only its last entries, and of these only the fields that distinguish collectives."""
     if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
         raise ValueError("no flight recorder's document")  # noqa: TRY004 - as of any other answer that is none

@@ -108,7 +108,7 @@ class Watch:
         """Return the ports of NCCL's RAS service of these ranks."""
         return {port for pid in pids if (port := flows.service_port(self._ranks[pid]["told"])) is not None}
 
-    def _record(self, pid: int, deadline: float) -> Any:
+    def _record(self, pid: int, deadline: float) -> dict[str, Any] | None:
         row = self._ranks[pid]
         until = min(deadline, time.monotonic() + ASK_S)
         live = recorder.live(row, until)
@@ -319,7 +319,7 @@ def _ended(child: int) -> int | None:
     return None
 
 
-def _understood(status: int | None, output: bytes) -> Any:
+def _understood(status: int | None, output: bytes) -> object:
     text = output.decode("utf-8", "replace")
     if status is None:
         return {"$unknown": "py-spy did not end in time"}

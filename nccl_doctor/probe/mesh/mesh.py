@@ -257,7 +257,7 @@ def _bound(address: str, port: int) -> socket.socket:
         return _bound_to(socket.AF_INET, ("", port))
 
 
-def _bound_to(family: int, place: Any) -> socket.socket:
+def _bound_to(family: int, place: tuple[Any, ...]) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         if family == socket.AF_INET6:

@@ -28,7 +28,11 @@ import sys
 import time
 import traceback
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
 
 CONFIG = json.loads(os.environ["NCDOCTOR_ALLREDUCE"])
 PATTERN = 97
@@ -94,7 +98,7 @@ def all_reduce() -> None:
     report(stage="done")
 
 
-def loaded_nccl(torch: Any) -> str:
+def loaded_nccl(torch: ModuleType) -> str:
     """Return the version of NCCL that torch has really loaded."""
     version = torch.cuda.nccl.version()
     return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
@@ -109,15 +113,28 @@ class WrongSumError(Exception):
     """The all-reduce ended with a wrong result."""
 
 
+class Device(Protocol):
+    """A torch.device, as far as it is used here; ``type`` is "cuda" or "cpu"."""
+
+    type: str
+
+
+class Tensor(Protocol):
+    """A torch.Tensor, as far as it is used here."""
+
+    def zero_(self) -> Tensor:
+        """Set every element to 0."""
+
+
 class Bench:
     """Checked and timed all-reduces on one device."""
 
-    def __init__(self, torch: Any, dist: Any, device: Any) -> None:
+    def __init__(self, torch: ModuleType, dist: ModuleType, device: Device) -> None:
         self.torch, self.dist, self.device = torch, dist, device
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
         self.inside_s = 0.0
 
-    def fill(self, dtype: Any, count: int) -> tuple[Any, Any]:
+    def fill(self, dtype: object, count: int) -> tuple[Any, Any]:
         """Return this rank's values, and the sums that are right over all ranks.
 
         In float32 position p of rank r has (p mod 97 + 1) (r mod 13 + 1), and every sum is exact. bfloat16 is exact
@@ -132,7 +149,7 @@ class Bench:
         values[self.rank :: self.world] = positions[self.rank :: self.world]
         return values, positions
 
-    def checked(self, dtype: Any, count: int) -> Any:
+    def checked(self, dtype: object, count: int) -> Tensor:
         """Run an all-reduce; every rank raises :class:`WrongSumError` after a wrong sum on any, which is reported."""
         values, expected = self.fill(dtype, count)
         self.timed(values)
@@ -147,7 +164,8 @@ class Bench:
             report(error=f"WrongSumError: {text}", wrong=True)
             self.locate_wrong_rank()
             raise WrongSumError(text)
-        return values
+        summed: Tensor = values
+        return summed
 
     def locate_wrong_rank(self) -> None:
         """Repeat a small all-reduce on each rank alone and between ring neighbours, and report wrong ones."""
@@ -163,7 +181,7 @@ class Bench:
                 if bool((values != positions * sum(map(weight, members))).any()):
                     report(wrong_group=members)
 
-    def timed(self, values: Any) -> float:
+    def timed(self, values: Tensor) -> float:
         """Return the seconds of one all-reduce, including its completion on the device."""
         began = time.perf_counter()
         self.dist.all_reduce(values)
@@ -197,7 +215,7 @@ class Bench:
         free = self.torch.cuda.mem_get_info(self.device)[0]
         return min(wanted, -int(self.slowest(-float(free // 8))[0]))
 
-    def measure_sizes(self, dtype: Any, largest: int, budget_s: float) -> None:
+    def measure_sizes(self, dtype: object, largest: int, budget_s: float) -> None:
         """Time sizes from 8 bytes on, doubled while the next one fits the budget; rank 0 reports the medians.
 
         algbw = bytes / seconds; busbw = algbw * 2 (n - 1) / n, as nccl-tests' PERFORMANCE.md defines them; in 10⁹
@@ -225,7 +243,7 @@ class Bench:
             size *= step
 
 
-def guarded(run: Any) -> int:
+def guarded(run: Callable[[], object]) -> int:
     """Run a rank; report an error, and return the exit status."""
     try:
         run()

@@ -172,7 +172,7 @@ def ring_formula(result: AllReduceReport) -> str:
     ranks, rate = result.world_size, _best_rate(result)
     if ranks < 2 or not rate:
         return ""
-    return f"A ring's best is 2 (n - 1) / n · size / rate, here with n = {ranks} and {rate_words(rate)}."
+    return f"Ideal time of a ring: 2 (n - 1) / n · size / rate, with n = {ranks} and {rate_words(rate)}."
 
 
 def _best_rate(result: AllReduceReport) -> float:

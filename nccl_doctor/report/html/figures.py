@@ -226,11 +226,11 @@ def rails(report: Report) -> View | None:
             stops.append(View(x=across[name], y=down[row], label=label, address=address, blamed=blamed))
         for one, other in pairwise(there):
             failed = any(other in port.apart for port in ports[one])
-            words += [f"[{row}] of {one} can't talk to [{row}] of {other}"] if failed else []
+            words += [f"[{row}] of {one} can't reach [{row}] of {other}"] if failed else []
             y = down[row]
             hops.append(View(x1=across[one] + 10, x2=across[other] - 10, y1=y, y2=y, failed=failed))
     return View(
-        words=f"{plural(len(rows), 'place')} on {fold(columns)}: {'; '.join(words) or 'all that are joined can talk'}",
+        words=f"{plural(len(rows), 'place')} on {fold(columns)}: {'; '.join(words) or 'all connected devices can communicate'}",
         hosts=[View(x=across[name], label=short(name, _LONGEST_DEVICE)) for name in columns],
         width=_COLUMN * len(columns),
         height=_HEAD + _ROW * len(rows),

@@ -27,20 +27,20 @@ _FAILURES = {  # colour, letter and phrase by a dial's outcome
     "reset": ("refused", "R", "reset"),
     "no-route": ("barred", "N", "no route to host (typical of a firewall REJECT)"),
     "unreachable": ("barred", "N", "network unreachable"),
-    "no-source-address": ("barred", "N", "no address to dial from"),
+    "no-source-address": ("barred", "N", "no source address or port left"),
     "stranger": ("stranger", "S", "answered by another program"),
     "intercepted": ("stranger", "S", "taken by a proxy"),
 }
 _OTHER = ("other", "F", "failed")
 _LEGEND = {
-    "open": ("", "all ports answered"),
-    "partly": ("", "some of its pairs dialled, all answered"),
+    "open": ("", "all ports reachable"),
+    "partly": ("", "some pairs tested, all reachable"),
     "silent": ("T", "no answer"),
     "refused": ("R", "refused"),
-    "barred": ("N", "no way there"),
+    "barred": ("N", "no route"),
     "stranger": ("S", "another program answered"),
-    "other": ("F", "failed otherwise"),
-    "untried": ("", "not dialled"),
+    "other": ("F", "other failure"),
+    "untried": ("", "not tested"),
     "away": ("", "host not reached"),
 }
 
@@ -107,7 +107,7 @@ def matrix(report: Report) -> View | None:
     each = len(groups[0].hosts)
     folded = f"; {each} hosts share a row" if each > 1 else ""
     return View(
-        caption=f"{mesh.tested:,} of {mesh.pairs:,} pairs dialled{share}{folded}. Rows dial columns, by rank.",
+        caption=f"{mesh.tested:,} of {mesh.pairs:,} pairs tested{share}{folded}. Rows connect to columns, by rank.",
         cell=size,
         letter=0.66,
         left=left,
@@ -167,7 +167,7 @@ def _cell(src: Group, dst: Group, dials: _Mesh, x: float) -> View:
         says = f"{between}: {_LEGEND[kind][1]}"
     else:
         kind = "open" if dialled == len(pairs) else "partly"
-        says = f"{between}: {dialled} of {len(pairs)} pairs dialled, all answered"
+        says = f"{between}: {dialled} of {len(pairs)} pairs tested, all reachable"
     return View(x=x, kind=kind, mark=mark, says=says)
 
 

@@ -70,7 +70,7 @@ def _picture(name: str, rates: Sequence[RateReport], report: Report) -> View:
     ]
     return View(
         caption=f"{plural(len(rates), 'pair')} measured{by}, the median {gbps_words(usual)}. "
-        f"Rows send to columns, by rank{numbers}; colours tell the share of that median.",
+        f"Rows send to columns, by rank{numbers}; colours show the share of that median.",
         cell=size,
         letter=0.66 if letters else 0.3,
         left=left,

@@ -33,7 +33,7 @@ def render(report: Report, options: RenderOptions) -> str:
     """Return the file of a report with diagnoses."""
     smoke = report.smoke
     went = report.mesh or smoke
-    crashed = {Outcome.UNKNOWN: "", Outcome.CRASH: "crashed, which is a mistake of nccl-doctor's own: "}
+    crashed = {Outcome.UNKNOWN: "", Outcome.CRASH: "crashed, which is a bug in nccl-doctor: "}
     gaps = (check for check in report.checks if check.outcome in crashed)
     return document(
         "report.html",
@@ -78,8 +78,8 @@ def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
         ("ring", ring_words(smoke)),
         ("link", link_words(smoke.link)),
         ("RDMA", counter_words(smoke, 40)),
-        ("ring's best", ring_formula(smoke) if smoke.sizes else ""),
-        ("a model", gradient(smoke.sizes) if smoke.sizes else ""),
+        ("ideal time", ring_formula(smoke) if smoke.sizes else ""),
+        ("example", gradient(smoke.sizes) if smoke.sizes else ""),
     )
     shown = [pair for pair in known if pair[1]]
     for rank in smoke.ranks:

@@ -25,7 +25,7 @@
     } catch {
       select(elements);
       button.textContent = "Selected";
-      told.textContent = "Selected, to be copied by hand";
+      told.textContent = "Selected; copy it by hand";
     }
     setTimeout(() => { button.textContent = before; button.classList.remove("done"); }, 1600);
   };

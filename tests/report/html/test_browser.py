@@ -87,7 +87,7 @@ def test_every_pair_is_found_by_name(read_page: Read, name: str) -> None:
             for dst in names:
                 mine = [one for one in labels if one.startswith((f"{src} to {dst}:", f"{src} to {dst},"))]
                 assert len(mine) == (src != dst)
-                assert ("all ports answered" in mine[0]) == ((src, dst) not in failed) if mine else True
+                assert ("all ports reachable" in mine[0]) == ((src, dst) not in failed) if mine else True
     else:
         assert page.get_by_role("gridcell").count() == (-(-len(names) // -(-len(names) // 64))) ** 2
 
@@ -164,7 +164,7 @@ def test_the_table_of_hosts_sorts_and_filters(open_page: Open) -> None:
     page.get_by_label("Show only hosts with").fill("10.1.0.13")
     assert sorted(page.evaluate(hosts)) == ["gpu013", *(f"gpu{place}" for place in range(130, 140))]
     assert page.locator("#host-count").inner_text() == "11 of 256"
-    page.get_by_label("only those unlike most (1)").check()
+    page.get_by_label("only hosts that differ from most (1)").check()
     assert page.evaluate(hosts) == ["gpu131"]
 
 
@@ -202,5 +202,5 @@ def test_all_is_readable_without_a_script(without_a_script: Open) -> None:
     page = without_a_script("dead-port").page
     assert page.get_by_role("heading", level=1).inner_text() == "1 error on gpu037"
     assert page.get_by_role("row", name="gpu037 to gpu100").is_visible()
-    assert page.get_by_role("grid", name="Who reaches whom").is_visible()
+    assert page.get_by_role("grid", name="Connectivity between hosts").is_visible()
     assert not page.get_by_label("Show only hosts with").is_visible()

@@ -43,8 +43,8 @@ def test_the_pages_of_all_codes_that_are_named_are_inside() -> None:
 
 
 def test_the_head_says_when_who_and_which_version() -> None:
-    head = next(text for text in texts(html(healthy()), "p") if "asked by" in text)
-    assert head == "nccl-doctor check · 2023-11-14 22:13:20 UTC · asked by ann on login1 · nccl-doctor 0.1.0"
+    head = next(text for text in texts(html(healthy()), "p") if "run by" in text)
+    assert head == "nccl-doctor check · 2023-11-14 22:13:20 UTC · run by ann on login1 · nccl-doctor 0.1.0"
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_every_pair_of_64_hosts_is_a_square_and_says_its_name_and_how_long_it_to
     assert shown
     assert (len(shown.rows), len(shown.rows[0].cells)) == (64, 64)
     assert shown.rows[3].cells[7].says == "node003 to node007, port 29500: no answer in time after 3.00 s"
-    assert shown.rows[7].cells[3].says == "node007 to node003: all ports answered"
+    assert shown.rows[7].cells[3].says == "node007 to node003: all ports reachable"
     assert [(one.kind, one.pairs) for one in shown.legend] == [("open", 64 * 63 - 1), ("silent", 1)]
 
 
@@ -205,7 +205,7 @@ def test_rails_join_devices_of_one_place_and_show_which_cannot_talk() -> None:
         ("mlx5_1", "10.1.0.9/24"),
     ]
     assert [(hop.x1 < hop.x2, hop.failed) for hop in drawn.hops] == [(True, True), (True, True), (True, False)]
-    assert "[0] of node000 can't talk to [0] of node001; [0] of node001 can't talk to [0] of node002" in drawn.words
+    assert "[0] of node000 can't reach [0] of node001; [0] of node001 can't reach [0] of node002" in drawn.words
     assert "a red line is a pair" in html(report)
 
 
@@ -315,7 +315,7 @@ def test_lines_without_a_time_stay_in_their_order() -> None:
 def test_a_log_s_report_shows_its_time_line() -> None:
     text = html(log().model_copy(update={"events": (event(3, 100, cause=True),)}), "logs")
     assert_harmless(text)
-    assert "What was said first, by rank" in texts(text, "h2")
+    assert "First message of each rank" in texts(text, "h2")
 
 
 def test_ranks_that_stand_in_one_place_are_counted_together() -> None:

@@ -230,7 +230,7 @@ def rails(report: Report) -> View | None:
             y = down[row]
             hops.append(View(x1=across[one] + 10, x2=across[other] - 10, y1=y, y2=y, failed=failed))
     return View(
-        words=f"{plural(len(rows), 'place')} on {fold(columns)}: {'; '.join(words) or 'all connected devices can communicate'}",
+        words=f"{plural(len(rows), 'place')} on {fold(columns)}: {'; '.join(words) or 'all pairs can communicate'}",
         hosts=[View(x=across[name], label=short(name, _LONGEST_DEVICE)) for name in columns],
         width=_COLUMN * len(columns),
         height=_HEAD + _ROW * len(rows),

@@ -42,7 +42,7 @@ class FixOptions:
         of_fix("--script", metavar="FILE", help="Write a shell script for each host, FILE-HOST, and run nothing."),
     ] = None
     ask_sudo: AskSudo = False
-    undo: Annotated[bool, of_fix("--undo", help="Take back what the last run changed on these hosts.")] = False
+    undo: Annotated[bool, of_fix("--undo", help="Undo what the last run changed on these hosts.")] = False
 
 
 @flattened

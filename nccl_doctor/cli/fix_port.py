@@ -39,9 +39,9 @@ class PortOptions:
     ] = None
     hosts: Annotated[
         str | None,
-        typer.Option("--hosts", metavar="FILE", help="Hosts file: look on its master, find a free port on all hosts."),
+        typer.Option("--hosts", metavar="FILE", help="Hosts file: examine its master, find a free port on all hosts."),
     ] = None
-    host: Annotated[str | None, typer.Option("-w", "--host", metavar="NAME", help="Host to look on.")] = None
+    host: Annotated[str | None, typer.Option("-w", "--host", metavar="NAME", help="Host to examine.")] = None
     engine: dict[str, Any] = field(
         default_factory=dict, metadata={"options": options.of_engines("--host", fix_port=True)}
     )
@@ -51,7 +51,7 @@ class PortOptions:
         typer.Option(
             "--pid",
             metavar="PID[@START]",
-            help="Process whose job to look at, instead of a port; START is its start time in /proc.",
+            help="Process whose job to examine, instead of a port; START is its start time in /proc.",
         ),
     ] = None
     kill: Annotated[
@@ -164,7 +164,7 @@ def run(wanted: PortOptions, out: Out) -> int:
     if wanted.write and not (wanted.next_port and wanted.hosts):
         raise UsageError("--write goes with --next and --hosts FILE: it puts that port into the file")
     if wanted.next_port and (wanted.kill or wanted.wait or wanted.pid):
-        raise UsageError("--next moves away from the port; --kill, --wait and --pid stay with it")
+        raise UsageError("--next chooses another port, so it can't be combined with --kill, --wait or --pid")
     if wanted.write and wanted.hosts is not None:
         try_files(("--write", Path(wanted.hosts).resolve()))
     # Before any host is contacted: a typo costs no connection.

@@ -28,7 +28,7 @@ def hang(
     ] = 5.0,
     pid: Annotated[
         int | None,
-        typer.Option("--pid", metavar="PID", help="Process whose job to look at, if several jobs run.", min=1),
+        typer.Option("--pid", metavar="PID", help="Process of the job to examine, if several jobs run.", min=1),
     ] = None,
     no_stacks: Annotated[bool, typer.Option("--no-stacks", help="Do not read the stacks of the ranks.")] = False,
     pause: Annotated[
@@ -114,10 +114,10 @@ def refuse_parts(watched: options.WatchOptions, out: Out, *, from_file: bool) ->
     """Raise UsageError for options of --watch without it, and for options that are meaningless with it."""
     if not watched.watch:
         if watched != options.WatchOptions():
-            raise UsageError("--wait, --every, --after, --on-hang and --keep-watching belong to --watch")
+            raise UsageError("--wait, --every, --after, --on-hang and --keep-watching need --watch")
         return
     if from_file:
-        raise UsageError("--watch looks at a running job, and --from at a snapshot: leave out one of them")
+        raise UsageError("--watch needs a running job, and --from a snapshot: leave out one of them")
     if out.form == "prometheus" and out.file is None:
         raise UsageError("-o prometheus refreshes a file at each sample: name it with --output-file")
     if watched.keep_watching and out.form != "human" and out.file is None:

@@ -98,7 +98,7 @@ class _Watch:
         sample = self._watcher.sample(stacks=self._doubt)
         self._say_blind()
         if sample is None:
-            self._say("this machine stood still; the job is observed anew", always=True)
+            self._say("this machine was unresponsive; the job is observed from now on", always=True)
             self._progress = JobProgress(began=self._progress.began)
             return None
         before, self._last = self._last, sample

@@ -169,7 +169,7 @@ def exit_code_of(out: Out, work: Callable[[], int]) -> int:
             import traceback
 
             sys.stderr.write(out.hidden(traceback.format_exc()))
-        message = f"a fault of nccl-doctor itself: {describe(error)}"
+        message = f"a bug in nccl-doctor: {describe(error)}"
         code = _fail(out, f"{message}; NCDOCTOR_TRACEBACK=1 shows where", 2)
     return code
 
@@ -219,8 +219,8 @@ def _interrupted(interrupt: BaseException | None) -> str:
     if interrupt is None or not interrupt.hosts:
         return words
     return (
-        f"{words}, but {fold(interrupt.hosts)} had not let us in yet: where a start-up file (.bashrc) hangs, the login "
-        "shell stays until that file ends"
+        f"{words}, but {fold(interrupt.hosts)} had not finished the login: a login shell stuck in a start-up file "
+        "(.bashrc) may stay until that file ends, and runs nothing"
     )
 
 

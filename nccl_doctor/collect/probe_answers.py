@@ -53,7 +53,7 @@ class HeartbeatLostError(ConnectionLostError):
     """The host received no heartbeat from this machine for this many seconds, and ended the probe."""
 
     def __init__(self, seconds: float) -> None:
-        super().__init__(f"the connection stood still: it heard nothing from this machine for {seconds:.0f} s")
+        super().__init__(f"the connection stalled: it heard nothing from this machine for {seconds:.0f} s")
 
 
 class ControllerPausedError(ConnectionLostError):
@@ -62,7 +62,7 @@ class ControllerPausedError(ConnectionLostError):
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         super().__init__(
-            f"this machine stood still for {seconds:.0f} s (asleep, suspended or overloaded), and the hosts ended "
+            f"this machine was unresponsive for {seconds:.0f} s (asleep, suspended or overloaded), and the hosts ended "
             "what they ran for nccl-doctor meanwhile"
         )
 

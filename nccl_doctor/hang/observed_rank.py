@@ -141,7 +141,7 @@ class ObservedRank:
     def gone(self) -> str | None:
         """Reason why the rank can't take part: its process exited or is stopped; None if it can."""
         if self.looks and self.looks[-1].state is None:
-            return "ended while it was looked at"
+            return "ended while it was sampled"
         return "is stopped" if self.stopped else None
 
     @property
@@ -298,7 +298,7 @@ def doing(rank: ObservedRank) -> str:
         kernel = f", in the kernel ({rank.in_kernel})" if rank.in_kernel else ""
         return f"{rank.place}{kernel}"
     if not rank.states:
-        return "was not looked at"
+        return "was not sampled"
     state = rank.states[-1]
     known = next((words for mark, words in KERNEL_WORDS.items() if mark in (state.wchan or "")), None)
     if known:

@@ -313,7 +313,7 @@ def _without_store(ranks: dict[int, ObservedRank]) -> RendezvousFault | None:
     home = {one.host for one in some if reached[one.rank]}
     hosts = tuple(dict.fromkeys(one.host for one in away))
     if len(home) == 1 and len(hosts) > 1:
-        subject, hosts = f"None but those on {fold(home)} reach", tuple(home)
+        subject, hosts = f"Only ranks on {fold(home)} reach", tuple(home)
     else:
         numbers = ranks_of([one.rank for one in away])
         subject = f"{capital(numbers)} on {fold(hosts)} {'does' if len(away) == 1 else 'do'} not reach"

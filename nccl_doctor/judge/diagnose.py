@@ -90,7 +90,7 @@ def _without_hidden_facts(run: CheckRun, judged: Iterable[CheckRun]) -> CheckRun
     covered = all(gap.hosts and hidden.issuperset(gap.hosts) for gap in run.gaps)
     if not (hiding and covered and run.gaps):
         return run
-    reason = f"not to be judged beside {', '.join(j.check.name for j in hiding)}"
+    reason = f"can't be judged because of {', '.join(j.check.name for j in hiding)}"
     return replace(run, outcome=Outcome.SKIP, reason=reason, gaps=())
 
 
@@ -199,8 +199,8 @@ NO_GPU = "no GPU on any host"
 SUBJECTS = {  # facts that are lists of things to judge, and the reason if they are empty on every host
     **dict.fromkeys(("gpus", "gpu_health", "gpu_driver"), NO_GPU),
     "rdma": "no RDMA device on any host",
-    "step": "no host is looked at from within a Slurm job",
-    "same": "no file was named that has to be the same",
+    "step": "no host is checked from within a Slurm job",
+    "same": "no files to compare were named (same)",
     "surroundings": "no container on any host",
 }
 

@@ -115,7 +115,7 @@ def _access(snapshot: HangSnapshot) -> tuple[Diagnosis, ...]:
         taken_at=snapshot.taken_at,
         cluster=snapshot.cluster.model_copy(update={"nodes": tuple(host.node for host in hosts)}),
         hosts=hosts,
-        mesh=skipped("a running job was looked at"),
-        smoke=skipped("a running job was looked at"),
+        mesh=skipped("a running job was examined"),
+        smoke=skipped("a running job was examined"),
     )
     return judge(away, "hang", lambda check: check.category == "access").diagnoses

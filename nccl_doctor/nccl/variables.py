@@ -94,7 +94,7 @@ def _with_files(
 ) -> dict[str, Variable] | Unknown:
     found = dict(process)
     if named is not None and all(file.path != named for file in files):
-        return unknown(f"NCCL_CONF_FILE={named} was not looked at")
+        return unknown(f"NCCL_CONF_FILE={named} was not read")
     user = [file for file in files if (file.path == named if named is not None else file.path.endswith(USER_FILE))]
     for file in (*user, *(file for file in files if file.path == SYSTEM_FILE)):
         for name, value, line in parse_config(file.text or ""):

@@ -57,9 +57,9 @@ def groups(steps: Sequence[Step]) -> list[Group]:
 def plan_blocks(report: FixReport, screen: Screen) -> Iterator[list[str]]:
     """Yield the blocks of the plan: each group of steps, then what is left to do by hand."""
     if not report.plan:
-        yield ["Nothing here can be taken back." if report.undo else "No command would mend anything here."]
+        yield ["Nothing can be undone." if report.undo else "There is no command to run."]
     else:
-        yield [f"{'Way back' if report.undo else 'Plan'}: {_counted(report.plan)}"]
+        yield [f"{'Undo' if report.undo else 'Plan'}: {_counted(report.plan)}"]
     for group in groups(report.plan):
         yield list(_group(group, screen, undo=report.undo))
     if report.by_hand:
@@ -93,9 +93,9 @@ def _group(group: Group, screen: Screen, *, undo: bool) -> Iterator[str]:
 
 def _way_back(steps: Sequence[Step]) -> str:
     backs = [step.undo is not None for step in steps]
-    back = "Can be taken back" if all(backs) else "Can be taken back in part" if any(backs) else "Has no way back"
+    back = "Can be undone" if all(backs) else "Can be partly undone" if any(backs) else "Can't be undone"
     survives = {step.survives_reboot for step in steps if step.survives_reboot is not None}
-    how = "; survives a reboot" if survives == {True} else "; is gone after a reboot" if survives == {False} else ""
+    how = "; survives a reboot" if survives == {True} else "; is lost after a reboot" if survives == {False} else ""
     return f"{back}{how}."
 
 

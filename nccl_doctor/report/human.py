@@ -191,7 +191,7 @@ def details(report: Report, screen: Screen) -> Iterator[list[str]]:
     ranks = report.smoke.ranks if report.smoke else ()
     if not all(rank.ok for rank in ranks):
         rows = [(str(rank.rank), rank.host, rank.stage, rank.error or "") for rank in ranks]
-        yield table(("rank", "host", "came as far as", "error"), rows, screen.prose)
+        yield table(("rank", "host", "last stage", "error"), rows, screen.prose)
     load = report.load
     if load is not None and load.second_try:
         busy = f" ({load.controller.words})" if load.controller.busy else ""
@@ -366,7 +366,7 @@ def _hang_opening(report: HangReport, screen: Screen) -> Iterator[list[str]]:
 
 def _hang_end(report: HangReport, screen: Screen) -> Iterator[str]:
     for one in report.not_seen if screen.verbose or report.verdict == "unknown" else report.not_seen[:2]:
-        yield from wrap(f"Not seen: {one}", screen.prose, "", "  ")
+        yield from wrap(f"Not observed: {one}", screen.prose, "", "  ")
     for one in report.other_jobs[:4]:
         yield from wrap(f"Another job, not examined: {one}", screen.prose, "", "  ")
     seconds = report.timings.get("total", 0)

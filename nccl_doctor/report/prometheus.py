@@ -34,15 +34,19 @@ def render(report: Report, options: RenderOptions) -> str:
     bandwidths = [({"bytes": str(size.bytes)}, size.busbw * 1e9) for size in sizes]
     ended: Samples = [] if options.observed_at is None else [({}, options.observed_at)]
     families: tuple[tuple[str, str, Samples], ...] = (
-        ("info", "What ran; always 1.", [({"version": report.version, "command": report.command}, 1.0)]),
-        ("up", "Whether the host was reached.", [({"host": each.name}, float(each.reached)) for each in report.hosts]),
-        ("complete", "Whether everything could be judged.", [({}, float(report.complete))]),
-        ("diagnoses", "Diagnoses of this severity.", counts),
+        ("info", "Command that ran; always 1.", [({"version": report.version, "command": report.command}, 1.0)]),
+        (
+            "up",
+            "1 if the host was reached, otherwise 0.",
+            [({"host": each.name}, float(each.reached)) for each in report.hosts],
+        ),
+        ("complete", "1 if everything could be judged, otherwise 0.", [({}, float(report.complete))]),
+        ("diagnoses", "Number of diagnoses of this severity.", counts),
         ("diagnosis", "A diagnosis, on each host at fault; always 1.", found),
-        ("check_outcome", "What became of a check; always 1.", outcomes),
-        ("phase_duration_seconds", "How long a phase took.", [({"phase": k}, v) for k, v in report.timings.items()]),
+        ("check_outcome", "Outcome of a check; always 1.", outcomes),
+        ("phase_duration_seconds", "Duration of a phase.", [({"phase": k}, v) for k, v in report.timings.items()]),
         ("allreduce_bus_bandwidth_bytes_per_second", "Bus bandwidth as nccl-tests defines it.", bandwidths),
-        ("last_run_timestamp_seconds", "When the facts were taken.", ended),
+        ("last_run_timestamp_seconds", "Time at which the facts were collected.", ended),
     )
     return "".join(_family(f"nccl_doctor_{name}", text, samples) for name, text, samples in families)
 
@@ -54,7 +58,7 @@ def render_watch(watch: HangWatch, _options: RenderOptions) -> str:
     idle: Samples = [] if watch.idle_s is None else [(job, watch.idle_s)]
     watched: Samples = [] if watch.watched_s is None else [(job, watch.watched_s)]
     families: tuple[tuple[str, str, Samples], ...] = (
-        ("info", "What ran; always 1.", [({"version": watch.version, "command": watch.command}, 1.0)]),
+        ("info", "Command that ran; always 1.", [({"version": watch.version, "command": watch.command}, 1.0)]),
         ("job_seconds_since_progress", "Seconds since the job was last seen to advance.", idle),
         ("job_watched_seconds", "Seconds since the job was first seen.", watched),
         ("rank_seconds_since_progress", "Seconds since the rank was last seen to advance.", ranks),
@@ -64,7 +68,7 @@ def render_watch(watch: HangWatch, _options: RenderOptions) -> str:
             [({"name": watch.hung, **job}, 1.0)] * bool(watch.hung),
         ),
         ("blind", "A host of the job that can't be observed; always 1.", [({"host": one}, 1.0) for one in watch.blind]),
-        ("last_run_timestamp_seconds", "When the sample was taken.", [({}, watch.at)]),
+        ("last_run_timestamp_seconds", "Time of the sample.", [({}, watch.at)]),
     )
     return "".join(_family(f"nccl_doctor_{name}", text, samples) for name, text, samples in families)
 

@@ -86,7 +86,7 @@ def render_ifname(answers: InterfaceAnswers, options: RenderOptions) -> str:
     if answers.asked is None and any(one.rdma for one in answers.hosts):
         text += ["", *table(("RDMA, by place", "device", "GID", "network"), _rdma_rows(answers.hosts), width)]
     rows = list(_advertised_rows(answers, verbose=options.verbose))
-    text += ["", *table(("tells its peers", "host", "address", "why"), rows, width)] if rows else []
+    text += ["", *table(("advertises", "host", "address", "why"), rows, width)] if rows else []
     for block in answers.exports:
         shown = [line for line in block.lines if pasteable(line)]
         if len(shown) < len(block.lines):
@@ -310,7 +310,7 @@ def render_page(page: Page | Topic | TopicList, _options: RenderOptions) -> str:
     if isinstance(page, TopicList):
         rows = [(each.name, each.title) for each in page.topics]
         more = "nccl-doctor explain TOPIC prints one; nccl-doctor codes lists the diagnoses."
-        return "\n".join(table(("topic", "what it tells"), rows, WIDTH)) + f"\n\n{more}\n"
+        return "\n".join(table(("topic", "content"), rows, WIDTH)) + f"\n\n{more}\n"
     if isinstance(page, Topic):
         head = apart(page.name, page.title, WIDTH - 2)
     else:

@@ -127,7 +127,7 @@ def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
     """Return error counters that grew meanwhile, by port; "" if they were not read."""
     lines = grown_words(result.rdma_grown)
     if not lines:
-        return f"no counter of trouble grew on {fold(result.rdma_grown)}" if result.rdma_grown else ""
+        return f"no error counter grew on {fold(result.rdma_grown)}" if result.rdma_grown else ""
     return "; ".join([*lines[:most], *([f"{len(lines) - most} more ports"] if len(lines) > most else [])])
 
 

@@ -101,7 +101,7 @@ class HostFacts(Observed):
     limits: Annotated[Fact[system.ResourceLimits], Shown("limits", _limit_words)]
     # state before ports were tested
     firewall: Annotated[Fact[network.FirewallFacts], Shown("firewall"), Holds.RULES] = unknown(
-        "the firewall was not looked at"
+        "the firewall was not examined"
     )
     shm: Annotated[Fact[system.Shm], Shown("shared memory", lambda it: f"{it.total_bytes / 1e9:.3g} GB")]
     routes: Annotated[Fact[tuple[network.Route, ...]], Shown("routes", _route_words)]
@@ -115,19 +115,19 @@ class HostFacts(Observed):
     # full names of rp_filter, arp_ignore, arp_announce and the neighbour table's thresholds:
     # "net.ipv4.conf.all.rp_filter"
     sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")
-    temporary: Fact[tuple[system.TemporaryFolder, ...]] = unknown("not looked at")
-    tasks: Fact[tuple[system.TaskLimit, ...]] = unknown("not looked at")
-    rdma: Fact[tuple[system.RdmaDevice, ...]] = unknown("not looked at")
-    pci: Fact[system.PciPaths] = unknown("not looked at")
-    gpu_driver: Fact[system.GpuDriver | None] = unknown("not looked at")  # None without a GPU on the PCI bus
-    gpu_health: Fact[tuple[system.GpuHealth, ...]] = unknown("not looked at")
-    xids: Fact[tuple[system.Xid, ...]] = unknown("not looked at")
-    plugins: Fact[tuple[system.NcclPlugin, ...]] = unknown("not looked at")
-    same: Fact[tuple[system.SameEntry, ...]] = unknown("not looked at")
+    temporary: Fact[tuple[system.TemporaryFolder, ...]] = unknown("not examined")
+    tasks: Fact[tuple[system.TaskLimit, ...]] = unknown("not examined")
+    rdma: Fact[tuple[system.RdmaDevice, ...]] = unknown("not examined")
+    pci: Fact[system.PciPaths] = unknown("not examined")
+    gpu_driver: Fact[system.GpuDriver | None] = unknown("not examined")  # None without a GPU on the PCI bus
+    gpu_health: Fact[tuple[system.GpuHealth, ...]] = unknown("not examined")
+    xids: Fact[tuple[system.Xid, ...]] = unknown("not examined")
+    plugins: Fact[tuple[system.NcclPlugin, ...]] = unknown("not examined")
+    same: Fact[tuple[system.SameEntry, ...]] = unknown("not examined")
     step: Fact[StepLimits | None] = None  # None outside a Slurm job
-    login_shell: Fact[system.LoginShell | None] = unknown("not looked at")
-    processes: Fact[tuple[system.TrainingJob, ...]] = unknown("not looked at")
-    gpu_processes: Fact[tuple[system.GpuProcess, ...]] = unknown("not looked at")
+    login_shell: Fact[system.LoginShell | None] = unknown("not examined")
+    processes: Fact[tuple[system.TrainingJob, ...]] = unknown("not examined")
+    gpu_processes: Fact[tuple[system.GpuProcess, ...]] = unknown("not examined")
     # read again after failed dials: the counters show which rule matched
     firewall_after: Annotated[Fact[network.FirewallFacts | None], Holds.RULES] = None
     ways: Fact[tuple[network.Way, ...]] = ()  # routes of the packets of failed dials, outgoing and incoming

@@ -338,7 +338,8 @@ def test_ctrl_c_says_whose_login_shell_may_be_left(make_lab: MakeLab, transport:
         assert (process.returncode, time.monotonic() - began < 4 * crowd()) == (130, True)
     sentence = said.splitlines()[-1]
     assert (
-        "interrupted; nothing of nccl-doctor is left running on any host, but node2 had not let us in yet" in sentence
+        "interrupted; nothing of nccl-doctor is left running on any host, but node2 had not finished the login"
+        in sentence
     )
     assert "login shell" in sentence
     assert "node1" not in sentence

@@ -81,7 +81,7 @@ def test_without_a_terminal_nothing_is_run(fresh_lab: Lab) -> None:
 def test_a_healthy_cluster_is_ready_and_not_touched(fresh_lab: Lab) -> None:
     fresh_lab.controller.write("/root/hosts.yaml", fresh_lab.hosts_file())
     done = run_in(fresh_lab.controller, "fix", "hosts.yaml")
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "No command would mend anything here.")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "There is no command to run.")
     assert done.stdout.splitlines()[-1].startswith("Ready. ")  # with its all-reduce
 
 

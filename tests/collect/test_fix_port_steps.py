@@ -59,8 +59,8 @@ def test_a_port_for_which_there_is_no_other_is_told_all_the_same_and_why() -> No
     [
         ("somebody watches it", False, False, "somebody watches it"),
         ("it is PID 1", True, True, "it is PID 1"),
-        (None, False, False, "you said no"),
-        ("somebody watches it", False, True, "you said no"),
+        (None, False, False, "it was not confirmed"),
+        ("somebody watches it", False, True, "it was not confirmed"),
     ],
 )
 def test_nothing_is_ended_that_may_not_be_or_that_nobody_confirmed(
@@ -70,7 +70,7 @@ def test_nothing_is_ended_that_may_not_be_or_that_nobody_confirmed(
     machine = FakeMachine(port=lambda _: held(refusal, final=final), free=lambda _: {"free": [29501]})
     report = about_port(fleet(machine), 29500, None, asked.steps(kill=True, force=force))
     assert (report.refused, report.ended, report.suggestion and report.suggestion.port) == (wanted, (), 29501)
-    assert len(asked.questions) == (wanted == "you said no")
+    assert len(asked.questions) == (wanted == "it was not confirmed")
     assert {call["do"] for call in machine.asked} == {"port", "free"}
 
 

@@ -145,7 +145,7 @@ def test_every_channel_gets_an_empty_line_again_and_again() -> None:
     ("still_s", "error", "words"),
     [
         (0.0, ConnectionLostError, "heard nothing from this machine"),
-        (63.0, ControllerPausedError, "this machine stood still for 63 s"),
+        (63.0, ControllerPausedError, "this machine was unresponsive for 63 s"),
     ],
 )
 def test_a_probe_that_hears_nothing_ends_what_it_runs_and_says_so(
@@ -222,7 +222,7 @@ def test_a_loader_that_we_left_alone_is_not_told_as_a_path_that_loses_packets(
 ) -> None:
     monkeypatch.setattr(sessions.heartbeat, "longest_gap", lambda _since: 63.0)
     failure = refused(node(interpreter(tmp_path, f"{READY}\necho '{SILENT}' >&2; exit 1")))
-    assert "this machine stood still for 63 s" in failure.detail
+    assert "this machine was unresponsive for 63 s" in failure.detail
     assert failure.facts.ran_out_of_time
 
 

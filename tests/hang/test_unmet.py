@@ -88,7 +88,7 @@ def test_a_rank_that_does_not_reach_the_store() -> None:
 
 def test_a_store_that_nobody_else_reaches_is_its_hosts_fault() -> None:
     _, _, hosts, message = told(meeting(0, 1))
-    assert (hosts, message.startswith("None but those on node1 reach")) == (("node1",), True)
+    assert (hosts, message.startswith("Only ranks on node1 reach")) == (("node1",), True)
 
 
 def test_where_all_are_connected_nobody_is_blamed() -> None:

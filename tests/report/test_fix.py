@@ -39,11 +39,11 @@ def test_a_plan_groups_hosts_and_shows_one_of_many() -> None:
         "    node1:\n"
         "      firewall-cmd --zone=trusted --add-source=10.0.0.8\n"
         "    3 more hosts, each with its own addresses; -v shows them\n"
-        "    Can be taken back; survives a reboot.\n"
+        "    Can be undone; survives a reboot.\n"
         "\n"
         " 2  ifname-needed (NCD301) on this machine\n"
         "      write into hosts.yaml\n"
-        "    Can be taken back; survives a reboot.\n"
+        "    Can be undone; survives a reboot.\n"
     )
     whole = plan_screen(report, RenderOptions(verbose=True))
     assert all(one.command in whole for one in report.plan)
@@ -53,7 +53,7 @@ def test_a_plan_groups_hosts_and_shows_one_of_many() -> None:
 def test_what_is_left_by_hand_has_its_commands() -> None:
     report = FixReport(by_hand=(by_hand("node1", "eth0"), by_hand("node2", "eth1")))
     shown = render("fix", "human", report)
-    assert "No command would mend anything here." in shown
+    assert "There is no command to run." in shown
     assert (
         "  hostname-loopback (NCD203) on node1: Set it there:\n      node1: export GLOO_SOCKET_IFNAME=eth0\n" in shown
     )

@@ -22,7 +22,7 @@ def test_a_rank_in_its_data_loader() -> None:
         "  Its data loader returns no batch. Check what its workers read, and try\n"
         "  num_workers=0.\n"
         "\n"
-        "Not seen: no flight recorder of ranks 0-7: the job does not serve it\n"
+        "Not observed: no flight recorder of ranks 0-7: the job does not serve it\n"
         "Verdict: outside-nccl (6.2 s). The job was not touched.\n"
         "More: nccl-doctor explain NCD712\n"
     )

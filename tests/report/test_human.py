@@ -59,7 +59,7 @@ def test_the_verbose_screen_tells_how_far_each_rank_came() -> None:
     )
     failed = AllReduceReport(backend="gloo", world_size=2, ok=False, outcome="failed", ranks=ranks)
     report = healthy().model_copy(update={"smoke": failed})
-    assert "1     node2  started         No module named 'torch'\n" in screen(report, verbose=True)
+    assert "1     node2  started     No module named 'torch'\n" in screen(report, verbose=True)
 
 
 def test_quiet_has_nothing_to_say_of_a_healthy_cluster() -> None:

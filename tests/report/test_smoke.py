@@ -44,7 +44,7 @@ def test_what_rdmas_counters_grew_by_stands_port_by_port() -> None:
     words = "node2: mlx5_0:1: 5 packets that the other side missed, 2 congestion notices sent"
     assert f"RDMA     {words}" in " ".join(shown(backend="nccl", ranks=ranks, rdma_grown=grown).split("\n         "))
     quiet = shown(backend="nccl", ranks=ranks, rdma_grown={"node1": {"mlx5_0:1": {}}, "node2": {}})
-    assert "RDMA     no counter of trouble grew on node[1-2]" in quiet
+    assert "RDMA     no error counter grew on node[1-2]" in quiet
     many = {"node1": {f"mlx5_{n}:1": {"out_of_buffer": n + 1} for n in range(9)}}
     assert shown(backend="nccl", ranks=ranks, rdma_grown=many).endswith("3 more ports")
 

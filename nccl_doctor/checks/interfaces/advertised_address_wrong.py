@@ -101,7 +101,7 @@ def _sides(view: View) -> Iterator[tuple[str, Side | Unknown]]:
     for host, _ in view.facts:
         side = side_of(view.snapshot.cluster, host)
         lacks = host.name not in view.nccl.by_host
-        yield host.name, unknown(view.nccl.unknown.get(host.name, "not looked at")) if lacks else side
+        yield host.name, unknown(view.nccl.unknown.get(host.name, "not examined")) if lacks else side
 
 
 def _faults(

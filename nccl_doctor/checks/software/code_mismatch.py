@@ -34,7 +34,7 @@ def code_mismatch(view: View) -> Findings:
         for host, facts in view.facts:
             entry = next((one for one in known(facts.same) if one.path == path), None)
             if entry is None or entry.problem is not None:
-                yield Unjudged((host.name,), f"{path}: {entry.problem if entry else 'was not looked at'}")
+                yield Unjudged((host.name,), f"{path}: {entry.problem if entry else 'was not examined'}")
             else:
                 found[host.name] = entry
         differs = difference(path, {name: _summary(entry) for name, entry in found.items()})

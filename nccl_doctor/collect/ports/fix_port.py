@@ -273,7 +273,7 @@ def _kill(report: PortReport, machine: Machine, steps: Steps) -> PortReport:
     """End the holders' jobs: all of them, or none if one may not be ended."""
     refused = _why_not(report, force=steps.force)
     if refused is None and not steps.confirm(report):
-        refused = "you said no"
+        refused = "it was not confirmed"
     if refused is not None:
         return report.model_copy(update={"refused": refused})
     ended = end(machine, report.jobs, steps.grace_s, force=steps.force, tell=steps.tell)
@@ -335,9 +335,9 @@ def wanted_port(argument: str | None, log: str | None, hosts_port: int | None) -
     if os.environ.get("MASTER_PORT"):
         return _port(os.environ["MASTER_PORT"], "MASTER_PORT"), f"{behind}MASTER_PORT"
     if found is not None:
-        default = f"torchrun's is {DEFAULT_MASTER_PORT} unless it was told another"
+        default = f"torchrun uses {DEFAULT_MASTER_PORT} by default"
         raise UsageError(f"{behind}give it: nccl-doctor fix-port PORT ({default})")
-    return DEFAULT_MASTER_PORT, "torch's default, for no port was named"
+    return DEFAULT_MASTER_PORT, "torch's default, since no port was named"
 
 
 def _port(text: str, source: str) -> int:

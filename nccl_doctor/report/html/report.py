@@ -84,7 +84,7 @@ def _smoke_words(smoke: AllReduceReport) -> list[tuple[str, str]]:
     shown = [pair for pair in known if pair[1]]
     for rank in smoke.ranks:
         if not rank.ok:
-            far = "did not start" if rank.stage == "none" else f"came as far as {rank.stage}"
+            far = "did not start" if rank.stage == "none" else f"reached {rank.stage}"
             shown.append((f"rank {rank.rank}", f"{rank.host} {far}{f': {rank.error}' if rank.error else ''}"))
     return shown
 

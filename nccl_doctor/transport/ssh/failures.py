@@ -58,7 +58,7 @@ _DETAIL: dict[access.Reason, str] = {
     "no-route": 'answered "no route to host": it is down, or a firewall rejects the connection',
     "unreachable": "is on a network that this machine has no route to",
     "not-ssh": "answered, but not as an SSH server",
-    "no-session": "let us in but runs no command for us",
+    "no-session": "accepted the login but runs no command",
     "forwarding": "may not be reached from there: the jump host forbids TCP forwarding",
 }
 

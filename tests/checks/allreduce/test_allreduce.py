@@ -187,7 +187,7 @@ def test_a_host_that_was_lost_is_why_others_have_no_route_to_it() -> None:
     smoke = {"outcome": "failed", "ranks": ranks, "sizes": [], "output": {"node3": [f"[rank2]: {LOST}"]}}
     (alone,) = judge(patched({"smoke": smoke}), "check").diagnoses
     assert (alone.name, alone.hosts) == ("no-route-to-host", ("node3",))
-    lost = {**smoke, "launchers": {"node2": "the connection stood still"}}
+    lost = {**smoke, "launchers": {"node2": "the connection stalled"}}
     (found,) = judge(patched({"smoke": lost}), "check").diagnoses
     assert (found.name, found.hosts) == ("allreduce-failed", ("node2",))
 

@@ -174,9 +174,9 @@ for signal in $signals; do
   again=$answered
 done
 """
-"""Shell script that ends our steps after this process has ended without reporting that all is done. A running srun passes
-on the end of its input, and has 3 s; on SIGTERM the probe removes its files. The second look finds a step that was
-being started during the first.
+"""Shell script that ends our steps after this process has ended without reporting that all is done. A running srun
+passes on the end of its input, and has 3 s; on SIGTERM the probe removes its files. The second look finds a step that
+was being started during the first.
 """
 
 

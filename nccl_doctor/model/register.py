@@ -155,5 +155,8 @@ def entry(name: str) -> Check:
 
 
 def find(word: str) -> tuple[Check, ...]:
-    """Return the checks for a code, name or category; none if it is unknown."""
-    return tuple(c for c in all_checks() if word.lower() in (c.code.lower(), c.name, c.category))
+    """Return the checks for a code, name or category, or else of a row of the screen; none if it is unknown."""
+    known = word.lower()
+    found = tuple(c for c in all_checks() if known in (c.code.lower(), c.name, c.category))
+    row = known.replace("-", "")  # "all-reduce" is the row of the category allreduce
+    return found or tuple(c for c in all_checks() if row and row in ((c.row or "").lower(), c.category))

@@ -15,7 +15,7 @@ from nccl_doctor.judge.diagnose import SUBJECTS, judge
 from nccl_doctor.model.base import skipped, unknown
 from nccl_doctor.model.engine import engines
 from nccl_doctor.model.finding import Outcome, Severity
-from nccl_doctor.model.register import Check, all_checks
+from nccl_doctor.model.register import Check, all_checks, find
 from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
 from tests.checks.live import HERE, LIVE, folder
 from tests.checks.snapshots import load, patched
@@ -156,3 +156,10 @@ def test_every_scope_is_of_an_engine() -> None:
 
 if __name__ == "__main__":
     print(*messages(), sep="\n")  # noqa: T201 - for a file
+
+
+def test_a_row_of_the_screen_selects_its_checks() -> None:
+    assert {"nofile-low", "shm-small"} <= {check.name for check in find("limits")}
+    assert {check.name for check in find("Firewall")} == {"firewall-blocks-port", "firewall-blocks-ephemeral"}
+    assert find("all-reduce") == find("allreduce") != ()
+    assert find("") == find("row") == ()

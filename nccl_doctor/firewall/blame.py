@@ -174,30 +174,34 @@ def _limits(
 ) -> tuple[Blame, ...]:
     """Return the hosts whose rules admit fewer connections at a time, from or to a peer, than the job can need."""
     mesh = known(snapshot.mesh)
-    dials = [
-        FailedDial(
-            src=source, dst=target, address=address, port=mesh.ports[target][-1], outcome="failed", error=LIMITED
-        )
-        for target, answered in mesh.answered.items()
-        for address, sources in answered.items()
-        for source in sources
-        if source != target and mesh.ports.get(target)
-    ]
     found: dict[tuple[str, Direction], Blame] = {}
     for name in (name for name in hosts if _has_rates(rules[name].facts)):
         for end, side in (("dst", "listener"), ("src", "dialler")):
-            mine = [dial for dial in dials if getattr(dial, end) == name]
             # one peer stands for all: a limit for a single peer is unusual
-            way = path(mine[0].src, mine[0].dst, mine[0].address) if mine else None
-            met = handshake(way.syn_to(mine[0].port), way.ends, rules[mine[0].src], rules[mine[0].dst]) if way else ()
-            need = connections_of_peer(snapshot, name)
-            limits = [one for one in met if one.side == side and 0 <= _admits(one.verdict.rule) < need]
-            if limits and not any(one.verdict.blocks for one in met):
-                direction = limits[0].packet.direction
+            first = next(_connected(mesh, name, end), None)
+            way = path(first.src, first.dst, first.address) if first is not None else None
+            if first is None or way is None:
+                continue
+            met = handshake(way.syn_to(first.port), way.ends, rules[first.src], rules[first.dst])
+            limits = [(one, _admits(one.verdict.rule)) for one in met if one.side == side]
+            low = [one for one, most in limits if 0 <= most < connections_of_peer(snapshot, name)]
+            if low and not any(one.verdict.blocks for one in met):
+                direction = low[0].packet.direction
                 blame = found.setdefault((name, direction), Blame(hosts[name], direction, rules[name].facts))
-                for dial in mine:
-                    blame.enter(dial, limits[0], first=True)
+                for dial in _connected(mesh, name, end):
+                    blame.enter(dial, low[0], first=True)
     return tuple(found.values())
+
+
+def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
+    """Yield the dials to a host, or for the end "src" from it, that reached an ephemeral port, marked as limited."""
+    targets = {name: mesh.answered.get(name, {})} if end == "dst" else mesh.answered
+    for dst, answered in targets.items():
+        for address, sources in answered.items() if mesh.ports.get(dst) else ():
+            for src in sources if end == "dst" else [name] if name in sources else ():
+                if src != dst:
+                    port = mesh.ports[dst][-1]
+                    yield FailedDial(src=src, dst=dst, address=address, port=port, outcome="failed", error=LIMITED)
 
 
 def _admits(rule: RuleRef | None) -> int:

@@ -1,7 +1,6 @@
 """Shared memory (/dev/shm) is full or too small.
 
-What it means: NCCL and data loaders exchange data over shared memory. Containers have 64 MB of it unless told
-otherwise.
+What it means: NCCL and data loaders exchange data over shared memory. Containers have 64 MB of it by default.
 
 How we know: "Error while creating shared memory segment /dev/shm/nccl-… ", "No space left on device" for a file
 there, "Bus error" (SIGBUS) of a data loader's worker.
@@ -19,7 +18,7 @@ from nccl_doctor.model.register import from_logs
 from_logs(__name__, "NCD908", errors=("ENOSPC",), explains=("shm-attach-failed",))
 
 ADVICE = make_advice(
-    "Shared memory (/dev/shm) is full or too small on {who}; a container has 64 MB of it unless told more.",
+    "Shared memory (/dev/shm) is full or too small on {who}; a container has 64 MB of it by default.",
     "Start the container with --ipc=host or --shm-size=16g; in Kubernetes mount an emptyDir with medium: Memory "
     "at /dev/shm. See what there is:",
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.probe.facts.host import read_step, read_tasks
+from nccl_doctor.probe.tools import Unavailable
 
 CPUS = len(os.sched_getaffinity(0))
 JOB = {"SLURM_JOB_ID": "7"}
@@ -76,9 +77,12 @@ def test_processes_are_limited_by_every_control_group_above(tmp_path: Path) -> N
     (found,) = read_tasks(str(tmp_path))
     assert found == {"name": "pids.max of the control group /docker/4f1", "most": 100, "used": 97}
     write(tmp_path, **{"proc/self/cgroup": "8:pids:/a\n1:name=systemd:/a", "sys/fs/cgroup/pids/a/pids.max": "7"})
-    write(tmp_path, **{"sys/fs/cgroup/pids/a/pids.current": "5", "sys/fs/cgroup/pids.max": "9"})
+    write(tmp_path, **{"sys/fs/cgroup/pids/a/pids.current": "5"})
     (found,) = read_tasks(str(tmp_path))
     assert (found["most"], found["used"]) == (7, 5)
+    (tmp_path / "sys/fs/cgroup/pids/a/pids.current").unlink()
+    with pytest.raises(Unavailable, match=r"pids\.current can't be read"):
+        read_tasks(str(tmp_path))
 
 
 def test_a_users_threads_count_against_ulimit_u(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

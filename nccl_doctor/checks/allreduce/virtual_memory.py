@@ -6,7 +6,7 @@ from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
 from nccl_doctor.text.hostlist import fold, grouped
 
 ENOUGH = 4 << 30
-"""Bytes with which a rank starts on CPUs; torch 2.13 took 0.7 GiB to be imported on two CPUs."""
+"""Bytes with which torch surely starts; to import torch 2.13 took 0.7 GiB on two CPUs, and each thread takes more."""
 
 
 def with_limits(found: Finding, snapshot: Snapshot) -> Finding:
@@ -21,7 +21,7 @@ def with_limits(found: Finding, snapshot: Snapshot) -> Finding:
             "message": f"{found.message.rstrip('.')}; the virtual memory of a process is limited to {words}.",
             "evidence": (*found.evidence, f"ulimit -v, as a command on the host has it: {words}"),
             "fix": Fix(
-                summary="Lift that limit, which torch and CUDA exceed: ulimit -v unlimited in the shell that starts "
+                summary="Lift that limit, which torch may exceed: ulimit -v unlimited in the shell that starts "
                 "the job; for good in its start-up files, or in /etc/security/limits.d (as)."
             ),
         }
@@ -30,7 +30,4 @@ def with_limits(found: Finding, snapshot: Snapshot) -> Finding:
 
 def _too_little(facts: HostFacts) -> int:
     size = 0 if isinstance(facts.limits, Unknown) else facts.limits.address_space or 0
-    # CUDA maps all memory of GPUs and host into one address space (CUDA C++ Programming Guide, "Unified Virtual Address
-    # Space")
-    with_gpus = not isinstance(facts.gpus, Unknown) and bool(facts.gpus)
-    return size if size < ENOUGH or with_gpus else 0
+    return size if size < ENOUGH else 0

@@ -29,11 +29,9 @@ WITHOUT_GPU = 16
 LEAST = 4
 """Tasks of a rank: with NCCL and a GPU, without, and the fewest with which torch's gloo was seen to run."""
 
-NO_TASK = Effect(
-    ("process-limit-low", "exit", "not-started", "SIGABRT", "nccl-unknown-error"),
-    Reach.OWN,
-    "fork(2) and pthread_create(3) answer EAGAIN",
-)
+_EAGAIN = "fork(2) and pthread_create(3) answer EAGAIN"
+NO_TASK = Effect(("process-limit-low", "exit", "not-started", "SIGABRT", "nccl-unknown-error"), Reach.OWN, _EAGAIN)
+NAMED = Effect(("process-limit-low",), Reach.OWN, _EAGAIN)
 
 
 @check(
@@ -62,6 +60,8 @@ def process_limit_low(view: View) -> Findings:
             evidence=(f"{name}: at most {most}, {used} in use",),
             facts={"limit": name, "most": most, "used": used, "needed": need, "nproc_per_node": ranks},
             severity=Severity.ERROR if room < LEAST * ranks else None,
+            # an estimate alone explains only ranks that say so themselves
+            explains=None if room < LEAST * ranks else (NAMED,),
             fix="Raise ulimit -u in the shell that starts the job (for good: nproc in /etc/security/limits.d), "
             "TasksMax of the service or the user's slice, or --pids-limit of the container.",
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Iterator, Mapping
 
 from nccl_doctor.probe import netlink
 from nccl_doctor.probe.procs import SLURM
-from nccl_doctor.probe.tools import fact, read
+from nccl_doctor.probe.tools import Unavailable, fact, read
 
 if TYPE_CHECKING:
     from nccl_doctor.probe.facts.software import Interpreter
@@ -187,7 +187,9 @@ def read_tasks(root: str = "") -> list[dict[str, Any]]:
         found.append({"name": "ulimit -u", "most": soft, "used": _threads_of(user, root)})
     for folder in _groups("pids", root):
         most, used = ((read(f"{folder}/pids.{name}") or "").strip() for name in ("max", "current"))
-        if most.isdigit() and used.isdigit():
+        if most.isdigit():
+            if not used.isdigit():
+                raise Unavailable(f"{folder}/pids.current can't be read")
             name = folder[len(root) :].replace("/sys/fs/cgroup", "", 1) or "/"
             found.append({"name": f"pids.max of the control group {name}", "most": int(most), "used": int(used)})
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -289,3 +290,13 @@ def test_a_torch_without_nccl_is_the_reason_alone() -> None:
     assert error in found.message
     assert len(found.evidence) == 3
     assert "install a torch that is built with CUDA" in found.fix.summary
+
+
+@pytest.mark.parametrize(("stage", "told"), [("started", True), ("group", False)])
+def test_a_limit_on_virtual_memory_is_told_only_of_ranks_that_did_not_import_torch(stage: str, told: bool) -> None:
+    path = Path(__file__).parent / "allreduce_failed" / "fires-virtual-memory-limited.json"
+    patch = json.loads(path.read_text())
+    for rank in patch["smoke"]["ranks"]:
+        rank["stage"] = stage if rank["host"] == "node2" else rank["stage"]
+    (found,) = judge(patched(patch), "check").diagnoses
+    assert ("virtual memory" in found.message) is told

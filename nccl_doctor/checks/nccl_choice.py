@@ -21,7 +21,7 @@ EXPLAINS = ("port-unreachable", NCCL_CONNECTIONS)
 """The effects of addresses that can't reach each other."""
 
 MISLED = ("route-missing", *EXPLAINS)
-"""The effects if NCCL's choice is the reason for that."""
+"""The effects if NCCL's choice of interface is the reason."""
 
 OTHERWISE = (
     "No single interface name was found by which all hosts provably reach each other: look at the addresses and routes "

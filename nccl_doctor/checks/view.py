@@ -273,7 +273,7 @@ def ordered(order: Mapping[str, object], hosts: set[str]) -> tuple[str, ...]:
 
 
 def pairs_of(dials: Iterable[FailedDial]) -> list[dict[str, str]]:
-    """Return the pairs of hosts between which these dials were, as {"src", "dst"}."""
+    """Return the dials' pairs of hosts, each as {"src", "dst"}."""
     return [{"src": src, "dst": dst} for src, dst in sorted({(dial.src, dial.dst) for dial in dials})]
 
 

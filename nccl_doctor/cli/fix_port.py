@@ -102,7 +102,7 @@ class PortOptions:
         return (*words, *(word for option, value in named.items() if value is not None for word in (option, value)))
 
     def job(self) -> HostSource | None:
-        """Return the hosts of an engine that are meant; inside an allocation those of its job."""
+        """Return the requested hosts of an engine; inside an allocation those of its job."""
         if self.host is None and not self.engine:
             return None
         from nccl_doctor.inventory.load import requested
@@ -156,7 +156,7 @@ class Countdown:
 
 
 def run(wanted: PortOptions, out: Out) -> int:
-    """Look, act if asked to, and report; return 0 if the port is free at the end."""
+    """Find the holder, act if asked to, and report; return 0 if the port is free at the end."""
     from nccl_doctor.collect.ports.fix_port import about_port, about_process, moved, wanted_port
     from nccl_doctor.collect.ports.fleet import Fleet
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nccl_doctor.model.register import Check
 
 Codes = set[str] | None
-"""Codes of the checks to run; None, for all of them, needs no import of the checks in a command that only waits."""
+"""Codes of the checks to run; None means all, without an import of the checks."""
 
 
 class _Options(Protocol):

@@ -185,7 +185,7 @@ def try_files(*files: tuple[str, Path | None], folder: Path | None = None) -> No
 
 
 def failures(*writes: Callable[[], None]) -> list[str]:
-    """Return the messages of those that failed; the others are still written."""
+    """Return the messages of failed writes; the other files are still written."""
     sentences = []
     for write in writes:
         try:

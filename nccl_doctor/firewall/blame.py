@@ -31,7 +31,7 @@ NOT_DIALLED = "not dialled"
 """Error of a dial that was not made because the port is in use; the rules for it are still judged."""
 
 LIMITED = "limited"
-"""Error of a dial that succeeded, by a rule that admits only some connections at a time."""
+"""Error of a dial that succeeded although a rule admits only some connections at a time."""
 
 _RATE = re.compile(
     r"(?:--(?:(?:hash)?limit(?:-above|-upto|-burst)?|connlimit-(?:above|upto)|hitcount) "
@@ -194,7 +194,7 @@ def _limits(
 
 
 def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
-    """Yield the dials to a host, or for the end "src" from it, that reached an ephemeral port, marked as limited."""
+    """Yield the dials to a host (from it if ``end`` is "src") that reached an ephemeral port, marked as limited."""
     targets = {name: mesh.answered.get(name, {})} if end == "dst" else mesh.answered
     for dst, answered in targets.items():
         for address, sources in answered.items() if mesh.ports.get(dst) else ():

@@ -151,7 +151,7 @@ STRICT = 1
 counts."""
 
 FILTERED = ("EINVAL", "EXDEV")
-"""Errors for an incoming packet that rp_filter drops, from Linux 6.x on and before."""
+"""Errors for an incoming packet that rp_filter drops: since Linux 6.x, and before."""
 
 Kind = Literal["no-way", "no-address", "down", "diverted", "filtered"]
 

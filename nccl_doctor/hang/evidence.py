@@ -266,7 +266,7 @@ Launched = Mapping[str, tuple[RankGroup, ...]]
 def _numbered(
     tell: Callable[[Launched], Iterator[tuple[RasRank, str]]], communicators: Iterable[Communicator], by_pid: ByPid
 ) -> dict[int, str]:
-    """Return the phrases about ranks by their numbers in the job; the first one for a rank with two."""
+    """Return the first phrase about each rank, by the rank's number in the job."""
     found: dict[int, str] = {}
     for communicator in communicators:
         for member, words in tell(communicator.launched()):
@@ -288,7 +288,8 @@ def _behind(launched: Launched) -> Iterator[tuple[RasRank, str]]:
 def _crossed(launched: Launched) -> Iterator[tuple[RasRank, str]]:
     """Return ranks of a communicator with their counts, if these can't belong to one sequence of calls.
 
-    Of two ranks that make the same calls in the same order, the later one has launched no fewer of any collective.
+    Of two ranks that make the same calls in the same order, the one further ahead has launched at least as many of each
+    collective.
     """
     members = {member.rank: member for groups in launched.values() for group in groups for member in group.ranks}
     counts: dict[int, list[int]] = {}

@@ -1,9 +1,9 @@
 """Attribution of findings to the causes that they follow from.
 
-A finding follows from another if that one's check has, in ``explains``, an effect that fits each of its symptoms
-(:mod:`nccl_doctor.model.effect`) or, if it has none, its name and hosts. A finding that fits no effect stands by
-itself, and being near another never raises its severity. Of several causes the gravest is taken, and among those the
-one with the fewest other effects; the others are named beside it.
+A finding follows from a cause if the cause's check has, in ``explains``, an effect that fits each symptom of the
+finding (:mod:`nccl_doctor.model.effect`) or, if the finding has no symptoms, its name and hosts. A finding that fits no
+effect stands by itself, and being near another never raises its severity. Of several causes the gravest is taken, and
+among those the one with the fewest other effects; the others are named beside it.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def _split(words: Sequence[str]) -> list[str]:
 
 
 def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> LaunchLine:
-    """Return the launch line in these words, by the launcher's ``known`` options; UsageError if it can't be read."""
+    """Parse words as a launch line, with the launcher's ``known`` options; UsageError if that is impossible."""
     every = _split(words)
     if every[:1] == ["env"] and not "".join(every[1:2]).startswith("-"):
         every = every[1:]

@@ -95,7 +95,7 @@ _RECORD = safe_regex(r"(?:^|[^A-Za-z0-9._-])([A-Za-z0-9][A-Za-z0-9._-]*:\d+:\d+ 
 """The beginning of an NCCL record inside a line with several."""
 
 _NO_TABLE = r"(?! (?! (?:host|rank|exitcode) +: ))"
-"""Names in tables, which are followed by several spaces, like launchers' labels before torchrun's summary."""
+"""Lookahead that excludes rows of tables, except those of torchrun's summary, by the spaces after the name."""
 
 _TAGS: tuple[re.Pattern[str], ...] = tuple(
     map(

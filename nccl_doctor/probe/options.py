@@ -256,7 +256,7 @@ LAUNCHERS = {
         ),
     )
 }
-"""Return the hosts by name."""
+"""All launchers by name."""
 
 PROGRAMS = {
     "torchrun": ("torchrun", ()), "deepspeed": ("deepspeed", ()), "accelerate": ("accelerate", ("launch",)),

@@ -94,7 +94,7 @@ _WEAK = (
     r"(?<!bos[_-])(?<!eos[_-])(?<!pad[_-])(?<!unk[_-])(?<!sep[_-])(?<!cls[_-])(?<!mask[_-])(?<!image[_-])"
     r"tokens?(?!iz|s?_?(?:ids?|type|len|count|limit|budget|per)\b)[\w-]{0,64}"
 )
-"""Names about pieces of text: ``tokenizer``, ``eos_token``, ``token_ids``, ``tokens_per_second``."""
+"""Names with "token" that are not secret: ``tokenizer``, ``eos_token``, ``token_ids``, ``tokens_per_second``."""
 _STOP = r"\\{0,3}['\"]?"
 
 

@@ -35,7 +35,7 @@ from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
 _LOGIN = re.compile(r"\w[\w.+-]*@\w[\w.:%-]*", re.ASCII)
-"""A login that is safe to paste: shells of ssh (ProxyCommand, Match exec) get the name, and our quotes don't count."""
+"""A user name that is safe to paste: ssh passes it to shells (ProxyCommand, Match exec) without our quotes."""
 
 _TYPED = (
     "A password or a second factor can't be typed here, but a login that stands can be shared: give the host "

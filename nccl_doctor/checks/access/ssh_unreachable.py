@@ -77,7 +77,7 @@ def ssh_unreachable(view: View) -> Findings:
 
 
 def _from_peers(view: View, failure: SshUnreachable) -> str:
-    """Describe whether other hosts reach it, or that its name does not resolve there."""
+    """Describe whether other hosts reach the host, or that they can't resolve its name."""
     name = failure.unresolved or ""
     told = ((host.name, facts.resolution) for host, facts in view.facts)
     answers = ((host, names.get(name)) for host, names in told if isinstance(names, Names))

@@ -29,7 +29,7 @@ ADVICE = {
 
 
 WITHOUT_NCCL = "is built without NCCL"
-"""The end of the ranks' own error about a torch that was built for the processor alone (probe/smoke/worker.py)."""
+"""The end of our worker's error about a CPU-only torch (probe/smoke/worker.py)."""
 
 
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)

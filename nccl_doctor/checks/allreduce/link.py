@@ -122,7 +122,7 @@ def _ethernet(host: str, facts: HostFacts, names: set[str]) -> LinkSpeed | None:
 
 
 def _speed(host: str, names: Sequence[str], gbps: list[float], slots: Sequence[PciLink | None]) -> LinkSpeed:
-    """Return the speed of all together, each limited by its PCIe slot."""
+    """Return the total speed, with each link limited by its PCIe slot."""
     least = [speed if slot is None else min(speed, slot.gbps) for speed, slot in zip(gbps, slots, strict=True)]
     slower = ", less by PCIe" if least != gbps else ""
     return LinkSpeed(host, ",".join(names), sum(least) / 8, links_words(gbps) + slower)
@@ -149,7 +149,7 @@ TELLING = {
 
 
 def counters(smoke: Smoke) -> tuple[tuple[str, ...], str | None]:
-    """Return evidence, how RDMA's counters grew meanwhile, and the advice that follows from it."""
+    """Return how RDMA's counters grew during the all-reduce, as evidence, and the advice that follows from it."""
     signs = {COUNTERS[name][0] for ports in smoke.rdma_grown.values() for its in ports.values()
              for name in its if name in COUNTERS}  # fmt: skip
     advice = next((advice for sign, advice in TELLING.items() if sign in signs), None)

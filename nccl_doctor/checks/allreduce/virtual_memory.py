@@ -6,7 +6,7 @@ from nccl_doctor.snapshot.hosts import HostFacts, Snapshot
 from nccl_doctor.text.hostlist import fold, grouped
 
 ENOUGH = 4 << 30
-"""Bytes with which torch surely starts; to import torch 2.13 took 0.7 GiB on two CPUs, and each thread takes more."""
+"""Bytes with which torch surely starts; importing torch 2.13 took 0.7 GiB on two CPUs, and each thread takes more."""
 
 
 def with_limits(found: Finding, snapshot: Snapshot) -> Finding:

@@ -69,7 +69,7 @@ def nodes(judged: Judged) -> Iterator[str]:
 
 
 def own_ways(judged: Judged) -> Iterator[str]:
-    """Yield faults in what only one launcher has: its filters, totals and variables."""
+    """Yield faults in options and variables that only one launcher has: filters, totals."""
     line, count = judged.line, judged.count
     total, machines, rank = (line.options.get(name, "") for name in ("world_size", "nnodes", "node_rank"))
     if line.launcher == "deepspeed":

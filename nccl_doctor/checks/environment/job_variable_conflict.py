@@ -60,7 +60,7 @@ OURS = "under env in the hosts file"
 
 
 def _sources(host: Host, facts: HostFacts, of_pod: Collection[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield where variables come from; those of the hosts file or the pod are no leftovers."""
+    """Yield the sources of variables; those of the hosts file or the pod are not leftovers."""
     own = host.node.env
     yield OURS, own
     there = {name: value for name, value in known(facts.env).items() if name not in own and name not in of_pod}

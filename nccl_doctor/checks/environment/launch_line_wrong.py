@@ -221,7 +221,7 @@ def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Ite
 
 
 def _is_own(judged: Judged, addr: str) -> bool | None:
-    """Return whether it is an address of the first host; None if its addresses are not known."""
+    """Return whether the first host has the address; None if the host's addresses are unknown."""
     facts = judged.view.snapshot.hosts[0].facts
     if facts is None or isinstance(facts.interfaces, Unknown):
         return None
@@ -246,7 +246,7 @@ def _own_ports(judged: Judged) -> Iterator[str]:
 
 
 def _shared(judged: Judged) -> Iterator[str]:
-    """Yield faults in the devices that stand before the line, if one machine is two nodes."""
+    """Yield faults in the line's CUDA_VISIBLE_DEVICES, if one machine is two nodes."""
     rank, said = judged.line.options.get("node_rank", ""), judged.line.variables.get("CUDA_VISIBLE_DEVICES")
     for host in judged.view.snapshot.hosts if said is not None else ():
         planned = host.node.cuda_visible_devices

@@ -62,7 +62,7 @@ def _advice(case: Case) -> Advice:
 
 
 _FALLBACK = r"Unable to resolve hostname to a \(?local\)? address\. Using the loopback"
-"""torch/csrc/distributed/c10d/ProcessGroupGloo.cpp; within one host it does no harm."""
+"""torch's message about gloo's fallback to a loopback address (ProcessGroupGloo.cpp), harmless within one host."""
 
 # Gloo dials 127.x, which a peer advertised as its address.
 RULES = (

@@ -107,7 +107,7 @@ def _hosts(blames: Sequence[Blame]) -> tuple[str, ...]:
 
 
 def gaps(view: View, *, master: bool) -> Iterator[Unjudged]:
-    """Yield the hosts whose rules could not be read and may explain a dial."""
+    """Yield the hosts whose rules could not be read and may explain a failed dial."""
     snapshot = view.snapshot
     apart = {host.name for host in snapshot.hosts if is_unreached(snapshot, host)}
     mine = [gap for gap in view.dials.firewall.gaps if to_master(gap.dial, snapshot) is master]

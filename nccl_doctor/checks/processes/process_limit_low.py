@@ -27,7 +27,7 @@ from nccl_doctor.text.hostlist import fold, grouped, plural
 PER_RANK = 32
 WITHOUT_GPU = 16
 LEAST = 4
-"""Tasks of a rank: with NCCL and a GPU, without, and the fewest with which torch's gloo was seen to run."""
+"""Tasks of a rank: with NCCL and a GPU, with gloo, and the fewest with which gloo ran in tests."""
 
 _EAGAIN = "fork(2) and pthread_create(3) answer EAGAIN"
 NO_TASK = Effect(("process-limit-low", "exit", "not-started", "SIGABRT", "nccl-unknown-error"), Reach.OWN, _EAGAIN)

@@ -156,7 +156,7 @@ _TABLE_OF_GPUS = re.compile(
 
 
 def stalled(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return events that show where the run stopped; none if it may go on."""
+    """Return events that show where the run stopped; none if the run may still go on."""
     for reading in readings:
         found = _complained(reading, facts) or _interrupted(reading) or _empty_table(reading, facts) or _busy(reading)
         if found:
@@ -208,7 +208,7 @@ def _left_waiting(readings: list[Reading], facts: Facts) -> list[Event]:
 
 
 def _silent(readings: list[Reading], facts: Facts) -> list[Event]:
-    """Return a log's last line if ranks had connected; a healthy run's log of NCCL alone ends like that, too."""
+    """Return a log's last line if ranks had connected. A healthy run ends the same way if only NCCL logs."""
     together = all(process.milestone is Milestone.COMPLETE for process in facts.processes.values())
     if not together or len(facts.hosts) != 1 or len(facts.processes) < 2 or facts.rows or facts.torn_down:
         return []

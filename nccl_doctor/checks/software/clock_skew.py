@@ -21,7 +21,7 @@ from nccl_doctor.text.hostlist import fold, nouns
 
 MUCH_S = 2.0
 C10D_S = 15.0
-"""keep_alive_interval times keep_alive_max_attempt of torch's dynamic rendezvous."""
+"""Seconds: keep_alive_interval times keep_alive_max_attempt of torch's dynamic rendezvous."""
 
 
 @check("NCD507", severity=Severity.WARNING, needs=("clock",))

@@ -162,7 +162,7 @@ _MEANING = {
     149: "an NVLink error",
     154: "the driver says what the GPU needs: a reset, a reboot or a drain",
 }
-"""Meanings by NVIDIA's Xid catalogue, in our words."""
+"""Meanings of Xids, by NVIDIA's Xid catalogue."""
 
 
 def meaning_of_xid(case: Case) -> Advice | None:

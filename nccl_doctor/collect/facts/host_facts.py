@@ -96,7 +96,7 @@ class CommonNames:
                 self._request = _packed({name: rows.get(name) for name in self._wanted})
 
     def final(self, name: str, names: Names | Unknown) -> Names | Unknown:
-        """Return the answers of the host with this name, relative to the final table."""
+        """Return a host's answers as differences from the final table."""
         if isinstance(names, Unknown):
             return names
         asked, last = self._asked[name][0], self.common
@@ -109,7 +109,7 @@ def _packed(names: dict[str, list[Any] | None]) -> str:
 
 
 def look_up(names: Iterable[str], within_s: float) -> tuple[dict[str, tuple[IpAddress, ...]], tuple[str, ...]]:
-    """Return addresses by name found in time (getaddrinfo(3), ~/.ssh/config), and the names only in the latter."""
+    """Return addresses by name, and the names that are only aliases in ~/.ssh/config; late look-ups are left out."""
     wanted = [name for name in dict.fromkeys(names) if numeric(name) is None]
     answers = fan_out(_look_up, wanted, until=time.monotonic() + within_s)
     found = {name: told for name, told in zip(wanted, answers, strict=True) if told and not isinstance(told, Exception)}

@@ -69,7 +69,7 @@ def own_program() -> Path | None:
 
 
 def built_for(program: bytes) -> str:
-    """Return the architecture of a Linux program, as ``uname -m`` prints it; otherwise the reason why it is none."""
+    """Return the architecture of a Linux program, as ``uname -m`` prints it; else why it is not one."""
     if not program.startswith(b"\x7fELF"):
         return "another system than Linux"
     number = int.from_bytes(program[18:20], "little")

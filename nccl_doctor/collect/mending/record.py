@@ -25,7 +25,7 @@ _MOST_BYTES = 64 << 20
 
 
 class RanStep(FrozenModel):
-    """A step that was run, with all that is needed to undo it; ``undone`` is set once that was done."""
+    """A step that was run, with all that is needed to undo it; ``undone`` is set once the step was undone."""
 
     number: int
     host: str | None

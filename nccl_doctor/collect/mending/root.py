@@ -74,7 +74,7 @@ def read_root_access(lines: Sequence[str]) -> RootAccess:
 
 
 def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, root: bool) -> str:
-    """Return the host's boot id once the shell with this nonce answers; RootRefusedError if it will not.
+    """Return the host's boot id once the shell with this nonce answers; RootRefusedError if sudo refuses.
 
     The nonce is sent some time after the password, since sudo would take it for a second password. If sudo did not ask,
     the shell skips what comes before the nonce.

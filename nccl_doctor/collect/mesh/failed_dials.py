@@ -208,7 +208,7 @@ other results say nothing: the peer could not open a socket, or had no source ad
 def ask_reachability_from_peers(
     sessions: list[ProbeSession], failures: Mapping[str, AnyAccessFailure], until: float
 ) -> dict[str, SshUnreachable]:
-    """Return the failures of hosts with the results of two peers' dials, made before ``until``: sshd greets anybody."""
+    """Return the failures of hosts with the results of dials by two peers, made before ``until``."""
     latest = time.monotonic() + TAKES_S
     chosen = [session for session in sessions if not session.node.local][:PEERS]
     lost = {

@@ -52,7 +52,7 @@ PINNING = Effect(
 SHARED_MEMORY = Effect(
     ("SIGBUS", "shm-exhausted", "shm-attach-failed", "nccl-unknown-error"),
     Reach.OWN,
-    "NCCL keeps its buffers between ranks of a host in /dev/shm; a page that finds no room there is SIGBUS",
+    "NCCL keeps its buffers between ranks of a host in /dev/shm; a page without room there raises SIGBUS",
     ("nccl",),
 )
 FILES = Effect(

@@ -304,7 +304,7 @@ def _remainder(batch: int, world: int) -> str:
         return ""
     near = nearest(batch, world)
     sizes = "batch sizes that do" if len(near) > 1 else "batch size that does"
-    return f"{batch} does not divide by {world} ranks; the nearest {sizes}: {' and '.join(map(str, near))}"
+    return f"{batch} does not divide evenly among {world} ranks; the nearest {sizes}: {' and '.join(map(str, near))}"
 
 
 def model_size(line: LaunchLine) -> int | None:

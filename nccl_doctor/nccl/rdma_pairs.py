@@ -130,8 +130,10 @@ def _by_fabric(a: Side, here: Entry, b: Side, there: Entry) -> Talk:
             why = f"{side.host} has no partition key at index {index} of {entry} (NCCL_IB_PKEY)"
             return Talk(Reachable.NO, why, Cause.PKEY)
         keys.append(int(table.get(index, "0xffff"), 16))
-    if keys[0] & 0x7FFF != keys[1] & 0x7FFF or not (keys[0] | keys[1]) & 0x8000:
-        return Talk(Reachable.NO, f"partition keys {keys[0]:#06x} and {keys[1]:#06x} don't meet", Cause.PKEY)
+    if keys[0] & 0x7FFF != keys[1] & 0x7FFF:
+        return Talk(Reachable.NO, f"their partition keys, {keys[0]:#06x} and {keys[1]:#06x}, differ", Cause.PKEY)
+    if not (keys[0] | keys[1]) & 0x8000:
+        return Talk(Reachable.NO, f"both are only limited members of the partition {keys[0]:#06x}", Cause.PKEY)
     gids = [entry.gid.entry for entry in (here, there)]
     numbers = [int(address_of(gid.gid)) for gid in gids if gid is not None]
     if len({number >> 64 for number in numbers}) == 2 and not any(number >> 80 & 0xFFFF for number in numbers):

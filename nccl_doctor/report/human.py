@@ -336,7 +336,7 @@ _READ = {
 
 
 def render_hang(report: HangReport, options: RenderOptions) -> str:
-    """Yield blocks of lines; quietly only what stands still or could not be told."""
+    """Return the screen; with ``--quiet`` only diagnoses, and an unknown verdict."""
     screen = Screen.of(options)
     blocks = [list(diagnosis(found, screen)) for found in reversed(report.diagnoses)]
     if not options.quiet:

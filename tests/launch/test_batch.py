@@ -41,7 +41,7 @@ def test_the_nearest_batches_do_divide(batch: int, world: int) -> None:
 def test_a_scripts_own_batch_is_read(words: tuple[str, ...]) -> None:
     notes, (warning,) = batch_notes(words, 8)
     assert not notes
-    assert "65 does not divide by 8 ranks; the nearest batch sizes that do: 64 and 72" in warning
+    assert "65 does not divide evenly among 8 ranks; the nearest batch sizes that do: 64 and 72" in warning
     assert batch_notes(tuple(word.replace("65", "64") for word in words), 8)[1] == []
 
 

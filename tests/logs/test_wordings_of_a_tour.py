@@ -23,7 +23,7 @@ CASES = [
     ("[c10d] The client socket has failed to connect to [localhost]:23456 (errno: 111 - Connection refused).",
      "connection-refused", "every host's own address", "Use the master's address"),
     ("AssertionError: --batch-size 63 must be multiple of CUDA device count 2",
-     "script-failed", "batch size 63, which does not divide by 2 GPUs", "Use 62 or 64."),
+     "script-failed", "batch size 63, which does not divide evenly among 2 GPUs", "Use 62 or 64."),
 ]  # fmt: skip
 
 

@@ -81,7 +81,7 @@ def own_ways(judged: Judged) -> Iterator[str]:
                 yield f"--{option} names {', '.join(strange)}, which is not among the hosts"
     numbered = line.launcher == "accelerate" and is_number(total) and is_number(machines) and int(machines) > 1
     if numbered and int(total) % int(machines):  # accelerate/commands/launch.py: the total of all machines
-        yield f"--num_processes {total} is the total number of ranks, and does not divide by {machines} machines"
+        yield f"--num_processes {total} counts all ranks, and does not divide evenly among {machines} machines"
     if line.launcher == "vllm" and is_number(rank) and int(rank) > 0 and "headless" not in line.options:
         yield f"node rank {rank} without --headless starts a second server"
     starts = LLAMA in (PurePath(word).name for word in (*line.start, *line.script)[:1])

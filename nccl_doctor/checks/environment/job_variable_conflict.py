@@ -42,12 +42,12 @@ def job_variable_conflict(view: View) -> Findings:
                 said[source == OURS].setdefault(host.name, []).append(line)
     for ours, lines in said.items():
         names = sorted({line.partition("=")[0] for each in lines.values() for line in each})
-        where = "the hosts file's own env" if ours else fold(lines)
+        where = "in the hosts file's env" if ours else f"on {fold(lines)}"
         remedy = "Take them out of env" if ours else "Unset them where they are set (.bashrc, /etc/environment)"
         if lines:
             yield Finding(
                 hosts=tuple(lines),
-                message=f"{', '.join(names)} of {where} contradict{'s' * (len(names) == 1)} the planned job.",
+                message=f"{', '.join(names)} {where} contradict{'s' * (len(names) == 1)} the planned job.",
                 evidence=folded((host, line) for host, each in lines.items() for line in each),
                 facts={"variables": names, "in_hosts_file": ours},
                 fix=f"{remedy}: the launcher sets them for each rank.",

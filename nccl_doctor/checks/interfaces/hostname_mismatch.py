@@ -43,7 +43,7 @@ def hostname_mismatch(view: View) -> Findings:
         fatal = any(own.host == view.snapshot.cluster.nodes[0].name and own.name == master for own in stale)
         what = "gloo gives the others 127.0.0.1" if any(own.lost for own in stale) else CHANCE
         where = fold(own.host for own in stale)
-        words = f"On {where} the host's own name gives an address that it does not have: {what}."
+        words = f"On {where} the host's own name resolves to an address that the host does not have: {what}."
         about_own = finding(view, stale, words)
         yield about_own.model_copy(update={"severity": Severity.ERROR}) if fatal else about_own
     lost = [own for own in own_names(view) if own.lost and own.resolution.addresses and not own.is_loopback]

@@ -24,6 +24,7 @@ from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import HostFacts
+from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import Network, address_of
 from nccl_doctor.text.shell import line
 
@@ -60,7 +61,8 @@ def neighbour_table_small(view: View) -> Findings:
         lost = {dial for dial in slow if not {dial.src, dial.dst}.isdisjoint(short[limit, peers])}
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{peers} hosts of the cluster share its subnet, but its kernel keeps at most {limit} neighbours.",
+            message=f"{peers} hosts of the cluster share a subnet with {fold(hosts)}, whose kernel keeps at most "
+            f"{limit} neighbours.",
             evidence=(f"{LIMIT} is {limit}",),
             facts={"limit": limit, "peers": peers, "failed": failed_where(view, lost.__contains__)},
             fix=pasted(summary, on_each(hosts, raising), needs_root=True),

@@ -42,8 +42,8 @@ def _advice(case: Case) -> Advice:
         if size and int(size["by"]):
             near = nearest(int(size["batch"]), int(size["by"]))
             return advise(
-                f"The script on {case.who} refuses batch size {size['batch']}, which does not divide by {size['by']} "
-                "GPUs.",
+                f"The script on {case.who} refuses batch size {size['batch']}, which does not divide evenly among "
+                f"{size['by']} GPUs.",
                 f"Use {' or '.join(map(str, near))}.",
             )
         return advise(

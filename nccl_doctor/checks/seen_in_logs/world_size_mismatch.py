@@ -41,14 +41,14 @@ def _advice(case: Case) -> Advice:
 def _of_batch(batch: int, world: int | None) -> Advice:
     if not world:
         return advise(
-            f"A batch of {batch} does not divide by the number of ranks, which the log does not show.",
+            f"A batch of {batch} does not divide evenly among the number of ranks, which the log does not show.",
             "nccl-doctor launch with --batch-size and the job's hosts names the nearest batch sizes that do; or use "
-            "the number of ranks times what each is to have.",
+            "the number of ranks times the batch of each.",
         )
     near = nearest(batch, world)
     does = "do" if len(near) > 1 else "does"
     return advise(
-        f"A batch of {batch} does not divide by the {world} ranks; {' or '.join(map(str, near))} {does}.",
+        f"A batch of {batch} does not divide evenly among the {world} ranks; {' or '.join(map(str, near))} {does}.",
         "Give the script such a --batch-size; nccl-doctor launch with the same option says it before the start.",
     )
 

@@ -64,19 +64,19 @@ def fabric_manager_down(view: View) -> Findings:
         )
     for (state, installed, fitting), hosts in down.items():
         startable = state in ("inactive", "failed") and not installed
-        unlike = f" (version {installed}, and the driver is {fitting})" if installed else ""
-        wanted = fitting or "the driver's version"
+        unlike = f" (its version is {installed}, the driver's {fitting})" if installed else ""
+        wanted = fitting or "of the driver's version"
+        words = {"missing": "is not installed", "failed": "has failed"}.get(state, f"is {state}")
         yield Finding(
             hosts=tuple(hosts),
-            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} NVSwitches, and nvidia-fabricmanager is "
-            f"{'not installed' if state == 'missing' else state}{unlike}: CUDA can't start.",
+            message=f"{fold(hosts)} {'has' if len(hosts) == 1 else 'have'} NVSwitches, and nvidia-fabricmanager "
+            f"{words}{unlike}: CUDA can't start.",
             evidence=(f"systemctl: nvidia-fabricmanager is {state}",),
             facts={"state": state},
             fix=pasted(
                 "Start it:"
                 if startable
-                else f"Install nvidia-fabricmanager of {wanted}, and start it; of another version it "
-                "ends as it starts.",
+                else f"Install nvidia-fabricmanager {wanted}, and start it; another version exits at its start.",
                 on_each(hosts, START) if startable else (),
                 needs_root=True,
             ),

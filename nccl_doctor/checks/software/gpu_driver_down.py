@@ -126,7 +126,7 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
     inside = isinstance(facts.identity, Identity) and facts.identity.container is not None
     if TWO_VERSIONS in words:
         remedy = "Reboot: the driver was updated while its old module stayed loaded; a container is started again."
-        problem = "its library is of another version than the loaded module"
+        problem = "its library and the loaded kernel module have different versions"
         yield Fault(problem, words, remedy, reboot=True)
     elif not nodes and inside:
         remedy = (

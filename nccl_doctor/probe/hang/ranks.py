@@ -196,7 +196,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _is_rank(pid: int, numbered: dict[int, Any], table: Table) -> bool:
-    """Return whether a Python process is a rank: no Python process above it, launchers apart, has the same variables."""
+    """Return whether a Python process is a rank: none above it, launchers apart, has the same variables."""
     if table.procs[pid].state == "Z" or not _runs_python(pid, table):
         return False
     above = [one for one in table.ancestors(pid) if numbered.get(one) == numbered[pid]]

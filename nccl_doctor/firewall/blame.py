@@ -22,7 +22,7 @@ from nccl_doctor.firewall.rules import Direction, RuleRef, Tri, every, some
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Host, Snapshot, connections_of_peer, corroborated_addresses
-from nccl_doctor.snapshot.mesh import Interception, Mesh
+from nccl_doctor.snapshot.mesh import Interception, LostConnections, Mesh
 from nccl_doctor.snapshot.network import FirewallFacts
 from nccl_doctor.snapshot.surroundings import KubeFacts, Peer, PodFacts, Policy, PolicyPort, Selector
 from nccl_doctor.text.inet import network_of, numeric
@@ -108,12 +108,14 @@ class ExplainedDials:
     Attributes:
         redirected: connections that a rule redirects.
         limits: hosts with rules that let the few dials through, and may stop a job's many.
+        doubted: the rules that may drop some of many connections made at once.
     """
 
     blames: tuple[Blame, ...]
     gaps: tuple[Gap, ...]
     redirected: frozenset[Interception] = frozenset()
     limits: tuple[Blame, ...] = ()
+    doubted: Mapping[LostConnections, RuleRef] = field(default_factory=dict)
 
     def unexplained(self, mesh: Mesh) -> tuple[FailedDial, ...]:
         """Failed dials of the mesh that no known rule blocks."""
@@ -163,7 +165,14 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
     redirected = frozenset(one for one, first in stops.items() if first and first[0].verdict.kind == "redirect")
     judged = {name for name, _ in blames} | {name for gap in gaps for name in gap.hosts}
     limits = _limits(snapshot, {name: host for name, host in hosts.items() if name not in judged}, rules, path)
-    return ExplainedDials(tuple(blames.values()), tuple(gaps), redirected, limits)
+    doubted = {
+        one: objection.verdict.rule
+        for one in mesh.lost_connections
+        if (way := path(one.src, one.dst, one.address)) is not None
+        for objection in handshake(way.syn_to(one.port), way.ends, rules[one.src], rules[one.dst])
+        if objection.verdict.rule is not None
+    }
+    return ExplainedDials(tuple(blames.values()), tuple(gaps), redirected, limits, doubted)
 
 
 def _limits(
@@ -183,7 +192,7 @@ def _limits(
             if first is None or way is None:
                 continue
             met = handshake(way.syn_to(first.port), way.ends, rules[first.src], rules[first.dst])
-            limits = [(one, _admits(one.verdict.rule)) for one in met if one.side == side]
+            limits = [(one, admits(one.verdict.rule)) for one in met if one.side == side]
             low = [one for one, most in limits if 0 <= most < connections_of_peer(snapshot, name)]
             if low and not any(one.verdict.blocks for one in met):
                 direction = low[0].packet.direction
@@ -204,7 +213,7 @@ def _connected(mesh: Mesh, name: str, end: str) -> Iterator[FailedDial]:
                     yield FailedDial(src=src, dst=dst, address=address, port=port, outcome="failed", error=LIMITED)
 
 
-def _admits(rule: RuleRef | None) -> int:
+def admits(rule: RuleRef | None) -> int:
     """Return the number of connections that a rule admits at a time: its burst or count, or its rate in a second.
 
     -1 if it has no such limit.

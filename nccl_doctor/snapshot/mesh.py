@@ -23,7 +23,7 @@ from nccl_doctor.model.base import (
     skipped,
 )
 from nccl_doctor.model.report import DialOutcome, DialSeconds, FailedDial
-from nccl_doctor.text.hostlist import grouped
+from nccl_doctor.text.hostlist import fold, grouped
 
 
 class Stall(Observed):
@@ -103,9 +103,36 @@ class Disputed(Observed):
     outcome: DialOutcome
 
 
+class LostConnections(Observed):
+    """Connections that a path lost, of those ``tried`` at once to one port: ``lost`` are without any answer."""
+
+    src: str
+    dst: str
+    address: HostAddress
+    port: Port
+    tried: Count
+    lost: Count
+    resent: Count  # connections that were answered after their first packet was repeated
+
+    @property
+    def is_unusual(self) -> bool:
+        """True if more connections were lost or late than on a sound path."""
+        return self.lost >= LEAST_LOST or self.lost + self.resent >= LEAST_LATE
+
+    @property
+    def by_port(self) -> bool:
+        """True if the path loses all packets of some connections, and none of the others."""
+        return self.lost >= LEAST_LOST and self.resent <= RESENT * (self.tried - self.lost)
+
+
+LEAST_LOST = 2
+LEAST_LATE = 4
+RESENT = 0.2  # share of the answered connections; more is loss at random, or a limit on new connections
+
+
 # by host and address, the hosts that reached its listener there
 Answers = dict[str, dict[HostAddress, tuple[str, ...]]]
-Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial, Disputed)
+Pair = TypeVar("Pair", FailedDial, Stall, Interception, RdmaDial, Disputed, LostConnections)
 
 
 class Mesh(Observed):
@@ -118,6 +145,7 @@ class Mesh(Observed):
     failed: tuple[FailedDial, ...] = ()  # dials that did not reach our own listener
     not_listening: dict[str, Clipped] = Field(default_factory=dict)  # by host, the reason why it could not listen
     disputed: tuple[Disputed, ...] = ()  # not part of ``failed``
+    lost_connections: tuple[LostConnections, ...] = ()  # pairs of those lost ``by_port`` are also in ``failed``
     # pairs of hosts between which large packets vanish
     stalls: Phased[tuple[Stall, ...]] = skipped("large packets were not tried")
     # by host and address, the hosts that received the nonce of its listener there
@@ -165,6 +193,7 @@ class Mesh(Observed):
             ports={name: ports for name, ports in self.ports.items() if name in names},
             failed=between(self.failed),
             disputed=between(self.disputed),
+            lost_connections=between(self.lost_connections),
             not_listening={name: why for name, why in self.not_listening.items() if name in names},
             stalls=self.stalls if isinstance(self.stalls, Unknown | Skipped) else between(self.stalls),
             sample=self.sample,
@@ -192,7 +221,7 @@ class Mesh(Observed):
             *stalls,
             *self.intercepted,
         )
-        pairs = (*dials, *self.rdma, *self.disputed)
+        pairs = (*dials, *self.rdma, *self.disputed, *self.lost_connections)
         ends = [(pair.src, pair.dst) for pair in pairs]
         witnesses = chain.from_iterable(met.values() for met in self.answered.values())
         hosts = (
@@ -241,6 +270,14 @@ class Group:
     def is_certain(self) -> bool:
         """True if some hosts explain the others' failures."""
         return self.minimal_cover != self.hosts
+
+    @property
+    def words(self) -> str:
+        """The hosts on both sides, ``node3 and node[1-2]``; all of them if no side is at fault."""
+        sides = (
+            (sorted(self.minimal_cover), sorted(self.hosts - self.minimal_cover)) if self.is_certain else (self.hosts,)
+        )
+        return " and ".join(map(fold, sides))
 
 
 def groups(pairs: Iterable[tuple[str, str]]) -> Iterator[Group]:

@@ -73,7 +73,9 @@ def test_json_is_a_document(hosts: Path) -> None:
 def test_one_line_for_ssh_and_the_next_failures_records(hosts: Path) -> None:
     said = ("hosts.yaml", "--format", "ssh", "--diagnosable", "--", "train.py", "--batch", "63")
     out, err = started(hosts, *said)
-    assert err.startswith("warning: --batch 63 does not divide evenly among 4 ranks; the nearest batch sizes that do: 60 and 64")
+    assert err.startswith(
+        "warning: --batch 63 does not divide evenly among 4 ranks; the nearest batch sizes that do: 60 and 64"
+    )
     (line,) = [line for line in out.splitlines() if line and not line.startswith("#")]
     assert line.count("ssh -tt -n -o BatchMode=yes node") == 2
     assert "NCCL_DEBUG_FILE=/tmp/train-" in line

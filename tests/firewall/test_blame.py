@@ -14,6 +14,7 @@ from nccl_doctor.judge import diagnose
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Diagnosis, Finding
 from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.snapshot.mesh import LostConnections
 from nccl_doctor.snapshot.network import IptablesSave
 from tests.checks.snapshots import patched
 from tests.firewall.facts import ACCEPT, DROP, captured, iptables_facts, nft_facts, tcp
@@ -227,6 +228,30 @@ def test_a_limit_that_stopped_a_dial_is_told_with_that_dial() -> None:
     limited = with_ranks(refused, 8)
     assert not judge(limited).limits
     assert judge(limited).gaps
+
+
+@pytest.mark.parametrize(
+    ("rules", "evidence"),
+    [
+        ("-A INPUT -p tcp -m statistic --mode random --probability 0.5 -j DROP", "this rule may drop them: -A INPUT"),
+        (
+            "-A INPUT -p tcp -m hashlimit --hashlimit-above 10/sec --hashlimit-mode srcip --hashlimit-name x -j DROP",
+            None,
+        ),
+        ("-A INPUT -p udp -j DROP", ""),
+    ],
+)
+def test_packets_that_many_connections_at_once_lose(rules: str, evidence: str | None) -> None:
+    """A rule that drops some is named; a limit that suffices for the job is no fault, though 32 connections exceed it."""
+    ends = {"src": "node2", "dst": "node1", "address": "10.0.0.1", "port": 40001}
+    lost = LostConnections.model_validate({**ends, "tried": 32, "lost": 5, "resent": 12})
+    seen = snapshot({"node1": iptables_facts(rules)}, [], answered=WITNESSES)
+    seen = seen.model_copy(update={"mesh": known(seen.mesh).model_copy(update={"lost_connections": (lost,)})})
+    found = diagnose.judge(seen, "check", lambda check: check.category == "ports").diagnoses
+    assert [(one.name, one.severity.value) for one in found] == [("round-trip-long", "warning")] * (
+        evidence is not None
+    )
+    assert any(evidence and evidence in line for one in found for line in map(str, one.evidence)) is bool(evidence)
 
 
 def test_two_nodes_of_one_machine_talk_over_its_loopback() -> None:

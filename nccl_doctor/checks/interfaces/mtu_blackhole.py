@@ -5,7 +5,8 @@ data, or at the first collective. Some link on the path (a switch, a tunnel, a V
 the message that would tell them so is filtered.
 
 How we know: over a connection between the addresses that NCCL will use, packets of full size were sent with the "don't
-fragment" bit, as TCP always does, and never acknowledged.
+fragment" bit, as TCP always does, and never acknowledged. If some of them were, the path loses packets of any size
+(round-trip-long).
 
 Fix: lower the interfaces' MTU to what the path passes (1500, or 1450 inside a tunnel), or raise it on the switches; let
 ICMP "fragmentation needed" through.
@@ -21,7 +22,10 @@ from nccl_doctor.model.base import Skipped, Unknown
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.mesh import Stall, accused
+from nccl_doctor.snapshot.network import Interfaces
 from nccl_doctor.text.hostlist import fold, grouped
+
+HEADERS = 100  # bytes: IPv6 and TCP with options, or less
 
 
 @check("NCD214", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
@@ -34,21 +38,34 @@ def mtu_blackhole(view: View) -> Findings:
         yield Unjudged((), mesh.stalls.reason)
         return
     shares: dict[str, list[Stall]] = {}
-    rest = list(mesh.stalls)
+    found = [stall for stall in mesh.stalls if not is_lossy(view, stall)]
+    rest = list(found)
     while rest:
         ends = [name for stall in rest for name in (stall.src, stall.dst)]
         worst = max(sorted(set(ends)), key=ends.count)
         shares[worst] = [stall for stall in rest if worst in (stall.src, stall.dst)]
         rest = [stall for stall in rest if worst not in (stall.src, stall.dst)]
-    everybody = _ends(mesh.stalls)
+    everybody = _ends(found)
     if len(shares) > 1 and len(everybody) <= 2 * len(shares):
         # No single host: a switch between all of them, or a link between two groups.
-        yield _finding(view, everybody, fold(everybody), mesh.stalls)
+        yield _finding(view, everybody, fold(everybody), found)
         return
     for host, stalls in shares.items():
         others = tuple(name for name in _ends(stalls) if name != host)
         hosts = accused((host,) if len(others) > 1 else _ends(stalls), ((one.src, one.dst) for one in stalls))
         yield _finding(view, hosts, f"{host} and {fold(others)}", stalls)
+
+
+def is_lossy(view: View, stall: Stall) -> bool:
+    """Return whether a full packet arrived, so that the path loses packets of any size."""
+    mtus = [
+        link.mtu
+        for host, facts in view.facts
+        if host.name in (stall.src, stall.dst) and isinstance(facts.interfaces, Interfaces)
+        for link in facts.interfaces.links
+        if host.name in view.nccl.interfaces and link.name == view.nccl.interfaces[host.name].name
+    ]
+    return stall.sent - stall.unacked >= stall.segment >= min(mtus) - HEADERS if mtus else False
 
 
 def _ends(stalls: Iterable[Stall]) -> tuple[str, ...]:

@@ -19,7 +19,9 @@ dials itself: the master its own port, and a host with several ranks its own por
 The smallest set of hosts that explains all failures is named: one host that is cut off from four others, not the four.
 If several sets are equally small, all are named. If only one direction of a pair fails, the host that reports it is
 named, since the report of one host does not accuse another. If a host reports that a connection failed and the other
-end accepted it, the pair is unknown.
+end accepted it, the pair is unknown. If only some of a host's ports do not answer, or a port answers only later, 32
+connections are made to it at once: if some get no answer and others do, the path loses connections by their ports, as a
+bond with a dead member or one dead route of several does, or it loses packets at random.
 
 Fix: ask whoever runs the network between the two hosts to let all TCP ports through among the cluster's addresses, both
 ways. In a cloud that is the security group of both instances (a rule whose source is the group itself) and the network
@@ -35,12 +37,12 @@ from itertools import permutations
 from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.view import Findings, View, check, on_each, pairs_of, pasted, ports_of
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
-from nccl_doctor.snapshot.mesh import Group, Mesh, Rail, accused, groups
-from nccl_doctor.snapshot.network import FirewallFacts
+from nccl_doctor.snapshot.mesh import Group, LostConnections, Mesh, Rail, accused, groups
+from nccl_doctor.snapshot.network import FirewallFacts, Interfaces
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, nouns
 from nccl_doctor.text.shell import line
@@ -67,7 +69,9 @@ def port_unreachable(view: View) -> Findings:
     for (src, dst), dials in grouped(((dial.src, dial.dst), dial) for dial in mesh.disputed).items():
         ports = ", ".join(map(str, sorted({dial.port for dial in dials})))
         yield Unjudged((src, dst), f"{src} says that it could not connect to {dst}:{ports}, but {dst} accepted it")
-    rest = [dial for dial in view.dials.unexplained if dial.src != dial.dst]
+    yield from _lossy(view)
+    lossy = {(one.src, one.dst) for one in mesh.lost_connections}
+    rest = [dial for dial in view.dials.unexplained if dial.src != dial.dst and (dial.src, dial.dst) not in lossy]
     from_others = {dial.dst for dial in rest}  # what blocks other hosts also blocks the host's own dials
     alone = (dial.dst for dial in view.dials.unexplained if dial.src == dial.dst and dial.dst not in from_others)
     for name in dict.fromkeys(alone):
@@ -75,6 +79,36 @@ def port_unreachable(view: View) -> Findings:
         yield _finding(view, (name,), f"{name} can't reach itself at its own address {mine[0].address}", mine)
     for rail in dict.fromkeys((None, *(rail_of(mesh, dial) for dial in rest))):
         yield from _among(view, [dial for dial in rest if rail_of(mesh, dial) == rail], rail)
+
+
+def _lossy(view: View) -> Iterator[Finding]:
+    """Yield one finding for each group of hosts whose paths lose some connections and pass others."""
+    dials = {(dial.src, dial.dst): dial for dial in view.dials.unexplained}
+    losses = [one for one in view.mesh.lost_connections if one.by_port and (one.src, one.dst) in dials]
+    for group in groups((one.src, one.dst) for one in losses):
+        mine = [one for one in losses if one.src in group.hosts]
+        pairs = {(one.src, one.dst): dials[one.src, one.dst] for one in mine}
+        lost, tried = sum(one.lost for one in mine), sum(one.tried for one in mine)
+        ends = f"from {fold(sorted({one.src for one in mine}))} to {fold(sorted({one.dst for one in mine}))}"
+        sentence = f"{lost} of {tried} connections {ends} got no answer; the others reached the same ports"
+        yield _finding(view, accused(sorted(group.minimal_cover), pairs), sentence, list(pairs.values()), losses=mine)
+
+
+def _mend_path(view: View, hosts: Collection[str]) -> Fix:
+    """Return the advice for a path that loses all packets of some connections."""
+    bonds = [
+        command
+        for host in view.snapshot.reached
+        if host.name in hosts and host.facts and isinstance(host.facts.interfaces, Interfaces)
+        for link in host.facts.interfaces.links
+        if link.kind == "bond"
+        for command in on(host.name, line("cat {file}", file=f"/proc/net/bonding/{link.name}"))
+    ]
+    return pasted(
+        "The path loses all packets of some connections: look for a dead member of a bond or of the switch's port "
+        "channel, then for one dead route of several (ECMP).",
+        tuple(bonds),
+    )
 
 
 def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[Finding]:
@@ -120,13 +154,20 @@ def _all(view: View, group: Group, dials: list[FailedDial], rail: Rail | None) -
 
 
 def _finding(
-    view: View, hosts: tuple[str, ...], sentence: str, dials: Sequence[FailedDial], rail: Rail | None = None
+    view: View,
+    hosts: tuple[str, ...],
+    sentence: str,
+    dials: Sequence[FailedDial],
+    rail: Rail | None = None,
+    *,
+    losses: Sequence[LostConnections] = (),
 ) -> Finding:
     groups = grouped(((dial.dst, dial.address, dial.outcome), dial) for dial in dials)
     evidence = [
         f"{fold(sorted({dial.src for dial in those}))} -> {address}:{ports_of(those, len(those))}: {MEANS[outcome]}"
-        for (_dst, address, outcome), those in groups.items()
+        for (_dst, address, outcome), those in ({} if losses else groups).items()
     ]
+    evidence += [f"{one.src} -> {one.address}:{one.port}: {one.lost} of {one.tried} got no answer" for one in losses]
     ends = {name for dial in dials for name in (dial.src, dial.dst)}
     told = {host.name: host.facts.firewall for host in view.snapshot.reached if host.facts}
     judged = {name for name, firewall in told.items() if isinstance(firewall, FirewallFacts)}
@@ -140,6 +181,8 @@ def _finding(
     used = f" over {rail.interface}, which {' and '.join(rail.users)} will use for data, too" if rail else ""
     advice = _by_the_other_address(view, dials) or between(view.kube, ends)
     fix = Fix(summary=advice) if advice else _look(dials, unread, judged)
+    if losses and not unclear:
+        fix = _mend_path(view, ends)
     return Finding(
         hosts=hosts,
         message=f"{sentence}{used}.",

@@ -5,17 +5,22 @@ another site or a VPN, a loaded switch, a duplex mismatch or a lossy port.
 
 How we know: the kernel's measurement of each connection in the port test (TCP_INFO), which costs nothing. A host is
 named if even its shortest round trip, to and from all others, is ten times theirs and 5 ms longer, or if packets were
-retransmitted in half of its dials but in hardly any others. A busy host is ignored.
+retransmitted in half of its dials but in hardly any others. A busy host is ignored. A warning: of 32 connections made
+at once many were answered only after their first packet was repeated, or never, or 32 KiB did not arrive within 1.5 s,
+although full packets did. Either packets are lost at random, or something limits new connections.
 
 Fix: `tracepath` to the others shows the path, `ethtool -S` the errors; `nccl-doctor check --rate` measures each pair.
 """
 
+from collections.abc import Iterator
 from statistics import median
 
+from nccl_doctor.checks.interfaces.mtu_blackhole import is_lossy
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.firewall.blame import admits
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Absent
-from nccl_doctor.snapshot.mesh import Trips
+from nccl_doctor.snapshot.mesh import Trips, accused, groups
 
 TIMES = 10
 LEAST_US = 5000  # more than the others' median
@@ -27,7 +32,9 @@ OTHERS = 0.1  # share of the others' dials that may have had retransmissions
 def round_trip_long(view: View) -> Findings:
     """Yield one finding per slow host, if there are others to compare it with."""
     trips = view.mesh.trips
-    if not trips:
+    lossy = list(_lossy(view))
+    yield from lossy
+    if not trips and not lossy:
         yield Absent("no round trips were kept")
     load = view.snapshot.load
     busy = {name for name, one in load.hosts.items() if one.busy} if load is not None else set[str]()
@@ -38,7 +45,7 @@ def round_trip_long(view: View) -> Findings:
         usual = median(one.shortest_us for one in others)
         if own.shortest_us >= max(TIMES * usual, usual + LEAST_US):
             words = f"take at least {own.shortest_us / 1e3:.0f} ms; between the other hosts {usual / 1e3:.2f} ms"
-        elif _resends(own, others):
+        elif not lossy and _resends(own, others):
             words = f"were retransmitted in {own.again} of {own.pairs} connections"
         else:
             continue
@@ -48,6 +55,39 @@ def round_trip_long(view: View) -> Findings:
             evidence=tuple(f"{name}: {_words(one)}" for name, one in trips.items()),
             facts={"rtt_us": own.shortest_us, "usual_us": usual, "again": own.again, "pairs": own.pairs},
             fix="Look at the way to it (tracepath) and its port's errors (ethtool -S); --rate measures each pair.",
+        )
+
+
+def _lossy(view: View) -> Iterator[Finding]:
+    """Yield a warning for each group of hosts between which packets are lost, without the effects of rules' limits."""
+    doubted = {one: rule for one, rule in view.dials.firewall.doubted.items() if admits(rule) < 0}
+    limited = view.dials.firewall.doubted.keys() - doubted.keys()
+    losses = [one for one in view.mesh.lost_connections if not one.by_port and one not in limited]
+    stalls = [one for one in (view.mesh.stalls if isinstance(view.mesh.stalls, tuple) else ()) if is_lossy(view, one)]
+    pairs = [*((one.src, one.dst) for one in losses), *((one.src, one.dst) for one in stalls)]
+    for group in groups(pairs):
+        mine = [one for one in losses if one.src in group.hosts]
+        tried, late = sum(one.tried for one in mine), sum(one.resent + one.lost for one in mine)
+        repeated = f"the first packet of {late} of {tried} connections had to be repeated"
+        evidence = [
+            f"{one.src} -> {one.address}:{one.port}: of {one.tried} connections made at once, {one.resent} were "
+            f"answered late, and {one.lost} not within some seconds"
+            for one in mine
+        ]
+        evidence += [
+            f"{one.src} -> {one.address}: {one.unacked} of {one.sent} bytes never arrived"
+            for one in stalls
+            if one.src in group.hosts
+        ]
+        rules = dict.fromkeys(doubted[one].text for one in mine if one in doubted)
+        yield Finding(
+            hosts=accused(sorted(group.minimal_cover), [pair for pair in pairs if pair[0] in group.hosts]),
+            message=f"Packets between {group.words} are lost: {repeated if mine else 'a transfer did not end'}.",
+            evidence=(*evidence, *(f"this rule may drop them: {rule}" for rule in rules)),
+            facts={"late": late, "tried": tried},
+            fix="Look for a bad cable, a duplex mismatch, port errors (ethtool -S), or a limit on new connections on "
+            "the path; nccl-doctor check --rate measures each pair.",
+            severity=Severity.WARNING,
         )
 
 

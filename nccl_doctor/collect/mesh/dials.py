@@ -23,10 +23,11 @@ from nccl_doctor.collect import probe_answers
 from nccl_doctor.collect.connect.parallel import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.mesh import plan
+from nccl_doctor.collect.mesh.lost_connections import ConnectionTrials
 from nccl_doctor.collect.probe_answers import Dialled, DialRow, Heard, Listening, MalformedError, ProbeError
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.snapshot.mesh import Sample
+from nccl_doctor.snapshot.mesh import LostConnections, Sample
 from nccl_doctor.text.hostlist import fold
 
 FEW = 0.05  # share of all dials up to which timed-out dials are repeated; with three hosts, one dial
@@ -115,6 +116,7 @@ class Dialling:
     addresses: dict[str, str]
     doubtful: dict[str, dict[str, str]] = field(default_factory=dict)
     beside: dict[str, set[str]] = field(default_factory=dict)
+    lost_connections: tuple[LostConnections, ...] = ()
 
     @cached_property
     def nodes(self) -> dict[str, Node]:
@@ -151,7 +153,7 @@ class Dialling:
                 own = self.facts[name], self.addresses[name], self.cluster, self.ports.get(name, ())
                 targets[name] += plan.own_targets(self.nodes[name], *own)
 
-        return self._dial(targets, on_done)
+        return self._dial(targets, on_done, trials=True)
 
     @cached_property
     def engine_addresses(self) -> dict[str, str]:
@@ -174,15 +176,26 @@ class Dialling:
         }
         return self._dial(targets, lambda _session: None)
 
-    def _dial(self, targets: dict[str, list[plan.Target]], on_done: Callable[[ProbeSession], None]) -> Dials:
+    def _dial(
+        self, targets: dict[str, list[plan.Target]], on_done: Callable[[ProbeSession], None], *, trials: bool = False
+    ) -> Dials:
         def first(session: ProbeSession) -> Dialled:
             return dial_targets(session, targets[session.node.name], self.nonce, self.dial_s)
 
         def again(session: ProbeSession, wanted: list[plan.Target]) -> Dialled:
             return dial_targets(session, wanted, self.nonce, AGAIN * self.dial_s)
 
+        def many(session: ProbeSession, wanted: list[plan.Target]) -> Dialled:
+            return dial_targets(session, wanted, self.nonce, self.dial_s)
+
         dialled = ask_all(first, self.sessions, on_done, Window())
-        return targets, retry(self.sessions, targets, dialled, again)
+        answers = retry(self.sessions, targets, dialled, again)
+        master = self.cluster.nodes[0].name, self.cluster.master_port
+        if not trials:
+            return targets, answers
+        answers, lost = ConnectionTrials(self.sessions, targets, dialled, answers, many, master).run()
+        self.lost_connections += lost
+        return targets, answers
 
 
 @contextmanager

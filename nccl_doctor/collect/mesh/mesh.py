@@ -145,7 +145,8 @@ def run_mesh(
     crowded = {name: crowd(told) for name, told in heard.items() if told.crowds}
     silent.update({dial.dst: crowded[dial.dst] for dial in failed if dial.outcome in LATE and dial.dst in crowded})
     failed = [dial for dial in failed if not (dial.outcome in LATE and dial.dst in crowded)]
-    disputed = disputes(failed, facts, heard)
+    lossy = {(one.src, one.dst) for one in dialling.lost_connections if one.by_port}
+    disputed = disputes([dial for dial in failed if (dial.src, dial.dst) not in lossy], facts, heard)
     denied = {(dial.src, dial.dst, dial.address, dial.port) for dial in disputed}
     failed = [dial for dial in failed if (dial.src, dial.dst, dial.address, dial.port) not in denied]
     return Mesh(
@@ -155,6 +156,7 @@ def run_mesh(
         ports=ports,
         failed=tuple(failed),
         disputed=disputed,
+        lost_connections=dialling.lost_connections,
         not_listening=silent,
         stalls=stalls,
         answered=met,

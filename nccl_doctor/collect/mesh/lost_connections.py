@@ -1,0 +1,162 @@
+"""Paths that lose some connections and pass others: by their ports (a dead member of a bond or route), or at random.
+
+Such a path passes most dials of the mesh, and a dial that it lost succeeds when repeated from another source port. So
+many dials are made to one port at once. A packet without an answer is lost, however busy the programs at both ends are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from nccl_doctor.collect.connect.parallel import Window, fan_out
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.mesh import plan
+from nccl_doctor.collect.probe_answers import Dialled, DialRow
+from nccl_doctor.snapshot.mesh import LostConnections
+from nccl_doctor.text.hostlist import grouped
+
+DIALS = 32  # dials at once, each from a source port of its own; one dead route of eight loses four of them
+FEW_HOSTS = 16  # with more, each host has dials enough: three ports of every other one
+MOST_PAIRS = 16  # pairs that are tried at once
+MOST_PEERS = 3  # hosts that try one listener, which keeps a limited number of connections (probe/mesh/mesh.py)
+Answers = list[Dialled | Exception]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Many dials from the host at ``place`` to a port of its target with this index."""
+
+    place: int
+    index: int
+    port: int
+
+
+@dataclass(frozen=True)
+class ConnectionTrials:
+    """Trials of the paths of a mesh: its targets by dialling host, and the answers in the hosts' order.
+
+    Attributes:
+        first: the answers before lost dials were repeated, ``answers`` those after it.
+        master: the master's name and port, which proves nothing since a firewall often opens only that port.
+    """
+
+    sessions: list[ProbeSession]
+    targets: dict[str, list[plan.Target]]
+    first: Answers
+    answers: Answers
+    dial: Callable[[ProbeSession, list[plan.Target]], Dialled]
+    master: tuple[str, int]
+
+    def run(self) -> tuple[Answers, tuple[LostConnections, ...]]:
+        """Return the answers with a failed dial for each path that loses connections by their ports, and all losses.
+
+        Late dials of a path that loses packets at random are no failed ones. If a path loses connections, both its ends
+        are tried with other hosts. Busy hosts are left out.
+        """
+        trials = {(trial.place, trial.index): trial for trial in (*self._neighbours(), *self._doubtful())}
+        found = self._losses(trials.values())
+        ends = {(one.src, one.dst) for one, _, _ in found}
+        found += self._losses(trial for trial in self._beside(ends) if (trial.place, trial.index) not in trials)
+        answers = list(self.answers)
+        for one, trial, row in found:
+            after = answers[trial.place]
+            assert isinstance(after, Dialled)
+            failed = [
+                known for known in after.failed if one.by_port or known.target != trial.index or not _is_late(known)
+            ]
+            if one.by_port and row is not None and row[:2] not in {known[:2] for known in failed}:
+                failed.append(row)
+            update = {"connected": after.connected + len(after.failed) - len(failed), "failed": tuple(failed)}
+            answers[trial.place] = after.model_copy(update=update)
+        return answers, tuple(one for one, _, _ in found)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [session.node.name for session in self.sessions]
+
+    @cached_property
+    def _ready(self) -> set[str]:
+        loads = {session.node.name: session.hello.load for session in self.sessions}
+        return {name for name, load in loads.items() if load is None or not load.busy}
+
+    def _target(self, trial: Trial) -> plan.Target:
+        return self.targets[self._names[trial.place]][trial.index]
+
+    def _reached(self, place: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield the index of each target that a host reached, with the ports that answered, except the master's."""
+        after, name = self.answers[place], self._names[place]
+        if isinstance(after, Exception):
+            return
+        failed = {(row.target, row.port) for row in after.failed}
+        for index, to in enumerate(self.targets[name]):
+            ports = [port for port in to.ports if (index, port) not in failed and (to.dst, port) != self.master]
+            if ports and to.dst != name:
+                yield index, ports
+
+    def _doubtful(self) -> Iterator[Trial]:
+        """Yield trials of targets that answered on some port, but not on another, or only when dialled again."""
+        for place, before in enumerate(self.first):
+            reached = dict(self._reached(place))
+            rows = [] if isinstance(before, Exception) else [row for row in before.failed if _is_late(row)]
+            for row in {row.target: row for row in rows if row.target in reached}.values():
+                yield Trial(place, row.target, row.port)
+
+    def _neighbours(self) -> Iterator[Trial]:
+        """Yield, in a small mesh, trials from each host to the addresses of the next host that it reached."""
+        for place, name in enumerate(self._names if len(self._names) <= FEW_HOSTS else ()):
+            near = (*self._names[place + 1 :], *self._names[:place])
+            reached = grouped((self.targets[name][index].dst, (index, ports)) for index, ports in self._reached(place))
+            following = next((other for other in near if other in reached), name)
+            yield from (Trial(place, index, ports[-1]) for index, ports in reached.get(following, ()))
+
+    def _beside(self, ends: set[tuple[str, str]]) -> Iterator[Trial]:
+        """Yield trials of other pairs with one of these ends, which show whose path is at fault."""
+        sources, targets = {src for src, _ in ends}, {dst for _, dst in ends}
+        for place, name in enumerate(self._names if ends else ()):
+            for index, ports in self._reached(place):
+                dst = self.targets[name][index].dst
+                if (name, dst) not in ends and (name in sources or dst in targets or (dst, name) in ends):
+                    yield Trial(place, index, ports[-1])
+
+    def _losses(self, trials: Iterable[Trial]) -> list[tuple[LostConnections, Trial, DialRow | None]]:
+        chosen: dict[int, list[Trial]] = {}
+        peers: Counter[str] = Counter()
+        for trial in trials:
+            dst = self._target(trial).dst
+            if (
+                {self._names[trial.place], dst} <= self._ready
+                and peers[dst] < MOST_PEERS
+                and peers.total() < MOST_PAIRS
+            ):
+                chosen.setdefault(trial.place, []).append(trial)
+                peers[dst] += 1
+        told = fan_out(self._tried, list(chosen.values()), window=Window())
+        return [loss for each in told if not isinstance(each, Exception) for loss in each]
+
+    def _tried(self, trials: list[Trial]) -> list[tuple[LostConnections, Trial, DialRow | None]]:
+        wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in trials]
+        session = self.sessions[trials[0].place]
+        told = self.dial(session, [target for target in wanted for _ in range(DIALS)])
+        resent = Counter(trip.target // DIALS for trip in told.trips if trip.again)
+        found = []
+        for at, (trial, to) in enumerate(zip(trials, wanted, strict=True)):
+            failed = [row for row in told.failed if row.target // DIALS == at]
+            rows = [row for row in failed if _is_unanswered(row)]
+            late = resent[at] + len(failed) - len(rows)
+            ends = {"src": session.node.name, "dst": to.dst, "address": to.address, "port": trial.port}
+            loss = LostConnections(**ends, tried=DIALS, lost=len(rows), resent=late)
+            if loss.is_unusual and len(failed) < DIALS and all(map(_is_late, failed)):
+                found.append((loss, trial, rows[0]._replace(target=trial.index) if rows else None))
+        return found
+
+
+def _is_unanswered(row: DialRow) -> bool:
+    return row.outcome == "timed-out" and row.error == "ETIMEDOUT"
+
+
+def _is_late(row: DialRow) -> bool:
+    """Return whether packets of the dial may be lost; without the handshake's last one, a dial looks intercepted."""
+    return row.outcome in ("timed-out", "intercepted")

@@ -1,0 +1,175 @@
+"""Many dials to one port at once: which pairs are tried, and what their answers mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.mesh.lost_connections import DIALS, ConnectionTrials
+from nccl_doctor.collect.mesh.plan import Target
+from nccl_doctor.collect.probe_answers import DIALLED, Dialled, Hello, ProbeError
+from nccl_doctor.model.report import MachineLoad
+from nccl_doctor.snapshot.mesh import LostConnections
+from tests.collect.nodes import node
+
+PORTS = (40000, 40001, 40002)
+MASTER = ("a", 29500)
+BUSY = MachineLoad(queue=9.0, cpus=2)
+LATE = ["timed-out", "ETIMEDOUT", 3.0]
+
+
+class Somebody:
+    def __init__(self, name: str, rank: int, load: MachineLoad | None = None) -> None:
+        self.node = node(name=name, rank=rank)
+        self.hello = Hello(python="3.11.2", machine="x86_64", pid=7, load=load)
+
+
+def told(connected: int, failed: list[list[Any]], trips: list[list[Any]] | None = None) -> Dialled:
+    return DIALLED.validate_python({"connected": connected, "failed": failed, "trips": trips or []})
+
+
+Loss = Callable[[str, str], tuple[int, int]]
+
+
+class Mesh:
+    """A mesh of hosts, with the losses of each path: connections without an answer, and with a late one."""
+
+    def __init__(self, names: str, loss: Loss, busy: str = "") -> None:
+        self.sessions = [Somebody(name, rank, BUSY if name in busy else None) for rank, name in enumerate(names)]
+        self.targets = {
+            name: [
+                Target(other, f"10.0.0.{rank}", self.ports(other)) for rank, other in enumerate(names) if other != name
+            ]
+            for name in names
+        }
+        self.loss = loss
+        self.tried: list[tuple[str, str, int]] = []
+        self.outcome: list[Any] = LATE
+
+    @staticmethod
+    def ports(name: str) -> tuple[int, ...]:
+        return (29500, *PORTS) if name == "a" else PORTS
+
+    def dial(self, session: ProbeSession, targets: list[Target]) -> Dialled:
+        src = session.node.name
+        assert all(len(target.ports) == 1 for target in targets)
+        self.tried += [(src, targets[at].dst, targets[at].ports[0]) for at in range(0, len(targets), DIALS)]
+        failed, trips = [], []
+        for at, target in enumerate(targets):
+            lost, late = self.loss(src, target.dst)
+            if at % DIALS < lost:
+                failed.append([at, target.ports[0], *self.outcome])
+            else:
+                trips.append([at, 90, int(at % DIALS < lost + late)])
+        return told(len(targets) - len(failed), failed, trips)
+
+    def answers(self, failed: dict[str, list[list[Any]]]) -> list[Dialled | Exception]:
+        whole = {name: sum(len(to.ports) for to in targets) for name, targets in self.targets.items()}
+        return [told(whole[name] - len(failed.get(name, [])), failed.get(name, [])) for name in self.targets]
+
+    def run(
+        self, first: dict[str, list[list[Any]]], then: dict[str, list[list[Any]]] | None = None
+    ) -> tuple[list[Dialled | Exception], tuple[LostConnections, ...]]:
+        sessions = cast("list[ProbeSession]", self.sessions)
+        before, after = self.answers(first), self.answers(first if then is None else then)
+        return ConnectionTrials(sessions, self.targets, before, after, self.dial, MASTER).run()
+
+
+def sound(_src: str, _dst: str) -> tuple[int, int]:
+    return 0, 0
+
+
+def test_each_host_of_a_small_mesh_tries_the_next_one_and_nothing_is_lost() -> None:
+    mesh = Mesh("abc", sound)
+    answers, losses = mesh.run({})
+    assert sorted(mesh.tried) == [("a", "b", 40002), ("b", "c", 40002), ("c", "a", 40002)]
+    assert answers == mesh.answers({})
+    assert losses == ()
+
+
+def test_a_large_mesh_has_dials_enough() -> None:
+    mesh = Mesh("abcdefghijklmnopq", sound)
+    assert mesh.run({})[1] == ()
+    assert mesh.tried == []
+
+
+def test_both_ends_of_a_path_that_loses_connections_are_tried_with_others() -> None:
+    mesh = Mesh("abcd", lambda _src, dst: (4, 0) if dst == "d" else (0, 0))
+    answers, losses = mesh.run({})
+    assert {(one.src, one.dst) for one in losses} == {("a", "d"), ("b", "d"), ("c", "d")}
+    assert all(one.by_port and (one.tried, one.lost, one.resent) == (DIALS, 4, 0) for one in losses)
+    for answer in answers[:3]:  # one failed dial for each such path
+        assert isinstance(answer, Dialled)
+        (row,) = answer.failed
+        assert (row.outcome, row.port) == ("timed-out", 40002)
+    assert answers[3] == mesh.answers({})[3]
+
+
+def test_a_dial_that_succeeds_when_repeated_makes_a_pair_doubtful() -> None:
+    mesh = Mesh("abcdefghijklmnopq", lambda src, dst: (3, 0) if (src, dst) == ("c", "b") else (0, 0))
+    answers, losses = mesh.run({"c": [[1, 40001, *LATE]]}, {})
+    assert mesh.tried[0] == ("c", "b", 40001)
+    assert [(one.src, one.dst, one.port, one.lost) for one in losses] == [("c", "b", 40001, 3)]
+    third = answers[2]
+    assert isinstance(third, Dialled)
+    assert [row.port for row in third.failed] == [40001]
+
+
+def test_a_pair_without_any_answer_but_the_masters_port_is_not_tried() -> None:
+    failed = {"b": [[0, port, *LATE] for port in PORTS]}  # a firewall that opens only the master's port
+    mesh = Mesh("ab", sound)
+    answers, losses = mesh.run(failed)
+    assert mesh.tried == [("a", "b", 40002)]
+    assert answers == mesh.answers(failed)
+    assert losses == ()
+
+
+def test_a_closed_port_beside_open_ones_loses_every_connection_and_stays_as_it_was() -> None:
+    mesh = Mesh("ab", lambda src, _dst: (DIALS, 0) if src == "b" else (0, 0))
+    failed = {"b": [[0, 40001, *LATE]]}
+    answers, losses = mesh.run(failed)
+    assert ("b", "a", 40001) in mesh.tried
+    assert answers == mesh.answers(failed)
+    assert losses == ()
+
+
+@pytest.mark.parametrize("busy", ["a", "b"])
+def test_busy_hosts_are_left_out(busy: str) -> None:
+    mesh = Mesh("ab", lambda *_: (5, 0), busy=busy)
+    assert mesh.run({})[1] == ()
+    assert mesh.tried == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "late", "is_reported", "by_port"),
+    [(0, 3, False, False), (1, 2, False, False), (2, 0, True, True), (0, 4, True, False), (6, 12, True, False)],
+)
+def test_losses_at_random_are_no_failed_dials(lost: int, late: int, *, is_reported: bool, by_port: bool) -> None:
+    mesh = Mesh("ab", lambda src, _dst: (lost, late) if src == "a" else (0, 0))
+    answers, losses = mesh.run({})
+    assert [one.by_port for one in losses] == [by_port] * is_reported
+    assert (answers == mesh.answers({})) is not by_port
+
+
+def test_refused_connections_are_no_loss() -> None:
+    mesh = Mesh("ab", lambda *_: (5, 0))
+    mesh.outcome = ["refused", "ECONNREFUSED", 0.001]
+    assert mesh.run({})[1] == ()
+
+
+def test_a_host_that_answers_no_more_is_passed_over() -> None:
+    mesh = Mesh("abc", lambda _src, dst: (4, 0) if dst == "b" else (0, 0))
+    answers: list[Dialled | Exception] = [*mesh.answers({})[:1], ProbeError("gone"), *mesh.answers({})[2:]]
+    sessions = cast("list[ProbeSession]", mesh.sessions)
+
+    def dial(session: ProbeSession, targets: list[Target]) -> Dialled:
+        if session.node.name == "c":
+            raise ProbeError("gone")
+        return mesh.dial(session, targets)
+
+    after, losses = ConnectionTrials(sessions, mesh.targets, answers, answers, dial, MASTER).run()
+    assert [(one.src, one.dst) for one in losses] == [("a", "b")]
+    assert isinstance(after[1], ProbeError)

@@ -80,7 +80,20 @@ def beside(report: Report, snapshot: Snapshot) -> Report:
 
 
 FLEETING = frozenset(  # names of fields that differ every time
-    {"clock", "sockets", "age_s", "memory_used_mib", "free_bytes", "timings", "spent", "firewall_after", "pid", "ppid"}
+    {
+        "clock",
+        "sockets",
+        "age_s",
+        "memory_used_mib",
+        "free_bytes",
+        "free_files",
+        "used",
+        "timings",
+        "spent",
+        "firewall_after",
+        "pid",
+        "ppid",
+    }
     | {"network"}  # the number of a network namespace
 )
 KEYS = ("name", "path", "interface", "uuid", "index", "destination", "number", "port")

@@ -315,6 +315,7 @@ FAULTS = {
     "mtu-blackhole": "large packets are lost",
     "mtu-mismatch": "MTUs differ",
     "neighbour-table-small": "neighbour table is small",
+    "conntrack-table-full": "table of tracked connections is full",
     "nccl-installed-twice": "NCCL is installed twice",
     "nccl-known-bad": "NCCL version with a known fault",
     "nofile-low": "open files limit is low",

@@ -117,6 +117,7 @@ class HostFacts(Observed):
     sysctls: Fact[dict[str, SysctlNumber]] = unknown("not asked")
     temporary: Fact[tuple[system.TemporaryFolder, ...]] = unknown("not examined")
     tasks: Fact[tuple[system.TaskLimit, ...]] = unknown("not examined")
+    conntrack: Fact[network.ConntrackTable | None] = unknown("not examined")  # None if connections are not tracked
     rdma: Fact[tuple[system.RdmaDevice, ...]] = unknown("not examined")
     pci: Fact[system.PciPaths] = unknown("not examined")
     gpu_driver: Fact[system.GpuDriver | None] = unknown("not examined")  # None without a GPU on the PCI bus

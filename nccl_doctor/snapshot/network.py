@@ -360,6 +360,13 @@ def _ordered(span: tuple[int, int]) -> tuple[int, int]:
 PortSpan = Annotated[tuple[SocketPort, SocketPort], AfterValidator(_ordered)]  # first and last port of a range
 
 
+class ConntrackTable(Observed):
+    """The kernel's table of tracked connections: its limit, and the number of entries of this network namespace."""
+
+    most: Count
+    used: Count
+
+
 class PortRange(Observed):
     """The range of ports that the kernel assigns by itself."""
 

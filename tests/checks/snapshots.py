@@ -67,6 +67,7 @@ def _host(rank: int) -> dict[str, Any]:
             "shm": {"total_bytes": 67_000_000_000, "free_bytes": 67_000_000_000},
             "temporary": [{"path": "/tmp", "free_bytes": 50_000_000_000, "free_files": 3_000_000}],
             "tasks": [{"name": "ulimit -u", "most": 30000, "used": 40}],
+            "conntrack": {"most": 262144, "used": 300},
             "port_range": {"low": 32768, "high": 60999, "reserved": ""},
             "env": {},
             "config_files": [],

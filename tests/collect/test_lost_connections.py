@@ -17,7 +17,7 @@ from tests.collect.nodes import node
 
 PORTS = (40000, 40001, 40002)
 MASTER = ("a", 29500)
-BUSY = MachineLoad(queue=9.0, cpus=2)
+OVERLOADED = MachineLoad(queue=16.0, cpus=2)
 LATE = ["timed-out", "ETIMEDOUT", 3.0]
 
 
@@ -38,7 +38,7 @@ class Mesh:
     """A mesh of hosts, with the losses of each path: connections without an answer, and with a late one."""
 
     def __init__(self, names: str, loss: Loss, busy: str = "") -> None:
-        self.sessions = [Somebody(name, rank, BUSY if name in busy else None) for rank, name in enumerate(names)]
+        self.sessions = [Somebody(name, rank, OVERLOADED if name in busy else None) for rank, name in enumerate(names)]
         self.targets = {
             name: [
                 Target(other, f"10.0.0.{rank}", self.ports(other)) for rank, other in enumerate(names) if other != name
@@ -137,7 +137,7 @@ def test_a_closed_port_beside_open_ones_loses_every_connection_and_stays_as_it_w
 
 
 @pytest.mark.parametrize("busy", ["a", "b"])
-def test_busy_hosts_are_left_out(busy: str) -> None:
+def test_overloaded_hosts_are_left_out(busy: str) -> None:
     mesh = Mesh("ab", lambda *_: (5, 0), busy=busy)
     assert mesh.run({})[1] == ()
     assert mesh.tried == []
@@ -152,6 +152,21 @@ def test_losses_at_random_are_no_failed_dials(lost: int, late: int, *, is_report
     answers, losses = mesh.run({})
     assert [one.by_port for one in losses] == [by_port] * is_reported
     assert (answers == mesh.answers({})) is not by_port
+
+
+@pytest.mark.parametrize("outcome", [["timed-out", "SILENT", 6.0], ["intercepted", None, 3.2]])
+def test_a_program_that_is_late_lost_nothing(outcome: list[Any]) -> None:
+    mesh = Mesh("ab", lambda *_: (5, 0))
+    mesh.outcome = outcome
+    assert mesh.run({})[1] == ()
+
+
+def test_late_dials_of_a_path_that_loses_packets_are_no_failed_ones() -> None:
+    """Without the last packet of the handshake, a dial looks as if a proxy had accepted it."""
+    mesh = Mesh("ab", lambda src, _dst: (2, 10) if src == "a" else (0, 0))
+    answers, losses = mesh.run({"a": [[0, 40000, *LATE], [0, 40001, "intercepted", None, 3.2]]})
+    assert len(losses) == 1
+    assert answers == mesh.answers({})
 
 
 def test_refused_connections_are_no_loss() -> None:

@@ -18,6 +18,9 @@ def test_what_fleets_is_no_change() -> None:
         "clock": {"offset_s": 0.3, "error_s": 0.01},
         "sockets": [],
         "shm": {"total_bytes": 67_000_000_000, "free_bytes": 1},
+        "temporary": [{"path": "/tmp", "free_bytes": 1, "free_files": 2}],
+        "tasks": [{"name": "ulimit -u", "most": 30000, "used": 41}],
+        "conntrack": {"most": 262144, "used": 301},
     }
     patch = {
         "taken_at": "2026-02-02T00:00:00+00:00",

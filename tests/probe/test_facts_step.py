@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_doctor.probe.facts.host import read_step, read_tasks
+from nccl_doctor.probe.facts.host import read_conntrack, read_step, read_tasks
 from nccl_doctor.probe.tools import Unavailable
 
 CPUS = len(os.sched_getaffinity(0))
@@ -96,3 +96,12 @@ def test_a_users_threads_count_against_ulimit_u(tmp_path: Path, monkeypatch: pyt
     assert read_tasks(str(tmp_path)) == [{"name": "ulimit -u", "most": 64, "used": 4}]
     monkeypatch.setattr(os, "getuid", lambda: 0)
     assert read_tasks(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "table"),
+    [({}, None), ({"max": "262144"}, None), ({"max": "262144", "count": "51"}, {"most": 262144, "used": 51})],
+)
+def test_the_table_of_tracked_connections(tmp_path: Path, files: dict[str, str], table: dict[str, int] | None) -> None:
+    write(tmp_path, **{f"proc/sys/net/netfilter/nf_conntrack_{name}": text for name, text in files.items()})
+    assert read_conntrack(str(tmp_path)) == table

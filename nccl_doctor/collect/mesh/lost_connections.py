@@ -1,7 +1,8 @@
 """Paths that lose some connections and pass others: by their ports (a dead member of a bond or route), or at random.
 
 Such a path passes most dials of the mesh, and a dial that it lost succeeds when repeated from another source port. So
-many dials are made to one port at once. A packet without an answer is lost, however busy the programs at both ends are.
+many dials are made to one port at once. Only what the kernels say counts, however busy the programs at both ends are: a
+first packet without an answer, or repeated after a second.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from nccl_doctor.text.hostlist import grouped
 
 DIALS = 32  # dials at once, each from a source port of its own; one dead route of eight loses four of them
 FEW_HOSTS = 16  # with more, each host has dials enough: three ports of every other one
+OVERLOAD = 8  # runnable processes per CPU; beyond that, the kernel itself may drop packets
 MOST_PAIRS = 16  # pairs that are tried at once
 MOST_PEERS = 3  # hosts that try one listener, which keeps a limited number of connections (probe/mesh/mesh.py)
 Answers = list[Dialled | Exception]
@@ -54,7 +56,7 @@ class ConnectionTrials:
         """Return the answers with a failed dial for each path that loses connections by their ports, and all losses.
 
         Late dials of a path that loses packets at random are no failed ones. If a path loses connections, both its ends
-        are tried with other hosts. Busy hosts are left out.
+        are tried with other hosts. Overloaded hosts are left out.
         """
         trials = {(trial.place, trial.index): trial for trial in (*self._neighbours(), *self._doubtful())}
         found = self._losses(trials.values())
@@ -80,7 +82,7 @@ class ConnectionTrials:
     @cached_property
     def _ready(self) -> set[str]:
         loads = {session.node.name: session.hello.load for session in self.sessions}
-        return {name for name, load in loads.items() if load is None or not load.busy}
+        return {name for name, load in loads.items() if load is None or load.queue < OVERLOAD * load.cpus}
 
     def _target(self, trial: Trial) -> plan.Target:
         return self.targets[self._names[trial.place]][trial.index]
@@ -145,9 +147,8 @@ class ConnectionTrials:
         for at, (trial, to) in enumerate(zip(trials, wanted, strict=True)):
             failed = [row for row in told.failed if row.target // DIALS == at]
             rows = [row for row in failed if _is_unanswered(row)]
-            late = resent[at] + len(failed) - len(rows)
             ends = {"src": session.node.name, "dst": to.dst, "address": to.address, "port": trial.port}
-            loss = LostConnections(**ends, tried=DIALS, lost=len(rows), resent=late)
+            loss = LostConnections(**ends, tried=DIALS, lost=len(rows), resent=resent[at])
             if loss.is_unusual and len(failed) < DIALS and all(map(_is_late, failed)):
                 found.append((loss, trial, rows[0]._replace(target=trial.index) if rows else None))
         return found

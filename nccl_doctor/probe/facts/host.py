@@ -174,6 +174,19 @@ def read_sysctls() -> dict[str, str]:
     return found
 
 
+CONNTRACK = "/proc/sys/net/netfilter/nf_conntrack_"
+
+
+@fact("conntrack")
+def read_conntrack(root: str = "") -> dict[str, int] | None:
+    """Return snapshot.ConntrackTable; None if the kernel tracks no connections. ``root`` is put before every path.
+
+    The limit is that of the whole machine, also in a container (net/netfilter/nf_conntrack_standalone.c).
+    """
+    most, used = (read(f"{root}{CONNTRACK}{name}") for name in ("max", "count"))
+    return None if most is None or used is None else {"most": int(most), "used": int(used)}
+
+
 MANY = 32768
 """Tasks that no job needs; a higher ulimit -u is not compared with the number of the user's threads."""
 

@@ -1,0 +1,80 @@
+"""A host's table of tracked connections is full, or too full for the job.
+
+What it means: a kernel with a stateful firewall, NAT or kube-proxy keeps an entry for each connection, at most
+`net.netfilter.nf_conntrack_max` of them for all programs and containers together. If the table is full, packets of new
+connections are dropped without a rule: ranks wait for each other, now these and now those, and "nf_conntrack: table
+full, dropping packet" is in the kernel's log.
+
+How we know: nf_conntrack_count and nf_conntrack_max of the host. It is reported if less than a tenth of the table is
+free, or fewer entries than the job's connections can need (counted as by ephemeral-ports-few).
+
+Fix: raise the limit. An entry takes some 300 bytes. Entries of closed connections stay for some minutes, those of
+connections that nobody closed for five days (nf_conntrack_tcp_timeout_established): look for what makes so many.
+
+References: the kernel's Documentation/networking/nf_conntrack-sysctl.rst; net/netfilter/nf_conntrack_core.c.
+"""
+
+from nccl_doctor.checks.effects import SILENCE
+from nccl_doctor.checks.view import Findings, View, check, failed_where, on_each, pasted
+from nccl_doctor.logs.rule import root
+from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.model.base import known
+from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.snapshot.hosts import connections, world_size
+from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.shell import line
+
+MAX = "net.netfilter.nf_conntrack_max"
+FREE = 10  # a tenth of the table
+
+
+@check("NCD313", severity=Severity.WARNING, needs=("conntrack",), explains=("port-unreachable", SILENCE))
+def conntrack_table_full(view: View) -> Findings:
+    """Yield one finding for hosts with the same table."""
+    short: list[tuple[tuple[int, int, int], str]] = []
+    world = world_size(view.snapshot)
+    for host, facts in view.facts:
+        table = known(facts.conntrack)
+        need = connections(view.nproc(host, facts), world)
+        if table is not None and table.most - table.used < max(need, table.most // FREE):
+            short.append(((table.most, table.used, need), host.name))
+    for (most, used, need), hosts in grouped(short).items():
+        lost = {
+            dial
+            for dial in view.dials.unexplained
+            if not {dial.src, dial.dst}.isdisjoint(hosts) and (dial.outcome == "timed-out" or dial.error == "EPERM")
+        }
+        full = used >= most
+        state = "full" if full else "nearly full"
+        end = f"; the job can need {need} more" if need > most - used else ""
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"The table of tracked connections on {fold(hosts)} is {state}: {used} of {most} entries"
+            f"{', so the kernel drops new connections' if full else end}.",
+            evidence=(f"net.netfilter.nf_conntrack_count is {used}, {MAX} is {most}",),
+            facts={"used": used, "most": most, "needed": need, "failed": failed_where(view, lost.__contains__)},
+            severity=Severity.ERROR if full else None,
+            fix=pasted(
+                "Raise the limit (for good: the same setting in /etc/sysctl.d/), and look for what has so many "
+                "connections (conntrack -L):",
+                on_each(hosts, line("sysctl -w {setting}", setting=f"{MAX}={max(4 * most, 1 << 18)}")),
+                needs_root=True,
+            ),
+        )
+
+
+ADVICE = make_advice(
+    "The kernel of {who} has no room for more tracked connections, and drops packets of new ones.",
+    f"Raise {MAX} there, and look for what has so many connections (conntrack -L).",
+    command=None,
+)
+
+# net/netfilter/nf_conntrack_core.c
+RULES = (
+    root(
+        r"nf_conntrack: (?:nf_conntrack: )?(?:expectation )?table full",
+        "[81240.1] nf_conntrack: nf_conntrack: table full, dropping packet",
+    ),
+)
+
+SIGNS = LogSigns(RULES, ADVICE)

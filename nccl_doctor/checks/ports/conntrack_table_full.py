@@ -34,9 +34,9 @@ def conntrack_table_full(view: View) -> Findings:
     short: list[tuple[tuple[int, int, int], str]] = []
     world = world_size(view.snapshot)
     for host, facts in view.facts:
-        table = known(facts.conntrack)
+        table = known(facts.conntrack)  # without a rule that needs it, the kernel tracks nothing
         need = connections(view.nproc(host, facts), world)
-        if table is not None and table.most - table.used < max(need, table.most // FREE):
+        if table is not None and table.used and table.most - table.used < max(need, table.most // FREE):
             short.append(((table.most, table.used, need), host.name))
     for (most, used, need), hosts in grouped(short).items():
         lost = {

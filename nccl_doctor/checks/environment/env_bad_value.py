@@ -5,7 +5,8 @@ NCCL_IB_DISABLE=true is 0, so InfiniBand stays on. Unknown words are ignored. In
 part of the value.
 
 How we know: the type of each variable in NCCL's source, the words and ranges with a meaning, and strtoll's result for
-the text. NCCL_COMM_ID must be an address and port on a subnet of the host.
+the text. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ between machines
+(known by their boot ids): NCCL would take them for one, and fail with "Duplicate GPU detected" or in shared memory.
 
 Fix: write the value as shown. Its source is shown: the hosts file, the SSH environment, or a line of NCCL's config
 file.
@@ -13,16 +14,27 @@ file.
 See NCCL's documentation of its environment variables, and src/misc/param.cc in its source.
 """
 
+from collections.abc import Iterator
+
 from nccl_doctor.checks.effects import SETTING
 from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.logs.rule import Grade, likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.variables import NEWEST, BadValue, check_value
 from nccl_doctor.nccl.versions import newer
-from nccl_doctor.text.hostlist import fold, quoted
+from nccl_doctor.snapshot.system import Identity
+from nccl_doctor.text.hostlist import fold, grouped, quoted
+
+ONE_HOST = Effect(
+    ("duplicate-gpu", "shm-attach-failed", "gdr-p2p-fault", "nccl-unknown-error", "hang"),
+    Reach.ALL,
+    "NCCL connects ranks of one host through shared memory and P2P",
+    ("nccl",),
+)
 
 
 @check(
@@ -30,10 +42,11 @@ from nccl_doctor.text.hostlist import fold, quoted
     severity=Severity.WARNING,
     needs=("env", "config_files", "interfaces"),
     needs_nccl=True,
-    explains=(SETTING,),
+    explains=(SETTING, ONE_HOST),
 )
 def env_bad_value(view: View) -> Findings:
-    """Yield one finding per name and value; an error for NCCL_COMM_ID."""
+    """Yield one finding per name and value; an error for NCCL_COMM_ID and NCCL_HOSTID."""
+    yield from _same_host_ids(view)
     found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
     for host, own in view.by_host.items():
         for name, variable in own.variables.items():
@@ -55,6 +68,26 @@ def env_bad_value(view: View) -> Findings:
             fix=f"Allowed: {bad.allowed}. It is set on {fold(origins)}: {', '.join(set(origins.values()))}.",
             severity=Severity.INFO if since else Severity.ERROR if name == "NCCL_COMM_ID" else None,
         )
+
+
+def _same_host_ids(view: View) -> Iterator[Finding]:
+    """Yield a finding for each value of NCCL_HOSTID on several machines, even an empty one (src/misc/utils.cc)."""
+    ids = grouped(
+        ((own.variables["NCCL_HOSTID"].value, own.variables["NCCL_HOSTID"].origin), host)
+        for host, own in view.by_host.items()
+        if "NCCL_HOSTID" in own.variables
+    )
+    machines = {host.name: facts.identity.boot_id for host, facts in view.facts if isinstance(facts.identity, Identity)}
+    for (value, origin), hosts in ids.items():
+        if len({machines.get(host) for host in hosts} - {None}) > 1:
+            yield Finding(
+                hosts=tuple(hosts),
+                message=f"NCCL_HOSTID={quoted(value)} is the same on {fold(hosts)}: NCCL takes these machines for one.",
+                evidence=(f"NCCL_HOSTID={quoted(value)} ({origin})",),
+                facts={"variable": "NCCL_HOSTID", "value": value},
+                fix="Unset NCCL_HOSTID, or give each machine a value of its own.",
+                severity=Severity.ERROR,
+            )
 
 
 ADVICE = make_advice(

@@ -64,7 +64,11 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
     if isinstance(trial, PortTrial) and not trial.free:
         return skipped(f"not run: port {trial.port} is busy")
     if isinstance(mesh, Mesh) and mesh.failed:
-        return skipped(f"not run: ports are closed on {fold(sorted({d.dst for d in mesh.failed}))}")
+        lost = {one.dst for one in mesh.lost_connections if one.by_port}
+        closed = {dial.dst for dial in mesh.failed} - lost
+        return skipped(
+            f"not run: {'ports are closed on' if closed else 'connections are lost to'} {fold(closed or lost)}"
+        )
     return None
 
 

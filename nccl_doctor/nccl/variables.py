@@ -214,35 +214,68 @@ RANGES: dict[str, tuple[int, int]] = {
 TRUTH = ("true", "false", "yes", "no", "on", "off", "enable", "enabled", "disable", "disabled")
 """Truth words that people write where NCCL expects a number."""
 
+_TORCH_NUMBERS = "ASYNC_ERROR_HANDLING RANKS_PER_ROOT HEARTBEAT_TIMEOUT_SEC WAIT_TIMEOUT_DUMP_MILSEC COORD_CHECK_MILSEC"
+_TORCH_FLAGS = (
+    "BLOCKING_WAIT NAN_CHECK CUDA_EVENT_CACHE DESYNC_DEBUG ENABLE_TIMING ENABLE_MONITORING DUMP_ON_TIMEOUT"
+    " RETHROW_CUDA_ERRORS AVOID_RECORD_STREAMS BCAST_UNIQUEID USE_TENSOR_REGISTER_ALLOCATOR_HOOK HIGH_PRIORITY"
+)
+_FLAG, _NUMBER_WORD = "1 or 0", "a number"
+TORCH_VALUES = {
+    "TORCH_FR_BUFFER_SIZE": _NUMBER_WORD,
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": _NUMBER_WORD,
+    "TORCH_FR_CPP_STACK": _FLAG,
+    "TORCH_NCCL_TRACE_CPP_STACK": _FLAG,
+    "TORCH_DISTRIBUTED_DEBUG": "one of OFF, INFO, DETAIL",
+}
+"""Values that torch accepts with any backend (torch/csrc/distributed/c10d: FlightRecorder.hpp, debug.cpp)."""
+
+TORCH_NCCL_VALUES = dict.fromkeys((f"TORCH_NCCL_{name}" for name in _TORCH_NUMBERS.split()), _NUMBER_WORD)
+TORCH_NCCL_VALUES |= dict.fromkeys((f"TORCH_NCCL_{name}" for name in _TORCH_FLAGS.split()), _FLAG)
+"""Values that torch's NCCL backend accepts (ProcessGroupNCCL.cpp)."""
+
+_FLAGS = frozenset({"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"})
+_DEBUG_LEVELS = frozenset({"OFF", "INFO", "DETAIL"})
+
 _IFNAME = f"[^][=]name[,name…], the signs once and in front, at most {MAX_TOKENS} names, without blanks or quotes"
 
 
 @dataclass(frozen=True)
 class BadValue:
-    """A value that NCCL reads in another way than intended, and the allowed ones.
+    """A value that NCCL or torch reads in another way than intended, and the allowed ones.
 
-    ``may_change``: later versions may accept it.
+    ``reads`` is a phrase after the value; ``may_change``: later versions may accept it; ``is_fatal``: the job ends.
     """
 
     reads: str
     allowed: str
     may_change: bool = False
+    is_fatal: bool = False
 
 
 def check_value(name: str, value: str, version: Version = NEWEST) -> BadValue | None:
-    """Return the fault of a variable's value in this version of NCCL, if there is one."""
+    """Return the fault of a variable's value in this version of NCCL, or in torch from 2.2 on, if there is one."""
+    if allowed := TORCH_VALUES.get(name) or TORCH_NCCL_VALUES.get(name):
+        return _judge_torch(value, allowed)
     if not value:
         return None
     if name == "NCCL_SOCKET_IFNAME":
         return _judge_ifname(value)
     if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" and name in register():
         return BadValue("takes the quotes for a part of the value", "the value without quotes")
-    if name in EXACT_WORDS:
-        return _judge_words(name, value, EXACT_WORDS[name])
-    if name in WORDS:
-        return _judge_words(name, value, WORDS[name])
+    if words := EXACT_WORDS.get(name) or WORDS.get(name):
+        return _judge_words(name, value, words)
     known = register().get(name)
     return _judge_number(name, value, version) if known is not None and known.type == "int" else None
+
+
+def _judge_torch(value: str, allowed: str) -> BadValue | None:
+    """Judge a value as c10d/Utils.hpp reads it: ``getCvarBool``, or ``getCvarInt`` by std::stoi (32 bits)."""
+    number = re.match(r"[ \t\n\v\f\r]*([+-]?\d+)", value)
+    accepted = {
+        _FLAG: value.lower() in _FLAGS,
+        _NUMBER_WORD: number is not None and int(number[1]) in range(-(2**31), 2**31),
+    }.get(allowed, value.upper() in _DEBUG_LEVELS)
+    return None if accepted else BadValue("refuses it: ranks abort or hang as they start", allowed, is_fatal=True)
 
 
 def strtoll(value: str) -> tuple[int, str]:

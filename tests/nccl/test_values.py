@@ -125,3 +125,24 @@ def test_names_that_a_version_does_not_know() -> None:
     assert known["NCCL_TREE_THRESHOLD"].absent((2, 5, 6))
     assert known["NCCL_TREE_THRESHOLD"].absent((2, 4, 8)) is None
     assert known["NCCL_RINGS"].absent((2, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_refused"),
+    [
+        ("TORCH_NCCL_BLOCKING_WAIT", "True", False),
+        ("TORCH_NCCL_BLOCKING_WAIT", "on", True),
+        ("TORCH_NCCL_BLOCKING_WAIT", "", True),
+        ("TORCH_NCCL_BLOCKING_WAIT", "2", True),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", " 600s", False),  # std::stoi reads as far as it can
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "ten", True),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "3000000000", True),
+        ("TORCH_FR_BUFFER_SIZE", "", True),
+        ("TORCH_DISTRIBUTED_DEBUG", "info", False),
+        ("TORCH_DISTRIBUTED_DEBUG", "1", True),
+        ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "/tmp/trace_", False),
+    ],
+)
+def test_values_that_torch_refuses(name: str, value: str, *, is_refused: bool) -> None:
+    found = check_value(name, value)
+    assert (found is not None and found.is_fatal) is is_refused

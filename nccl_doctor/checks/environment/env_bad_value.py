@@ -1,4 +1,4 @@
-"""NCCL interprets the value of a variable differently than intended.
+"""NCCL reads the value of a variable differently than intended, or torch refuses it.
 
 What it means: numbers are read by C's strtoll as far as possible, and nothing is reported: before 2.32,
 NCCL_IB_DISABLE=true is 0, so InfiniBand stays on. Unknown words are ignored. In a config file, quotes and blanks are
@@ -7,6 +7,9 @@ part of the value.
 How we know: the type of each variable in NCCL's source, the words and ranges with a meaning, and strtoll's result for
 the text. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL_HOSTID must differ between machines
 (known by their boot ids): NCCL would take them for one, and fail with "Duplicate GPU detected" or in shared memory.
+torch ends with "Invalid value for environment variable", hangs or aborts if a TORCH_NCCL_ or TORCH_FR_ variable is no
+number, or no truth word (1, true, yes, 0, false, no) where it expects one; even an empty value is refused.
+TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL.
 
 Fix: write the value as shown. Its source is shown: the hosts file, the SSH environment, or a line of NCCL's config
 file.
@@ -17,14 +20,15 @@ See NCCL's documentation of its environment variables, and src/misc/param.cc in 
 from collections.abc import Iterator
 
 from nccl_doctor.checks.effects import SETTING
+from nccl_doctor.checks.own_names import is_without_gpus
 from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.logs.rule import Grade, likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
-from nccl_doctor.model.effect import Effect, Reach
+from nccl_doctor.model.effect import WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.variables import NEWEST, BadValue, check_value
+from nccl_doctor.nccl.variables import NEWEST, TORCH_NCCL_VALUES, TORCH_VALUES, BadValue, check_value
 from nccl_doctor.nccl.versions import newer
 from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text.hostlist import fold, grouped, quoted
@@ -34,6 +38,11 @@ ONE_HOST = Effect(
     Reach.ALL,
     "NCCL connects ranks of one host through shared memory and P2P",
     ("nccl",),
+)
+REFUSED = Effect(
+    (*WAITS, "not-started", "exit", "SIGABRT", "env-bad-value"),
+    Reach.MEETS,
+    "a rank that torch's constructors end or hang never joins the others",
 )
 
 
@@ -50,23 +59,30 @@ def env_bad_value(view: View) -> Findings:
     found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
     for host, own in view.by_host.items():
         for name, variable in own.variables.items():
+            if name in TORCH_NCCL_VALUES and is_without_gpus(view):
+                continue  # read by the NCCL backend alone
             bad = check_value(name, variable.value, own.version or NEWEST)
             if name == "NCCL_COMM_ID":
                 failure, allowed = own.choice.bootstrap, "IP:PORT or [IPv6]:PORT on a subnet of every host"
-                bad = BadValue(f"does not start: {failure.reason}", allowed) if isinstance(failure, Failure) else None
+                bad = None
+                if isinstance(failure, Failure):
+                    bad = BadValue(f"does not start: {failure.reason}", allowed, is_fatal=True)
             if bad is not None and variable.doubt is not None:
                 yield Unjudged((host,), variable.doubt)
             elif bad is not None:
                 key = name, variable.value, newer(own.version) if bad.may_change else None
                 found.setdefault(key, (bad, {}))[1][host] = variable.origin
     for (name, value, since), (bad, origins) in found.items():
+        of_torch = name in TORCH_VALUES or name in TORCH_NCCL_VALUES
         yield Finding(
             hosts=tuple(origins),
-            message=f"{name}={quoted(value)}: NCCL {bad.reads}{f' ({since})' if since else ''}.",
+            message=f"{name}={quoted(value)}: {'torch' if of_torch else 'NCCL'} {bad.reads}"
+            f"{f' ({since})' if since else ''}.",
             evidence=folded((host, f"{name}={quoted(value)} ({origin})") for host, origin in origins.items()),
             facts={"variable": name, "value": value, "reads": bad.reads, "allowed": bad.allowed, "origins": origins},
             fix=f"Allowed: {bad.allowed}. It is set on {fold(origins)}: {', '.join(set(origins.values()))}.",
-            severity=Severity.INFO if since else Severity.ERROR if name == "NCCL_COMM_ID" else None,
+            severity=Severity.INFO if since else Severity.ERROR if bad.is_fatal else None,
+            explains=(REFUSED,) if of_torch else None,
         )
 
 
@@ -107,6 +123,10 @@ RULES = (
         r"WARN .*(?:[Nn]o algorithm/protocol available|Unrecognized (?:element|prefix) token"
         r"|All entries except the first must have a prefix)",
         "n1:1:2 [0] enqueue.cc:1 NCCL WARN Error : no algorithm/protocol available",
+        # c10d/Utils.hpp
+        r"Invalid value for environment variable: (?:TORCH_NCCL_|NCCL_|TORCH_FR_)"
+        r"|The value of TORCH_DISTRIBUTED_DEBUG must be",
+        "RuntimeError: Invalid value for environment variable: TORCH_NCCL_BLOCKING_WAIT",
     ),
     likely(
         r"WARN .*(?:Invalid NCCL_\w+|NCCL_\w+\S* (?:value|has invalid|is too|unknown value|is out of range"

@@ -118,6 +118,14 @@ def test_a_dial_that_succeeds_when_repeated_makes_a_pair_doubtful() -> None:
     assert [row.port for row in third.failed] == [40001]
 
 
+def test_doubtful_pairs_come_first_and_a_listener_is_not_overrun() -> None:
+    mesh = Mesh("abcdefgh", sound)
+    late = {name: [[list("abcdefgh".replace(name, "")).index("b"), 40001, *LATE]] for name in "acdefgh"}
+    mesh.run(late, {})
+    at_b = [(src, port) for src, dst, port in mesh.tried if dst == "b"]
+    assert sorted(at_b) == [(name, 40001) for name in "acde"]
+
+
 def test_a_pair_without_any_answer_but_the_masters_port_is_not_tried() -> None:
     failed = {"b": [[0, port, *LATE] for port in PORTS]}  # a firewall that opens only the master's port
     mesh = Mesh("ab", sound)

@@ -22,8 +22,8 @@ from nccl_doctor.text.hostlist import grouped
 DIALS = 32  # dials at once, each from a source port of its own; one dead route of eight loses four of them
 FEW_HOSTS = 16  # with more, each host has dials enough: three ports of every other one
 OVERLOAD = 8  # runnable processes per CPU; beyond that, the kernel itself may drop packets
-MOST_PAIRS = 16  # pairs that are tried at once
-MOST_PEERS = 3  # hosts that try one listener, which keeps a limited number of connections (probe/mesh/mesh.py)
+MOST_PAIRS = 64  # pairs that are tried at once
+MOST_PEERS = 4  # trials of one listener, which keeps a limited number of connections (probe/mesh/mesh.py)
 Answers = list[Dialled | Exception]
 
 
@@ -58,7 +58,9 @@ class ConnectionTrials:
         Late dials of a path that loses packets at random are no failed ones. If a path loses connections, both its ends
         are tried with other hosts. Overloaded hosts are left out.
         """
-        trials = {(trial.place, trial.index): trial for trial in (*self._neighbours(), *self._doubtful())}
+        trials: dict[tuple[int, int], Trial] = {}
+        for trial in (*self._doubtful(), *self._neighbours()):
+            trials.setdefault((trial.place, trial.index), trial)
         found = self._losses(trials.values())
         ends = {(one.src, one.dst) for one, _, _ in found}
         found += self._losses(trial for trial in self._beside(ends) if (trial.place, trial.index) not in trials)

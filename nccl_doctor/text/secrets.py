@@ -260,7 +260,7 @@ def part(text: str, start: int, end: int) -> str:
 def is_key_line(text: str, *, within: bool = False) -> bool:
     """Return whether it is a line of a private key's body, possibly behind a launcher's rank and time.
 
-    ``within`` a key that has begun, the line may be shorter.
+    ``within``: a key has begun before the line, which may then be shorter.
     """
     *before, last = text.split() or [""]
     if len(before) > 4 or not all(word[-1] in ":>|]" or word.isdigit() for word in before):

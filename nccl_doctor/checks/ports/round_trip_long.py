@@ -34,13 +34,14 @@ def round_trip_long(view: View) -> Findings:
     trips = view.mesh.trips
     lossy = list(_lossy(view))
     yield from lossy
+    named = {name for finding in lossy for name in finding.hosts}
     if not trips and not lossy:
         yield Absent("no round trips were kept")
     load = view.snapshot.load
     busy = {name for name, one in load.hosts.items() if one.busy} if load is not None else set[str]()
     for host, own in trips.items():
         others = [one for name, one in trips.items() if name != host]
-        if len(others) < 2 or own.pairs < LEAST_PAIRS or host in busy:
+        if len(others) < 2 or own.pairs < LEAST_PAIRS or host in busy | named:
             continue
         usual = median(one.shortest_us for one in others)
         if own.shortest_us >= max(TIMES * usual, usual + LEAST_US):
@@ -68,21 +69,23 @@ def _lossy(view: View) -> Iterator[Finding]:
     for group in groups(pairs):
         mine = [one for one in losses if one.src in group.hosts]
         tried, late = sum(one.tried for one in mine), sum(one.resent + one.lost for one in mine)
-        repeated = f"the first packet of {late} of {tried} connections had to be repeated"
+        what = f"are lost: the first packet of {late} of {tried} connections had to be repeated"
+        if not mine:
+            what = "are lost or very slow: 32 KiB did not arrive within 1.5 s"
         evidence = [
             f"{one.src} -> {one.address}:{one.port}: of {one.tried} connections made at once, {one.resent} were "
             f"answered late, and {one.lost} not within some seconds"
             for one in mine
         ]
         evidence += [
-            f"{one.src} -> {one.address}: {one.unacked} of {one.sent} bytes never arrived"
+            f"{one.src} -> {one.address}: {one.unacked} of {one.sent} bytes had not arrived at the end"
             for one in stalls
             if one.src in group.hosts
         ]
         rules = dict.fromkeys(doubted[one].text for one in mine if one in doubted)
         yield Finding(
             hosts=accused(sorted(group.minimal_cover), [pair for pair in pairs if pair[0] in group.hosts]),
-            message=f"Packets between {group.words} are lost: {repeated if mine else 'a transfer did not end'}.",
+            message=f"Packets between {group.words} {what}.",
             evidence=(*evidence, *(f"this rule may drop them: {rule}" for rule in rules)),
             facts={"late": late, "tried": tried},
             fix="Look for a bad cable, a duplex mismatch, port errors (ethtool -S), or a limit on new connections on "

@@ -105,7 +105,7 @@ Dials = tuple[dict[str, list[plan.Target]], list[Dialled | Exception]]
 
 @dataclass
 class Dialling:
-    """Rounds of dials to one mesh's listeners; ``doubtful`` are the addresses, by host, that it did not dial."""
+    """Rounds of dials to one mesh's listeners; ``doubtful``: by host, the addresses that it did not dial."""
 
     sessions: list[ProbeSession]
     facts: dict[str, HostFacts]

@@ -41,8 +41,9 @@ from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.mesh import Group, LostConnections, Mesh, Rail, accused, groups
-from nccl_doctor.snapshot.network import FirewallFacts, Interfaces
+from nccl_doctor.snapshot.network import FirewallFacts, Interfaces, Link
 from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.hostlist import fold, grouped, nouns
 from nccl_doctor.text.shell import line
@@ -70,13 +71,18 @@ def port_unreachable(view: View) -> Findings:
         ports = ", ".join(map(str, sorted({dial.port for dial in dials})))
         yield Unjudged((src, dst), f"{src} says that it could not connect to {dst}:{ports}, but {dst} accepted it")
     yield from _lossy(view)
-    lossy = {(one.src, one.dst) for one in mesh.lost_connections}
-    rest = [dial for dial in view.dials.unexplained if dial.src != dial.dst and (dial.src, dial.dst) not in lossy]
+    lossy = _lossy_dials(mesh)
+    rest = [dial for dial in view.dials.unexplained if dial.src != dial.dst and dial not in lossy]
     from_others = {dial.dst for dial in rest}  # what blocks other hosts also blocks the host's own dials
     alone = (dial.dst for dial in view.dials.unexplained if dial.src == dial.dst and dial.dst not in from_others)
     for name in dict.fromkeys(alone):
         mine = [dial for dial in view.dials.unexplained if dial.src == dial.dst == name]
-        yield _finding(view, (name,), f"{name} can't reach itself at its own address {mine[0].address}", mine)
+        found = _finding(view, (name,), f"{name} can't reach itself at its own address {mine[0].address}", mine)
+        links = [link for host in view.snapshot.reached if host.name == name for link in _links(host)]
+        if any(link.name == "lo" and "up" not in link.flags for link in links):
+            fix = pasted("Its loopback interface is down:", on(name, line("ip link set lo up")), needs_root=True)
+            found = found.model_copy(update={"evidence": (*found.evidence, f"{name}: lo is down"), "fix": fix})
+        yield found
     for rail in dict.fromkeys((None, *(rail_of(mesh, dial) for dial in rest))):
         yield from _among(view, [dial for dial in rest if rail_of(mesh, dial) == rail], rail)
 
@@ -94,13 +100,26 @@ def _lossy(view: View) -> Iterator[Finding]:
         yield _finding(view, accused(sorted(group.minimal_cover), pairs), sentence, list(pairs.values()), losses=mine)
 
 
+def _lossy_dials(mesh: Mesh) -> set[FailedDial]:
+    """Return the failed dials of paths that lose connections, and those of hosts at fault if another port answered."""
+    pairs = {(one.src, one.dst) for one in mesh.lost_connections}
+    at_fault = set[str]().union(*(group.minimal_cover for group in groups(pairs)))
+
+    def is_lossy(dial: FailedDial) -> bool:
+        answered = mesh.answered.get(dial.dst, {}).get(dial.address, ())
+        at_end = dial.outcome == "timed-out" and not at_fault.isdisjoint((dial.src, dial.dst))
+        return (dial.src, dial.dst) in pairs or (at_end and dial.src in answered)
+
+    return set(filter(is_lossy, mesh.failed))
+
+
 def _mend_path(view: View, hosts: Collection[str]) -> Fix:
     """Return the advice for a path that loses all packets of some connections."""
     bonds = [
         command
         for host in view.snapshot.reached
-        if host.name in hosts and host.facts and isinstance(host.facts.interfaces, Interfaces)
-        for link in host.facts.interfaces.links
+        if host.name in hosts
+        for link in _links(host)
         if link.kind == "bond"
         for command in on(host.name, line("cat {file}", file=f"/proc/net/bonding/{link.name}"))
     ]
@@ -109,6 +128,11 @@ def _mend_path(view: View, hosts: Collection[str]) -> Fix:
         "channel, then for one dead route of several (ECMP).",
         tuple(bonds),
     )
+
+
+def _links(host: Host) -> tuple[Link, ...]:
+    interfaces = host.facts.interfaces if host.facts is not None else None
+    return interfaces.links if isinstance(interfaces, Interfaces) else ()
 
 
 def _among(view: View, dials: list[FailedDial], rail: Rail | None) -> Iterator[Finding]:

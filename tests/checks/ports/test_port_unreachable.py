@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.snapshot.hosts import Snapshot
-from tests.checks.snapshots import load
+from tests.checks.snapshots import healthy, load
 
 SEEN = load(Path(__file__).parent / "port_unreachable/fires-another-master-address.json")
 LOST = {"src": "node2", "dst": "node1", "address": "10.0.0.1", "port": 29500, "outcome": "timed-out"}
@@ -36,3 +36,29 @@ def test_an_address_that_some_do_not_reach_is_no_remedy(mesh: dict[str, Any]) ->
     document = SEEN.model_dump(mode="json", by_alias=True)
     document["mesh"] |= mesh
     assert "master_addr" not in remedy(Snapshot.model_validate(document))
+
+
+def lossy(*, answered: list[str]) -> list[str]:
+    """Messages about node3, to which node2's path loses connections, and on one port of which node1 failed."""
+    to_node3 = {"dst": "node3", "address": "10.0.0.3", "port": 40005}
+    dial = {**to_node3, "outcome": "timed-out", "error": "ETIMEDOUT"}
+    losses = [{**to_node3, "src": src, "tried": 32, "lost": 8, "resent": 0} for src in ("node2", "node4")]
+    document = healthy()
+    node4 = {**document["hosts"][0], "node": {"name": "node4", "address": "10.0.0.4", "node_rank": 3}}
+    document["hosts"].append(node4)
+    document["cluster"]["nodes"].append(node4["node"])
+    document["mesh"] |= {
+        "hosts": 4,
+        "pairs": 12,
+        "failed": [{**dial, "src": src} for src in ("node1", "node2", "node4")],
+        "lost_connections": losses,
+        "answered": {"node3": {"10.0.0.3": answered}},
+    }
+    seen = Snapshot.model_validate(document)
+    return [found.message for found in judge(seen, "check", lambda check: check.name == "port-unreachable").diagnoses]
+
+
+def test_a_dial_that_a_lossy_path_may_have_lost_is_no_second_fault() -> None:
+    words = "16 of 64 connections from node[2,4] to node3 got no answer; the others reached the same ports."
+    assert lossy(answered=["node1", "node2", "node4"]) == [words]
+    assert lossy(answered=["node2", "node4"]) == [words, "node1 can't reach node3 on port 40005."]

@@ -5,8 +5,8 @@ data, or at the first collective. Some link on the path (a switch, a tunnel, a V
 the message that would tell them so is filtered.
 
 How we know: over a connection between the addresses that NCCL will use, packets of full size were sent with the "don't
-fragment" bit, as TCP always does, and never acknowledged. If some of them were, the path loses packets of any size
-(round-trip-long).
+fragment" bit, as TCP always does, and never acknowledged. If full packets were acknowledged, the path loses
+packets of any size (round-trip-long).
 
 Fix: lower the interfaces' MTU to what the path passes (1500, or 1450 inside a tunnel), or raise it on the switches; let
 ICMP "fragmentation needed" through.

@@ -18,6 +18,7 @@ from statistics import median
 from nccl_doctor.checks.interfaces.mtu_blackhole import is_lossy
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.firewall.blame import admits
+from nccl_doctor.firewall.manager import printable
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Absent
 from nccl_doctor.snapshot.mesh import Trips, accused, groups
@@ -82,7 +83,7 @@ def _lossy(view: View) -> Iterator[Finding]:
             for one in stalls
             if one.src in group.hosts
         ]
-        rules = dict.fromkeys(doubted[one].text for one in mine if one in doubted)
+        rules = dict.fromkeys(printable(doubted[one].text) for one in mine if one in doubted)
         yield Finding(
             hosts=accused(sorted(group.minimal_cover), [pair for pair in pairs if pair[0] in group.hosts]),
             message=f"Packets between {group.words} {what}.",

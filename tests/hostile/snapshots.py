@@ -106,7 +106,7 @@ PROGRAMS = {
     "systemctl": r"enable --now nvidia-fabricmanager",
     "dkms": r"autoinstall",
     "lspci": r"-d 10de:",
-    "printenv": r"CUDA_VISIBLE_DEVICES",
+    "printenv": r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES( (CUDA|HIP|ROCR)_VISIBLE_DEVICES)*",
     "nvidia-modprobe": r"-c 0 -u",
     "usermod": r"-aG render,video [A-Za-z0-9_][A-Za-z0-9_.-]*",
     "modprobe": r"nvidia_peermem|nvidia|amdgpu|ib_uverbs",

@@ -263,6 +263,12 @@ def test_one_that_is_sat_in_keeps_all_of_its_run(name: str, start: Start) -> Non
         assert (found.kind, words in found.reason) == ("watched", True), found.reason
 
 
+def clients(server: int) -> set[int]:
+    """The processes with the tmux server's title, but it."""
+    table = Table()
+    return {pid for pid in table.procs if pid != server and table.argv(pid)[:2] == table.argv(server)[:2]}
+
+
 def test_a_real_tmux_with_an_idle_shell_keeps_all_of_its_run(start: Start, tmp_path: Path) -> None:
     """It has the run's variables, and is titled as a rank."""
     tmux = ["tmux", "-S", str(tmp_path / "socket")]
@@ -275,6 +281,9 @@ def test_a_real_tmux_with_an_idle_shell_keeps_all_of_its_run(start: Start, tmp_p
             time.sleep(0.01)
         server = int(told)
         assert Table().argv(server)[0] == "python"
+        until = time.monotonic() + 10
+        while time.monotonic() < until and set(jobs.job_of(rank, Table()).pids) & clients(server):
+            time.sleep(0.01)  # the client that started the server may not have exited yet
         found = refusal(rank)
         assert found == (f"pid {server} is tmux, in which people work", "watched")
         members = jobs.job_of(rank, Table()).pids

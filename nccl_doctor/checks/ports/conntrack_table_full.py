@@ -26,6 +26,7 @@ from nccl_doctor.text.shell import line
 
 MAX = "net.netfilter.nf_conntrack_max"
 FREE = 10  # a tenth of the table
+USUAL, LARGEST = 1 << 18, 1 << 24  # the kernel's default from 4 GiB of memory on; 5 GiB of entries
 
 
 @check("NCD313", severity=Severity.WARNING, needs=("conntrack",), explains=("port-unreachable", SILENCE))
@@ -46,6 +47,7 @@ def conntrack_table_full(view: View) -> Findings:
         }
         full = used >= most
         state = "full" if full else "nearly full"
+        raised = min(max(4 * most, USUAL), LARGEST)
         end = f"; the job can need {need} more" if need > most - used else ""
         yield Finding(
             hosts=tuple(hosts),
@@ -57,7 +59,7 @@ def conntrack_table_full(view: View) -> Findings:
             fix=pasted(
                 "Raise the limit (for good: the same setting in /etc/sysctl.d/), and look for what has so many "
                 "connections (conntrack -L):",
-                on_each(hosts, line("sysctl -w {setting}", setting=f"{MAX}={max(4 * most, 1 << 18)}")),
+                on_each(hosts, line("sysctl -w {setting}", setting=f"{MAX}={raised}")) if raised > most else (),
                 needs_root=True,
             ),
         )

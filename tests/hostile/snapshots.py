@@ -106,7 +106,7 @@ PROGRAMS = {
     "mkdir": "-p /dev/shm",
     "systemctl": r"enable --now nvidia-fabricmanager",
     "dkms": r"autoinstall",
-    "lspci": r"-d 10de:",
+    "lspci": r"-d (10de|1002):",
     "printenv": r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES( (CUDA|HIP|ROCR)_VISIBLE_DEVICES)*",
     "nvidia-modprobe": r"-c 0 -u",
     "usermod": r"-aG render,video [A-Za-z0-9_][A-Za-z0-9_.-]*",

@@ -118,6 +118,13 @@ def test_a_dial_that_succeeds_when_repeated_makes_a_pair_doubtful() -> None:
     assert [row.port for row in third.failed] == [40001]
 
 
+def test_a_pair_that_lost_all_its_dials_is_tried_beside_one_that_lost_some() -> None:
+    mesh = Mesh("abc", lambda _src, dst: (8, 0) if dst == "c" else (0, 0))
+    failed = {"a": [[1, port, *LATE] for port in PORTS], "b": [[1, 40001, *LATE]]}
+    _, losses = mesh.run(failed)
+    assert {(one.src, one.dst) for one in losses} == {("a", "c"), ("b", "c")}
+
+
 def test_doubtful_pairs_come_first_and_a_listener_is_not_overrun() -> None:
     mesh = Mesh("abcdefgh", sound)
     late = {name: [[list("abcdefgh".replace(name, "")).index("b"), 40001, *LATE]] for name in "acdefgh"}
@@ -191,6 +198,7 @@ def test_a_host_that_answers_no_more_is_passed_over() -> None:
     def dial(session: ProbeSession, targets: list[Target]) -> Dialled:
         if session.node.name == "c":
             raise ProbeError("gone")
+        assert session.node.name != "b"
         return mesh.dial(session, targets)
 
     after, losses = ConnectionTrials(sessions, mesh.targets, answers, answers, dial, MASTER).run()

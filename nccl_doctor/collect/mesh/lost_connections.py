@@ -117,13 +117,13 @@ class ConnectionTrials:
             yield from (Trial(place, index, ports[-1]) for index, ports in reached.get(following, ()))
 
     def _beside(self, ends: set[tuple[str, str]]) -> Iterator[Trial]:
-        """Yield trials of other pairs with one of these ends, which show whose path is at fault."""
+        """Yield trials of other pairs with one of these ends, reached or not, which show whose path is at fault."""
         sources, targets = {src for src, _ in ends}, {dst for _, dst in ends}
         for place, name in enumerate(self._names if ends else ()):
-            for index, ports in self._reached(place):
-                dst = self.targets[name][index].dst
-                if (name, dst) not in ends and (name in sources or dst in targets or (dst, name) in ends):
-                    yield Trial(place, index, ports[-1])
+            for index, to in enumerate(self.targets[name] if isinstance(self.answers[place], Dialled) else ()):
+                is_beside = name in sources or to.dst in targets or (to.dst, name) in ends
+                if is_beside and to.dst != name and (name, to.dst) not in ends:
+                    yield Trial(place, index, to.ports[-1])
 
     def _losses(self, trials: Iterable[Trial]) -> list[tuple[LostConnections, Trial, DialRow | None]]:
         chosen: dict[int, list[Trial]] = {}

@@ -55,7 +55,7 @@ def test_a_path_that_loses_packets_at_random(three: Lab, drops: str) -> None:
     """It is neither a closed port nor an MTU, although large packets are lost, too."""
     (found,) = report(three, DROPS[drops])["diagnoses"]
     assert (found["name"], found["severity"]) == ("round-trip-long", "warning")
-    assert "node3" in found["message"]
+    assert "3" in found["message"].partition(" are lost")[0], found  # node[1,3] if only one pair shows it
 
 
 def test_nothing_is_said_of_a_sound_path(three: Lab) -> None:

@@ -48,6 +48,7 @@ class Mesh:
         self.loss = loss
         self.tried: list[tuple[str, str, int]] = []
         self.outcome: list[Any] = LATE
+        self.closed = 0
 
     @staticmethod
     def ports(name: str) -> tuple[int, ...]:
@@ -56,6 +57,9 @@ class Mesh:
     def dial(self, session: ProbeSession, targets: list[Target]) -> Dialled:
         src = session.node.name
         assert all(len(target.ports) == 1 for target in targets)
+        if len(targets) % DIALS:  # late dials are repeated
+            vain = [[at, to.ports[0], *LATE] for at, to in enumerate(targets) if to.ports[0] == self.closed]
+            return told(len(targets) - len(vain), vain)
         self.tried += [(src, targets[at].dst, targets[at].ports[0]) for at in range(0, len(targets), DIALS)]
         failed, trips = [], []
         for at, target in enumerate(targets):
@@ -182,6 +186,15 @@ def test_late_dials_of_a_path_that_loses_packets_are_no_failed_ones() -> None:
     answers, losses = mesh.run({"a": [[0, 40000, *LATE], [0, 40001, "intercepted", None, 3.2]]})
     assert len(losses) == 1
     assert answers == mesh.answers({})
+
+
+def test_a_closed_port_stays_closed_on_a_path_that_loses_packets() -> None:
+    """The master's port may be closed while others answer late; only what answers is taken back."""
+    mesh = Mesh("ab", lambda src, _dst: (2, 10) if src == "b" else (0, 0))
+    mesh.closed = 29500
+    answers, losses = mesh.run({"b": [[0, 29500, *LATE], [0, 40001, *LATE]]})
+    assert [one.by_port for one in losses] == [False]
+    assert answers == mesh.answers({"b": [[0, 29500, *LATE]]})
 
 
 def test_refused_connections_are_no_loss() -> None:

@@ -17,8 +17,6 @@ file.
 See NCCL's documentation of its environment variables, and src/misc/param.cc in its source.
 """
 
-from collections.abc import Iterator
-
 from nccl_doctor.checks.effects import SETTING
 from nccl_doctor.checks.own_names import is_without_gpus
 from nccl_doctor.checks.view import Findings, View, check, folded
@@ -31,7 +29,7 @@ from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.variables import NEWEST, TORCH_NCCL_VALUES, TORCH_VALUES, BadValue, check_value
 from nccl_doctor.nccl.versions import newer
 from nccl_doctor.snapshot.system import Identity
-from nccl_doctor.text.hostlist import fold, grouped, quoted
+from nccl_doctor.text.hostlist import fold, quoted
 
 ONE_HOST = Effect(
     ("duplicate-gpu", "shm-attach-failed", "gdr-p2p-fault", "nccl-unknown-error", "hang"),
@@ -51,7 +49,7 @@ REFUSED = Effect(
     severity=Severity.WARNING,
     needs=("env", "config_files", "interfaces"),
     needs_nccl=True,
-    explains=(SETTING, ONE_HOST),
+    explains=(SETTING, ONE_HOST, REFUSED),
 )
 def env_bad_value(view: View) -> Findings:
     """Yield one finding per name and value; an error for NCCL_COMM_ID and NCCL_HOSTID."""
@@ -82,27 +80,31 @@ def env_bad_value(view: View) -> Findings:
             facts={"variable": name, "value": value, "reads": bad.reads, "allowed": bad.allowed, "origins": origins},
             fix=f"Allowed: {bad.allowed}. It is set on {fold(origins)}: {', '.join(set(origins.values()))}.",
             severity=Severity.INFO if since else Severity.ERROR if bad.is_fatal else None,
-            explains=(REFUSED,) if of_torch else None,
+            explains=(REFUSED if of_torch else SETTING,),
         )
 
 
-def _same_host_ids(view: View) -> Iterator[Finding]:
+def _same_host_ids(view: View) -> Findings:
     """Yield a finding for each value of NCCL_HOSTID on several machines, even an empty one (src/misc/utils.cc)."""
-    ids = grouped(
-        ((own.variables["NCCL_HOSTID"].value, own.variables["NCCL_HOSTID"].origin), host)
-        for host, own in view.by_host.items()
-        if "NCCL_HOSTID" in own.variables
-    )
-    machines = {host.name: facts.identity.boot_id for host, facts in view.facts if isinstance(facts.identity, Identity)}
-    for (value, origin), hosts in ids.items():
-        if len({machines.get(host) for host in hosts} - {None}) > 1:
+    ids: dict[str, dict[str, str]] = {}
+    for host, own in view.by_host.items():
+        variable = own.variables.get("NCCL_HOSTID")
+        if variable is not None and variable.doubt is not None:
+            yield Unjudged((host,), variable.doubt)
+        elif variable is not None:
+            ids.setdefault(variable.value, {})[host] = variable.origin
+    boots = {host.name: facts.identity.boot_id for host, facts in view.facts if isinstance(facts.identity, Identity)}
+    for value, origins in ids.items():
+        where = fold(origins)
+        if len({boots.get(host) or host for host in origins}) > 1:
             yield Finding(
-                hosts=tuple(hosts),
-                message=f"NCCL_HOSTID={quoted(value)} is the same on {fold(hosts)}: NCCL takes these machines for one.",
-                evidence=(f"NCCL_HOSTID={quoted(value)} ({origin})",),
-                facts={"variable": "NCCL_HOSTID", "value": value},
+                hosts=tuple(origins),
+                message=f"NCCL_HOSTID={quoted(value)} is the same on {where}: NCCL takes these machines for one.",
+                evidence=folded((host, f"NCCL_HOSTID={quoted(value)} ({origin})") for host, origin in origins.items()),
+                facts={"variable": "NCCL_HOSTID", "value": value, "origins": origins},
                 fix="Unset NCCL_HOSTID, or give each machine a value of its own.",
                 severity=Severity.ERROR,
+                explains=(ONE_HOST,),
             )
 
 

@@ -70,8 +70,10 @@ def port_unreachable(view: View) -> Findings:
     for (src, dst), dials in grouped(((dial.src, dial.dst), dial) for dial in mesh.disputed).items():
         ports = ", ".join(map(str, sorted({dial.port for dial in dials})))
         yield Unjudged((src, dst), f"{src} says that it could not connect to {dst}:{ports}, but {dst} accepted it")
-    yield from _lossy(view)
-    lossy = _lossy_dials(mesh)
+    tried = {(dial.src, dial.dst) for dial in view.dials.unexplained}
+    losses = [one for one in mesh.lost_connections if one.by_port and (one.src, one.dst) in tried]
+    yield from _lossy(view, losses)
+    lossy = _lossy_dials(mesh, losses)
     rest = [dial for dial in view.dials.unexplained if dial.src != dial.dst and dial not in lossy]
     from_others = {dial.dst for dial in rest}  # what blocks other hosts also blocks the host's own dials
     alone = (dial.dst for dial in view.dials.unexplained if dial.src == dial.dst and dial.dst not in from_others)
@@ -87,10 +89,9 @@ def port_unreachable(view: View) -> Findings:
         yield from _among(view, [dial for dial in rest if rail_of(mesh, dial) == rail], rail)
 
 
-def _lossy(view: View) -> Iterator[Finding]:
+def _lossy(view: View, losses: Sequence[LostConnections]) -> Iterator[Finding]:
     """Yield one finding for each group of hosts whose paths lose some connections and pass others."""
     dials = {(dial.src, dial.dst): dial for dial in view.dials.unexplained}
-    losses = [one for one in view.mesh.lost_connections if one.by_port and (one.src, one.dst) in dials]
     for group in groups((one.src, one.dst) for one in losses):
         mine = [one for one in losses if one.src in group.hosts]
         pairs = {(one.src, one.dst): dials[one.src, one.dst] for one in mine}
@@ -100,15 +101,15 @@ def _lossy(view: View) -> Iterator[Finding]:
         yield _finding(view, accused(sorted(group.minimal_cover), pairs), sentence, list(pairs.values()), losses=mine)
 
 
-def _lossy_dials(mesh: Mesh) -> set[FailedDial]:
+def _lossy_dials(mesh: Mesh, losses: Sequence[LostConnections]) -> set[FailedDial]:
     """Return the failed dials of paths that lose connections, and those of hosts at fault if another port answered."""
-    pairs = {(one.src, one.dst) for one in mesh.lost_connections}
+    pairs = {(one.src, one.dst) for one in losses}
     at_fault = set[str]().union(*(group.minimal_cover for group in groups(pairs)))
 
     def is_lossy(dial: FailedDial) -> bool:
         answered = mesh.answered.get(dial.dst, {}).get(dial.address, ())
-        at_end = dial.outcome == "timed-out" and not at_fault.isdisjoint((dial.src, dial.dst))
-        return (dial.src, dial.dst) in pairs or (at_end and dial.src in answered)
+        at_end = not at_fault.isdisjoint((dial.src, dial.dst)) and dial.src in answered
+        return dial.outcome == "timed-out" and ((dial.src, dial.dst) in pairs or at_end)
 
     return set(filter(is_lossy, mesh.failed))
 

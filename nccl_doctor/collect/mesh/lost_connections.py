@@ -21,6 +21,7 @@ from nccl_doctor.text.hostlist import grouped
 
 DIALS = 32  # dials at once, each from a source port of its own; one dead route of eight loses four of them
 FEW_HOSTS = 16  # with more, each host has dials enough: three ports of every other one
+REPEATS = 8  # dials to a port that was late on a path that loses packets: a closed port loses them all
 OVERLOAD = 8  # runnable processes per CPU; beyond that, the kernel itself may drop packets
 MOST_PAIRS = 64  # pairs that are tried at once
 MOST_PEERS = 4  # trials of one listener, which keeps a limited number of connections (probe/mesh/mesh.py)
@@ -64,18 +65,35 @@ class ConnectionTrials:
         found = self._losses(trials.values())
         ends = {(one.src, one.dst) for one, _, _ in found}
         found += self._losses(trial for trial in self._beside(ends) if (trial.place, trial.index) not in trials)
+        answered = self._answered_later([trial for one, trial, _ in found if not one.by_port])
         answers = list(self.answers)
         for one, trial, row in found:
             after = answers[trial.place]
             assert isinstance(after, Dialled)
-            failed = [
-                known for known in after.failed if one.by_port or known.target != trial.index or not _is_late(known)
-            ]
+            failed = [known for known in after.failed if Trial(trial.place, known.target, known.port) not in answered]
             if one.by_port and row is not None and row[:2] not in {known[:2] for known in failed}:
                 failed.append(row)
             update = {"connected": after.connected + len(after.failed) - len(failed), "failed": tuple(failed)}
             answers[trial.place] = after.model_copy(update=update)
         return answers, tuple(one for one, _, _ in found)
+
+    def _answered_later(self, trials: list[Trial]) -> set[Trial]:
+        """Return the late dials to the targets of these trials that succeed when repeated a few times."""
+        late: dict[int, list[Trial]] = {}
+        for place, index in dict.fromkeys((trial.place, trial.index) for trial in trials):
+            after = self.answers[place]
+            for row in () if isinstance(after, Exception) else after.failed:
+                if row.target == index and _is_late(row):
+                    late.setdefault(place, []).append(Trial(place, index, row.port))
+
+        def repeated(again: list[Trial]) -> list[Trial]:
+            wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in again]
+            told = self.dial(self.sessions[again[0].place], [target for target in wanted for _ in range(REPEATS)])
+            vain = Counter(row.target // REPEATS for row in told.failed)
+            return [trial for at, trial in enumerate(again) if vain[at] < REPEATS]
+
+        told = fan_out(repeated, list(late.values()), window=Window())
+        return {trial for each in told if not isinstance(each, Exception) for trial in each}
 
     @cached_property
     def _names(self) -> list[str]:

@@ -38,11 +38,12 @@ def test_an_address_that_some_do_not_reach_is_no_remedy(mesh: dict[str, Any]) ->
     assert "master_addr" not in remedy(Snapshot.model_validate(document))
 
 
-def lossy(*, answered: list[str]) -> list[str]:
+def lossy(*, answered: list[str], resent: int = 0, outcome: str = "timed-out") -> list[str]:
     """Messages about node3, to which node2's path loses connections, and on one port of which node1 failed."""
     to_node3 = {"dst": "node3", "address": "10.0.0.3", "port": 40005}
     dial = {**to_node3, "outcome": "timed-out", "error": "ETIMEDOUT"}
-    losses = [{**to_node3, "src": src, "tried": 32, "lost": 8, "resent": 0} for src in ("node2", "node4")]
+    first = {**dial, "src": "node1", "outcome": outcome}
+    losses = [{**to_node3, "src": src, "tried": 32, "lost": 8, "resent": resent} for src in ("node2", "node4")]
     document = healthy()
     node4 = {**document["hosts"][0], "node": {"name": "node4", "address": "10.0.0.4", "node_rank": 3}}
     document["hosts"].append(node4)
@@ -50,7 +51,7 @@ def lossy(*, answered: list[str]) -> list[str]:
     document["mesh"] |= {
         "hosts": 4,
         "pairs": 12,
-        "failed": [{**dial, "src": src} for src in ("node1", "node2", "node4")],
+        "failed": [first, *({**dial, "src": src} for src in ("node2", "node4"))],
         "lost_connections": losses,
         "answered": {"node3": {"10.0.0.3": answered}},
     }
@@ -62,3 +63,10 @@ def test_a_dial_that_a_lossy_path_may_have_lost_is_no_second_fault() -> None:
     words = "16 of 64 connections from node[2,4] to node3 got no answer; the others reached the same ports."
     assert lossy(answered=["node1", "node2", "node4"]) == [words]
     assert lossy(answered=["node2", "node4"]) == [words, "node1 can't reach node3 on port 40005."]
+
+
+def test_dials_that_no_lossy_path_explains_are_not_passed_over() -> None:
+    """A refused one, and any on a path that only loses packets at random."""
+    everybody = ["node1", "node2", "node4"]
+    assert len(lossy(answered=everybody, outcome="refused")) == 2
+    assert lossy(answered=everybody, resent=20) == ["node[1-2,4] can't reach node3 on port 40005."]

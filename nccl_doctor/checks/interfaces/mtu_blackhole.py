@@ -57,7 +57,10 @@ def mtu_blackhole(view: View) -> Findings:
 
 
 def is_lossy(view: View, stall: Stall) -> bool:
-    """Return whether a full packet arrived, so that the path loses packets of any size."""
+    """Return whether the path loses packets of any size: small ones, too, or not all full ones."""
+    ends = {stall.src, stall.dst}
+    if any({one.src, one.dst} == ends and not one.by_port for one in view.mesh.lost_connections):
+        return True
     mtus = [
         link.mtu
         for host, facts in view.facts

@@ -65,26 +65,26 @@ class ConnectionTrials:
         found = self._losses(trials.values())
         ends = {(one.src, one.dst) for one, _, _ in found}
         found += self._losses(trial for trial in self._beside(ends) if (trial.place, trial.index) not in trials)
-        answered = self._answered_later([trial for one, trial, _ in found if not one.by_port])
+        answered = self._answered_later({name for one, *_ in found if not one.by_port for name in (one.src, one.dst)})
+        lost = grouped((trial.place, row) for one, trial, row in found if one.by_port and row is not None)
         answers = list(self.answers)
-        for one, trial, row in found:
-            after = answers[trial.place]
-            assert isinstance(after, Dialled)
-            failed = [known for known in after.failed if Trial(trial.place, known.target, known.port) not in answered]
-            if one.by_port and row is not None and row[:2] not in {known[:2] for known in failed}:
-                failed.append(row)
-            update = {"connected": after.connected + len(after.failed) - len(failed), "failed": tuple(failed)}
-            answers[trial.place] = after.model_copy(update=update)
+        for place, after in enumerate(self.answers):
+            if isinstance(after, Dialled):
+                failed = [row for row in after.failed if Trial(place, row.target, row.port) not in answered]
+                known = {row[:2] for row in failed}
+                failed += [row for row in lost.get(place, ()) if row[:2] not in known]
+                update = {"connected": after.connected + len(after.failed) - len(failed), "failed": tuple(failed)}
+                answers[place] = after.model_copy(update=update)
         return answers, tuple(one for one, _, _ in found)
 
-    def _answered_later(self, trials: list[Trial]) -> set[Trial]:
-        """Return the late dials to the targets of these trials that succeed when repeated a few times."""
+    def _answered_later(self, hosts: set[str]) -> set[Trial]:
+        """Return the late dials from or to these hosts that succeed when repeated a few times."""
         late: dict[int, list[Trial]] = {}
-        for place, index in dict.fromkeys((trial.place, trial.index) for trial in trials):
-            after = self.answers[place]
-            for row in () if isinstance(after, Exception) else after.failed:
-                if row.target == index and _is_late(row):
-                    late.setdefault(place, []).append(Trial(place, index, row.port))
+        for place, (name, after) in enumerate(zip(self._names, self.answers, strict=True)):
+            rows = () if isinstance(after, Exception) else after.failed
+            ends = (Trial(place, row.target, row.port) for row in rows if _is_late(row))
+            if mine := [trial for trial in ends if not hosts.isdisjoint((name, self._target(trial).dst))]:
+                late[place] = mine[:MOST_PAIRS]
 
         def repeated(again: list[Trial]) -> list[Trial]:
             wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in again]
@@ -169,8 +169,10 @@ class ConnectionTrials:
             rows = [row for row in failed if _is_unanswered(row)]
             ends = {"src": session.node.name, "dst": to.dst, "address": to.address, "port": trial.port}
             loss = LostConnections(**ends, tried=DIALS, lost=len(rows), resent=resent[at])
+            # a dial that the listener answered late shows no loss by itself, but none by ports either
+            late = loss.model_copy(update={"resent": resent[at] + len(failed) - len(rows)})
             if loss.is_unusual and len(failed) < DIALS and all(map(_is_late, failed)):
-                found.append((loss, trial, rows[0]._replace(target=trial.index) if rows else None))
+                found.append((late, trial, rows[0]._replace(target=trial.index) if rows else None))
         return found
 
 

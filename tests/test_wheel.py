@@ -26,10 +26,10 @@ LENT = {"torch", "numpy", "py_spy", "mcp", "mcp_types"}
 """What hosts have or have not (torch, numpy), a name for a program's folder, and an extra."""
 
 
-ALONE = ["--no-smoke", "--only", "ports"]
+PORTS_ONLY = ["--no-smoke", "--only", "ports"]
 SMOKE = {
-    "check": ([*ALONE, "--save", "seen.json"], "checks passed"),
-    "fix": ([*ALONE, "--dry-run"], ""),
+    "check": ([*PORTS_ONLY, "--save", "seen.json"], "checks passed"),
+    "fix": ([*PORTS_ONLY, "--dry-run"], ""),
     "fix-port": (["1029"], "port 1029 on this machine"),
     "smoke": (["--timeout", "60", "--smoke-timeout", "20"], "all-reduce"),
     "logs": (["hosts.yaml"], "1 file"),
@@ -44,6 +44,8 @@ SMOKE = {
     "mcp": ([], ""),
 }
 """A call of each command that needs no other host, and a part of what it prints."""
+OWN_PROCESSES = ["unshare", "-pf" if os.getuid() == 0 else "-rpf", "--kill-child", "--mount-proc"]
+"""`hang` looks at each process of this machine: the jobs of tests beside this one are none of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def test_the_wheel_runs_in_an_empty_environment(wheel: Path, tmp_path: Path) -> 
     assert "--node_rank=1" in _run(tool, "launch", "hosts.yaml", "--", "train.py", env=env, cwd=tmp_path)
     for command, (words, expected) in SMOKE.items():
         shown = subprocess.run(
-            [tool, command, *words],
+            [*OWN_PROCESSES, tool, command, *words],
             env=env,
             cwd=tmp_path,
             capture_output=True,

@@ -20,7 +20,6 @@ default (src/misc/param.cc ``ncclLoadParam``). NCCL ignores unknown words. NCCL_
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -120,11 +119,12 @@ _BUILDS = "ROOT ROOT_DIR HOME DIR PATH VERSION INCLUDE_DIR INCLUDE_DIRS LIB_DIR 
 BUILD_NAMES = frozenset(f"NCCL_{part}" for part in _BUILDS.split())
 """Variables for builds and container images, which the library does not read."""
 
-_TORCHS = "BLOCKING_WAIT ASYNC_ERROR_HANDLING DESYNC_DEBUG ENABLE_TIMING USE_COMM_NONBLOCKING"
+_TORCHS = (
+    "BLOCKING_WAIT ASYNC_ERROR_HANDLING DESYNC_DEBUG ENABLE_TIMING USE_COMM_NONBLOCKING"
+    " USE_TENSOR_REGISTER_ALLOCATOR_HOOK"
+)
 PYTORCH_NAMES = frozenset(f"NCCL_{part}" for part in _TORCHS.split())
 """Variables of torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, which are called TORCH_NCCL_… from torch 2.2 on."""
-
-CLOSE = 0.8  # difflib's ratio from which a name counts as misspelt; NCCL_SOCKET_IFNAMES has 0.97
 
 
 @dataclass(frozen=True)
@@ -161,19 +161,6 @@ def register() -> dict[str, Known]:
         name: Known(name, row.get("type"), row["since"], row.get("last"), row.get("removed"))
         for name, row in json.loads(text).items()
     }
-
-
-def is_known(name: str) -> bool:
-    """Return whether NCCL, a plugin, PyTorch or a build reads it."""
-    known = name in register() or name in BUILD_NAMES or name in PYTORCH_NAMES
-    return known or not name.startswith("NCCL_") or name.startswith(PLUGIN_PREFIXES)
-
-
-def nearest(name: str) -> str | None:
-    """Return the most similar known name; None if none is close."""
-    upper = name.upper()
-    found = difflib.get_close_matches(upper, register(), n=1, cutoff=CLOSE)
-    return found[0] if found else None
 
 
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)?")
@@ -232,6 +219,19 @@ TORCH_VALUES = {
 TORCH_NCCL_VALUES = dict.fromkeys((f"TORCH_NCCL_{name}" for name in _TORCH_NUMBERS.split()), _NUMBER_WORD)
 TORCH_NCCL_VALUES |= dict.fromkeys((f"TORCH_NCCL_{name}" for name in _TORCH_FLAGS.split()), _FLAG)
 """Values that torch's NCCL backend accepts (ProcessGroupNCCL.cpp)."""
+
+_TORCH_OTHERS = (
+    "DEBUG_INFO_PIPE_FILE DEBUG_INFO_TEMP_FILE DUMP_STACK_TRACE EXTRA_DUMP_ON_EXEC LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN"
+    " NONBLOCKING_TIMEOUT PROPAGATE_ERROR SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING USE_COMM_NONBLOCKING"
+)
+TORCH_NAMES = frozenset(
+    {
+        *TORCH_NCCL_VALUES,
+        *(f"TORCH_NCCL_{name}" for name in ("TRACE_BUFFER_SIZE", "TRACE_CPP_STACK", *_TORCH_OTHERS.split())),
+        *("TORCH_FR_BUFFER_SIZE", "TORCH_FR_CPP_STACK", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_FR_DUMP_DYNAMIC_FILE_NAME"),
+    }
+)
+"""Variables that torch 2.2 to 2.14 reads for NCCL and its flight recorder (libtorch_cuda.so, ProcessGroupNCCL.hpp)."""
 
 _FLAGS = frozenset({"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"})
 _DEBUG_LEVELS = frozenset({"OFF", "INFO", "DETAIL"})

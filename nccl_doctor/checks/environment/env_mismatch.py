@@ -17,7 +17,8 @@ from nccl_doctor.logs.rule import Grade, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.variables import Variable, is_known
+from nccl_doctor.nccl.misspelt import is_known
+from nccl_doctor.nccl.variables import Variable
 from nccl_doctor.text.bounds import safe_regex
 from nccl_doctor.text.hostlist import fold, grouped, plural, quoted
 

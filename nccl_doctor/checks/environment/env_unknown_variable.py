@@ -1,11 +1,13 @@
-"""A variable named NCCL_… is unknown to this NCCL, to its plugins, to PyTorch and to builds of NCCL.
+"""A variable named NCCL_…, TORCH_NCCL_… or GLOO_… is unknown to this NCCL, to its plugins, to torch and to gloo.
 
 What it means: NCCL never complains about a name that it does not know. A misspelt variable has no effect, and the job
-runs with the default: NCCL_SOCKET_IFNAMES or NCCL_IB_DISABLED change nothing.
+runs with the default: NCCL_SOCKET_IFNAMES or NCCL_IB_DISABLED change nothing. There is no NCCL_TIMEOUT: torch's limit
+is an argument of init_process_group. Nor is there a variable for NCCL's ports.
 
 How we know: the names that NCCL's source reads at its releases from 2.3 to 2.30 and those in the libraries of 2.31 and
 2.32, with the first and last release of each; the prefixes of known plugins (aws-ofi-nccl's NCCL_OFI_, Google's
-NCCL_FASTRAK_ and others); old names of PyTorch's variables.
+NCCL_FASTRAK_ and others); names of torch's variables, old and new. A name of torch's or gloo's is reported only if it
+is close to a known one.
 
 Fix: correct the name, or unset the variable. Its source is shown: the hosts file, the SSH environment, or a line of
 NCCL's config file.
@@ -14,9 +16,12 @@ NCCL's config file.
 from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
-from nccl_doctor.nccl.variables import is_known, nearest, register
+from nccl_doctor.nccl.misspelt import Meant, advice, is_known, meant, reader
+from nccl_doctor.nccl.variables import register
 from nccl_doctor.nccl.versions import newer, show
 from nccl_doctor.text.hostlist import fold, quoted
+
+READERS = {"NCCL": "an NCCL", "torch": "a torch", "gloo": "a gloo"}
 
 
 @check("NCD801", severity=Severity.WARNING, needs=("env", "config_files", "interfaces"), needs_nccl=True)
@@ -27,23 +32,37 @@ def env_unknown_variable(view: View) -> Findings:
         for name, variable in own.variables.items():
             known = register().get(name)
             reason = known.absent(own.version) if known is not None and own.version is not None else None
-            if reason is None and is_known(name):
+            if reason is None and not _is_doubtful(name):
                 continue
             if variable.doubt is not None:
                 yield Unjudged((host,), variable.doubt)
                 continue
             absent = f"{reason}; this is {show(own.version)}" if reason is not None and own.version else None
-            found.setdefault((name, absent, newer(own.version)), {})[host] = variable.origin
+            since = newer(own.version) if reader(name) == "NCCL" else None
+            found.setdefault((name, absent, since), {})[host] = variable.origin
     for (name, absent, since), origins in found.items():
-        meant = nearest(name) if absent is None else None
-        hint = (f" ({since})" if since else "") + (f"; did you mean {meant}?" if meant is not None else ".")
-        unknown = f"{quoted(name)} is not an NCCL variable{hint}"
-        remedy = f"Write {meant} instead" if meant is not None else "Remove it"
+        right = meant(name) if absent is None else None
+        unknown = f"{quoted(name)} is not {READERS[reader(name) or 'NCCL']} variable{f' ({since})' if since else ''}"
+        remedy = (
+            "Remove it" if right is None else f"Write {right.name}{' with the opposite value' * right.opposite} instead"
+        )
         yield Finding(
             hosts=tuple(origins),
-            message=unknown if absent is None else f"{name} has no effect: {absent}.",
+            message=f"{unknown}{_hint(name, right)}" if absent is None else f"{name} has no effect: {absent}.",
             evidence=folded((host, f"{quoted(name)} ({origin})") for host, origin in origins.items()),
-            facts={"variable": name, "nearest": meant, "origins": origins},
+            facts={"variable": name, "nearest": right and right.name, "origins": origins},
             fix=f"{remedy} where it is set: {fold(origins)}: {', '.join(dict.fromkeys(origins.values()))}.",
             severity=None if absent is None and since is None else Severity.INFO,
         )
+
+
+def _is_doubtful(name: str) -> bool:
+    """Return whether nobody reads it; of torch's and gloo's names, whether it is a misspelt or an invented one, too."""
+    return not is_known(name) and (reader(name) == "NCCL" or meant(name) is not None or advice(name) is not None)
+
+
+def _hint(name: str, right: Meant | None) -> str:
+    if right is not None:
+        return f"; did you mean {right.name}{', whose sense is opposite' if right.opposite else ''}?"
+    told = advice(name)
+    return f": {told}." if told is not None else "."

@@ -1,0 +1,152 @@
+"""Names of variables that nobody reads, and what was meant by them.
+
+NCCL, torch and gloo ignore a name that they do not know, so a misspelt one has no effect and leaves no message. A name
+is taken for a misspelt one if its words are those of a known name with a few wrong letters, in another order, without
+the family of NCCL's variables (IB, NET, SOCKET), or with ENABLE for DISABLE. Otherwise nothing is suggested: a similar
+name of another meaning (NCCL_IB_TIMEOUT for NCCL_TIMEOUT) is worse than none. A name may also have blanks or "export"
+before it, in a config file, of which NCCL makes a part of the name.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from nccl_doctor.nccl.variables import BUILD_NAMES, PLUGIN_PREFIXES, PYTORCH_NAMES, TORCH_NAMES, register
+
+_GLOOS = (
+    "SOCKET_IFNAME DEVICE_TRANSPORT LOG_LEVEL DISABLE_CONNECTION_RETRIES ENABLE_STORE_V2_API"
+    " ENABLE_RANK_AS_SEQUENCE_NUMBER"
+)
+GLOO_NAMES = frozenset(f"GLOO_{part}" for part in _GLOOS.split())
+"""Variables of gloo and of torch's backend for it, read in the libraries of torch 2.13."""
+
+ALIKE = 0.75  # difflib's ratio from which a word counts as a misspelt other one: DEBGU, DEBUG
+ALIKE_AS_A_WHOLE = 0.9  # the same of names without underscores: GIDINDXE, GIDINDEX
+FAMILIES = frozenset({"IB", "NET", "SOCKET"})  # words that are forgotten in front of others
+SAME = {
+    **dict.fromkeys(("IF", "IFACE", "INTERFACE", "NAME"), "IFNAME"),
+    "ALGORITHM": "ALGO",
+    "PROTOCOL": "PROTO",
+    "COUNT": "CNT",
+    "DISABLED": "DISABLE",
+    "ENABLED": "ENABLE",
+    "SUBSYSTEM": "SUBSYS",
+}
+HABITS = {  # what people are used to from elsewhere
+    "NCCL_LOG_LEVEL": "NCCL_DEBUG",
+    "NCCL_DEBUG_LEVEL": "NCCL_DEBUG",
+    "NCCL_BUFFER_SIZE": "NCCL_BUFFSIZE",
+}
+OPPOSITE = {"ENABLE": "DISABLE", "DISABLE": "ENABLE"}
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Meant:
+    """A variable that a misspelt name probably stands for; ``opposite``: it is set by the opposite value."""
+
+    name: str
+    opposite: bool = False
+
+
+def reader(name: str) -> str | None:
+    """Return whose variable the name seems to be: NCCL's, torch's or gloo's; None for others."""
+    first, _, rest = _bare(name).partition("_")
+    if first == "TORCH":
+        return "torch" if rest.startswith(("NCCL_", "FR_")) else None
+    if _is_alike(first, "NCCL") and f"NCCL_{rest}" in register():
+        return "NCCL"  # NCLL_DEBUG
+    return {"NCCL": "NCCL", "GLOO": "gloo"}.get(first) if rest else None
+
+
+def is_known(name: str) -> bool:
+    """Return whether NCCL, a plugin, torch, gloo or a build reads it, or nothing here says whose variable it is."""
+    if reader(name) != "NCCL":
+        return reader(name) is None or name in TORCH_NAMES or name in GLOO_NAMES
+    known = name in register() or name in BUILD_NAMES or name in PYTORCH_NAMES
+    return known or name.startswith(PLUGIN_PREFIXES)
+
+
+def meant(name: str) -> Meant | None:
+    """Return the known variable that was probably meant; None if none is close or several are."""
+    same = HABITS.get(_bare(name), f"NCCL_{_bare(name).partition('_')[2]}")
+    if same in register():
+        return Meant(same)
+    own = _words(name)
+    others = _known(gloo=reader(name) == "gloo")
+    if found := _closest(name, own, others):
+        return Meant(found)
+    turned = tuple(OPPOSITE.get(word, word) for word in own)
+    if turned != own and (found := _closest(name, turned, others)):
+        return Meant(found, opposite=True)
+    if advice(name) is None:
+        longer = [one for one, words in others.items() if words[1:] == own and words[0] in FAMILIES]
+        if len(longer) == 1:
+            return Meant(longer[0])
+    return None
+
+
+def advice(name: str) -> str | None:
+    """Return where a time limit or a port is set, for which there is no such variable; None for other names."""
+    if reader(name) == "gloo":
+        return None
+    words = _words(name)
+    if "TIMEOUT" in words:
+        return "torch's time limit of a collective is an argument of the script: init_process_group(timeout=...)"
+    if "PORT" in words or "PORTS" in words:
+        return "NCCL's ports are those of net.ipv4.ip_local_port_range, and the master's is MASTER_PORT"
+    return None
+
+
+@cache
+def _known(*, gloo: bool) -> dict[str, Words]:
+    names: Iterable[str] = GLOO_NAMES if gloo else (*register(), *TORCH_NAMES)
+    return {name: _words(name) for name in names}
+
+
+def _bare(name: str) -> str:
+    """Return the name in capitals, without blanks and what stands before them."""
+    return name.upper().split()[-1] if name.strip() else ""
+
+
+def _words(name: str) -> Words:
+    """Return the words behind those that say whose variable it is, in one spelling."""
+    words = _bare(name).replace("IF_NAME", "IFNAME").split("_")
+    while words and words[0] in ("TORCH", "NCCL", "FR", "GLOO"):
+        del words[0]
+    return tuple(SAME.get(word, word) for word in words)
+
+
+def _closest(name: str, own: Words, others: dict[str, Words]) -> str | None:
+    whole = difflib.SequenceMatcher(b=name.upper())
+
+    def likeness(other: str) -> float:
+        whole.set_seq1(other)
+        return whole.ratio()
+
+    return max(_alike(own, others), key=likeness, default=None)
+
+
+def _alike(own: Words, others: dict[str, Words]) -> Iterator[str]:
+    joined = difflib.SequenceMatcher(b="".join(own))
+    for name, words in others.items():
+        if len(words) != len(own):
+            joined.set_seq1("".join(words))
+            bounds = joined.real_quick_ratio, joined.quick_ratio, joined.ratio  # the cheapest first
+            if all(ratio() >= ALIKE_AS_A_WHOLE for ratio in bounds):
+                yield name
+        elif sorted(words) == sorted(own) or all(map(_is_alike, own, words)):
+            yield name
+
+
+def _is_alike(own: str, known: str) -> bool:
+    short, long = sorted((own, known), key=len)
+    if len(long) > len(short) + 1:
+        return False
+    letters = iter(long)
+    same = sorted(own) == sorted(known) or all(letter in letters for letter in short)  # a letter is missing
+    return same or difflib.SequenceMatcher(None, own, known).ratio() >= ALIKE

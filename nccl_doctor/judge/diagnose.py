@@ -272,7 +272,9 @@ def _nothing_to_judge(check: Check, snapshot: Snapshot, hosts: list[Host]) -> st
     facts = [host.facts for host in hosts if host.facts is not None]
     needs = (need for need in check.needs if need in SUBJECTS and facts)
     reason = next((SUBJECTS[need] for need in needs if not any(getattr(one, need) for one in facts)), None)
-    return "no NVIDIA GPU on any host" if reason == NO_GPU and any(map(rocm_gpus, facts)) else reason
+    if reason == NO_GPU and any(map(rocm_gpus, facts)):
+        return None if "gpu_driver" in check.also else "no NVIDIA GPU on any host"
+    return reason
 
 
 def _in_scope(check: Check, snapshot: Snapshot) -> tuple[Host, ...]:

@@ -86,7 +86,7 @@ class Check:
     row_suffices: bool = False  # the row's own phrase names its fault
     # fields of host facts, and phases, that must be known; ``nccl_doctor.snapshot.known`` gives the check their values
     needs: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()  # phases that it judges if they ran, but does not need
+    also: tuple[str, ...] = ()  # phases and facts that it judges if they are known, but does not need
     scope: Scope = "all"  # "master" judges only the first host, an engine only hosts reached that way
     function: CheckFunction | None = None  # None for a diagnosis that only logs or a running job show
 

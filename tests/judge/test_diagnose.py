@@ -197,6 +197,12 @@ def test_checks_of_nvidia_gpus_do_not_say_that_hosts_with_amd_gpus_have_none() -
     assert outcomes["gpu-in-use"] == (Outcome.NOT_APPLICABLE, "no NVIDIA GPU on any host")
 
 
+def test_models_of_amd_gpus_are_compared_too() -> None:
+    fixture = Path(__file__).parent.parent / "checks/software/gpu_model_mismatch/quiet-amd-chosen-among-equals.json"
+    outcomes = {row.name: row.outcome for row in diagnose.judge(load(fixture), "check").checks}
+    assert outcomes["gpu-model-mismatch"] is Outcome.PASS
+
+
 def test_gaps_with_one_reason_are_folded_over_hosts() -> None:
     missing = {"facts": {"torch": {"$unknown": "no answer in 5 s"}}}
     report = diagnose.judge(patched({"hosts": {"node1": missing, "node2": missing}}), "check")

@@ -45,7 +45,7 @@ SIGNS = LogSigns(
 )
 
 
-@check("NCD509", severity=Severity.WARNING, needs=("gpus",), row="GPUs")
+@check("NCD509", severity=Severity.WARNING, needs=("gpus",), also=("gpu_driver",), row="GPUs")
 def gpu_model_mismatch(view: View) -> Findings:
     """Yield one finding for hosts with different models of GPUs."""
     kinds = {

@@ -241,6 +241,7 @@ def _nccl(text: str) -> re.Match[str] | None:
 def _peel_tags(record: str, found: dict[str, str]) -> int:
     """Move launchers' and loggers' prefixes into ``found``, and return where they end."""
     position = 0
+    is_torchs = False
     for _ in range(_MOST_TAGS):
         while record.startswith(" ", position):
             position += 1
@@ -249,9 +250,11 @@ def _peel_tags(record: str, found: dict[str, str]) -> int:
         if tag is None:
             break
         for name, value in tag.groupdict().items():
-            if value and (name == "rank" or name not in found):
-                # torch's own [rank25] follows mpirun's [1,3], which counts the launchers
+            # torch's own [rank25] follows mpirun's [1,3], which counts the launchers; the [Rank 1] after it counts the
+            # members of a process group (ProcessGroupNCCL.cpp, logPrefix)
+            if value and (name not in found or (name == "rank" and not is_torchs)):
                 found[name] = value
+        is_torchs = is_torchs or tag[0].startswith("[rank")
         position = tag.end()
     return position
 
@@ -299,14 +302,26 @@ def join(block: bytes, cut_at: int, glue: bytes = b"") -> bytes:
     return _glued([(line, after and not _BEGINS.match(line)) for line, after in zip(lines, cut, strict=False)], glue)
 
 
+_LAST = re.compile(rb"(?P<tags>.{0,200}?)Last error: *\r?")
+"""The line before NCCL's last message in torch's exceptions, behind the prefixes of a launcher."""
+
+
 def flow(block: bytes, glue: bytes, whole: Container[int] = ()) -> bytes:
-    """Join every line without a usual beginning, except ``whole`` ones, to the line before."""
+    """Join every line without a usual beginning, except ``whole`` ones, to the line before.
+
+    The lines of torch's exceptions with NCCL's last message are joined whatever they begin with.
+    """
     pieces: list[tuple[bytes, bool]] = []
-    begun = b""
+    begun, tags = b"", None
     for number, line in enumerate(block.split(b"\n"), 1):
-        goes_on = begun != b"" and number not in whole and not _BEGINS.match(line)
+        last = _LAST.fullmatch(line)
+        inner = last["tags"] if last else tags
+        told = inner is not None and begun.startswith(inner) and line.startswith(inner)
+        goes_on = begun != b"" and number not in whole and (told or not _BEGINS.match(line))
         begun = begun if goes_on else line
-        pieces.append((line.strip() if goes_on else line, goes_on))
+        piece = line[len(inner or b"") if told else 0 :].strip() if goes_on else line
+        pieces.append((b" " + piece + b" " if last and goes_on else piece, goes_on))
+        tags = last["tags"] if last else None
     return _glued(pieces, glue)
 
 

@@ -139,7 +139,7 @@ class Reader:
             text=shown.rstrip() if len(shown) <= QUOTED else quote(part, match.start(), match.end()),
             message=message,
             prefix=prefix,
-            address=address_of(match),
+            address=address_of(match, prefix.start),
             rank=rank_of(match, prefix),
             order=self.order,
             catalogued=known,
@@ -178,10 +178,15 @@ _RANKS = re.compile(r"\b[Rr]ank[ :=]{1,2}(?P<rank>\d{1,6})\b(?P<bare>)")
 _RANKS_OTHERWISE = re.compile(r"(?:\(rank=|\brank\(s\) \{?)(?P<rank>\d+)|Error: \[(?P<bare>\d{1,6})\](?: is |: params)")
 
 
-def address_of(match: re.Match[str]) -> Address:
-    """Return the address that the matched line is about: the one in the rule's groups, otherwise the first."""
+def address_of(match: re.Match[str], prefixed: int) -> Address:
+    """Return the address that the matched line is about: the one in the rule's groups, otherwise the first.
+
+    Args:
+        match: the rule's.
+        prefixed: length of the prefixes, which may hold the address of the process that prints the line.
+    """
     named = match.groupdict()
-    found = _address_in(match.string, match.start())
+    found = _address_in(match.string, match.start(), prefixed)
     port = named.get("port") or (found["port"] if found else None)
     address = named.get("ip") or named.get("host") or (found["address"] if found else None)
     iface = named.get("iface") or (found.get("iface") if found else None)
@@ -198,9 +203,9 @@ def address_of(match: re.Match[str]) -> Address:
     )
 
 
-def _address_in(text: str, start: int) -> dict[str, str] | None:
+def _address_in(text: str, start: int, prefixed: int) -> dict[str, str] | None:
     """Return the first address after ``start``, of the most certain kind; otherwise one before it."""
-    for piece in (text[start : start + 600], text[max(0, start - 200) : start]):
+    for piece in (text[start : start + 600], text[max(prefixed, start - 200) : start]):
         for pattern in _ADDRESSES:
             match = pattern.search(piece)
             if match is not None:

@@ -15,7 +15,7 @@ from nccl_doctor.model.report import HostSummary, MeshReport, Phase, PhaseOutcom
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.smoke import rates, smoke
 from nccl_doctor.report.text import SEVERITY_STYLES, Screen, apart, cut, joined, table, wrap
-from nccl_doctor.text.hostlist import fold, fold_numbers, grouped, plural
+from nccl_doctor.text.hostlist import fold, grouped, plural, ranks_of
 from nccl_doctor.text.shell import clean, pasteable
 
 _OUTCOMES: dict[PhaseOutcome, tuple[str, str]] = {  # word and style of each outcome
@@ -104,13 +104,14 @@ def plain(value: object) -> str:
 
 
 def where(found: Diagnosis) -> str:
-    """Return the hosts at fault, after the ranks that a log names."""
+    """Return the hosts at fault, after the ranks whose lines in a log show it."""
     hosts = fold(found.hosts)
-    ranks = (found.entities or {}).get("rank")
-    if ranks is None:
+    named = (found.entities or {}).get("rank")
+    if named is None:
         return hosts
-    folded = fold_numbers(ranks if isinstance(ranks, (list, tuple)) else [ranks])
-    return f"rank {folded} ({hosts})" if hosts else f"rank {folded}"
+    shown = found.facts.get("ranks") or ()
+    ranks = ranks_of(shown) if len(shown) > 1 else f"rank {named}"
+    return f"{ranks} ({hosts})" if hosts else ranks
 
 
 def _evidence(found: Diagnosis, screen: Screen) -> Iterator[str]:

@@ -58,6 +58,8 @@ STORE_GONE = (
     "remote=[n1]:29500): Connection reset by peer"
 )
 TORN = "n2:1:2 [0] NCCL INFO comm 0x5 rank 1 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE"
+RAY = "(RayWorkerWrapper pid=1355, ip=192.0.2.8) "
+PROXY = "Proxy Call to rank 7 failed (Connect)"  # in NCCL's catalogue, and in no rule
 
 
 @pytest.mark.parametrize(
@@ -97,6 +99,7 @@ TORN = "n2:1:2 [0] NCCL INFO comm 0x5 rank 1 nranks 2 cudaDev 0 busId 1000 - Abo
         ([RETURNED], ["connection-timed-out"]),
         ([STORE_GONE, TORN], ["peer-died"]),
         ([TORN, STORE_GONE], []),
+        ([RAY + "ncclInternalError: Internal check failed.", RAY + "Last error:", RAY + PROXY], ["peer-died"]),
         ([OOM, "n9: Permission denied (publickey)."], ["out-of-memory", "ssh-auth-failed"]),
     ],
 )
@@ -121,6 +124,13 @@ def test_the_earlier_time_is_blamed_over_the_earlier_file() -> None:
     early = b"2025-01-01T10:00:02Z [rank2]: OSError: [Errno 24] Too many open files\n"
     verdict = diagnose([LogSource("rank1.log", [late]), LogSource("rank2.log", [early])])
     assert verdict.causes[0].name == "nofile-low"
+
+
+def test_the_address_in_a_prefix_is_that_of_the_process_itself() -> None:
+    said = f"{RAY}RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error\n"
+    verdict = diagnose([LogSource("run.log", [said.encode()])])
+    words = signs()[verdict.causes[0].name].advice(Case(verdict.causes[0], verdict.log))
+    assert words.message.startswith("gloo connected to a loopback address instead of another host")
 
 
 def test_at_most_three() -> None:

@@ -216,7 +216,8 @@ def log() -> Report:
             risk="safe",
             commands=(Command(host=None, command="nccl-doctor check -w gpu01,gpu02"),),
         ),
-        entities={"host": "gpu02", "rank": list(range(8, 16))},
+        facts={"ranks": list(range(8, 16))},
+        entities={"host": "gpu02", "rank": 8},
     )
     return Report(
         version="0.1.0",

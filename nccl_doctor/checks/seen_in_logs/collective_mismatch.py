@@ -31,8 +31,8 @@ from_logs(__name__, "NCD904")
 def _advice(case: Case) -> Advice:
     if case.first.wording == RECORDED:
         return by_rank(case)
-    places = waiting(case.cause.events)
-    told = "; ".join(f"{ranks_of(ranks)} {op} number {seq}" for (seq, op), ranks in list(places.items())[:4])
+    places = list(waiting(case.cause.events).items())[:MOST_PLACES]
+    told = "; ".join(f"{ranks_of(ranks)} {place.op} number {place.seq}" for place, ranks in places)
     return advise(
         "The ranks do not call the same collectives with the same sizes"
         + (f": {told}." if told else f" (seen by {case.who})."),
@@ -41,6 +41,8 @@ def _advice(case: Case) -> Advice:
         case.check(),
     )
 
+
+MOST_PLACES = 4  # that a message names
 
 RULES = (
     *roots(
@@ -81,8 +83,10 @@ _WORK = re.compile(
     r"SeqNum=(?P<seq>\d+), ?OpType=(?P<op>\w+)(?:, ?NumelIn=(?P<numel_in>\d+), ?NumelOut=(?P<numel_out>\d+))?"
 )
 
-_GROUP = re.compile(r"\[PG (?:ID )?(?P<group>\d+)")
-_NONE_COMPLETED = re.compile(r"last completed work: -1\b")
+_GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\d+)(?: PG GUID (?P<guid>[^\s(\]]{1,64}))?")
+"""A process group: its number among those of the process, and (from torch 2.4 on) its name, the same on all ranks."""
+_AT_WORK = re.compile(r"detected by watchdog at work(?: sequence id)?: (?P<seq>\d+)")
+_COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
 
 _MUST_AGREE = frozenset(
     {"ALLREDUCE", "BROADCAST", "REDUCE", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "ALLREDUCE_COALESCED"}
@@ -101,47 +105,85 @@ class Work:
     numel: tuple[str | None, str | None]
 
 
-def work(event: Event) -> Work | None:
-    """Return the collective that a watchdog line names."""
-    match = _WORK.search(event.text)
-    seq = number(match["seq"]) if match else None
-    if match is None or seq is None or event.rank is None:
-        return None
-    group = _GROUP.search(event.text)
-    return Work(event.rank, group["group"] if group else "", seq, match["op"], (match["numel_in"], match["numel_out"]))
+@dataclass(frozen=True)
+class Place:
+    """A collective in which ranks wait; the numbers of different process groups can't be compared."""
+
+    group: str
+    seq: int
+    op: str
+
+
+def works(events: Iterable[Event]) -> list[tuple[Event, Work]]:
+    """Return the lines that name a collective, with it.
+
+    The line of the timeout itself does not name the process group; later lines of the same rank with that number do. If
+    the log names one group only, all are of that.
+    """
+    known: dict[tuple[int, int], str] = {}
+    found: list[tuple[Event, Work]] = []
+    for event in events:
+        if event.rank is None:
+            continue
+        match = _WORK.search(event.text)
+        named = match or _AT_WORK.search(event.text)
+        seq = number(named["seq"]) if named else None
+        if seq is None:
+            continue
+        if group := _GROUP.search(event.text):
+            known[event.rank, seq] = group["guid"] or group["id"]
+        if match is not None:
+            numel = match["numel_in"], match["numel_out"]
+            found.append((event, Work(event.rank, "", seq, match["op"], numel)))
+    only = next(iter(known.values())) if len(set(known.values())) == 1 else ""
+    return [(event, replace(one, group=known.get((one.rank, one.seq), only))) for event, one in found]
+
+
+def share_a_group(found: Iterable[Work]) -> bool:
+    """Return whether the numbers can be compared; a rank that waits at two places is in two groups, or ran twice."""
+    at: dict[int, tuple[int, str]] = {}
+    return all(at.setdefault(one.rank, (one.seq, one.op)) == (one.seq, one.op) for one in found)
 
 
 def mismatch(events: Iterable[Event]) -> list[Event]:
     """Return the events of ranks that are at the same place with different collectives or sizes."""
-    places: dict[tuple[str, int], dict[int, tuple[Work, Event]]] = {}
-    for event in events:
-        found = work(event) if event.name == "collective-timeout" else None
-        if found is not None:
-            places.setdefault((found.group, found.seq), {}).setdefault(found.rank, (found, event))
-    for ranks in places.values():
-        works = [one for one, _ in ranks.values()]
-        sizes = {one.numel for one in works if one.op in _MUST_AGREE}
-        if len({one.op for one in works}) > 1 or len(sizes) > 1:
-            return [event for _, event in ranks.values()]
+    groups: dict[str, list[tuple[Event, Work]]] = {}
+    for event, one in works(event for event in events if event.name == "collective-timeout"):
+        groups.setdefault(one.group, []).append((event, one))
+    if len(groups) > 1:
+        groups.pop("", None)
+    for found in groups.values():
+        if not share_a_group(one for _, one in found):
+            continue
+        places: dict[int, dict[int, tuple[Work, Event]]] = {}
+        for event, one in found:
+            places.setdefault(one.seq, {}).setdefault(one.rank, (one, event))
+        for ranks in places.values():
+            sizes = {one.numel for one, _ in ranks.values() if one.op in _MUST_AGREE}
+            if len({one.op for one, _ in ranks.values()}) > 1 or len(sizes) > 1:
+                return [event for _, event in ranks.values()]
     return []
 
 
-def waiting(events: Iterable[Event]) -> dict[tuple[int, str], list[int]]:
-    """Return the ranks that wait at each (SeqNum, OpType); a smaller SeqNum is behind."""
-    found: dict[tuple[int, str], list[int]] = {}
-    for event in events:
-        one = work(event)
-        if one is not None and one.rank not in found.setdefault((one.seq, one.op), []):
-            found[one.seq, one.op].append(one.rank)
-    return dict(sorted(found.items()))
+def waiting(events: Iterable[Event]) -> dict[Place, list[int]]:
+    """Return the ranks that wait at each place, by number; in one group a smaller one is behind."""
+    found: dict[Place, list[int]] = {}
+    for one in sorted((one for _, one in works(events)), key=lambda one: (one.seq, one.group)):
+        ranks = found.setdefault(Place(one.group, one.seq, one.op), [])
+        if one.rank not in ranks:
+            ranks.append(one.rank)
+    return found
 
 
 def never_started(events: Iterable[Event]) -> bool:
     """Return whether no collective ever ended: the first timed out."""
-    if any(_NONE_COMPLETED.search(event.text) for event in events):
-        return True
-    sequence = [found.seq for found in map(work, events) if found is not None]
-    return bool(sequence) and max(sequence) <= 1
+    events = list(events)
+    completed = [int(one[1]) for event in events if (one := _COMPLETED.search(event.text)) and len(one[1]) < _DIGITS]
+    numbers = [found.seq for _, found in works(events)]
+    return max(completed, default=0) <= 0 and (-1 in completed or (bool(numbers) and max(numbers) <= 1))
+
+
+_DIGITS = 19  # of a 64-bit number
 
 
 def _recorded(dumps: dict[str, Dump]) -> list[Event]:

@@ -20,7 +20,13 @@ from 2.2.
 import re
 from dataclasses import replace
 
-from nccl_doctor.checks.seen_in_logs.collective_mismatch import never_started, waiting
+from nccl_doctor.checks.seen_in_logs.collective_mismatch import (
+    MOST_PLACES,
+    share_a_group,
+    never_started,
+    waiting,
+    works,
+)
 from nccl_doctor.logs import rule
 from nccl_doctor.logs.facts import Facts, Milestone
 from nccl_doctor.logs.log import Event, Reading, absent, rank_progress
@@ -40,13 +46,20 @@ def _advice(case: Case) -> Advice:
     if case.first.wording == rule.CONNECTED:
         return _silence(case)
     places = waiting(case.cause.events)
-    told = "; ".join(f"{ranks_of(ranks)} in {op} number {seq}" for (seq, op), ranks in list(places.items())[:4])
+    groups = dict.fromkeys(place.group for place in places)
+    told = "; ".join(
+        f"{ranks_of(ranks)} in {place.op} number {place.seq}"
+        + (f" of process group {place.group}" if len(groups) > 1 and place.group else "")
+        for place, ranks in list(places.items())[:MOST_PLACES]
+    )
     missing = absent({rank for ranks in places.values() for rank in ranks}, case.log.facts.world_size)
     sentence = f"{case.who} waited in a collective that did not end in time"
     if told:
         sentence += f": {told}"
     if told and missing:
         sentence += f". No word of {ranks_of(missing)}: look there first"
+    elif len(groups) > 1 or not share_a_group(one for _, one in works(case.cause.events)):
+        sentence += ". They are in different process groups or runs, whose numbers can't be compared"
     elif len(places) > 1:
         sentence += ". Those with the smallest number are behind: look there first"
     if never_started(case.cause.events):
@@ -119,7 +132,7 @@ RULES = (
         r"(?:Some NCCL operations have failed or timed out|timed out in (?:blocking wait|call to)"
         r"|collective timeout from|due to collective timeout|"
         r"taking the entire process down|NCCL (?:operation )?timed out|ncclTimeout|NCCL timeout in:|"
-        r"[Tt]imeout at NCCL work|failure detected by watchdog)",
+        r"[Tt]imeout at NCCL work|detected by watchdog at work)",
         "[E ProcessGroupNCCL.cpp:456] Some NCCL operations have failed or timed out.",
     ),
     hint(

@@ -11,9 +11,11 @@ Fix: Give the logs of all ranks to `nccl-doctor logs`. Check dmesg and the sched
 References: NCCL's src/misc/socket.cc (socketProgress); torch/csrc/distributed/c10d/TCPStore.cpp.
 """
 
+import re
+
 from nccl_doctor.logs import rule
 from nccl_doctor.logs.log import Event, Reading, rank_progress
-from nccl_doctor.logs.rule import Grade, clue, failed_connects, generic, symptom, symptoms
+from nccl_doctor.logs.rule import Grade, clue, failed_connects, generic, hint, symptom, symptoms
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.hostlist import capital, ranks_of
@@ -29,6 +31,15 @@ def _advice(case: Case) -> Advice:
             "stopped or stuck, and whether the host is reached:",
             case.check(),
         )
+    if any(_OF_LAUNCHER.search(event.text) for event in case.cause.events):
+        place = case.target if case.address.ip or case.address.host else "the master"
+        return advise(
+            f"A launcher lost the connection to the job's store on {place}: the launcher there probably ended, and "
+            "this log does not show why.",
+            "See on the master (the host of --rdzv-endpoint) whether it was restarted or its launcher was killed "
+            "(dmesg, the scheduler's records), and give its log to nccl-doctor logs, too.",
+            case.check(),
+        )
     missing = rank_progress(case.log.facts).missing
     hint = f" No line is of {ranks_of(missing)}." if missing else ""
     return advise(
@@ -40,7 +51,14 @@ def _advice(case: Case) -> Advice:
     )
 
 
+_OF_LAUNCHER = re.compile(r"RendezvousConnectionError|connection to the C10d store has failed")
+
 RULES = (
+    hint(
+        r"failed to shutdown the rendezvous",
+        "W1128 10:04:52 22853 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1298] The node 'n1_2_0' "
+        "has failed to shutdown the rendezvous 'x' due to an error of type RendezvousConnectionError.",
+    ),
     clue(rule.RAS_LINE, "  Rank 7 -- GPU 3 managed by process 3748990 on node 10.1.2.3"),
     *failed_connects(Grade.SYMPTOM, r"(?:Connection reset by peer|Broken pipe)", "Connection reset by peer"),
     *symptoms(

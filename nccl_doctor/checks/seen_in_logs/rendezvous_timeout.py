@@ -16,8 +16,9 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 import re
 
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
+from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likelies, likely
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD902")
@@ -38,6 +39,11 @@ def _advice(case: Case) -> Advice:
         case.check(),
     )
 
+
+_CALLED = r'c10d_rendezvous_backend\.py", line \d+, in _call_store'
+"""torch calls the store that it had already connected to; to connect is ``_create_tcp_store``."""
+_STACK = 60
+"""Most lines from such a call to the last line of the exception: 46 with torch 2.13."""
 
 _LOOPBACK = re.compile(r"127\.\d{1,3}\.\d{1,3}\.\d{1,3}|::1|localhost(?:\.localdomain)?")
 
@@ -81,7 +87,10 @@ RULES = (
     likely(
         r"Rendezvous(?:Timeout|Connection)(?:Error|Exception)",
         "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
-        unless=r"keep-alive heartbeat",
+        unless=r"keep-alive heartbeat|to shutdown the rendezvous",
+    ),
+    clue(
+        _CALLED, '  File "/v/torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py", line 114, in _call_store'
     ),
     likely(
         r"(?:connection to the [Cc]10d store (?:has )?failed|[Rr]endezvous (?:has )?(?:timed out|failed))",
@@ -117,6 +126,25 @@ RULES = (
     ),
 )
 
+
+def _joined_before(scene: Scene) -> list[Event]:
+    """Treat a lost connection to the store as the end of the master's launcher: nobody waited."""
+    calls = [event for event in scene.events if event.wording == _CALLED]
+
+    def was_called(event: Event) -> bool:
+        near = (call for call in calls if call.file == event.file and 0 < event.line - call.line <= _STACK)
+        return event.name == "rendezvous-timeout" and "onnection" in event.text and any(near)
+
+    return scene.renamed("peer-died", Grade.SYMPTOM, was_called)
+
+
 SIGNS = LogSigns(
-    RULES, _advice, echo=True, retried=True, unfinished=True, ras={RAS_STARTING: Grade.SYMPTOM}, severity=likely_hang
+    RULES,
+    _advice,
+    echo=True,
+    retried=True,
+    unfinished=True,
+    ras={RAS_STARTING: Grade.SYMPTOM},
+    severity=likely_hang,
+    passes={Stage.MEANING: _joined_before},
 )

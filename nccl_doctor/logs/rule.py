@@ -139,10 +139,14 @@ INTERRUPTED = r"KeyboardInterrupt|Received (?:2|Signals\.SIGINT) death signal|go
 EXITED = (
     r"(?:failed \(exitcode: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\)"
     r"|exits with return code = (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
-    r"|srun: error: (?P<host>\S+): tasks? \S+: Exited with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
+    r"|(?:srun: error|pdsh@\S+): (?P<host>\S+): (?:tasks? \S+: E|ssh e)xited with exit code "
+    r"(?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
     r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\.)"
 )
-"""An exit code without a reason (torchrun, DeepSpeed, Slurm, Accelerate); 128 and more means a signal."""
+"""An exit code without a reason (torchrun, DeepSpeed, Slurm, pdsh, Accelerate); 128 and more means a signal."""
+
+USAGE = r"(?:argument -|unrecognized arguments: |the following arguments are required: |ambiguous option: )"
+"""How Python's argparse refuses a command line, behind the program's name and "error:"."""
 
 TERMINATING = (
     r"(?:Forcefully terminating all other processes|[Ss]ending process \d+ closing signal"

@@ -258,7 +258,7 @@ def not_logged_in(why: str, summary: str) -> Callable[[Case], Advice]:
 
     def advice(case: Case) -> Advice:
         host = case.address.host or case.address.ip or next(iter(case.hosts), "a host")
-        return advise(f"The launcher could not log in to {host} by SSH: {why}.", summary, case.check())
+        return advise(f"The launcher could not log in to {host} by SSH: {why}.", summary, case.check((host,)))
 
     return advice
 

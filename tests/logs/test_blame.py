@@ -58,6 +58,8 @@ STORE_GONE = (
     "remote=[n1]:29500): Connection reset by peer"
 )
 TORN = "n2:1:2 [0] NCCL INFO comm 0x5 rank 1 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE"
+PDSH = "pdsh@gpu01: gpu02: ssh exited with exit code {}"
+REFUSED_KEY = "gpu02: root@gpu02: Permission denied (publickey)."
 RAY = "(RayWorkerWrapper pid=1355, ip=192.0.2.8) "
 PROXY = "Proxy Call to rank 7 failed (Connect)"  # in NCCL's catalogue, and in no rule
 
@@ -100,6 +102,17 @@ PROXY = "Proxy Call to rank 7 failed (Connect)"  # in NCCL's catalogue, and in n
         ([STORE_GONE, TORN], ["peer-died"]),
         ([TORN, STORE_GONE], []),
         ([RAY + "ncclInternalError: Internal check failed.", RAY + "Last error:", RAY + PROXY], ["peer-died"]),
+        (["torchrun: error: argument --nnodes: expected one argument"], ["launch-line-wrong"]),
+        (
+            ["gpu02: launch.py: error: argument --master_addr: expected one argument", PDSH.format(2)],
+            ["launch-line-wrong"],
+        ),
+        (["train.py: error: unrecognized arguments: --epoch=3", EXITED], ["script-failed"]),
+        (["train.py: error: unrecognized arguments: --local-rank=0", EXITED], ["launcher-env-missing"]),
+        ([PDSH.format(2)], ["script-failed"]),
+        ([PDSH.format(255)], ["ssh-unreachable"]),
+        ([REFUSED_KEY, PDSH.format(255)], ["ssh-auth-failed"]),
+        (["RuntimeError: Using hostfile at h but host=192.0.2.3 was not reachable via ssh. If"], ["ssh-unreachable"]),
         ([OOM, "n9: Permission denied (publickey)."], ["out-of-memory", "ssh-auth-failed"]),
     ],
 )

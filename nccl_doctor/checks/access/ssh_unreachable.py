@@ -28,7 +28,7 @@ from functools import partial
 from nccl_doctor.checks.access._failures import FOLLOWS, findings
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.log import Event
-from nccl_doctor.logs.rule import Grade, hint, root
+from nccl_doctor.logs.rule import Grade, generic, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity
 from nccl_doctor.snapshot.access import SshUnreachable
@@ -123,6 +123,11 @@ def _zeros(failures: tuple[SshUnreachable, ...]) -> str:
     return f" Zeros count: where the hosts are called {fold(bare)}, write them so."
 
 
+_NOT_REACHED = r"host=(?P<host>\S+) was not reachable via ssh"
+"""deepspeed/launcher/runner.py, before it starts anything."""
+_SSH_FAILED = r"pdsh@\S+: (?P<host>\S+): ssh exited with exit code 255\b"
+"""ssh(1): the exit status is that of the command, or 255 if ssh itself failed."""
+
 # Messages of OpenSSH's client, and of an MPI launcher whose daemons do not start.
 RULES = (
     root(r"ssh: connect to host (?P<host>\S+) port \d+: ", "ssh: connect to host gpu-17 port 22: Connection timed out"),
@@ -131,6 +136,12 @@ RULES = (
         r"|Connection (?:closed|reset) by (?P<ip>[0-9.]+) port 22\b",
         "kex_exchange_identification: Connection closed by remote host",
     ),
+    root(
+        _NOT_REACHED,
+        "RuntimeError: Using hostfile at hostfile but host=gpu-17 was not reachable via ssh. If you are running with a "
+        "single node please remove hostfile or setup passwordless ssh.",
+    ),
+    generic(_SSH_FAILED, "pdsh@gpu-01: gpu-17: ssh exited with exit code 255"),
     hint(
         r"(?:ORTE|PRTE|PRRTE) (?:was unable to reliably start|has lost communication with|does not know how to route)",
         "ORTE was unable to reliably start one or more daemons.",
@@ -148,9 +159,14 @@ _SILENT = not_logged_in("it does not answer", "Start sshd there and open its por
 _REFUSED = not_logged_in(
     "it refused the connection", "Start sshd there, or give the launcher the port that it listens on (ssh -p):"
 )
+_FAILED = not_logged_in(
+    "it does not answer, its host key is unknown, or it accepts no key of this user", "See which of them it is:"
+)
 
 
 def _advice(case: Case) -> Advice:
+    if case.first.wording in (_SSH_FAILED, _NOT_REACHED):
+        return _FAILED(case)
     return (_REFUSED if "refused" in case.first.text else _SILENT)(case)
 
 

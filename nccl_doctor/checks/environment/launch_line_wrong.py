@@ -4,7 +4,8 @@ What it means: torchrun or the script exits at once, each host starts a separate
 does not exist. A line from a guide fits its author's machines: number of nodes and ranks, the master's address, a
 loopback dist-url, a batch size.
 
-How we know: the line is read as its launcher would, and never run: torchrun, torch.distributed.launch, accelerate,
+How we know: in a log, the launcher's own words ("torchrun: error: argument --nproc-per-node: expected one argument");
+before the start, the line is read as its launcher would, and never run: torchrun, torch.distributed.launch, accelerate,
 deepspeed, mpirun, srun, or a script with options such as --dist-url, --rank, --batch-size and --device. It is compared
 with the hosts: their number and GPUs, the tested master and port, and the options in the launcher's source there
 (torch/distributed/run.py, which is read, not run). A batch size is only a warning, because a script may split it or
@@ -15,6 +16,7 @@ Fix: the same line with its corrections, one for each host where they differ.
 References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, tcp://); accelerate launch; deepspeed.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -26,12 +28,15 @@ from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.engines.advertise import PORTS
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.line import batch_notes, host_options, is_number, line_to_judge, own_lines, read_line
+from nccl_doctor.logs.rule import USAGE, root
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Command, Finding, Severity, on
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.snapshot.hosts import gpu_counts
 from nccl_doctor.text.hostlist import capital, fold, grouped
 from nccl_doctor.text.inet import is_loopback
+from nccl_doctor.text.secrets import part
 from nccl_doctor.text.shell import Line
 
 
@@ -252,3 +257,27 @@ def _shared(judged: Judged) -> Iterator[str]:
         planned = host.node.cuda_visible_devices
         if planned not in (None, said) and rank == str(host.node.node_rank):
             yield f"CUDA_VISIBLE_DEVICES={said} with node rank {rank}, but {host.name} has {planned} in the hosts file"
+
+
+def _advice(case: Case) -> Advice:
+    refused = _REFUSED.search(case.first.text)
+    why = part(refused["why"], 0, 160) if refused else case.first.message
+    return advise(
+        f"{refused['by'] if refused else 'The launcher'} refused its command line on {case.who}: {why}.",
+        "Correct the line; an empty variable leaves an option without its value. See what it has to be on each host "
+        "(nccl-doctor launch, or nccl-doctor check with the line behind --).",
+    )
+
+
+_LAUNCHERS = r"(?P<by>torchrun|(?:launch|run)\.py|deepspeed|accelerate\b.{0,40}?): error: "
+_REFUSED = re.compile(rf"{_LAUNCHERS}(?P<why>.+)")
+
+RULES = (
+    root(
+        r"(?:^|[\s\]:])" + _LAUNCHERS + USAGE,
+        "torchrun: error: argument --nproc-per-node/--nproc_per_node: expected one argument",
+        unless=r"unrecognized arguments: .*--local[-_]rank",  # the script's own
+    ),
+)
+
+SIGNS = LogSigns(RULES, _advice)

@@ -22,8 +22,8 @@ from dataclasses import replace
 
 from nccl_doctor.checks.seen_in_logs.collective_mismatch import (
     MOST_PLACES,
-    share_a_group,
     never_started,
+    share_a_group,
     waiting,
     works,
 )

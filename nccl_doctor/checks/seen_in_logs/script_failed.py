@@ -13,10 +13,10 @@ References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/
 
 import re
 
-from nccl_doctor.checks.seen_in_logs.killed import exit_code, only_frames
+from nccl_doctor.checks.seen_in_logs.killed import only_frames
 from nccl_doctor.launch.plan import nearest
 from nccl_doctor.logs.log import Event, Reading
-from nccl_doctor.logs.rule import EXITED, TERMINATING, WEB, Grade, clue, generic, hint, likely
+from nccl_doctor.logs.rule import EXITED, TERMINATING, USAGE, WEB, Grade, clue, generic, hint, likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.secrets import part
@@ -36,6 +36,9 @@ _DIVIDES = re.compile(r"batch\D{0,20}(?P<batch>\d{1,9}) must be (?:a )?multiple 
 """The error of YOLOv5's train.py, and of scripts derived from it."""
 
 
+_CODE = re.compile(r"(?:exitcode: |exit code |exit status |return code = )(\d{1,3})\b")
+
+
 def _advice(case: Case) -> Advice:
     if case.first.wording != EXITED:
         size = _DIVIDES.search(case.first.text)
@@ -51,10 +54,10 @@ def _advice(case: Case) -> Advice:
             "Read the lines above it, and its traceback if there is one; nothing in the log points at NCCL or the "
             "network.",
         )
-    code = exit_code(case.first)
+    code = _CODE.search(case.first.text)
     return advise(
-        f"{case.who} ended with {'an exit code that no signal gives' if code is None else f'exit code {code}'}, and "
-        "the log does not show why.",
+        f"{case.who} ended with {f'exit code {code[1]}' if code else 'an exit code that no signal gives'}, and the log "
+        "does not show why.",
         "Look into that rank's own output: torchrun's --log-dir with --tee 3 keeps it, @record on the main function "
         "(torch.distributed.elastic.multiprocessing.errors) puts its traceback into torchrun's summary.",
     )
@@ -90,6 +93,9 @@ RULES = (
         r"|one of the variables needed for gradient|stack expects each tensor|Given groups="
         r"|[Ee]xpected scalar type|a leaf Variable that requires grad)",
         "RuntimeError: The size of tensor a (32) must match the size of tensor b (16) at non-singleton dimension 0",
+    ),
+    likely(  # argparse's words
+        r"(?:^|[\s\]:])[\w./-]{1,80}\.py: error: " + USAGE, "train.py: error: unrecognized arguments: --epoch=3"
     ),
     generic(
         EXITED,

@@ -146,7 +146,7 @@ EXITED = (
 """An exit code without a reason (torchrun, DeepSpeed, Slurm, pdsh, Accelerate); 128 and more means a signal."""
 
 USAGE = r"(?:argument -|unrecognized arguments: |the following arguments are required: |ambiguous option: )"
-"""How Python's argparse refuses a command line, behind the program's name and "error:"."""
+"""Words of Python's argparse that refuse a command line, behind the program's name and "error:"."""
 
 TERMINATING = (
     r"(?:Forcefully terminating all other processes|[Ss]ending process \d+ closing signal"

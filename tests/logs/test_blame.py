@@ -58,6 +58,7 @@ STORE_GONE = (
     "remote=[n1]:29500): Connection reset by peer"
 )
 TORN = "n2:1:2 [0] NCCL INFO comm 0x5 rank 1 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE"
+TABLE = "#  Rank  0 Group  0 Pid    798 on       {} device  0 [0x0f] NVIDIA H800"
 PDSH = "pdsh@gpu01: gpu02: ssh exited with exit code {}"
 REFUSED_KEY = "gpu02: root@gpu02: Permission denied (publickey)."
 RAY = "(RayWorkerWrapper pid=1355, ip=192.0.2.8) "
@@ -113,6 +114,12 @@ PROXY = "Proxy Call to rank 7 failed (Connect)"  # in NCCL's catalogue, and in n
         ([PDSH.format(255)], ["ssh-unreachable"]),
         ([REFUSED_KEY, PDSH.format(255)], ["ssh-auth-failed"]),
         (["RuntimeError: Using hostfile at h but host=192.0.2.3 was not reachable via ssh. If"], ["ssh-unreachable"]),
+        (
+            ["Abort(1) on node 0 (rank 0 in comm 0): Fatal error in PMPI_Init: Other MPI error"],
+            ["launcher-env-missing"],
+        ),
+        ([TABLE.format("n1"), TABLE.format("n2")], ["world-size-mismatch"]),
+        ([TABLE.format("n1"), "# Avg bus bandwidth    : 4.5", TABLE.format("n2"), "# Avg bus bandwidth    : 4.5"], []),
         ([OOM, "n9: Permission denied (publickey)."], ["out-of-memory", "ssh-auth-failed"]),
     ],
 )

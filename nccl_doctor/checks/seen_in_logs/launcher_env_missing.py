@@ -3,6 +3,8 @@
 What it means: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR or MASTER_PORT is missing, mostly because the script was
 started with python instead of torchrun, or because it expects --local_rank, which torchrun does not pass.
 
+MPI's own start may fail, too, without the PMI of the launcher.
+
 How we know: "environment variable RANK expected, but not set", KeyError: 'LOCAL_RANK', "unrecognized arguments:
 --local-rank=0".
 
@@ -20,6 +22,8 @@ from_logs(__name__, "NCD916")
 
 _PASSED = r"unrecognized arguments: .*--local[-_]rank"
 _TOO_EARLY = r"Default process group has not been initialized"
+_PMI = r"PMIX? (?:server|init)\S* .*fail|was not built with SLURM's PMI support|PMI2?_Init failed"
+_MPI = r"Fatal error in (?:P?MPI|internal)_Init|It looks like MPI_INIT failed"
 _PLAIN = make_advice(
     "{who} was started without the variables that torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, "
     "MASTER_ADDR, MASTER_PORT).",
@@ -42,6 +46,12 @@ def _advice(case: Case) -> Advice:
             "destroy_process_group.",
             "Call init_process_group first, on every rank; it reads variables that torchrun sets, which "
             "nccl-doctor launch prints for each host.",
+        )
+    if case.first.wording in (_PMI, _MPI):
+        return advise(
+            f"MPI could not start its processes on {case.who}; NCCL and torch had done nothing yet.",
+            "Use one MPI on all hosts, and let srun talk to the PMI that it was built for (srun --mpi=list shows "
+            "them). Test it alone: the same mpirun or srun with hostname as the program, then with an MPI program.",
         )
     return _PLAIN(case)
 
@@ -74,10 +84,8 @@ RULES = (
     generic(  # for a process that is meant to run alone this is not a fault
         r"Not using distributed mode", "Not using distributed mode"
     ),
-    root(
-        r"PMIX? (?:server|init)\S* .*fail|was not built with SLURM's PMI support|PMI2?_Init failed",
-        "OMPI was not built with SLURM's PMI support and therefore cannot execute.",
-    ),
+    root(_PMI, "OMPI was not built with SLURM's PMI support and therefore cannot execute."),
+    root(_MPI, "Abort(3712399) on node 0 (rank 0 in comm 0): Fatal error in PMPI_Init: Other MPI error, error stack:"),
 )
 
 SIGNS = LogSigns(RULES, _advice, warning_up_to=Grade.GENERIC)

@@ -4,7 +4,8 @@ What it means: Two processes have the same rank, a rank is not below the world s
 jobs use one address.
 
 How we know: NCCL's "Bootstrap Root : rank 1 of 8 ranks has already checked in" and "mismatch in rank count from
-procs", Lightning's and torch's checks of ranks, MPI's "not enough slots".
+procs", Lightning's and torch's checks of ranks, MPI's "not enough slots"; two
+tables of nccl-tests at once, each with a rank 0 on another host.
 
 Fix: Compare RANK, WORLD_SIZE, --nnodes, --node_rank, --nproc_per_node and the scheduler's tasks per node on all
 hosts; `nccl-doctor launch` prints them.
@@ -13,13 +14,15 @@ References: NCCL's src/bootstrap.cc.
 """
 
 import re
+from dataclasses import replace
 
 from nccl_doctor.launch.plan import nearest
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.prefix import number
-from nccl_doctor.logs.rule import Grade, roots
+from nccl_doctor.logs.rule import Grade, clue, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
+from nccl_doctor.text.hostlist import fold
 
 from_logs(__name__, "NCD915")
 
@@ -30,6 +33,14 @@ def _advice(case: Case) -> Advice:
     batch = _BATCH.search(case.first.text)
     if batch is not None:
         return _of_batch(int(batch["batch"]), case.log.facts.world_size)
+    if case.first.wording == _FIRST_RANK:
+        hosts = [found["host"] for event in case.cause.events if (found := _ROW.search(event.text))]
+        return advise(
+            f"nccl-tests ran on {fold(hosts)} separately, each with a rank 0 of its own: its figures are those of "
+            "single hosts.",
+            "Build it with MPI (make MPI=1 MPI_HOME=...), and start all hosts by one mpirun or srun with that MPI; "
+            "then one table names the ranks of all hosts.",
+        )
     return advise(
         f"Ranks and world size do not match (seen by {case.who}): two processes with the same rank, ranks of another "
         "job, or a size that does not divide.",
@@ -53,7 +64,17 @@ def _of_batch(batch: int, world: int | None) -> Advice:
     )
 
 
-RULES = roots(
+# nccl-tests' own lines (src/common.cu)
+_FIRST_RANK = r"# +Rank +0 +Group +\d+ +Pid +\d+ +on "
+_ROW = re.compile(_FIRST_RANK + r" *(?P<host>[\w.-]{1,64}) +device")
+_RESULT = r"# Avg bus bandwidth"
+
+_TABLES = (
+    clue(_FIRST_RANK, "#  Rank  0 Group  0 Pid 398189 on    gpu01 device  0 [0x07] NVIDIA A100-SXM4-80GB"),
+    clue(_RESULT, "# Avg bus bandwidth    : 4.51"),
+)
+
+RULES = _TABLES + roots(
     _BATCH.pattern,
     "AssertionError: --batch-size 65 must be multiple of WORLD_SIZE",
     r"Bootstrap Root ?: mismatch in (?:rank count|info) from procs",
@@ -95,4 +116,24 @@ def _crowded_barrier(scene: Scene) -> list[Event]:
     return scene.renamed("world-size-mismatch", Grade.ROOT, is_crowded)
 
 
-SIGNS = LogSigns(RULES, _advice, passes={Stage.MEANING: _crowded_barrier})
+def _separate_tables(scene: Scene) -> list[Event]:
+    """Blame benchmarks that have begun on a second host before the first had its result."""
+    running: dict[str, Event] = {}
+    separate: dict[str, Event] = {}
+    for event in scene.events:
+        row = _ROW.search(event.text) if event.wording == _FIRST_RANK else None
+        if row is not None:
+            running[row["host"]] = event
+            separate |= running if len(running) > 1 else {}
+        elif event.wording == _RESULT:
+            running.clear()
+    blamed = tuple(separate.values())
+    return scene.renamed("world-size-mismatch", Grade.ROOT, lambda event: event in blamed)
+
+
+def _meant(scene: Scene) -> list[Event]:
+    """Resolve barriers and benchmarks' tables."""
+    return _separate_tables(replace(scene, events=_crowded_barrier(scene)))
+
+
+SIGNS = LogSigns(RULES, _advice, passes={Stage.MEANING: _meant})

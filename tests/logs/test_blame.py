@@ -59,6 +59,17 @@ STORE_GONE = (
 )
 TORN = "n2:1:2 [0] NCCL INFO comm 0x5 rank 1 nranks 2 cudaDev 0 busId 1000 - Abort COMPLETE"
 TABLE = "#  Rank  0 Group  0 Pid    798 on       {} device  0 [0x0f] NVIDIA H800"
+SUMMARY = [
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+    "train.py FAILED",
+    "Failures:",
+    "  host      : n1",
+    "  rank      : 5 (local_rank: 1)",
+    "  exitcode  : -15 (pid: 78)",
+    "Root Cause (first observed failure):",
+    "  host      : n2",
+    "  rank      : 3 (local_rank: 3)",
+]
 PDSH = "pdsh@gpu01: gpu02: ssh exited with exit code {}"
 REFUSED_KEY = "gpu02: root@gpu02: Permission denied (publickey)."
 RAY = "(RayWorkerWrapper pid=1355, ip=192.0.2.8) "
@@ -120,6 +131,11 @@ PROXY = "Proxy Call to rank 7 failed (Connect)"  # in NCCL's catalogue, and in n
         ),
         ([TABLE.format("n1"), TABLE.format("n2")], ["world-size-mismatch"]),
         ([TABLE.format("n1"), "# Avg bus bandwidth    : 4.5", TABLE.format("n2"), "# Avg bus bandwidth    : 4.5"], []),
+        ([SUMMARY[0]], ["script-failed"]),
+        ([*SUMMARY, "  exitcode  : 1 (pid: 77)"], ["script-failed"]),
+        ([*SUMMARY, "  exitcode  : -9 (pid: 77)"], ["killed"]),
+        ([*SUMMARY, "  exitcode  : 137 (pid: 77)"], ["killed"]),
+        ([OOM, *SUMMARY, "  exitcode  : 1 (pid: 77)"], ["out-of-memory"]),
         ([OOM, "n9: Permission denied (publickey)."], ["out-of-memory", "ssh-auth-failed"]),
     ],
 )
@@ -151,6 +167,13 @@ def test_the_address_in_a_prefix_is_that_of_the_process_itself() -> None:
     verdict = diagnose([LogSource("run.log", [said.encode()])])
     words = signs()[verdict.causes[0].name].advice(Case(verdict.causes[0], verdict.log))
     assert words.message.startswith("gloo connected to a loopback address instead of another host")
+
+
+def test_the_first_to_fail_stands_at_the_end_of_a_summary() -> None:
+    said = "\n".join([*SUMMARY, "  exitcode  : 1 (pid: 77)", ""])
+    (cause,) = (verdict := diagnose([LogSource("run.log", [said.encode()])])).causes
+    words = signs()[cause.name].advice(Case(cause, verdict.log))
+    assert words.message == "rank 3 on n2 ended with exit code 1, and the log does not show why."
 
 
 def test_at_most_three() -> None:

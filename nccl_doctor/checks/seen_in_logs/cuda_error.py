@@ -30,7 +30,7 @@ RULES = (
         unless=r"'driver shutting down|out of memory",
     ),
     root(
-        r"(?:CUDA|HIP) (?:kernel )?error: ",
+        r"(?:(?:CUDA|HIP) (?:kernel )?error: |Error: CUDA unknown error\b)",
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         unless=r"error: (?:out of memory|invalid device ordinal)",
     ),

@@ -3,7 +3,7 @@
 What it means: NCCL and the network are not to blame; the other ranks then lose their connections or wait in vain.
 
 How we know: torch's "[rank1]: ValueError: …" for an exception that was not caught, an error of shapes or devices, or a
-launcher's "exitcode: 1" in a log where nothing else explains the failure.
+launcher's "exitcode: 1" or summary in a log where nothing else explains the failure.
 
 Fix: Read the traceback of the named rank. If the log has none, `torchrun --log-dir DIR --tee 3` keeps every rank's
 output, and the decorator `record` puts the traceback into torchrun's summary.
@@ -12,8 +12,10 @@ References: torch/distributed/elastic/multiprocessing/errors; torch/distributed/
 """
 
 import re
+import signal
+from dataclasses import replace
 
-from nccl_doctor.checks.seen_in_logs.killed import only_frames
+from nccl_doctor.checks.seen_in_logs.killed import ABORTED, CRASHED, only_frames
 from nccl_doctor.launch.plan import nearest
 from nccl_doctor.logs.log import Event, Reading
 from nccl_doctor.logs.rule import EXITED, TERMINATING, USAGE, WEB, Grade, clue, generic, hint, likely
@@ -36,11 +38,11 @@ _DIVIDES = re.compile(r"batch\D{0,20}(?P<batch>\d{1,9}) must be (?:a )?multiple 
 """The error of YOLOv5's train.py, and of scripts derived from it."""
 
 
-_CODE = re.compile(r"(?:exitcode: |exit code |exit status |return code = )(\d{1,3})\b")
+_CODE = re.compile(r"(?:exitcode ?:? |exitcode  : |exit code |exit status |return code = )(\d{1,3})\b")
 
 
 def _advice(case: Case) -> Advice:
-    if case.first.wording != EXITED:
+    if case.first.wording not in (EXITED, _SUMMARY):
         size = _DIVIDES.search(case.first.text)
         if size and int(size["by"]):
             near = nearest(int(size["batch"]), int(size["by"]))
@@ -56,12 +58,14 @@ def _advice(case: Case) -> Advice:
         )
     code = _CODE.search(case.first.text)
     return advise(
-        f"{case.who} ended with {f'exit code {code[1]}' if code else 'an exit code that no signal gives'}, and the log "
-        "does not show why.",
+        f"{case.who} {f'ended with exit code {code[1]}' if code else 'failed'}, and the log does not show why.",
         "Look into that rank's own output: torchrun's --log-dir with --tee 3 keeps it, @record on the main function "
         "(torch.distributed.elastic.multiprocessing.errors) puts its traceback into torchrun's summary.",
     )
 
+
+_SUMMARY = r"  exitcode  : -?\d{1,3} \(pid: \d|multiprocessing\.errors\.ChildFailedError:"
+"""torchrun's summary, which names the failed process once more, and ends with the one that failed first."""
 
 RULES = (
     clue(
@@ -97,6 +101,7 @@ RULES = (
     likely(  # argparse's words
         r"(?:^|[\s\]:])[\w./-]{1,80}\.py: error: " + USAGE, "train.py: error: unrecognized arguments: --epoch=3"
     ),
+    generic(_SUMMARY, "  exitcode  : 1 (pid: 812)"),
     generic(
         EXITED,
         "E1120 10:00:05.456000 1234 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: 1) "
@@ -135,10 +140,43 @@ def _given_up(scene: Scene) -> list[Event]:
     return scene.events
 
 
+def _summarised(scene: Scene) -> list[Event]:
+    """Blame the last row of a summary whose launcher's own notice is not in the log; drop the others."""
+    rows = {event.file: event for event in scene.events if event.wording == _SUMMARY}
+    notices = {event.file for event in scene.events if event.wording != _SUMMARY and _of_exit(event)}
+    events = []
+    for event in scene.events:
+        if event.wording != _SUMMARY:
+            events.append(event)
+        elif event is rows[event.file] and event.file not in notices:
+            events.append(_first_to_fail(event, scene.sources[event.file]))
+    return events
+
+
+def _of_exit(event: Event) -> bool:
+    return event.name in ("killed", "script-failed") and event.grade is not Grade.CLUE
+
+
+_OF_SHELL = 128
+
+
+def _first_to_fail(event: Event, reading: Reading) -> Event:
+    """Return the event with its rank and host; a negative code, or a shell's above 128, is the number of a signal."""
+    if not reading.summary:
+        return event
+    failed = reading.summary[-1]
+    found = replace(event, rank=failed.rank, prefix=replace(event.prefix, host=event.prefix.host or failed.host))
+    number = -failed.code if failed.code < 0 else failed.code - _OF_SHELL
+    if number <= 0:
+        return found
+    crashed = {int(signal.SIGABRT): ABORTED, int(signal.SIGSEGV): CRASHED}.get(number)
+    return replace(found, name="killed", grade=Grade.LIKELY, wording=crashed or found.wording)
+
+
 SIGNS = LogSigns(
     RULES,
     _advice,
     gives_up=True,
     weigh=lambda _event, scene: Grade.GENERIC if "script-failed" in scene.stuck else Grade.HINT,
-    passes={Stage.GIVING_UP: _given_up},
+    passes={Stage.MEANING: _summarised, Stage.GIVING_UP: _given_up},
 )

@@ -141,9 +141,13 @@ EXITED = (
     r"|exits with return code = (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
     r"|(?:srun: error|pdsh@\S+): (?P<host>\S+): (?:tasks? \S+: E|ssh e)xited with exit code "
     r"(?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\b"
-    r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\.)"
+    r"|returned non-zero exit status (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])\."
+    r"|^ +Exit code: +(?:[1-9]|[1-9]\d|1[01]\d|12[0-7])$|^= +EXIT CODE: (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])$"
+    r"|^command terminated with exit code (?:[1-9]|[1-9]\d|1[01]\d|12[0-7])$)"
 )
-"""An exit code without a reason (torchrun, DeepSpeed, Slurm, pdsh, Accelerate); 128 and more means a signal."""
+"""An exit code without a reason (torchrun, DeepSpeed, Slurm, pdsh, Accelerate, Open MPI, Hydra, kubectl); 128 and more
+means a signal.
+"""
 
 USAGE = r"(?:argument -|unrecognized arguments: |the following arguments are required: |ambiguous option: )"
 """Words of Python's argparse that refuse a command line, behind the program's name and "error:"."""

@@ -143,7 +143,8 @@ RULES = (
     ),
     generic(_SSH_FAILED, "pdsh@gpu-01: gpu-17: ssh exited with exit code 255"),
     hint(
-        r"(?:ORTE|PRTE|PRRTE) (?:was unable to reliably start|has lost communication with|does not know how to route)",
+        r"(?:ORTE|PRTE|PRRTE) (?:was unable to reliably start|has lost communication with|does not know how to route"
+        r"|daemon has unexpectedly failed)",
         "ORTE was unable to reliably start one or more daemons.",
     ),
 )

@@ -260,6 +260,12 @@ def _shared(judged: Judged) -> Iterator[str]:
 
 
 def _advice(case: Case) -> Advice:
+    if case.first.wording == _OF_MPI:
+        return advise(
+            f"mpirun can't start the job as its line demands: {part(case.first.message, 0, 160).rstrip('.:')}.",
+            "Give it the hosts with as many slots as ranks (-H gpu01:8,gpu02:8 or a hosts file); --bind-to none, if it "
+            "has fewer cores than ranks.",
+        )
     refused = _REFUSED.search(case.first.text)
     why = part(refused["why"], 0, 160) if refused else case.first.message
     return advise(
@@ -272,7 +278,10 @@ def _advice(case: Case) -> Advice:
 _LAUNCHERS = r"(?P<by>torchrun|(?:launch|run)\.py|deepspeed|accelerate\b.{0,40}?): error: "
 _REFUSED = re.compile(rf"{_LAUNCHERS}(?P<why>.+)")
 
+_OF_MPI = r"There are no allocated resources for the application|would result in binding more"
+
 RULES = (
+    root(_OF_MPI, "A request was made to bind to that would result in binding more"),
     root(
         r"(?:^|[\s\]:])" + _LAUNCHERS + USAGE,
         "torchrun: error: argument --nproc-per-node/--nproc_per_node: expected one argument",

@@ -59,7 +59,7 @@ RULES = (
         r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on signal (?:9|15|1)\b",
         "mpirun noticed that process rank 3 with PID 4242 on node gpu02 exited on signal 9 (Killed).",
         r"(?:exitcode: -9\b|exit ?code:? (?:-9|137)\b|[Ss]ignal:? ?\(?9(?:[ ),:]|$)|Signal 9 \(SIGKILL\)|SIGKILL"
-        r"|exited on signal 9|return code = -(?:9|15)\b)",
+        r"|exited on signal 9|KILLED BY SIGNAL: 9\b|return code = -(?:9|15)\b)",
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 1 (pid: 1168) of "
         "binary: python",
         r"(?:killed by signal: (?:Killed|Terminated)|[Ee]xit [Cc]ode: +137|User defined signal)",
@@ -69,7 +69,7 @@ RULES = (
         r"^(?:zsh|fish): (?:\d+ )?(?:killed|.{1,60} terminated by signal SIGKILL)\b",
         "zsh: killed     python train.py",
         r"(?:CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)|[Jj]ob (?:was )?(?:preempted|evicted)|Preempted"
-        r"|Evicted\b)",
+        r"|Evicted\b|srun: error: Node failure on)",
         "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***",
     ),
     likely(

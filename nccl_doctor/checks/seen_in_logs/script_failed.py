@@ -38,11 +38,12 @@ _DIVIDES = re.compile(r"batch\D{0,20}(?P<batch>\d{1,9}) must be (?:a )?multiple 
 """The error of YOLOv5's train.py, and of scripts derived from it."""
 
 
-_CODE = re.compile(r"(?:exitcode ?:? |exitcode  : |exit code |exit status |return code = )(\d{1,3})\b")
+_NOT_FOUND = re.compile(r"(\S+): command not found$")
+_CODE = re.compile(r"(?i:exit ?code *:? *|exit status |return code = )(\d{1,3})\b")
 
 
 def _advice(case: Case) -> Advice:
-    if case.first.wording not in (EXITED, _SUMMARY):
+    if case.first.wording not in (EXITED, TERMINATING, _SUMMARY):
         size = _DIVIDES.search(case.first.text)
         if size and int(size["by"]):
             near = nearest(int(size["batch"]), int(size["by"]))
@@ -50,6 +51,12 @@ def _advice(case: Case) -> Advice:
                 f"The script on {case.who} refuses batch size {size['batch']}, which does not divide evenly among "
                 f"{size['by']} GPUs.",
                 f"Use {' or '.join(map(str, near))}.",
+            )
+        if missing := _NOT_FOUND.search(case.first.text):
+            return advise(
+                f"{case.who} does not find the program {part(missing[1], 0, 80)}.",
+                "A command over SSH, and a job's script, have another PATH than a login shell: write the program's "
+                "whole path, or activate its environment in the same line.",
             )
         return advise(
             f"The script itself failed on {case.who}: {part(' '.join(case.first.message.split()), 0, 160)}",
@@ -101,6 +108,16 @@ RULES = (
     likely(  # argparse's words
         r"(?:^|[\s\]:])[\w./-]{1,80}\.py: error: " + USAGE, "train.py: error: unrecognized arguments: --epoch=3"
     ),
+    likely(  # a shell, slurmstepd and mpirun
+        r"(?::|\d:) (?:\S{0,80}/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|srun|vllm): command not "
+        r"found$|slurmstepd: error: execve\(\): |unable to find the specified executable file",
+        "gpu02: bash: line 1: torchrun: command not found",
+    ),
+    hint(  # a shell, Python and the dynamic loader; of a program that is not needed it is no fault
+        r"\S: command not found$|: can't open file '|: cd: .{1,200}: No such file or directory$"
+        r"|: error while loading shared libraries: ",
+        "bash: line 3: cd: /home/me/run: No such file or directory",
+    ),
     generic(_SUMMARY, "  exitcode  : 1 (pid: 812)"),
     generic(
         EXITED,
@@ -123,8 +140,15 @@ _SERVED = re.compile(rb'HTTP/1\.[01]" [1-5]\d\d')
 """Signs that a server goes on, so that only a request failed."""
 
 
+_STOPPED = re.compile(r"terminated with code [1-9]|MPI_ABORT was invoked|[Jj]ob step aborted")
+"""Words with which launchers end the other ranks because one had failed."""
+
+
 def _given_up(scene: Scene) -> list[Event]:
-    """Record that an exception was not caught and ended its process."""
+    """Record that an exception was not caught and ended its process, or that a launcher gave up for no known reason."""
+    if all(event.grade <= Grade.CLUE for event in scene.events) and not scene.log.facts.ended_well:
+        stops = [event for event in scene.events if event.wording == TERMINATING and _STOPPED.search(event.text)]
+        return [replace(event, name="script-failed", grade=Grade.GENERIC) for event in stops]
     own = [event for event in scene.events if event.name == "script-failed"]
     exceptions = {event.file: event.line for event in own if event.grade is Grade.HINT}
 

@@ -44,7 +44,15 @@ def test_groups_that_do_different_things_are_no_mismatch() -> None:
 def test_within_a_group_they_are() -> None:
     name, message = verdict(lines(0, 120, "ALLREDUCE", "5"), lines(6, 120, "BROADCAST", "5", in_group=1))
     assert name == "collective-mismatch"
-    assert "rank 0 ALLREDUCE number 120; rank 6 BROADCAST number 120" in message
+    assert message.endswith("rank 0 ALLREDUCE number 120; rank 6 BROADCAST number 120.")
+
+
+def test_a_log_that_names_no_group_leaves_a_doubt() -> None:
+    name, message = verdict(lines(0, 120, "ALLREDUCE", "")[:1], lines(6, 120, "BROADCAST", "")[:1])
+    assert name == "collective-mismatch"
+    assert "(or they are in different process groups, which this log does not name)" in message
+    _, message = verdict(lines(0, 120, "ALLREDUCE", "")[:1], lines(6, 119, "ALLREDUCE", "")[:1])
+    assert message.endswith("are behind, if all are in one process group: look there first.")
 
 
 def test_a_smaller_number_of_another_group_is_not_behind() -> None:

@@ -31,8 +31,10 @@ from_logs(__name__, "NCD904")
 def _advice(case: Case) -> Advice:
     if case.first.wording == RECORDED:
         return by_rank(case)
-    places = list(waiting(case.cause.events).items())[:MOST_PLACES]
+    places = list(waiting(case).items())[:MOST_PLACES]
     told = "; ".join(f"{ranks_of(ranks)} {place.op} number {place.seq}" for place, ranks in places)
+    if told and not all(place.group for place, _ in places):
+        told += " (or they are in different process groups, which this log does not name)"
     return advise(
         "The ranks do not call the same collectives with the same sizes"
         + (f": {told}." if told else f" (seen by {case.who})."),
@@ -114,29 +116,34 @@ class Place:
     op: str
 
 
-def works(events: Iterable[Event]) -> list[tuple[Event, Work]]:
-    """Return the lines that name a collective, with it.
+Groups = dict[tuple[int, int], str]
+"""The process group of a rank's collective, by rank and number."""
 
-    The line of the timeout itself does not name the process group; later lines of the same rank with that number do. If
-    the log names one group only, all are of that.
-    """
-    known: dict[tuple[int, int], str] = {}
+
+def groups_of(events: Iterable[Event]) -> Groups:
+    """Return the groups that lines name; the line of the timeout itself does not, later ones of the same rank do."""
+    known: Groups = {}
+    for event in events:
+        group = _GROUP.search(event.text)
+        named = _WORK.search(event.text) or _AT_WORK.search(event.text) if group else None
+        seq = number(named["seq"]) if named else None
+        if group and seq is not None and event.rank is not None:
+            known[event.rank, seq] = group["guid"] or group["id"]
+    return known
+
+
+def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
+    """Return the lines that name a collective, with it; if only one group is known, all are of that."""
+    only = next(iter(known.values())) if len(set(known.values())) == 1 else ""
     found: list[tuple[Event, Work]] = []
     for event in events:
-        if event.rank is None:
-            continue
         match = _WORK.search(event.text)
-        named = match or _AT_WORK.search(event.text)
-        seq = number(named["seq"]) if named else None
-        if seq is None:
-            continue
-        if group := _GROUP.search(event.text):
-            known[event.rank, seq] = group["guid"] or group["id"]
-        if match is not None:
+        seq = number(match["seq"]) if match else None
+        if match is not None and seq is not None and event.rank is not None:
             numel = match["numel_in"], match["numel_out"]
-            found.append((event, Work(event.rank, "", seq, match["op"], numel)))
-    only = next(iter(known.values())) if len(set(known.values())) == 1 else ""
-    return [(event, replace(one, group=known.get((one.rank, one.seq), only))) for event, one in found]
+            group = known.get((event.rank, seq), only)
+            found.append((event, Work(event.rank, group, seq, match["op"], numel)))
+    return found
 
 
 def share_a_group(found: Iterable[Work]) -> bool:
@@ -148,7 +155,8 @@ def share_a_group(found: Iterable[Work]) -> bool:
 def mismatch(events: Iterable[Event]) -> list[Event]:
     """Return the events of ranks that are at the same place with different collectives or sizes."""
     groups: dict[str, list[tuple[Event, Work]]] = {}
-    for event, one in works(event for event in events if event.name == "collective-timeout"):
+    waits = [event for event in events if event.name == "collective-timeout"]
+    for event, one in works(waits, groups_of(waits)):
         groups.setdefault(one.group, []).append((event, one))
     if len(groups) > 1:
         groups.pop("", None)
@@ -165,10 +173,11 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
     return []
 
 
-def waiting(events: Iterable[Event]) -> dict[Place, list[int]]:
+def waiting(case: Case) -> dict[Place, list[int]]:
     """Return the ranks that wait at each place, by number; in one group a smaller one is behind."""
+    known = groups_of(event for reading in case.log.readings for event in reading.events)
     found: dict[Place, list[int]] = {}
-    for one in sorted((one for _, one in works(events)), key=lambda one: (one.seq, one.group)):
+    for one in sorted((one for _, one in works(case.cause.events, known)), key=lambda one: (one.seq, one.group)):
         ranks = found.setdefault(Place(one.group, one.seq, one.op), [])
         if one.rank not in ranks:
             ranks.append(one.rank)
@@ -179,7 +188,7 @@ def never_started(events: Iterable[Event]) -> bool:
     """Return whether no collective ever ended: the first timed out."""
     events = list(events)
     completed = [int(one[1]) for event in events if (one := _COMPLETED.search(event.text)) and len(one[1]) < _DIGITS]
-    numbers = [found.seq for _, found in works(events)]
+    numbers = [found.seq for _, found in works(events, {})]
     return max(completed, default=0) <= 0 and (-1 in completed or (bool(numbers) and max(numbers) <= 1))
 
 

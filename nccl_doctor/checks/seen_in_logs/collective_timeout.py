@@ -45,7 +45,7 @@ def _advice(case: Case) -> Advice:
         return by_rank(case)
     if case.first.wording == rule.CONNECTED:
         return _silence(case)
-    places = waiting(case.cause.events)
+    places = waiting(case)
     groups = dict.fromkeys(place.group for place in places)
     told = "; ".join(
         f"{ranks_of(ranks)} in {place.op} number {place.seq}"
@@ -58,10 +58,11 @@ def _advice(case: Case) -> Advice:
         sentence += f": {told}"
     if told and missing:
         sentence += f". No word of {ranks_of(missing)}: look there first"
-    elif len(groups) > 1 or not share_a_group(one for _, one in works(case.cause.events)):
+    elif len(groups) > 1 or not share_a_group(one for _, one in works(case.cause.events, {})):
         sentence += ". They are in different process groups or runs, whose numbers can't be compared"
     elif len(places) > 1:
-        sentence += ". Those with the smallest number are behind: look there first"
+        same = "" if all(groups) else ", if all are in one process group"
+        sentence += f". Those with the smallest number are behind{same}: look there first"
     if never_started(case.cause.events):
         return advise(
             sentence + ".",

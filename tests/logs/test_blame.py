@@ -151,6 +151,16 @@ PROXY = "Proxy Call to rank 7 failed (Connect)"  # in NCCL's catalogue, and in n
         (["train.sh: line 3: ./run.sh: command not found"], ["script-failed"]),
         (["./all_reduce_perf: error while loading shared libraries: libmpi.so.40: cannot open"], ["script-failed"]),
         (["There are no allocated resources for the application:", "  ./all_reduce_perf"], ["launch-line-wrong"]),
+        (["Rank 0 scheduler died. The exit code is -9"], ["killed"]),
+        (
+            ["RuntimeError: Rank 0 scheduler died (exit code: 1). If exit code is -9 (SIGKILL), a common"],
+            ["script-failed"],
+        ),
+        (["RuntimeError: Version mismatch: The cluster was started with:", "    Ray: 2.9.0"], ["version-mismatch"]),
+        (
+            ["ValueError: Tensor parallel size (16) cannot be larger than the number of available GPUs (8)."],
+            ["gpu-count-low"],
+        ),
         ([OOM, "n9: Permission denied (publickey)."], ["out-of-memory", "ssh-auth-failed"]),
     ],
 )

@@ -58,10 +58,6 @@ RULES = (
     *likelies(
         r"process rank (?P<rank>\d+) with PID \d+ on node (?P<host>\S+) exited on signal (?:9|15|1)\b",
         "mpirun noticed that process rank 3 with PID 4242 on node gpu02 exited on signal 9 (Killed).",
-        r"(?:exitcode: -9\b|exit ?code:? (?:-9|137)\b|[Ss]ignal:? ?\(?9(?:[ ),:]|$)|Signal 9 \(SIGKILL\)|SIGKILL"
-        r"|exited on signal 9|KILLED BY SIGNAL: 9\b|return code = -(?:9|15)\b)",
-        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 1 (pid: 1168) of "
-        "binary: python",
         r"(?:killed by signal: (?:Killed|Terminated)|[Ee]xit [Cc]ode: +137|User defined signal)",
         "RuntimeError: DataLoader worker (pid 42) is killed by signal: Killed.",
         r"(?:^|: |\d )Killed(?: |$|\.)",
@@ -71,6 +67,14 @@ RULES = (
         r"(?:CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAIL)|[Jj]ob (?:was )?(?:preempted|evicted)|Preempted"
         r"|Evicted\b|srun: error: Node failure on)",
         "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2025-03-01T10:00:00 DUE TO TIME LIMIT ***",
+    ),
+    likely(
+        r"(?:exitcode: -9\b|exit ?code:? (?:-9|137)\b|The exit code is (?:-9|137)\b|[Ss]ignal:? ?\(?9(?:[ ),:]|$)"
+        r"|Signal 9 \(SIGKILL\)|SIGKILL|exited on signal 9"
+        r"|KILLED BY SIGNAL: 9\b|return code = -(?:9|15)\b)",
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 1 (pid: 1168) of "
+        "binary: python",
+        unless=r"If exit code is -9",
     ),
     likely(
         r"(?:Received (?:1|15|Signals\.SIG\w+:? ?\d*) death signal|SignalException: Process \d+ got signal: \d"

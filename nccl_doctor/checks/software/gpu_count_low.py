@@ -247,7 +247,8 @@ RULES = (
         r"|number of (?:visible )?(?:gpus|devices).{0,20}less than)",
         "MisconfigurationException: You requested gpu: [0, 1, 2, 3] But your machine only has: [0, 1]",
         r"number of required GPUs exceeds the total number of available GPUs|No GPU/accelerators found"
-        r"|does not allocate any GPUs on the driver|No slot '\d+' specified on host",
+        r"|does not allocate any GPUs on the driver|No slot '\d+' specified on host|Current node has no GPU available"
+        r"|(?i:parallel size).{0,40}(?:larger|greater) than the (?:number of )?available (?:GPUs|devices)",
         "ValueError: The number of required GPUs exceeds the total number of available GPUs in the placement group.",
         r"WARN .*(?:[Ii]nvalid device count|rank \d+ exceeds ndev)",
         "n1:1:2 [0] init.cc:1800 NCCL WARN Invalid device count requested : 9",

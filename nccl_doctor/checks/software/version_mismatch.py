@@ -106,6 +106,12 @@ def _versions(facts: HostFacts) -> dict[str, str]:
 
 
 def _advice(case: Case) -> Advice:
+    if case.first.wording == _OF_RAY:
+        return advise(
+            f"Ray or Python on {case.who} is of another version than that of the cluster which it joins.",
+            "Install the same Ray and the same Python, down to the patch release, on all hosts (ray --version; "
+            "python --version).",
+        )
     versions = " and ".join(case.log.facts.nccl_versions)
     seen = f" The log names NCCL {versions}." if len(case.log.facts.nccl_versions) > 1 else ""
     return advise(
@@ -116,6 +122,8 @@ def _advice(case: Case) -> Advice:
         case.check(),
     )
 
+
+_OF_RAY = r"Version mismatch: The cluster was started with"
 
 # Messages of NCCL about two versions, missing symbols and missing libraries.
 RULES = (
@@ -128,6 +136,7 @@ RULES = (
         r"WARN .*(?:Message truncated ?: received \d+|socketFinalizeAccept.*: wrong (?:type|magic))",
         "n1:9:9 [0] bootstrap.cc:60 NCCL WARN Message truncated : received 1024 bytes instead of 256",
     ),
+    root(_OF_RAY, "RuntimeError: Version mismatch: The cluster was started with:"),
     root(
         r"(?:Mismatched NCCL (?:git )?versions? detected|NCCL version mismatch)",
         "n1:1:2 [0] init.cc:1 NCCL WARN Mismatched NCCL version detected : rank 0 version 22703 rank 1 version 22105",

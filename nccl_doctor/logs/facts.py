@@ -123,7 +123,11 @@ RULES: tuple[FactRule, ...] = (
         r"(?:  host      : (?P<host>[\w.-]+)|  rank      : (?P<rank>\d{1,7}) \(local_rank: \d+\)"
         r"|  exitcode  : (?P<code>-?\d{1,3}) \(pid: (?P<pid>\d{1,9})\))",
     ),
-    FactRule("srun", r"srun: error: (?P<host>[\w.-]+): task"),
+    FactRule(  # srun, pdsh, Hydra and Open MPI
+        "exited",
+        r"(?:srun: error: |pdsh@[\w.-]+: |RUNNING AT |with PID \d+ on node )(?P<host>[\w.-]+)"
+        r"(?:: task|: ssh exited| exited on signal|$)",
+    ),
     FactRule("stated", r"(?:dist_rank|global_rank|GLOBAL_RANK)\S{0,3} ?(?P<rank>\d{1,6})\b"),
     FactRule("ras", r"RAS failed to establish a client listening socket"),
     FactRule(
@@ -352,7 +356,7 @@ class Facts:
         elif match["rank"]:
             self.summary_rank = number(match["rank"])
 
-    def _srun(self, match: re.Match[str], _prefix: Prefix) -> None:
+    def _exited(self, match: re.Match[str], _prefix: Prefix) -> None:
         self.failed_hosts.setdefault(match["host"])
 
     def _stated(self, match: re.Match[str], _prefix: Prefix) -> None:

@@ -41,7 +41,7 @@ FACT_LINES: tuple[tuple[str, str], ...] = (
     ("ifname", "n1:1:2 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to =eno1"),
     ("torn", "n1:1:2 [0] NCCL INFO comm 0x5 rank 2 nranks 4 cudaDev 2 busId 1000 - Destroy COMPLETE"),
     ("summary", "  rank      : 3 (local_rank: 3)"),
-    ("srun", "srun: error: n1: task 0: Exited with exit code 1"),
+    ("exited", "srun: error: n1: task 0: Exited with exit code 1"),
     ("stated", "self.dist_rank: 1"),
     ("ras", "n1:1:2 [0] NCCL INFO RAS failed to establish a client listening socket at 127.0.0.1<28028>"),
     ("failed", "n1:1:2 [0] NCCL INFO init.cc:1007 -> 3"),

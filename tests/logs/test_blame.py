@@ -201,6 +201,20 @@ def test_the_first_to_fail_stands_at_the_end_of_a_summary() -> None:
     assert words.message == "rank 3 on n2 ended with exit code 1, and the log does not show why."
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mpirun noticed that process rank 3 with PID 4242 on node gpu02 exited on signal 9 (Killed).",
+        "pdsh@gpu01: gpu02: ssh exited with exit code 1",
+        "=   PID 812 RUNNING AT gpu02\n=   EXIT CODE: 1",
+        "srun: error: gpu02: task 1: Exited with exit code 2",
+    ],
+)
+def test_the_host_that_a_launcher_names(line: str) -> None:
+    (cause,) = (verdict := diagnose([LogSource("run.log", [f"{line}\n".encode()])])).causes
+    assert Case(cause, verdict.log).hosts == ("gpu02",)
+
+
 def test_at_most_three() -> None:
     faults = [
         OOM,

@@ -35,6 +35,9 @@ _DEVICE = re.compile(
 
 _LOCAL = re.compile(r"localhost(?:\.localdomain)?|ip6-localhost|127\..*|0\.0\.0\.0")
 
+_OF_SUMMARY = ("killed", "script-failed")
+"""Diagnoses of the process that torchrun's summary names as the first to fail."""
+
 _SAFE = "bcdfghjklmnpqrstvwxz2456789"
 """Characters of the random ends of pods' names (k8s.io/apimachinery/pkg/util/rand)."""
 _POD = re.compile(rf".+-[{_SAFE}]{{8,10}}-[{_SAFE}]{{5}}|.+-\d+-[{_SAFE}]{{5}}|[0-9a-f]{{12}}|.+\.svc(?:\..+)?")
@@ -161,7 +164,9 @@ class Case:
     @property
     def who(self) -> str:
         """``rank 3 on gpu02``, ``ranks 8-15 on gpu[02-03]``, or ``a rank`` if no line shows it."""
-        ranks, hosts = self.ranks, self.hosts
+        ranks, hosts, first = self.ranks, self.hosts, self.log.facts.summary_rank
+        if not ranks and first is not None and self.cause.name in _OF_SUMMARY:
+            ranks = (first,)
         named = ranks_of(ranks) if ranks else ""
         place = fold([host for host in hosts if _HOST.fullmatch(host)])
         if named and place:

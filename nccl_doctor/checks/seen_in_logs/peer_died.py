@@ -31,7 +31,8 @@ def _advice(case: Case) -> Advice:
             "stopped or stuck, and whether the host is reached:",
             case.check(),
         )
-    if any(_OF_LAUNCHER.search(event.text) for event in case.cause.events):
+    of_launcher = any(_OF_LAUNCHER.search(event.text) for event in case.cause.events)
+    if of_launcher and all(event.rank is None for event in case.cause.events):
         place = case.target if case.address.ip or case.address.host else "the master"
         return advise(
             f"A launcher lost the connection to the job's store on {place}: the launcher there probably ended, and "
@@ -51,9 +52,16 @@ def _advice(case: Case) -> Advice:
     )
 
 
+_EXIT_BARRIER = r"torchelastic/agent/terminal_state"
+"""The key that torchrun waits for after its workers' end, until the other launchers have come so far, too."""
 _OF_LAUNCHER = re.compile(r"RendezvousConnectionError|connection to the C10d store has failed")
 
 RULES = (
+    hint(
+        _EXIT_BARRIER,
+        "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: "
+        "/torch.rendezvous.x.0/torchelastic/agent/terminal_state/last_member",
+    ),
     hint(
         r"failed to shutdown the rendezvous",
         "W1128 10:04:52 22853 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1298] The node 'n1_2_0' "
@@ -146,11 +154,29 @@ def _without_shutdown_noise(scene: Scene) -> list[Event]:
     return [event for event in scene.events if not is_noise(event)]
 
 
+def _after_timeouts(scene: Scene) -> list[Event]:
+    """Treat lost connections as a consequence, if every other rank of the job gave up waiting.
+
+    The first rank that ended can't have lost the connection to another one.
+    """
+    ends: dict[str, set[int | None]] = {}
+    for event in scene.events:
+        if event.grade >= Grade.SYMPTOM:
+            ends.setdefault(event.name, set()).add(event.rank)
+    if ends.keys() != {"peer-died", "collective-timeout"}:
+        return scene.events
+    ranks = (ends["peer-died"] | ends["collective-timeout"]) - {None}
+    timed = all(event.prefix.time for event in scene.events if event.grade >= Grade.SYMPTOM)
+    if timed or ranks != set(range(scene.log.facts.world_size or len(ranks))):
+        return scene.events
+    return scene.renamed("peer-died", Grade.GENERIC, lambda event: event.name == "peer-died")
+
+
 SIGNS = LogSigns(
     RULES,
     _advice,
     echo=True,
-    passes={Stage.RECOVERY: _without_shutdown_noise},
+    passes={Stage.RECOVERY: _without_shutdown_noise, Stage.CONSEQUENCES: _after_timeouts},
     catalogued=Grade.SYMPTOM,
     ras={
         rule.RAS_DEAD: Grade.LIKELY,

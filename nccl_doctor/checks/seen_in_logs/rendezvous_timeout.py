@@ -82,6 +82,7 @@ RULES = (
         r"(?:wait timeout after \d+ ?ms, keys|Timeout waiting for key|[Tt]imeout waiting for (?:ncclUniqueId"
         r"|NCCL unique))",
         "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cpu//0/rank_3",
+        unless=r"torchelastic/agent/terminal_state",
     ),
     likely(r"(?:RuntimeError|DistStoreError|StoreTimeout|LastError): Socket Timeout", "RuntimeError: Socket Timeout"),
     likely(

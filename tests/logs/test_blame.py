@@ -215,6 +215,26 @@ def test_the_host_that_a_launcher_names(line: str) -> None:
     assert Case(cause, verdict.log).hosts == ("gpu02",)
 
 
+LOST = "[rank{}]: RuntimeError: [gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [192.0.2.7]:7604."
+WAITED = "[rank{}]: RuntimeError: [gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv operation"
+
+
+@pytest.mark.parametrize(("waited", "wanted"), [((2, 3), "collective-timeout"), ((2,), "peer-died"), ((), "peer-died")])
+def test_if_all_ranks_lost_others_or_gave_up_the_first_gave_up(waited: tuple[int, ...], wanted: str) -> None:
+    """Rank 3 may have died without a word."""
+    logs = [LogSource("n1.log", ["".join(f"{LOST.format(rank)}\n" for rank in (0, 1)).encode()])]
+    last = "[rank3]: step 9" if 3 not in waited else ""
+    told = [*(WAITED.format(rank) for rank in waited), last, "comm 0x5 rank 0 nranks 4 - Init COMPLETE"]
+    logs.append(LogSource("n2.log", ["\n".join([*told, ""]).encode()]))
+    assert diagnose(logs).causes[0].name == wanted
+
+
+def test_a_launcher_that_waits_for_others_at_the_end_is_no_rendezvous() -> None:
+    said = "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /x/torchelastic/agent/terminal_state/l"
+    assert names("done 0", said) == []
+    assert names(said, OOM) == ["out-of-memory"]
+
+
 def test_at_most_three() -> None:
     faults = [
         OOM,

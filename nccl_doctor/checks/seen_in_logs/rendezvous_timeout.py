@@ -16,7 +16,7 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 import re
 
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
-from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.log import Address, Event
 from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likelies, likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
@@ -33,9 +33,11 @@ def _advice(case: Case) -> Advice:
             "--master-addr, --rdzv-endpoint or the script's own --dist-url); nccl-doctor launch prints the lines. On "
             "one host, see in the output of rank 0 why it did not listen.",
         )
+    place = f" at {case.target}" if case.address != Address() else ""
     return advise(
-        f"{case.who} waited for the master at {case.target} or for other ranks until the timeout.",
-        "Not all ranks arrived: a host that did not start, another master address or port, a firewall. Test the hosts:",
+        f"{case.who} waited for the master{place} or for other ranks until the timeout.",
+        "Not all ranks arrived: a host that did not start, another master address, port or --rdzv-id, a firewall. Test "
+        "the hosts:",
         case.check(),
     )
 

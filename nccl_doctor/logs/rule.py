@@ -165,7 +165,7 @@ TERMINATING = (
 """A launcher's message that it ends the other processes; processes killed later were killed by it."""
 
 KILLED_FOR_MEMORY = (
-    r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|Out [Oo]f [Mm]emory: Kill)"
+    r"(?:oom-kill|oom_kill|oom_reaper|OOMKilled|OOM Killed|[Dd]etected \d+ oom|[Oo]ut [Oo]f [Mm]emory: Kill)"
 )
 """A process that the kernel, Slurm or Kubernetes ended for lack of memory, which no script can catch."""
 

@@ -161,6 +161,9 @@ PROXY = "Proxy Call to rank 7 failed (Connect)"  # in NCCL's catalogue, and in n
             ["ValueError: Tensor parallel size (16) cannot be larger than the number of available GPUs (8)."],
             ["gpu-count-low"],
         ),
+        (["[12.3] Memory cgroup out of memory: Killed process 4242 (python)"], ["out-of-memory"]),
+        (["[12.3] NVRM: API mismatch: the client has the version 550.54.15, but"], ["cuda-driver-mismatch"]),
+        (["[12.3] python[4242]: segfault at 0 ip 00007f sp 00007f error 4 in libcuda.so"], ["killed"]),
         ([OOM, "n9: Permission denied (publickey)."], ["out-of-memory", "ssh-auth-failed"]),
     ],
 )

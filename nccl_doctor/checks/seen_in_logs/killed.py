@@ -50,7 +50,10 @@ def _advice(case: Case) -> Advice:
     )
 
 
-CRASHED = r"(?:Segmentation fault|exitcode: -11\b|SIGSEGV|exited on signal 11|Caught signal 11)"
+CRASHED = (
+    r"(?:Segmentation fault|exitcode: -11\b|SIGSEGV|exited on signal 11|Caught signal 11"
+    r"|\b(?:python|pt_|ray)\S{0,40}\[\d+\]:? (?:segfault at|general protection fault))"
+)
 ABORTED = r"(?:exitcode ?: -6\b|Signal 6 \(SIGABRT\))"
 
 RULES = (

@@ -85,7 +85,7 @@ ADVICE = make_advice(
 # CUDA's errors 35, 803 and 804, and messages of torch and the driver.
 RULES = roots(
     r"(?:driver version is insufficient|cudaErrorInsufficientDriver|Driver/library version mismatch"
-    r"|driver on your system is too old)",
+    r"|NVRM: API mismatch|driver on your system is too old)",
     "n1:1:2 [0] misc/cudawrap.cc:9 NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime "
     "version'",
     r"(?:forward compatibility was attempted on non supported HW"

@@ -74,6 +74,20 @@ def test_a_rank_at_two_places_is_in_two_groups(seq: int, op: str) -> None:
     assert "can't be compared" in message
 
 
+def test_ranks_within_two_groups_are_not_one() -> None:
+    first = [one.removeprefix("[rank0]:") for one in lines(0, 120, "ALLREDUCE", "5")]
+    second = [one.removeprefix("[rank0]:") for one in lines(0, 120, "BROADCAST", "2")]
+    name, message = verdict(first, second)
+    assert (name, message.endswith("whose numbers can't be compared.")) == ("collective-timeout", True)
+
+
+def test_a_rank_of_a_known_group_waits_in_the_first_of_several() -> None:
+    _, message = verdict(
+        lines(0, 120, "ALLREDUCE", "0"), lines(0, 121, "ALLREDUCE", "0"), lines(1, 122, "ALLREDUCE", "0")
+    )
+    assert "rank 0 in ALLREDUCE number 120; rank 1 in ALLREDUCE number 122. Those with the smallest" in message
+
+
 def test_the_only_group_that_is_named_is_that_of_all() -> None:
     name, _ = verdict(lines(0, 120, "ALLREDUCE", "0(default_pg)"), lines(1, 120, "BROADCAST", "")[:1])
     assert name == "collective-mismatch"

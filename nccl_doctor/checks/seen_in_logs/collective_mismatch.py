@@ -31,7 +31,7 @@ from_logs(__name__, "NCD904")
 def _advice(case: Case) -> Advice:
     if case.first.wording == RECORDED:
         return by_rank(case)
-    places = list(waiting(case).items())[:MOST_PLACES]
+    places = list(places_of(waits_of(case)).items())[:MOST_PLACES]
     told = "; ".join(f"{ranks_of(ranks)} {place.op} number {place.seq}" for place, ranks in places)
     if told and not all(place.group for place, _ in places):
         told += " (or they are in different process groups, which this log does not name)"
@@ -121,14 +121,18 @@ Groups = dict[tuple[int, int], str]
 
 
 def groups_of(events: Iterable[Event]) -> Groups:
-    """Return the groups that lines name; the line of the timeout itself does not, later ones of the same rank do."""
+    """Return the groups that lines name; the line of the timeout itself does not, later ones of the same rank do.
+
+    Without torch's own prefix a rank is that within a group, so that two ranks may look like one: then "".
+    """
     known: Groups = {}
     for event in events:
         group = _GROUP.search(event.text)
         named = _WORK.search(event.text) or _AT_WORK.search(event.text) if group else None
         seq = number(named["seq"]) if named else None
         if group and seq is not None and event.rank is not None:
-            known[event.rank, seq] = group["guid"] or group["id"]
+            name = group["guid"] or group["id"]
+            known[event.rank, seq] = name if known.get((event.rank, seq), name) == name else ""
     return known
 
 
@@ -146,10 +150,15 @@ def works(events: Iterable[Event], known: Groups) -> list[tuple[Event, Work]]:
     return found
 
 
-def share_a_group(found: Iterable[Work]) -> bool:
-    """Return whether the numbers can be compared; a rank that waits at two places is in two groups, or ran twice."""
+def are_comparable(found: Iterable[Work]) -> bool:
+    """Return whether the numbers are of one process group; a rank at two of no known group is in two, or ran twice."""
     at: dict[int, tuple[int, str]] = {}
-    return all(at.setdefault(one.rank, (one.seq, one.op)) == (one.seq, one.op) for one in found)
+    groups: set[str] = set()
+    for each in found:
+        groups.add(each.group)
+        if not each.group and at.setdefault(each.rank, (each.seq, each.op)) != (each.seq, each.op):
+            return False
+    return len(groups) <= 1
 
 
 def mismatch(events: Iterable[Event]) -> list[Event]:
@@ -161,7 +170,7 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
     if len(groups) > 1:
         groups.pop("", None)
     for found in groups.values():
-        if not share_a_group(one for _, one in found):
+        if not are_comparable(one for _, one in found):
             continue
         places: dict[int, dict[int, tuple[Work, Event]]] = {}
         for event, one in found:
@@ -173,15 +182,22 @@ def mismatch(events: Iterable[Event]) -> list[Event]:
     return []
 
 
-def waiting(case: Case) -> dict[Place, list[int]]:
-    """Return the ranks that wait at each place, by number; in one group a smaller one is behind."""
+def waits_of(case: Case) -> list[Work]:
+    """Return what the ranks wait in, the smallest number first."""
     known = groups_of(event for reading in case.log.readings for event in reading.events)
+    return sorted((one for _, one in works(case.cause.events, known)), key=lambda one: (one.seq, one.group))
+
+
+def places_of(waits: Iterable[Work]) -> dict[Place, list[int]]:
+    """Return the ranks at each place; a rank of a known group waits in the first of several."""
     found: dict[Place, list[int]] = {}
-    for one in sorted((one for _, one in works(case.cause.events, known)), key=lambda one: (one.seq, one.group)):
+    first: dict[tuple[int, str], int] = {}
+    for one in waits:
         ranks = found.setdefault(Place(one.group, one.seq, one.op), [])
-        if one.rank not in ranks:
+        later = bool(one.group) and first.setdefault((one.rank, one.group), one.seq) != one.seq
+        if one.rank not in ranks and not later:
             ranks.append(one.rank)
-    return found
+    return {place: ranks for place, ranks in found.items() if ranks}
 
 
 def never_started(events: Iterable[Event]) -> bool:

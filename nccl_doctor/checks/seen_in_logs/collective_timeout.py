@@ -22,10 +22,10 @@ from dataclasses import replace
 
 from nccl_doctor.checks.seen_in_logs.collective_mismatch import (
     MOST_PLACES,
+    are_comparable,
     never_started,
-    share_a_group,
-    waiting,
-    works,
+    places_of,
+    waits_of,
 )
 from nccl_doctor.logs import rule
 from nccl_doctor.logs.facts import Facts, Milestone
@@ -45,7 +45,8 @@ def _advice(case: Case) -> Advice:
         return by_rank(case)
     if case.first.wording == rule.CONNECTED:
         return _silence(case)
-    places = waiting(case)
+    waits = waits_of(case)
+    places = places_of(waits)
     groups = dict.fromkeys(place.group for place in places)
     told = "; ".join(
         f"{ranks_of(ranks)} in {place.op} number {place.seq}"
@@ -58,9 +59,9 @@ def _advice(case: Case) -> Advice:
         sentence += f": {told}"
     if told and missing:
         sentence += f". No word of {ranks_of(missing)}: look there first"
-    elif len(groups) > 1 or not share_a_group(one for _, one in works(case.cause.events, {})):
+    elif not are_comparable(waits):
         sentence += ". They are in different process groups or runs, whose numbers can't be compared"
-    elif len(places) > 1:
+    elif len({place.seq for place in places}) > 1:
         same = "" if all(groups) else ", if all are in one process group"
         sentence += f". Those with the smallest number are behind{same}: look there first"
     if never_started(case.cause.events):

@@ -44,6 +44,7 @@ def _advice(case: Case) -> Advice:
 
 _CALLED = r'c10d_rendezvous_backend\.py", line \d+, in _call_store'
 """torch calls the store that it had already connected to; to connect is ``_create_tcp_store``."""
+_LOST = re.compile(r"RendezvousConnectionError|connection to the [Cc]10d store")
 _STACK = 60
 """Most lines from such a call to the last line of the exception: 46 with torch 2.13."""
 
@@ -134,9 +135,9 @@ def _joined_before(scene: Scene) -> list[Event]:
     """Treat a lost connection to the store as the end of the master's launcher: nobody waited."""
     calls = [event for event in scene.events if event.wording == _CALLED]
 
-    def was_called(event: Event) -> bool:
+    def was_called(event: Event) -> object:
         near = (call for call in calls if call.file == event.file and 0 < event.line - call.line <= _STACK)
-        return event.name == "rendezvous-timeout" and "onnection" in event.text and any(near)
+        return event.name == "rendezvous-timeout" and _LOST.search(event.text) and any(near)
 
     return scene.renamed("peer-died", Grade.SYMPTOM, was_called)
 

@@ -133,7 +133,9 @@ def matcher() -> str:
 
 
 def _javascript(pattern: str) -> str:
-    return f"new RegExp({json.dumps(pattern.replace('(?P<', '(?<'))})"
+    """Return the pattern as JavaScript has it; browsers before 2025 know the sign for small letters only of a whole."""
+    whole = json.dumps(pattern.replace("(?P<", "(?<").replace("(?i:", "(?:"))
+    return f'new RegExp({whole}, "i")' if "(?i:" in pattern else f"new RegExp({whole})"
 
 
 def write_sources() -> None:

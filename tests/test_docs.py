@@ -16,7 +16,9 @@ import jsonschema
 import pytest
 from playwright.sync_api import Browser
 
+from nccl_doctor.logs.signs import rules
 from nccl_doctor.model.register import all_checks
+from scripts.docs import matcher
 
 pytestmark = pytest.mark.browser
 
@@ -97,3 +99,13 @@ def test_the_schemas_are_published(site: str) -> None:
     for file in (SITE / "schemas").iterdir():
         jsonschema.Draft202012Validator.check_schema(json.loads(file.read_text(encoding="utf-8")))
     assert (SITE / "schemas" / "check-1.json").exists()
+
+
+def test_the_wordings_are_ones_that_every_browser_can_read() -> None:
+    """Browsers before 2025 refuse a pattern with a sign for a part of it, and with it the whole script."""
+    script = matcher()
+    patterns = [json.loads(found) for found in re.findall(r'new RegExp\(("(?:[^"\\]|\\.)*")', script)]
+    shown = [rule for rule in rules() if rule.name and rule.grade.value > 1]
+    assert len(patterns) == len(shown) + sum(bool(rule.unless) for rule in shown)
+    odd = [one for one in patterns if re.search(r"(?<!\\)(?:\(\?(?!:|=|!|<[a-z]\w*>)|\\[AZz]|[*+?}]\+)", one)]
+    assert odd == []

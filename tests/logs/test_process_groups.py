@@ -36,9 +36,24 @@ def test_groups_that_do_different_things_are_no_mismatch() -> None:
     data = [lines(rank, 120, "_REDUCE_SCATTER_BASE", "2(mesh_dp)", in_group=rank - 6) for rank in (6, 7)]
     name, message = verdict(*tensor, *data)
     assert name == "collective-timeout"
-    assert "ranks 6-7 in _REDUCE_SCATTER_BASE number 120 of process group 2" in message
+    assert "ranks 6-7 in _REDUCE_SCATTER_BASE number 120 of process group 2(mesh_dp)" in message
     assert "ranks 0-1 in ALLREDUCE number 120 of process group 5" in message
     assert message.endswith("whose numbers can't be compared.")
+
+
+def test_newer_torch_names_the_group_in_the_line_of_the_timeout() -> None:
+    new = TIMED_OUT.replace("[Rank {in_group}]", "[PG GUID {group} Rank {in_group}]")
+    told = [
+        [new.format(rank, seq=9, op=op, group=group, in_group=1)]
+        for rank, op, group in ((1, "GATHER", "infer_(3,0)"), (5, "BROADCAST", "infer_(3,1)"))
+    ]
+    name, message = verdict(*told)
+    assert (name, "rank 5 in BROADCAST number 9 of process group infer_(3,1)" in message) == (
+        "collective-timeout",
+        True,
+    )
+    name, _ = verdict(*([one[0].replace("(3,1)", "(3,0)")] for one in told))
+    assert name == "collective-mismatch"
 
 
 def test_within_a_group_they_are() -> None:

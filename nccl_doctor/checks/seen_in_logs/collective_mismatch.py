@@ -85,8 +85,12 @@ _WORK = re.compile(
     r"SeqNum=(?P<seq>\d+), ?OpType=(?P<op>\w+)(?:, ?NumelIn=(?P<numel_in>\d+), ?NumelOut=(?P<numel_out>\d+))?"
 )
 
-_GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\d+)(?: PG GUID (?P<guid>[^\s(\]]{1,64}))?")
-"""A process group: its number among those of the process, and (from torch 2.4 on) its name, the same on all ranks."""
+_GROUP = re.compile(r"\[PG (?:(?:ID )?(?P<id>\d+) (?:PG )?)?(?:GUID (?P<guid>\S{1,160}) )?Rank \d")
+"""A process group: its number among those of the process, and its name, the same on all ranks.
+
+``[PG 1 Rank 0]`` up to torch 2.3, ``[PG ID 1 PG GUID 3(mesh_tp) Rank 0]`` since. The line of the timeout itself
+had none; in torch 2.14 it has ``[PG GUID 3(mesh_tp) Rank 0]`` (ProcessGroupNCCL.cpp, logPrefix).
+"""
 _AT_WORK = re.compile(r"detected by watchdog at work(?: sequence id)?: (?P<seq>\d+)")
 _COMPLETED = re.compile(r"last completed (?:NCCL )?work: (-?\d+)")
 
@@ -121,7 +125,7 @@ Groups = dict[tuple[int, int], str]
 
 
 def groups_of(events: Iterable[Event]) -> Groups:
-    """Return the groups that lines name; the line of the timeout itself does not, later ones of the same rank do.
+    """Return the groups that lines name: that of the timeout only in new versions, later ones of the same rank in all.
 
     Without torch's own prefix a rank is that within a group, so that two ranks may look like one: then "".
     """

@@ -233,9 +233,15 @@ def advise(message: str, summary: str, commands: tuple[Command, ...] = ()) -> Ad
 _RANKS = re.compile(r"rank\(s\) \{?(\d[\d, -]{0,400})")
 
 
+_LATE = re.compile(r"\b[Rr]anks? (\d[\d, ]{0,400}) (?:failed to|did not) (?:pass|reach) monitoredBarrier")
+
+
 def reported_ranks(event: Event) -> tuple[int, ...]:
-    """Return all ranks in a line of NCCL's own diagnostics: ``rank(s) {0-3,9} differ from rank 4``."""
-    found = _RANKS.search(event.text) if event.prefix.level == "DIAG" else None
+    """Return all ranks in a line that is about others than the one that prints it.
+
+    NCCL's own diagnostics: ``rank(s) {0-3,9} differ from rank 4``; torch's barrier: ``Ranks 2, 3 failed to pass``.
+    """
+    found = (_RANKS if event.prefix.level == "DIAG" else _LATE).search(event.text)
     parts = re.findall(r"(\d{1,6})(?: ?- ?(\d{1,6}))?", found[1]) if found else ()
     spans = (range(int(first), int(last or first) + 1) for first, last in parts)
     return tuple(itertools.islice(itertools.chain.from_iterable(spans), MOST_RANKS))

@@ -238,6 +238,13 @@ def test_a_launcher_that_waits_for_others_at_the_end_is_no_rendezvous() -> None:
     assert names(said, OOM) == ["out-of-memory"]
 
 
+def test_a_barrier_names_all_ranks_that_were_late() -> None:
+    said = "RuntimeError: [Rank 0]: Ranks 2, 3, 7 failed to pass monitoredBarrier in 10000 ms\n"
+    (cause,) = (verdict := diagnose([LogSource("run.log", [said.encode()])])).causes
+    words = signs()[cause.name].advice(Case(cause, verdict.log))
+    assert words.message == "Ranks 2-3,7 did not reach a barrier in time; the others waited there."
+
+
 def test_at_most_three() -> None:
     faults = [
         OOM,

@@ -115,7 +115,7 @@ RULES = (
         r"(?:RPC call to \w+ timed out|Termination timeout for .* exceeded"
         r"|Watchdog timeout \(self\.watchdog_timeout|Scheduler watchdog timeout)",
         "TimeoutError: RPC call to execute_model timed out.",
-        r"Timed out waiting \d+ms for (?:recv|send) operation",
+        r"Timed out waiting \d+ms for (?:recv|send) operation|timed out in monitoredBarrier",
         "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:84] Timed out waiting 1800000ms for recv operation to "
         "complete",
         r"Missed heartbeat|tensors were submitted to be reduced, gathered or broadcasted by subset of ranks"

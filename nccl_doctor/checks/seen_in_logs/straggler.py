@@ -15,16 +15,18 @@ References: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp (monitoredBarrier);
 from nccl_doctor.logs.rule import likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.register import from_logs
+from nccl_doctor.text.hostlist import capital, ranks_of
 
 from_logs(__name__, "NCD921", explains=("collective-timeout", "peer-died", "killed", "rendezvous-timeout"))
 
 
 def _advice(case: Case) -> Advice:
-    ranks = ", ".join(dict.fromkeys(str(event.rank) for event in case.cause.events if event.rank is not None))
-    who = f"Rank {ranks}" if ranks else "A rank"
+    several = len(case.ranks) > 1
+    who = capital(ranks_of(case.ranks)) if case.ranks else "A rank"
+    what = "those ranks did meanwhile: their own logs" if several else "that rank did meanwhile: its own log"
     return advise(
-        f"{who} did not reach a barrier in time; all other ranks waited there.",
-        "Look at what that rank did meanwhile: its own log, py-spy dump --pid, the load and the disks of its host.",
+        f"{who} did not reach a barrier in time; the others waited there.",
+        f"Look at what {what}, py-spy dump --pid, load and disks of {'their hosts' if several else 'its host'}.",
         case.check(),
     )
 

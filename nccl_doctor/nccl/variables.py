@@ -105,6 +105,8 @@ PLUGIN_PREFIXES = (  # names with these beginnings belong to a plugin or a tool,
     "NCCL_OFI_",  # aws-ofi-nccl
     "NCCL_FASTRAK_",  # Google's net plugins
     "NCCL_GPUDIRECTTCPX_",
+    "NCCL_SHIMNET_",
+    "NCCL_DYNAMIC_CHUNK_SIZE",
     "NCCL_TUNER_",
     "NCCL_INSPECTOR_",  # NCCL's inspector profiler plugin
     "NCCL_PROFILE",

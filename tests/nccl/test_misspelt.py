@@ -64,7 +64,8 @@ def test_nothing_close(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*KNOWN, *PYTORCH_NAMES, *BUILD_NAMES, "NCCL_OFI_X", "TORCH_X", "GLOO", "NCCL_", "PATH", ""]
+    "name",
+    [*KNOWN, *PYTORCH_NAMES, *BUILD_NAMES, "NCCL_OFI_X", "NCCL_SHIMNET_X", "TORCH_X", "GLOO", "NCCL_", "PATH", ""],
 )
 def test_what_is_known_or_of_somebody_else(name: str) -> None:
     assert is_known(name)

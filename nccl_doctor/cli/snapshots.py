@@ -15,15 +15,17 @@ from nccl_doctor.cli.output import write_file
 from nccl_doctor.errors import DoctorError, SnapshotError
 from nccl_doctor.inventory.build import this_machine
 from nccl_doctor.inventory.sources import read_bytes
+from nccl_doctor.model.engine import engines
 from nccl_doctor.model.finding import Severity
 from nccl_doctor.model.report import Report
 from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.snapshot.surroundings import KubeFacts
 from nccl_doctor.text.bounds import refuse_crowded
 from nccl_doctor.text.shell import clean
 
 if TYPE_CHECKING:
     from nccl_doctor.judge.from_file import Judged
-    from nccl_doctor.model.cluster import Node
+    from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.snapshot.hang import HangSnapshot
 
 MOST_BYTES = 256 << 20  # bytes of a snapshot's file; that of 4,096 hosts has 22 MB
@@ -46,7 +48,8 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
     invalid one ends the reading.
     """
     try:
-        return kind.model_validate(_parsed(read_bytes(str(path), "a snapshot", MOST_BYTES, PATIENCE_S)))
+        snapshot = kind.model_validate(_parsed(read_bytes(str(path), "a snapshot", MOST_BYTES, PATIENCE_S)))
+        _read_options(snapshot.cluster)
     except OSError as error:
         raise SnapshotError(f"{path}: can't be read: {error.strerror}") from error
     except ValueError as error:
@@ -55,6 +58,15 @@ def read_snapshot(path: Path, kind: type[AnySnapshot] = Snapshot) -> AnySnapshot
             found = error.errors(include_url=False, include_input=False, include_context=False)[0]
             fault = ": ".join(filter(None, (".".join(map(str, found["loc"])), found["msg"])))
         raise SnapshotError(f"{path} is not an nccl-doctor snapshot: {fault}") from error
+    return snapshot
+
+
+def _read_options(cluster: Cluster) -> None:
+    """Read the engines' options once, which a snapshot holds as plain JSON; ValidationError for invalid ones."""
+    cluster.options(KubeFacts)
+    for node in cluster.nodes:
+        for engine in engines():
+            node.options(engine.options)
 
 
 def _parsed(data: bytes) -> object:

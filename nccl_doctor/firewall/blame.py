@@ -25,6 +25,7 @@ from nccl_doctor.snapshot.hosts import Host, Snapshot, connections_of_peer, corr
 from nccl_doctor.snapshot.mesh import Interception, LostConnections, Mesh
 from nccl_doctor.snapshot.network import FirewallFacts
 from nccl_doctor.snapshot.surroundings import KubeFacts, Peer, PodFacts, Policy, PolicyPort, Selector
+from nccl_doctor.text.bounds import whole_number
 from nccl_doctor.text.inet import network_of, numeric
 
 NOT_DIALLED = "not dialled"
@@ -219,7 +220,7 @@ def admits(rule: RuleRef | None) -> int:
     -1 if it has no such limit.
     """
     found = [] if rule is None else list(_RATE.finditer(rule.text))
-    return max((0 if one["slow"] else int(one["number"]) for one in found), default=-1)
+    return max((0 if one["slow"] else whole_number(one["number"]) for one in found), default=-1)
 
 
 def _has_rates(facts: FirewallFacts) -> bool:

@@ -36,6 +36,7 @@ from nccl_doctor.firewall.rules import (
     unsure,
     within,
 )
+from nccl_doctor.text.bounds import whole_number
 from nccl_doctor.text.inet import Address, Network
 
 
@@ -101,7 +102,7 @@ def load_ipsets(text: str) -> dict[str, Ipset]:
         if words[:1] == ["create"] and len(words) > 2:
             netmask = "".join(words[words.index("netmask") + 1 :][:1] if "netmask" in words[3:] else [])
             kinds = tuple(words[2].partition(":")[2].split(","))
-            found[words[1]] = Ipset(kinds, int(netmask) if netmask.isdecimal() else None)
+            found[words[1]] = Ipset(kinds, whole_number(netmask) if netmask.isdecimal() else None)
         elif words[:1] == ["add"] and len(words) > 2 and words[1] in found:
             parts = (words[2],) if found[words[1]].kinds == ("set",) else tuple(words[2].split(","))
             found[words[1]].members.append(Member(parts, "nomatch" in words[3:]))
@@ -328,9 +329,10 @@ def _target(part: Option, rest: list[Option], chains: Collection[str]) -> tuple[
     name = part.values[0]
     details = {option.name: option.values for option in rest}
     port = "".join(details.get("--to-ports", ()))
+    redirect = Redirect(whole_number(port) if port.isdecimal() else None)
     plain: dict[str, Step] = {
         "DNAT": Redirect(),
-        "REDIRECT": Redirect(int(port) if port.isdigit() else None) if port else Plain.ACCEPT,  # without one it is kept
+        "REDIRECT": redirect if port else Plain.ACCEPT,  # without a port it is kept
         "ACCEPT": Plain.ACCEPT,
         "DROP": Plain.DROP,
         "RETURN": Plain.RETURN,
@@ -376,10 +378,10 @@ def load_iptables(text: str, version: Literal[4, 6], origin: Origin, ipsets: Ips
         if line.startswith("*"):
             table = _Table(line[1:].strip())
         elif found := _POLICY.match(line):
-            table.policies[found[1]] = (found[2], int(found[3]) if found[3] else None)
+            table.policies[found[1]] = (found[2], whole_number(found[3]) if found[3] else None)
             table.rules.setdefault(found[1], [])
         elif found := _RULE.match(line):
-            table.rules.setdefault(found[3], []).append((int(found[1]) if found[1] else None, found[2]))
+            table.rules.setdefault(found[3], []).append((whole_number(found[1]) if found[1] else None, found[2]))
         elif line == "COMMIT":
             bases += _bases(table, version, origin, ipsets)
     return tuple(sorted(bases, key=lambda base: base.priority))

@@ -37,6 +37,7 @@ from nccl_doctor.firewall.rules import (
     unsure,
     within,
 )
+from nccl_doctor.text.bounds import whole_number
 
 _HARMLESS = frozenset(
     {"counter", "log", "comment", "continue", "last", "ct helper", "ct timeout", "ct expectation", "secmark", "dup"}
@@ -252,7 +253,7 @@ def rule_texts(text: str) -> dict[RuleKey, str]:
         elif chain and not line.lstrip().startswith("type "):
             pending.append(line.strip())
             if found := _HANDLE.search(line):
-                texts[family, table, chain, int(found[1])] = _HANDLE.sub("", " ".join(pending))
+                texts[family, table, chain, whole_number(found[1])] = _HANDLE.sub("", " ".join(pending))
                 pending = []
     return texts
 

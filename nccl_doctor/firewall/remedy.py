@@ -20,6 +20,7 @@ from ipaddress import collapse_addresses, ip_address, ip_network
 from nccl_doctor.firewall.manager import Zone, direct_rule, direct_rules, is_direct_chain, manager_of, zone_of, zones
 from nccl_doctor.firewall.rules import Direction, RuleRef, Span
 from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
+from nccl_doctor.text.bounds import whole_number
 from nccl_doctor.text.inet import Network
 from nccl_doctor.text.shell import Line, line, script
 
@@ -174,7 +175,7 @@ def _additions(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterato
         yield "trusted", line("--add-source={peer}", peer=peer)
     for zone in claimed:
         # an accept precedes the zone's own rich rules that reject or drop
-        others = [int(found[1]) if (found := _PRIORITY.search(rule)) else 0 for rule in zone.refusals]
+        others = [whole_number(found[1]) if (found := _PRIORITY.search(rule)) else 0 for rule in zone.refusals]
         ahead = f'priority="{max(_FIRST, min(0, *others) - 1)}" ' if others else ""
         source = f'rule {ahead}family="ipv{wanted.version}" source address="{peer}"'
         for port in port_words(opening.ports, "-") if _ZONE_NAME.fullmatch(zone.name) else ():

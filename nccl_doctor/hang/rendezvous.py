@@ -19,6 +19,7 @@ STATIC, C10D = "static", "c10d"
 PORTS = {STATIC: "29500", C10D: "29400"}
 """torchrun's default ports (torch/distributed/run.py; c10d_rendezvous_backend.py)."""
 MOST_NODES = 1 << 16
+_DIGITS = 5  # of that
 LAST_CALL_S = 60.0  # twice what torchrun waits for more nodes once it has the minimum (dynamic_rendezvous.py)
 
 
@@ -62,7 +63,8 @@ class Waiting:
     def nodes(self) -> int:
         """The number of nodes that it waits for, MIN of "MIN:MAX"; 0 if unknown."""
         least = self.option("nnodes", "1").partition(":")[0]
-        return int(least) if least.isascii() and least.isdigit() and int(least[:8]) <= MOST_NODES else 0
+        is_count = len(least) <= _DIGITS and least.isascii() and least.isdecimal()
+        return int(least) if is_count and int(least) <= MOST_NODES else 0
 
     @property
     def meets(self) -> bool:

@@ -207,7 +207,7 @@ def rank(pod: Pod) -> Rank:
     job, own = (_first(labels, names) for names in _INDEXES)
     replicated = "" if "jobset.sigs.k8s.io/job-global-index" in labels else labels.get(_REPLICATED, "")
     parts = re.split(r"([0-9]{1,15})", pod.metadata.name) if own is None else ()
-    name = tuple(int(part) if part.isdigit() else part for part in parts)
+    name = tuple(int(part) if part.isdecimal() else part for part in parts)
     return (0 if role in _ROLES else 1, replicated, job or 0, own or 0, name)
 
 

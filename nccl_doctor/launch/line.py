@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path, PurePath
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.plan import nearest
+from nccl_doctor.launch.plan import is_number, nearest
 from nccl_doctor.launch.wrappers import ASSIGNMENT, SHELLS, front_of, the_start
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster
@@ -149,11 +149,6 @@ class LaunchLine:
     def is_ranked(self) -> bool:
         """True if the line itself numbers the nodes."""
         return self.is_static or self.launcher == "sglang"
-
-
-def is_number(text: str) -> bool:
-    """Return whether a word is a count of at most nine digits."""
-    return len(text) <= 9 and text.isascii() and text.isdecimal()
 
 
 def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None, tuple[str, ...]]:

@@ -204,6 +204,11 @@ def contradictions(variables: Mapping[str, str], place: PlannedNode) -> Iterator
             yield Contradiction(name, value, planned)
 
 
+def is_number(text: str) -> bool:
+    """Return whether a word is a count of at most nine digits."""
+    return len(text) <= 9 and text.isascii() and text.isdecimal()
+
+
 def _planned(name: str, value: str, place: PlannedNode) -> str | None:
     port = place.cluster.master_port
     if name in ADDRESSES:
@@ -216,7 +221,7 @@ def _planned(name: str, value: str, place: PlannedNode) -> str | None:
         return None if same else f"the master is {place.cluster.master_addr}:{port}"
     if name in NODES:
         count, (least, _, most) = len(place.cluster.nodes), value.partition(":")  # torchrun accepts "2" and "1:4"
-        spans = least.isdigit() and (most or least).isdigit() and int(least) <= count <= int(most or least)
+        spans = is_number(least) and is_number(most or least) and int(least) <= count <= int(most or least)
         return None if spans else f"there {'is 1 node' if count == 1 else f'are {count} nodes'}"
     if name in COUNTS:
         return None if value in COUNTED_THERE or value == str(place.nproc) else f"it starts {place.nproc} ranks"

@@ -26,6 +26,7 @@ from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.nccl import versions
 from nccl_doctor.nccl.versions import Behaviour, Version
 from nccl_doctor.snapshot.network import InterfaceAddress, Interfaces, Names, Resolver
+from nccl_doctor.text.bounds import whole_number
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import Address, numeric
 
@@ -126,8 +127,8 @@ def on_subnet(entry: InterfaceAddress, remote: Remote) -> bool:
 
 
 def _atoi(text: str) -> int:
-    digits = re.match(r"\s*[+-]?\d+", text)
-    return int(digits.group()) % 65536 if digits is not None else 0
+    digits = re.match(r"\s*([+-]?[0-9]+)", text)
+    return whole_number(digits[1]) % 65536 if digits is not None else 0
 
 
 MAX_INTERFACES = 16  # NCCL 2.4 to 2.30, src/include/socket.h ``MAX_IFS``: NET/Socket uses no more

@@ -125,7 +125,10 @@ def _search(table: Mapping[int, RdmaGid], count: int, variables: Variables, vers
     roce = integer(variables, "NCCL_IB_ROCE_VERSION_NUM", 2, version)
     span = _range(variables.get("NCCL_IB_ADDR_RANGE", ""), v4=v4)
     best = 0
-    for index in range(1, count or max(table, default=0) + 1):
+    # of empty entries in sequence the first decides, so the time does not grow with the number that a host told
+    deciding = {1, *table, *(index + 1 for index in table)}
+    end = count or max(table, default=0) + 1
+    for index in sorted(index for index in deciding if 1 <= index < end):
         gid = table.get(index) or RdmaGid(index=index, gid=EMPTY)
         if _is_v4(address_of(gid.gid)) != v4 or (span is not None and ip_of(gid) not in span):
             continue

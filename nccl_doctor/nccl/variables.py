@@ -32,6 +32,7 @@ from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.nccl.interfaces import MAX_TOKENS
 from nccl_doctor.nccl.versions import CONF_FILE, Version, behaviour, show
 from nccl_doctor.snapshot.system import ConfigFile
+from nccl_doctor.text.bounds import whole_number
 
 NEWEST: Version = (2, 30, 7)
 """The version that is assumed if none is known."""
@@ -272,10 +273,10 @@ def check_value(name: str, value: str, version: Version = NEWEST) -> BadValue | 
 
 def _judge_torch(value: str, allowed: str) -> BadValue | None:
     """Judge a value as c10d/Utils.hpp reads it: ``getCvarBool``, or ``getCvarInt`` by std::stoi (32 bits)."""
-    number = re.match(r"[ \t\n\v\f\r]*([+-]?\d+)", value)
+    number = re.match(r"[ \t\n\v\f\r]*([+-]?[0-9]+)", value)
     accepted = {
         _FLAG: value.lower() in _FLAGS,
-        _NUMBER_WORD: number is not None and int(number[1]) in range(-(2**31), 2**31),
+        _NUMBER_WORD: number is not None and whole_number(number[1]) in range(-(2**31), 2**31),
     }.get(allowed, value.upper() in _DEBUG_LEVELS)
     return None if accepted else BadValue("refuses it: ranks abort or hang as they start", allowed, is_fatal=True)
 
@@ -287,7 +288,7 @@ def strtoll(value: str) -> tuple[int, str]:
         return 0, value
     sign, digits = found.groups()
     base = 16 if digits[:2].lower() == "0x" else 8 if digits.startswith("0") else 10
-    number = int(digits, base)
+    number = whole_number(digits) if base == 10 else int(digits, base)
     return (-number if sign == "-" else number), value[found.end() :]
 
 
@@ -407,7 +408,7 @@ def parse_hca(text: str, version: Version = NEWEST) -> HcaSpec:
 
 def _atoi(text: str) -> int:
     found = _ATOI.match(text)
-    return int(found[1]) if found else 0
+    return whole_number(found[1]) if found else 0
 
 
 def _number(text: str) -> int | None:

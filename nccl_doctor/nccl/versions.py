@@ -111,7 +111,7 @@ ENTRIES = "2000"  # collectives that each rank keeps; torch 2.13's default
 
 def release(version: str) -> tuple[int, ...]:
     """Major and minor number of a version of torch."""
-    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdigit())
+    return tuple(int(part) for part in version.partition("+")[0].split(".")[:2] if part.isdecimal())
 
 
 def recorder(torch: str | None, prefix: str) -> dict[str, str]:

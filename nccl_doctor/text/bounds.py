@@ -22,6 +22,19 @@ def safe_regex(pattern: str) -> re.Pattern[str]:
     return cast("re.Pattern[str]", re2.compile(pattern))
 
 
+_DIGITS = 20  # of the largest number of 64 bits
+
+
+def whole_number(digits: str) -> int:
+    """Return the number in decimal digits with or without a sign; 2**64 for more digits than a 64-bit number has.
+
+    ``int`` refuses thousands of digits, since its time grows with their square (sys.set_int_max_str_digits).
+    """
+    bare = digits.lstrip("+-").lstrip("0") or "0"
+    number = int(bare) if len(bare) <= _DIGITS else 1 << 64
+    return -number if digits.startswith("-") else number
+
+
 _BLOCK = 1 << 18
 _STRUCTURE = b"[]{},"
 _OTHERS = bytes(set(range(256)) - set(_STRUCTURE))

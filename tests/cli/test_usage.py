@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nccl_doctor.cli import snapshots
 from nccl_doctor.cli.options import SelectOptions
-from nccl_doctor.errors import HostsFileError, UsageError
+from nccl_doctor.errors import HostsFileError, SnapshotError, UsageError
 from nccl_doctor.inventory import sources
-from tests.checks.snapshots import patched
+from tests.checks.snapshots import healthy, patched
 from tests.cli.program import assert_one_sentence, run
 from tests.lab.warm import tool
 from tests.patience import LONG_S
@@ -160,6 +162,31 @@ def test_from_needs_a_snapshot(tmp_path: Path, text: str, wrong: str) -> None:
     (tmp_path / "x.json").write_text(text)
     done = run("check", "--from", "x.json", cwd=tmp_path)
     assert_one_sentence(done, f"x.json is not an nccl-doctor snapshot: {wrong}\n")
+
+
+@pytest.mark.parametrize(
+    ("of_all", "of_node", "wrong"),
+    [
+        ({"kube": {"pods": 7}}, {}, "pods: Input should be a valid dictionary"),
+        (
+            {"kube": {"pods": {"node1": {"pod": "9" * 5_000}}}},
+            {},
+            "pods.node1.pod: String should have at most 4096 characters",
+        ),
+        ({}, {"inside": {"runtime": "docker", "name": 7}}, "name: Input should be a valid string"),
+        ({}, {"ssh": {"port": "many"}}, "port: Input should be a valid integer"),
+    ],
+)
+def test_from_needs_the_engines_options(
+    tmp_path: Path, of_all: dict[str, Any], of_node: dict[str, Any], wrong: str
+) -> None:
+    document = healthy()
+    document["cluster"]["access"] = of_all
+    document["cluster"]["nodes"][1]["access"] = of_node
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(SnapshotError, match=re.escape(f"{path} is not an nccl-doctor snapshot: {wrong}")):
+        snapshots.read_snapshot(path)
 
 
 def test_from_waits_for_no_pipe_and_reads_no_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

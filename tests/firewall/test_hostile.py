@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from nccl_doctor.firewall.blame import admits
 from nccl_doctor.firewall.connection import compile_rules
 from nccl_doctor.snapshot.network import FirewallFacts
 from tests.firewall.facts import arriving, iptables_facts, nft_facts, verdict
@@ -49,3 +51,32 @@ def test_any_iptables_rule_has_an_answer(words: list[str], ipsets: str) -> None:
     sets = "create s hash:net,port\n" + ipsets + '\nadd s 1.2.3.4,x comment "\nadd s nonsense\n'
     facts = iptables_facts("-A INPUT " + " ".join(words), "-A INPUT -j DROP", ipsets=sets)
     assert verdict(facts).kind in KINDS
+
+
+MANY = "9" * 5_000
+"""More digits than Python's int takes."""
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        f"[{MANY}:{MANY}] -A INPUT -j DROP",
+        f"-A INPUT -p tcp --dport {MANY} -j DROP",
+        f"-A INPUT -p tcp --dport 1:{MANY} -j DROP",
+        f"-A INPUT -m mark --mark {MANY} -j DROP",
+        f"-A INPUT -m limit --limit {MANY}/sec -j DROP",
+        f"-A INPUT -m connlimit --connlimit-above {MANY} -j DROP",
+        f"-A INPUT -p tcp -j REDIRECT --to-ports {MANY}",
+        "-A INPUT -p tcp -j REDIRECT --to-ports ²",
+    ],
+)
+def test_a_rule_with_thousands_of_digits_has_an_answer(rule: str) -> None:
+    sets = f"create s hash:net family inet hashsize {MANY} maxelem {MANY}\nadd s 10.0.0.0/{MANY} packets {MANY}\n"
+    facts = iptables_facts(rule, "-A INPUT -m set --match-set s src -j DROP", ipsets=sets)
+    assert verdict(facts).kind in {*KINDS, "redirect"}
+
+
+def test_the_rate_of_a_rule_has_any_digits() -> None:
+    ruleset = compile_rules(iptables_facts(f"-A INPUT -m limit --limit {MANY}/sec -j DROP"))
+    (objection, *_) = ruleset.objections(arriving())
+    assert admits(objection.rule) == 1 << 64

@@ -73,6 +73,9 @@ TEXTS = (
     "2.²",
     "",
     "a" * 70_000,
+    "9" * 5_000,  # more digits than Python's int takes
+    "1:" + "9" * 5_000,
+    "²",  # a digit to str.isdigit, and to int none
 )
 NUMBERS = (-1, 0, 1, 65536, 2**31, 2**63, 10**400, -(10**400), 1.5, float("nan"), float("inf"), -0.0, 1e308)
 OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"a": {"b": [1]}}, [None], {"$unknown": "a\nb"}, {"": ""})

@@ -23,7 +23,7 @@ OTHER = {
     "MASTER_ADDR": ("127.0.0.1", "localhost", ""),
     "MASTER_PORT": ("1234", "many"),
     "PET_RDZV_ENDPOINT": ("node1:29400", "node2:29500"),
-    "PET_NNODES": ("3", "3:4", "x"),
+    "PET_NNODES": ("3", "3:4", "x", "²", "9" * 5_000, "1:²"),
     "PET_NPROC_PER_NODE": ("8",),
     "WORLD_SIZE": ("2",),
     "NODE_RANK": ("0",),

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from nccl_doctor.nccl.rdma import choose_gid, list_rdma
 from nccl_doctor.nccl.variables import MOST_PORTS, HcaSpec, Item, parse_hca
 from nccl_doctor.nccl.versions import Version
-from nccl_doctor.snapshot.system import RdmaDevice, RdmaPort
+from nccl_doctor.snapshot.system import RdmaDevice, RdmaGid, RdmaPort
 from tests.nccl.rdma_hosts import NEW, infiniband, roce, table, usual
+
+EMPTY = RdmaGid(index=0, gid="::")
 
 V4 = "L1", "L2", "10.0.0.1v1", "10.0.0.1v2"
 BOTH = *V4, "10.9.0.1v1", "10.9.0.1v2"
@@ -46,6 +48,23 @@ def test_the_gid_index_is_chosen_as_since_2_21(gids: tuple[str, ...], variables:
     choice = choose_gid(port, variables, NEW)
     assert choice.index == index
     assert (choice.entry is None) == (index >= len(gids) or gids[index] == "Z")
+
+
+GIDS = st.sampled_from(["L1", "L2", "10.0.0.1v1", "10.0.0.1v2", "2001:db8::1v1", "2001:db8::1v2", "Z"])
+
+
+@given(st.lists(GIDS, max_size=12), st.sampled_from(["AF_INET", "AF_INET6"]))
+def test_a_table_of_any_size_takes_no_longer(gids: list[str], family: str) -> None:
+    """What matters is the entries in use, and for the result their neighbours: 20 or 2**62 empty ones are the same."""
+    (port,) = roce("mlx5_0", *gids).ports
+    indexes = {
+        choose_gid(port.model_copy(update={"gid_count": count}), {"NCCL_IB_ADDR_FAMILY": family}, NEW).index
+        for count in (len(gids) + 2, len(gids) + 20, 2**62)
+    }
+    every = [gid.model_copy(update={"index": n}) for n, gid in enumerate([EMPTY] * (len(gids) + 20))]
+    used = {gid.index: gid for gid in port.gids}
+    whole = port.model_copy(update={"gid_count": len(every), "gids": tuple(used.get(g.index, g) for g in every)})
+    assert indexes == {choose_gid(whole, {"NCCL_IB_ADDR_FAMILY": family}, NEW).index}
 
 
 def test_an_empty_entry_is_of_ipv6() -> None:

@@ -123,3 +123,12 @@ def test_names_that_a_version_does_not_know() -> None:
 def test_values_that_torch_refuses(name: str, value: str, *, is_refused: bool) -> None:
     found = check_value(name, value)
     assert (found is not None and found.is_fatal) is is_refused
+
+
+@pytest.mark.parametrize(
+    "name", ["NCCL_BUFFSIZE", "NCCL_IB_TC", "NCCL_IB_DISABLE", "TORCH_FR_BUFFER_SIZE", "NCCL_COMM_ID"]
+)
+@pytest.mark.parametrize("digits", ["9" * 5_000, "-" + "9" * 5_000, "10.0.0.1:" + "9" * 5_000, "²"])
+def test_a_value_of_any_digits_is_judged(name: str, digits: str) -> None:
+    found = check_value(name, digits)
+    assert found is None or found.reads

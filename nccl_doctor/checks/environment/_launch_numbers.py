@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from nccl_doctor.checks.view import View
-from nccl_doctor.launch.line import LaunchLine, is_number, model_size
-from nccl_doctor.launch.plan import PlannedNode
+from nccl_doctor.launch.line import LaunchLine, model_size
+from nccl_doctor.launch.plan import PlannedNode, is_number
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.probe.options import LAUNCHERS, read_words

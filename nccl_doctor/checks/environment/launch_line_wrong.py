@@ -27,7 +27,8 @@ from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.engines.advertise import PORTS
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import batch_notes, host_options, is_number, line_to_judge, own_lines, read_line
+from nccl_doctor.launch.line import batch_notes, host_options, line_to_judge, own_lines, read_line
+from nccl_doctor.launch.plan import is_number
 from nccl_doctor.logs.rule import USAGE, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown

@@ -167,7 +167,8 @@ def _after_timeouts(scene: Scene) -> list[Event]:
         return scene.events
     ranks = (ends["peer-died"] | ends["collective-timeout"]) - {None}
     timed = all(event.prefix.time for event in scene.events if event.grade >= Grade.SYMPTOM)
-    if timed or ranks != set(range(scene.log.facts.world_size or len(ranks))):
+    size = scene.log.facts.world_size or len(ranks)  # as large as the log claims
+    if timed or len(ranks) != size or ranks != set(range(size)):
         return scene.events
     return scene.renamed("peer-died", Grade.GENERIC, lambda event: event.name == "peer-died")
 

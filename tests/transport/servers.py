@@ -15,6 +15,7 @@ from pathlib import Path
 
 import paramiko
 import psutil
+from paramiko.common import AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 
 from nccl_doctor.model.cluster import Node, access
 from nccl_doctor.model.engines.ssh import SshOptions
@@ -209,3 +210,43 @@ class Controller:
 
 def node(port: int, name: str = "node1", *, address: str = LOOPBACK, local: bool = False) -> Node:
     return Node(name=name, address=address, node_rank=0, access=access(SshOptions(port=port)), local=local)
+
+
+class SlowDoor(paramiko.ServerInterface):
+    """Lets everybody in, and starts a command only when a test lets it."""
+
+    def __init__(self) -> None:
+        self.asked, self.starts = threading.Event(), threading.Event()
+
+    def get_allowed_auths(self, username: str) -> str:  # noqa: ARG002 - paramiko's own
+        return "publickey"
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:  # noqa: ARG002 - paramiko's own
+        return AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:  # noqa: ARG002 - paramiko's own
+        return OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:  # noqa: ARG002 - its own
+        self.asked.set()
+        return self.starts.wait(LONG_S)
+
+
+@contextmanager
+def slow_door(host_key: Path, log: str) -> Iterator[tuple[int, SlowDoor]]:
+    """A server that starts commands late, and logs (as ``log``) requests that it does not know; gives its port."""
+    key = paramiko.Ed25519Key.from_private_key_file(str(host_key))
+    door = SlowDoor()
+    servers: list[paramiko.Transport] = []
+
+    def answer(connection: socket.socket) -> None:
+        server = paramiko.Transport(connection)
+        server.set_log_channel(log)
+        server.add_server_key(key)
+        servers.append(server)
+        server.start_server(event=threading.Event(), server=door)
+
+    with misbehaving(answer) as port:
+        yield port, door
+    for server in servers:
+        server.close()

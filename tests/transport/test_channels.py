@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -11,11 +12,11 @@ import pytest
 
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engines.base import Kind
-from nccl_doctor.transport.base import Channel, Transport
+from nccl_doctor.transport.base import AccessError, Channel, Transport
 from nccl_doctor.transport.process import ProcessChannel
-from tests.patience import LONG_S, crowd
+from tests.patience import LONG_S, crowd, joined
 from tests.transport.conftest import Make, run
-from tests.transport.servers import Controller, Sshd, node
+from tests.transport.servers import LOOPBACK, Controller, Sshd, node, public, slow_door
 
 pytestmark = pytest.mark.slow
 
@@ -148,6 +149,46 @@ def test_another_thread_may_close(way: tuple[Transport, Node]) -> None:
     threading.Timer(0.2, channel.close).start()
     assert channel.read_line(deadline) is None
     assert deadline - time.monotonic() > LONG_S - 15 * crowd()
+
+
+@pytest.mark.parametrize("ending", ["the limit passes", "the run is interrupted"])
+def test_a_command_whose_start_nobody_has_confirmed_is_hung_up_on(
+    ending: str, make: Make, controller: Controller, keys: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """sshd may have started it: without the signal, a login shell that waits for something stays there for ever."""
+    caplog.set_level(logging.DEBUG, "paramiko.slow_door")
+    with slow_door(keys / "host_ed25519", "paramiko.slow_door") as (port, door):
+        controller.know(f"[{LOOPBACK}]:{port} {public(keys / 'host_ed25519')}\n")
+        transport, limit = make("paramiko"), 1.0 * crowd() if ending == "the limit passes" else LONG_S
+        fails: list[AccessError] = []
+
+        def opens() -> None:
+            try:
+                transport.open(node(port), "sleep 777", time.monotonic() + limit, time.monotonic() + limit)
+            except AccessError as error:
+                fails.append(error)
+
+        opening = threading.Thread(target=opens, daemon=True)
+        opening.start()
+        assert door.asked.wait(LONG_S)
+        if ending == "the run is interrupted":
+            transport.close()
+        joined(opening)
+        door.starts.set()
+        until = time.monotonic() + LONG_S
+        while not any('Unhandled channel request "signal"' in line for line in caplog.messages):
+            assert time.monotonic() < until, caplog.messages
+            time.sleep(0.01)
+        assert [error.failure.kind for error in fails] == ["ssh-unreachable"]
+
+
+def test_nothing_starts_once_the_run_has_ended(make: Make, controller: Controller, server: Sshd) -> None:
+    controller.know(server.known())
+    transport = make("paramiko")
+    transport.open(node(server.port), "exec true", time.monotonic() + LONG_S).close()
+    transport.close()
+    with pytest.raises(AccessError):
+        transport.open(node(server.port), "exec true", time.monotonic() + LONG_S)
 
 
 def test_signals_and_exit_status(way: tuple[Transport, Node]) -> None:

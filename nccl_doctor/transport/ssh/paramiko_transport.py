@@ -115,6 +115,7 @@ _PACKET = 32 * 1024  # bytes that paramiko sends at once
 _SLICE_S = 0.05  # stdout and stderr are emptied this often while we send: their windows of 2 MiB must not fill up
 _CLOSE_S = 2.0
 _STATUS_S = 0.5
+_HANG_UP_S = 0.5  # a command that sshd may not signal, since it is root's, costs this much
 
 
 class _Arrival(threading.Event):
@@ -206,6 +207,11 @@ class ParamikoChannel:
             self._drain()
         return self._channel.exit_status if self._channel.exit_status >= 0 else None
 
+    def start(self, command: str, deadline: float) -> None:
+        """Start the command; `close` of another thread ends it from the moment that the request is sent."""
+        with ends_at(deadline, self):  # paramiko waits without limit for the reply
+            self._channel.exec_command(command)
+
     def close(self) -> None:
         """End the command as a terminal does when it is closed; close the channel and then the connection."""
         # sshd only closes the command's stdin: a shell that waits for something else would stay forever
@@ -226,9 +232,14 @@ class ParamikoChannel:
         message.add_string("signal")
         message.add_boolean(False)
         message.add_string("HUP")
+        until = time.monotonic() + _HANG_UP_S
         try:
             if not self._channel.closed:
+                self._channel.shutdown_write()
+            # again, since the first signal is lost if it meets the shell before setsid(2) (OpenSSH's session.c)
+            while not self._channel.status_event.is_set() and time.monotonic() < until:
                 self._session._send_user_message(message)  # noqa: SLF001 - it has no other
+                self._channel.status_event.wait(_SLICE_S)
             self._channel.close()
         except (OSError, EOFError, paramiko.SSHException):
             return
@@ -271,6 +282,7 @@ class ParamikoTransport:
         # by jump hosts, and the number of the try for hosts behind them
         self._jumps: dict[tuple[str, int], Future[_Jump]] = {}
         self._channels: WeakSet[ParamikoChannel] = WeakSet()
+        self._ended = False
         self._known: dict[tuple[Path, ...], known_hosts.KnownKeys] = {}
 
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
@@ -279,29 +291,37 @@ class ParamikoTransport:
         with self._lock:
             self._tries[target] += 1
         session, deadline = self._session(settings, deadline - began, latest, self._tries[target])
+
+        def small(by: float) -> SshSession:
+            return self._session(settings, remaining(by), by, self._tries[target], mss=SMALL_MSS)[0]
+
+        opened: ParamikoChannel | None = None
         try:
             with ends_at(deadline, session):
                 channel = session.open_session(timeout=remaining(deadline))
-                channel.exec_command(command)
+            opened = ParamikoChannel(session, channel, small)
+            self._add(opened)
+            opened.start(command, deadline)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            session.close()
+            (opened or session).close()
             if time.monotonic() >= deadline:
                 raise failures.stalled(target, "starting the command", deadline - began) from error
             if isinstance(error, paramiko.ChannelException):
                 raise failures.unreachable(target, "no-session", evidence=(f"it said: {error.text}",)) from error
             raise failures.broken(target, "starting a command", str(error)) from error
-
-        def small(by: float) -> SshSession:
-            return self._session(settings, remaining(by), by, self._tries[target], mss=SMALL_MSS)[0]
-
-        opened = ParamikoChannel(session, channel, small)
-        with self._lock:
-            self._channels.add(opened)
         return opened
 
-    def close(self) -> None:
-        """Close the channels of interrupted callers, then the sessions with jump hosts."""
+    def _add(self, channel: ParamikoChannel) -> None:
+        """Have `close` end the channel's command; EOFError if the transport is closed."""
         with self._lock:
+            if self._ended:
+                raise EOFError("the run has ended")
+            self._channels.add(channel)
+
+    def close(self) -> None:
+        """Close the channels of interrupted callers, then the sessions with jump hosts; no command starts any more."""
+        with self._lock:
+            self._ended = True
             jumps, self._jumps = list(self._jumps.values()), {}
             channels = list(self._channels)
         close_all(channels)

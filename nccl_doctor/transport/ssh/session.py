@@ -362,17 +362,21 @@ def _takes_more(stream: Stream) -> bool:
     return bool(poll.poll(0))
 
 
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
 class _Watch:
     """Watcher that closes sessions at their deadlines: one thread for all, since a host has a dozen of them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._ends: list[tuple[float, int]] = []  # a heap; cancelled entries stay in it until their time
-        self._watched: dict[int, paramiko.Transport] = {}
+        self._watched: dict[int, _Closable] = {}
         self._numbers = itertools.count()
         self._runs = False
 
-    def begin(self, deadline: float, session: paramiko.Transport) -> int:
+    def begin(self, deadline: float, session: _Closable) -> int:
         """Have the session closed at the deadline; return a number to cancel that."""
         with self._changed:
             number = next(self._numbers)
@@ -401,7 +405,7 @@ class _Watch:
                 self._changed.wait(min(left, threading.TIMEOUT_MAX))
 
 
-def _close(session: paramiko.Transport) -> None:
+def _close(session: _Closable) -> None:
     """Close a session without waiting for its thread, since other deadlines are running."""
     try:
         threading.Thread(target=session.close, daemon=True).start()
@@ -413,8 +417,8 @@ _WATCH = _Watch()
 
 
 @contextmanager
-def ends_at(deadline: float, session: paramiko.Transport) -> Iterator[None]:
-    """Close the session at the deadline, which ends paramiko's waits that have no limit."""
+def ends_at(deadline: float, session: _Closable) -> Iterator[None]:
+    """Close the session, or a channel with its session, at the deadline: some waits of paramiko have no limit."""
     number = _WATCH.begin(deadline, session)
     try:
         yield

@@ -108,6 +108,7 @@ def test_plugins_are_found_where_ld_so_looks_and_once(tmp_path: Path, monkeypatc
     (tmp_path / "vendor" / "libnccl-net-ofi.so").symlink_to("libnccl-net.so")
     (tmp_path / "mine" / "libnccl-tuner-example.so").write_bytes(b"tuner")
     (tmp_path / "mine" / "libnccl.so.2").write_bytes(b"no plugin")
+    os.mkfifo(tmp_path / "mine" / "libnccl-net-pipe.so")
     found = hardware.find_plugins({"LD_LIBRARY_PATH": f"{tmp_path}/mine:{tmp_path}/gone"})
     assert [(one["name"], one["version"]) for one in found] == [
         ("libnccl-tuner-example.so", None),
@@ -319,6 +320,32 @@ def test_root_reads_what_a_stranger_named_with_that_ones_rights(shared: Path) ->
     assert told[0]["problem"] == "Permission denied"
     assert told[1]["files"] == {"link": f"link to {shared}/root/secret"}
     assert told[2]["files"] == {"": hashlib.sha256(b"own").hexdigest()}
+
+
+@pytest.mark.parametrize("whose", ["git", "submodule"])
+def test_root_goes_nowhere_that_a_stranger_s_checkout_names(shared: Path, whose: str) -> None:
+    """Its commondir names any folder; the path itself is root's, in which others may write."""
+    checkout_folder = shared / "code" if whose == "git" else shared / "code/sub"
+    for place in dict.fromkeys((shared / "code", checkout_folder)):
+        place.mkdir(exist_ok=True)
+        git(place, "init", "-q")
+        (place / "a.py").write_text("x")
+        git(place, "add", "a.py")
+        git(place, "commit", "-qm", "first")
+    if whose == "submodule":
+        git(shared / "code", "add", "sub")
+    secret = git(checkout_folder, "rev-parse", "HEAD")
+    (shared / "root/refs").mkdir()
+    (shared / "root/refs/x").write_text(secret)
+    (checkout_folder / ".git/commondir").write_text(str(shared / "root"))
+    (checkout_folder / ".git/HEAD").write_text("ref: refs/x")
+    for path in (checkout_folder / ".git/commondir", checkout_folder / ".git"):
+        os.chown(path, STRANGER, STRANGER)
+    (found,) = same.digest_paths([f"{shared}/code"], soon())
+    assert found.get("commit") != secret
+    assert found["problem"] == (
+        "is a Git checkout whose .git/commondir leads to a place that users other than root chose"
+    )
 
 
 def test_a_stranger_s_pipe_is_not_even_opened(shared: Path) -> None:

@@ -91,9 +91,15 @@ def _git_folder(root: int) -> int:
     told = FOLDER.fullmatch((_content(root, ".git", MOST_TEXT) or b"").decode("utf-8", "surrogateescape").rstrip("\n"))
     if told is None:
         raise ValueError
-    if os.geteuid() == 0 and (status.st_uid != 0 or os.fstat(root).st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-        raise Unavailable("is a Git checkout whose .git leads to a place that users other than root chose")
+    _only_root_chose(".git", status, os.fstat(root))
     return os.open(told[1], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+
+
+def _only_root_chose(name: str, file: os.stat_result, folder: os.stat_result) -> None:
+    """As root, require that nobody else can have written a file that names a place, or put it into its folder."""
+    other = file.st_uid != 0 or folder.st_uid != 0 or (file.st_mode | folder.st_mode) & (stat.S_IWGRP | stat.S_IWOTH)
+    if os.geteuid() == 0 and other:
+        raise Unavailable(f"is a Git checkout whose {name} leads to a place that users other than root chose")
 
 
 def _commit(folder: int) -> str:
@@ -107,8 +113,8 @@ def _commit(folder: int) -> str:
         raise ValueError
     if told[1] == "refs/heads/.invalid":
         raise Unavailable("is a Git checkout whose references are in reftables, which are not read")
-    common = _text(folder, "commondir")
-    places = [folder] if common is None else [folder, os.open(common, os.O_PATH | os.O_DIRECTORY, dir_fd=folder)]
+    common = _common(folder)
+    places = [folder] if common is None else [folder, common]
     try:
         for place in places:
             found = _text(place, told[1])
@@ -123,6 +129,16 @@ def _commit(folder: int) -> str:
         for place in places[1:]:
             os.close(place)
     raise Unavailable("is a Git checkout without a commit")
+
+
+def _common(folder: int) -> int | None:
+    """Open the folder that a worktree shares with its repository; None if ``folder`` is no worktree's."""
+    name = _text(folder, "commondir")
+    if name is None:
+        return None
+    named = os.stat("commondir", dir_fd=folder, follow_symlinks=False)
+    _only_root_chose(".git/commondir", named, os.fstat(folder))
+    return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
 
 
 def parse_index(data: bytes, width: int) -> list[Entry]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import time
 from functools import lru_cache
 from typing import Any, Iterator, Mapping
@@ -184,10 +185,14 @@ def find_plugins(env: Mapping[str, str]) -> list[dict[str, Any]]:
         for name in filter(PLUGIN_NAME.fullmatch, names):
             path = os.path.join(folder, name)
             try:
-                with open(path, "rb") as file:
-                    data = file.read(MOST_PLUGIN_BYTES)
+                # a pipe of that name must not block
+                with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+                    regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+                    data = file.read(MOST_PLUGIN_BYTES) if regular else b""
             except OSError as error:
                 raise Unavailable(f"{path} can't be read: {error.strerror}") from error
+            if not regular:  # ld.so maps no other file
+                continue
             import hashlib  # takes 5 ms, and most hosts have no plugin
 
             told = {"digest": hashlib.sha256(data).hexdigest(), "version": parse_plugin_version(data)}

@@ -11,17 +11,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections import Counter
 from itertools import islice
 from typing import Any, Dict, Iterable, Mapping, Sequence
 
-from nccl_doctor.probe import guard, jobs, procs, progress
-from nccl_doctor.probe.hang import flows
+from nccl_doctor.probe import guard, jobs, privileges, procs, progress
+from nccl_doctor.probe.hang import flows, recorder
 from nccl_doctor.probe.options import find_launcher, read_words
 from nccl_doctor.probe.procs import Table
+from nccl_doctor.probe.tools import Unavailable
 
 IN_MAP = re.compile(r"^(?:\S+ ){5} *(/[^\n]*/lib(?:nccl|torch_cuda)\.so[.0-9]*)(?: \(deleted\))?$", re.MULTILINE)
 """Libraries with NCCL in a memory map; a torch that links it statically has it in libtorch_cuda.so."""
+VERSIONS_S, VERSION_S = 4.0, 2.0  # for all files and for one, whose file system may not answer
 MOST_MAP = 8 << 20
 MOST_ENTRIES = 20_000  # entries of a directory that the process names
 TORCH = "/libtorch_cpu.so"  # part of every build of torch
@@ -29,11 +32,52 @@ FILE = re.compile(r"\.so\.([0-9]+\.[0-9]+\.[0-9]+)$")
 WHEEL = re.compile(r"nvidia_nccl_cu[0-9]+-([0-9]+\.[0-9]+\.[0-9]+)[^/]*\.dist-info")
 
 
-def loaded_nccl(pid: int) -> dict[str, str | None] | None:
-    """Return {"path", "version"} of a process's libnccl, or None; version None if no file name contains it."""
-    found = [match[1] for match in IN_MAP.finditer(_memory_map(pid))]
-    path = next((one for one in found if "libnccl" in one), found[0] if found else None)
-    return None if path is None else {"path": path[-300:], "version": _version(pid, path)}
+class NcclVersions:
+    """The libnccl that processes have loaded, each file looked at once.
+
+    Where the path of a mapped file leads is the process's choice, so root looks there with the rights of its user, in
+    its root (probe/privileges.py).
+    """
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._known: dict[tuple[str, ...], str | None] = {}
+
+    def loaded(self, pid: int, started: int) -> dict[str, str | None] | None:
+        """Return {"path", "version"} of a process's libnccl, or None; version None if no file name contains it."""
+        found = [match[1] for match in IN_MAP.finditer(_memory_map(pid))]
+        path = next((one for one in found if "libnccl" in one), found[0] if found else None)
+        return None if path is None else {"path": path[-300:], "version": self._version(pid, started, path)}
+
+    def _version(self, pid: int, started: int, path: str) -> str | None:
+        if os.geteuid() != 0:
+            return _version(f"/proc/{pid}/root{path}", path)
+        try:
+            place = privileges.open_process(pid, started)
+            try:
+                status = privileges.status_of(place)
+                links = [os.readlink(name, dir_fd=place) for name in ("ns/mnt", "root")]
+                roots_own = {*status["Uid"]} == {"0"} and privileges.shares_root(place)
+                seen = (path, *links, *status["Uid"], *status["Gid"], *status["Groups"])
+            finally:
+                os.close(place)
+            if seen not in self._known:
+                self._known[seen] = None  # also if it takes too long
+                until = min(self._deadline, time.monotonic() + VERSION_S)
+
+                def look(_: object) -> bytes:
+                    return (_version(path, path) or "").encode()
+
+                # what root itself runs is read with all its rights: a virtual environment in a home closed to others
+                told = (
+                    privileges.answer_of(lambda: None, look, until, 1 << 10)
+                    if roots_own
+                    else recorder.ask(pid, started, look, until, 1 << 10)
+                )
+                self._known[seen] = told.decode() or None
+            return self._known[seen]
+        except (OSError, Unavailable):
+            return None
 
 
 def _memory_map(pid: int) -> str:
@@ -42,13 +86,13 @@ def _memory_map(pid: int) -> str:
     return ""  # gone, or another user's
 
 
-def _version(pid: int, path: str) -> str | None:
-    seen = f"/proc/{pid}/root{path}"
-    named = FILE.search(os.path.realpath(seen)) or FILE.search(path)
+def _version(place: str, path: str) -> str | None:
+    """Return the version in the name of a library, or in that of the wheel that it belongs to; it imports nothing."""
+    named = FILE.search(os.path.realpath(place)) or FILE.search(path)
     if named:
         return named[1]
     # site-packages/nvidia/nccl/lib/libnccl.so.2 belongs to site-packages/nvidia_nccl_cu13-2.28.9.dist-info
-    packages = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(seen))))
+    packages = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(place))))
     try:
         with os.scandir(packages) as entries:
             wheels = [match[1] for one in islice(entries, MOST_ENTRIES) if (match := WHEEL.fullmatch(one.name))]
@@ -128,7 +172,9 @@ def find_ranks(table: Table) -> dict[str, Any]:
     numbered = {pid: told for pid in table.procs if pid not in ours and (told := _numbers(table.environ(pid)))}
     ranks = [pid for pid in numbered if _is_rank(pid, numbered, table)]
     readable = [pid for pid in ranks if os.getuid() in (0, table.uid(pid))]
-    return {"ranks": [_row(pid, numbered[pid], table) for pid in fairly(readable, table)], "hidden": len(hidden)}
+    nccl = NcclVersions(time.monotonic() + VERSIONS_S)
+    rows = [_row(pid, numbered[pid], table, nccl) for pid in fairly(readable, table)]
+    return {"ranks": rows, "hidden": len(hidden)}
 
 
 def fairly(pids: Iterable[int], table: Table) -> list[int]:
@@ -174,7 +220,8 @@ def unnumbered(table: Table) -> list[dict[str, Any]]:
         and not jobs.is_launcher(table.argv(pid))
     ]
     found = {one["pid"]: one for one in clients(table, may)}
-    return [{**_describe(pid, table), **found[pid]} for pid in fairly(found, table)]
+    nccl = NcclVersions(time.monotonic() + VERSIONS_S)
+    return [{**_describe(pid, table, nccl), **found[pid]} for pid in fairly(found, table)]
 
 
 def _ours(table: Table) -> set[int]:
@@ -207,7 +254,9 @@ def _runs_python(pid: int, table: Table) -> bool:
     return jobs.is_python(table.executable(pid)) and not jobs.is_launcher(table.argv(pid))
 
 
-def _row(pid: int, numbers: tuple[int, int, int | None, int | None], table: Table) -> dict[str, Any]:
+def _row(
+    pid: int, numbers: tuple[int, int, int | None, int | None], table: Table, nccl: NcclVersions
+) -> dict[str, Any]:
     environ = table.environ(pid)
     rank, size, local_rank, local_size = numbers
     return {
@@ -217,12 +266,12 @@ def _row(pid: int, numbers: tuple[int, int, int | None, int | None], table: Tabl
         "local_world_size": local_size,
         "master_addr": environ["MASTER_ADDR"][:TEXT],
         "master_port": int(environ["MASTER_PORT"]),
-        **_describe(pid, table),
+        **_describe(pid, table, nccl),
     }
 
 
-def _describe(pid: int, table: Table) -> dict[str, Any]:
-    environ, nccl = table.environ(pid), loaded_nccl(pid)
+def _describe(pid: int, table: Table, nccl: NcclVersions) -> dict[str, Any]:
+    environ, loaded = table.environ(pid), nccl.loaded(pid, table.procs[pid].started)
     return {
         "pid": pid,
         # its PID in its own container, as NCCL reports it (proc_pid_status(5))
@@ -234,7 +283,7 @@ def _describe(pid: int, table: Table) -> dict[str, Any]:
         "command": table.command(pid),
         "unit": procs.unit_of(pid, table),
         "contained": procs.is_contained(pid, table),
-        "nccl": None if nccl is None else nccl["version"] or "unknown",
+        "nccl": None if loaded is None else loaded["version"] or "unknown",
         "told": {name: environ[name][:TEXT] for name in TOLD if name in environ},
     }
 

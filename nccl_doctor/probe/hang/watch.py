@@ -24,7 +24,7 @@ from typing import Any, Callable
 from nccl_doctor.probe import children, gpus, privileges, progress, tools
 from nccl_doctor.probe.facts import hardware, run
 from nccl_doctor.probe.hang import flows, ranks, recorder
-from nccl_doctor.probe.hang.ranks import find_launchers, loaded_nccl
+from nccl_doctor.probe.hang.ranks import NcclVersions, find_launchers
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.tools import Unavailable
 
@@ -129,8 +129,9 @@ class Watch:
         """Return snapshot.Ras: reports of the job's RAS service in both formats, without duplicates."""
         deadline = time.monotonic() + RAS_S
         pids = [pid for pid in request["pids"] if pid in self._ranks]
-        loaded = {pid: found for pid in pids if (found := loaded_nccl(pid)) is not None}
-        versions = sorted({found["version"] or "unknown" for found in loaded.values()})
+        nccl = NcclVersions(deadline)
+        loaded = [nccl.loaded(pid, self._ranks[pid]["started"]) for pid in pids]
+        versions = sorted({found["version"] or "unknown" for found in loaded if found is not None})
         ports = self._ras_ports(pids)
         answer = {"versions": versions, "reports": []}
         if not ports:

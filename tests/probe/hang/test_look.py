@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,8 @@ from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.progress import look
 from tests.patience import LONG_S
 from tests.ras_server import Service, serving
+
+STRANGER = 12345
 
 SLEEPER = """\
 import os, socket, sys, time
@@ -214,37 +218,80 @@ def test_the_kernels_kills() -> None:
     assert parse_killed(records, 100, 50) == [{"pid": 78, "name": "pt_main_thread", "age_s": 10.0}]
 
 
+def loaded_nccl(pid: int) -> dict[str, str | None] | None:
+    process = procs.read_proc(pid)
+    assert process is not None
+    return ranks.NcclVersions(time.monotonic() + LONG_S).loaded(pid, process.started)
+
+
 def test_which_nccl_a_process_has_loaded() -> None:
     path = next(Path(sys.prefix).glob("lib/python3*/site-packages/nvidia/nccl/lib/libnccl.so.2"))
     program = f"import ctypes, time; ctypes.CDLL({str(path)!r}); print(flush=True); time.sleep(100)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert ranks.loaded_nccl(process.pid) == {"path": str(path), "version": "2.28.9"}
+        assert loaded_nccl(process.pid) == {"path": str(path), "version": "2.28.9"}
         process.kill()
-    assert ranks.loaded_nccl(os.getpid()) is None
+    assert loaded_nccl(os.getpid()) is None
+
+
+@pytest.mark.parametrize(("owner", "version"), [(STRANGER, None), (0, "2.28.9")])
+def test_root_follows_a_stranger_s_library_with_that_ones_rights(owner: int, version: str | None) -> None:
+    """Its path may have become a link to anywhere since it was mapped."""
+    with tempfile.TemporaryDirectory(prefix="nccl-") as name:
+        place = Path(name)
+        place.chmod(0o755)
+        (place / "root").mkdir(mode=0o700)
+        (place / "root/nvidia_nccl_cu13-2.28.9.dist-info").mkdir()
+        os.chown(place / "root", STRANGER + 1, STRANGER + 1)  # a home, where root itself may have an environment
+        library = place / "mine/nvidia/nccl/lib/libnccl.so.2"
+        library.parent.mkdir(parents=True)
+        library.write_bytes(b"x" * 4096)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                os.setresgid(owner, owner, owner)
+                os.setresuid(owner, owner, owner)
+                with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+                    os.write(writing, b"x")
+                    time.sleep(LONG_S)
+            finally:
+                os._exit(1)
+        try:
+            os.read(reading, 1)
+            shutil.rmtree(place / "mine")  # the kernel goes on to tell its path
+            (place / "mine").symlink_to(place / "root")
+            assert loaded_nccl(child) == {"path": str(library), "version": version}
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def has_loaded(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(ranks.NcclVersions, "loaded", lambda *_: {"path": "x", "version": version})
 
 
 def test_an_old_nccl_is_asked_only_by_force(monkeypatch: pytest.MonkeyPatch) -> None:
     looker = watch.Watch()
-    looker._ranks = {7: {"told": {"NCCL_RAS_ADDR": "10.255.255.1:1"}}}
-    monkeypatch.setattr(watch, "loaded_nccl", lambda _pid: {"path": "x", "version": "2.26.2"})
+    looker._ranks = {7: {"started": 1, "told": {"NCCL_RAS_ADDR": "10.255.255.1:1"}}}
+    has_loaded(monkeypatch, "2.26.2")
     told = looker.handlers["ras"]({"pids": [7], "force": False})
     assert "2.26.2" in told["refused"]
     assert "--force" in told["refused"]
     told = looker.handlers["ras"]({"pids": [7], "force": True})
     assert told["$unknown"] == "no rank listens on NCCL's RAS port 1 here"  # what it names was not dialled
-    looker._ranks = {7: {"told": {"NCCL_RAS_ENABLE": "0"}}}
+    looker._ranks = {7: {"started": 1, "told": {"NCCL_RAS_ENABLE": "0"}}}
     assert "NCCL_RAS_ENABLE=0" in looker.handlers["ras"]({"pids": [7], "force": True})["$unknown"]
 
 
 def test_two_jobs_on_one_port_are_both_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "loaded_nccl", lambda _pid: {"path": "x", "version": "2.28.9"})
+    has_loaded(monkeypatch, "2.28.9")
     texts = [f"NCCL version 2.28.{number} compiled with CUDA 13.0" for number in range(2)]
     with serving(*(Service(text, '{"nccl_version": "2.28.9", "communicators": []}') for text in texts)) as port:
         looker = watch.Watch()
         own = os.getpid()
-        looker._ranks = {own: {"told": {"NCCL_RAS_ADDR": f"somewhere.invalid:{port}"}}}
+        looker._ranks = {own: {"started": 1, "told": {"NCCL_RAS_ADDR": f"somewhere.invalid:{port}"}}}
         told = looker.handlers["ras"]({"pids": [own], "force": False})
     assert {one["form"] for one in told["reports"]} == {"json", "text"}
     assert set(texts) < {one["text"] for one in told["reports"]}

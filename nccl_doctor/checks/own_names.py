@@ -1,4 +1,4 @@
-"""Hosts' own names, whose addresses gloo listens on; containers with their own network, and which hosts reach them."""
+"""Hosts' own names, whose addresses gloo listens on; the backend of ranks; containers with their own network."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,12 @@ from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices_of, lost_to
 from nccl_doctor.nccl.interfaces import Failure
 from nccl_doctor.nccl.reachability import Reachable, reach
 from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.nccl.variables import NCCL2_SWITCH, uses_nccl2
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Resolution
 from nccl_doctor.snapshot.surroundings import Outside, Surroundings
+from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 
@@ -148,6 +150,19 @@ def finding(view: View, caught: list[OwnName], message: str) -> Finding:
 def is_without_gpus(view: View) -> bool:
     """Return whether the job can't use NCCL because no host has a GPU."""
     return all(facts.gpus == () for _, facts in view.facts)
+
+
+def on_nccl2(view: View) -> dict[str, bool]:
+    """Return whether torch's backend "nccl" is nccl2, for each host where torch and the variables are known."""
+    found = {}
+    for host, facts in view.facts:
+        own = view.by_host.get(host.name)
+        if isinstance(facts.torch, TorchInfo) and own is not None:
+            switch = own.variables.get(NCCL2_SWITCH)
+            used = uses_nccl2(facts.torch.version, None if switch is None else switch.value)
+            if used is not None and (switch is None or switch.doubt is None):
+                found[host.name] = used
+    return found
 
 
 def has_own_network(facts: HostFacts) -> bool:

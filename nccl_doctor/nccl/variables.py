@@ -223,18 +223,43 @@ TORCH_NCCL_VALUES = dict.fromkeys((f"TORCH_NCCL_{name}" for name in _TORCH_NUMBE
 TORCH_NCCL_VALUES |= dict.fromkeys((f"TORCH_NCCL_{name}" for name in _TORCH_FLAGS.split()), _FLAG)
 """Values that torch's NCCL backend accepts (ProcessGroupNCCL.cpp)."""
 
+_LEGACY = (
+    "HEARTBEAT_TIMEOUT_SEC COORD_CHECK_MILSEC DESYNC_DEBUG ENABLE_MONITORING BCAST_UNIQUEID AVOID_RECORD_STREAMS"
+    " RETHROW_CUDA_ERRORS DUMP_ON_TIMEOUT WAIT_TIMEOUT_DUMP_MILSEC"
+)
+LEGACY_ONLY = frozenset(f"TORCH_NCCL_{name}" for name in _LEGACY.split())
+"""Those that nccl2 does not read at its start (torch 2.15, c10d/nccl2/ProcessGroupNCCLBackend.cpp)."""
+NCCL2_SWITCH = "TORCH_DIST_USE_NCCL2"
+_NCCL2_SINCE, _NCCL2_DEFAULT = (2, 14), (2, 15)
+
+
+def uses_nccl2(torch: str, switch: str | None) -> bool | None:
+    """Return whether "nccl" is the backend nccl2 in a version of torch; None if the version has no numbers.
+
+    ``switch`` is the value of TORCH_DIST_USE_NCCL2: it chooses nccl2 by 1 since torch 2.14, and the older backend by 0
+    since 2.15, in which nccl2 is the default (torch/distributed/distributed_c10d.py).
+    """
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", torch, re.ASCII)
+    if found is None:
+        return None
+    version = int(found[1]), int(found[2])
+    return version >= _NCCL2_SINCE and (switch != "0" if version >= _NCCL2_DEFAULT else switch == "1")
+
+
 _TORCH_OTHERS = (
     "DEBUG_INFO_PIPE_FILE DEBUG_INFO_TEMP_FILE DUMP_STACK_TRACE EXTRA_DUMP_ON_EXEC LOG_CPP_STACK_ON_UNCLEAN_SHUTDOWN"
-    " NONBLOCKING_TIMEOUT PROPAGATE_ERROR SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING USE_COMM_NONBLOCKING"
+    " NONBLOCKING_TIMEOUT PROPAGATE_ERROR SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING TEARDOWN_ON_TIMEOUT"
+    " USE_COMM_NONBLOCKING"
 )
 TORCH_NAMES = frozenset(
     {
         *TORCH_NCCL_VALUES,
         *(f"TORCH_NCCL_{name}" for name in ("TRACE_BUFFER_SIZE", "TRACE_CPP_STACK", *_TORCH_OTHERS.split())),
         *("TORCH_FR_BUFFER_SIZE", "TORCH_FR_CPP_STACK", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_FR_DUMP_DYNAMIC_FILE_NAME"),
+        *("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC"),
     }
 )
-"""Variables that torch 2.2 to 2.14 reads for NCCL and its flight recorder (libtorch_cuda.so, ProcessGroupNCCL.hpp)."""
+"""Variables that torch 2.2 to 2.15 reads for NCCL and its flight recorder (libtorch_cuda.so, ProcessGroupNCCL.hpp)."""
 
 _FLAGS = frozenset({"y", "yes", "1", "t", "true", "n", "no", "0", "f", "false"})
 _DEBUG_LEVELS = frozenset({"OFF", "INFO", "DETAIL"})

@@ -134,7 +134,8 @@ _MPIRUN_FLAGS = [
 _TORCHRUN = _table(
     "nnodes nproc_per_node rdzv_backend rdzv_endpoint rdzv_id rdzv_conf max_restarts monitor_interval start_method "
     "event_log_handler role log_dir r redirects t tee local_ranks_filter node_rank master_addr master_port local_addr "
-    "logs_specs duplicate_stdout_filters duplicate_stderr_filters numa_binding signals_to_handle shutdown_timeout",
+    "logs_specs duplicate_stdout_filters duplicate_stderr_filters numa_binding signals_to_handle shutdown_timeout "
+    "log_line_prefix_template print_completion",
     "standalone m module no_python run_path virtual_local_rank h help",
 )
 _ACCELERATE = _table(

@@ -9,7 +9,8 @@ the text. NCCL_COMM_ID must be an address and port on a subnet of the host. NCCL
 (known by their boot ids): NCCL would take them for one, and fail with "Duplicate GPU detected" or in shared memory.
 torch ends with "Invalid value for environment variable", hangs or aborts if a TORCH_NCCL_ or TORCH_FR_ variable is no
 number, or no truth word (1, true, yes, 0, false, no) where it expects one; even an empty value is refused.
-TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL.
+TORCH_DISTRIBUTED_DEBUG must be OFF, INFO or DETAIL. Since torch 2.15 "nccl" is the backend nccl2, unless
+TORCH_DIST_USE_NCCL2=0, and does not read some of these at its start.
 
 Fix: write the value as shown. Its source is shown: the hosts file, the SSH environment, or a line of NCCL's config
 file.
@@ -18,7 +19,7 @@ See NCCL's documentation of its environment variables, and src/misc/param.cc in 
 """
 
 from nccl_doctor.checks.effects import SETTING
-from nccl_doctor.checks.own_names import is_without_gpus
+from nccl_doctor.checks.own_names import is_without_gpus, on_nccl2
 from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.logs.rule import Grade, likely, roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
@@ -26,7 +27,7 @@ from nccl_doctor.model.effect import WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.interfaces import Failure
-from nccl_doctor.nccl.variables import NEWEST, TORCH_NCCL_VALUES, TORCH_VALUES, BadValue, check_value
+from nccl_doctor.nccl.variables import LEGACY_ONLY, NEWEST, TORCH_NCCL_VALUES, TORCH_VALUES, BadValue, check_value
 from nccl_doctor.nccl.versions import newer
 from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text.hostlist import fold, quoted
@@ -55,10 +56,13 @@ def env_bad_value(view: View) -> Findings:
     """Yield one finding per name and value; an error for NCCL_COMM_ID and NCCL_HOSTID."""
     yield from _same_host_ids(view)
     found: dict[tuple[str, str, str | None], tuple[BadValue, dict[str, str]]] = {}
+    nccl2 = {host for host, used in on_nccl2(view).items() if used}
     for host, own in view.by_host.items():
         for name, variable in own.variables.items():
             if name in TORCH_NCCL_VALUES and is_without_gpus(view):
                 continue  # read by the NCCL backend alone
+            if name in LEGACY_ONLY and host in nccl2:
+                continue
             bad = check_value(name, variable.value, own.version or NEWEST)
             if name == "NCCL_COMM_ID":
                 failure, allowed = own.choice.bootstrap, "IP:PORT or [IPv6]:PORT on a subnet of every host"

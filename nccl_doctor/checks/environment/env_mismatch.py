@@ -6,19 +6,22 @@ on one machine is the usual cause; it is read by every NCCL job there.
 
 How we know: each host's variables as NCCL would see them: the hosts file's env, the SSH environment, and NCCL's config
 files, with the source of each. Variables that may differ between hosts (names of interfaces and HCAs, paths, logging)
-are left out.
+are left out. TORCH_DIST_USE_NCCL2 chooses torch's backend for NCCL (nccl2 is the default since torch 2.15); ranks of
+two backends never meet.
 
 Fix: make them the same; the hosts file's env wins over all other sources.
 """
 
 from nccl_doctor.checks.effects import SETTING
+from nccl_doctor.checks.own_names import is_without_gpus, on_nccl2
 from nccl_doctor.checks.view import Findings, View, check, minority
 from nccl_doctor.logs.rule import Grade, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.misspelt import is_known
-from nccl_doctor.nccl.variables import Variable
+from nccl_doctor.nccl.variables import NCCL2_SWITCH, Variable
+from nccl_doctor.snapshot.system import TorchInfo
 from nccl_doctor.text.bounds import safe_regex
 from nccl_doctor.text.hostlist import fold, grouped, plural, quoted
 
@@ -34,7 +37,7 @@ MUST_AGREE = frozenset(
     {
         *("NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_NET_PLUGIN", "NCCL_IB_DISABLE", "NCCL_COMM_ID", "NCCL_BUFFSIZE"),
         *("NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS", "NCCL_NTHREADS", "NCCL_SOCKET_FAMILY", "NCCL_LL128_BUFFSIZE"),
-        *("NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_CROSS_NIC"),
+        *("NCCL_COLLNET_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_CROSS_NIC", NCCL2_SWITCH),
     }
 )
 """Variables that must agree, or the job fails; a difference in others costs speed at most."""
@@ -49,6 +52,7 @@ MUST_AGREE = frozenset(
 )
 def env_mismatch(view: View) -> Findings:
     """Yield one finding per variable, on the hosts that differ from the majority."""
+    yield from _backends(view)
     for name in dict.fromkeys(name for own in view.by_host.values() for name in own.variables):
         # unknown names belong to env-unknown-variable
         if not name.startswith("NCCL_") or not is_known(name) or name in MAY_DIFFER or name.startswith(MAY_DIFFER_WITH):
@@ -60,6 +64,15 @@ def env_mismatch(view: View) -> Findings:
         certain = {host: variable for host, variable in column.items() if host not in doubts}
         if len(set(_values(certain).values())) > 1:
             yield _finding(name, certain)
+
+
+def _backends(view: View) -> Findings:
+    """Yield a finding where a variable makes torch use another backend for NCCL on some hosts."""
+    used = on_nccl2(view)
+    column = {host: view.by_host[host].variables.get(NCCL2_SWITCH) for host in used}
+    versions = {facts.torch.version for host, facts in view.facts if isinstance(facts.torch, TorchInfo)}
+    if len(set(used.values())) > 1 and len(versions) == 1 and not is_without_gpus(view):
+        yield _finding(NCCL2_SWITCH, column)
 
 
 def _values(column: dict[str, Variable | None]) -> dict[str, str | None]:

@@ -4,17 +4,18 @@ What it means: Some rank did not take part in a collective, or its data did not 
 ranks; look for the one that is missing in the list, behind in SeqNum, or silent.
 
 How we know: The watchdog of torch's ProcessGroupNCCL ("Watchdog caught collective operation timeout: WorkNCCL(SeqNum=6,
-OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", Horovod's stalled ranks. If no collective
-had ended before (last completed work -1), the ranks never came together and the network is to blame. If all ranks of a
-host have connected over shared memory and their script prints nothing more, that is a warning, since the log may be an
-excerpt. A log that ends elsewhere without a fault and without an end is a note: only the processes show whether the job
-hangs.
+OpType=BROADCAST"), gloo's "Timed out waiting 1800000ms for recv operation", Horovod's stalled ranks. nccl2, the default
+backend since torch 2.15, names neither the collective nor its number: "[TC][rank=1][name=0] Operation timed out after
+600012 ms". If no collective had ended before (last completed work -1), the ranks never came together and the network is
+to blame. If all ranks of a host have connected over shared memory and their script prints nothing more, that is a
+warning, since the log may be an excerpt. A log that ends elsewhere without a fault and without an end is a note: only
+the processes show whether the job hangs.
 
 Fix: Compare where each rank is (py-spy dump, torch's flight recorder). Steps that only rank 0 does (checkpoint,
 evaluation, download) need a longer timeout or their own barrier.
 
-References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp; default timeout 30 minutes to torch 2.1, 10 minutes
-from 2.2.
+References: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, nccl2/WorkNCCL.cpp (torch 2.15); default timeout 30
+minutes to torch 2.1, 10 minutes from 2.2.
 """
 
 import re
@@ -53,11 +54,12 @@ def _advice(case: Case) -> Advice:
         + (f" of process group {place.group}" if len(groups) > 1 and place.group else "")
         for place, ranks in list(places.items())[:MOST_PLACES]
     )
-    missing = absent({rank for ranks in places.values() for rank in ranks}, case.log.facts.world_size)
+    waited = {rank for ranks in places.values() for rank in ranks} or _of_the_whole_job(case)
+    missing = absent(waited, case.log.facts.world_size) if waited else ()
     sentence = f"{case.who} waited in a collective that did not end in time"
     if told:
         sentence += f": {told}"
-    if told and missing:
+    if missing:
         sentence += f". No word of {ranks_of(missing)}: look there first"
     elif not are_comparable(waits):
         sentence += ". They are in different process groups or runs, whose numbers can't be compared"
@@ -81,6 +83,13 @@ def _advice(case: Case) -> Advice:
     )
 
 
+def _of_the_whole_job(case: Case) -> set[int]:
+    """Return the ranks that gave up by the lines of nccl2, if all name the group of all ranks, whose name is 0."""
+    named = [(event.rank, found[1]) for event in case.cause.events if (found := _NCCL2.search(event.text))]
+    ranks = {rank for rank, _ in named if rank is not None}
+    return ranks if all(name == "0" for _, name in named) else set()
+
+
 def _silence(case: Case) -> Advice:
     """Return whether the ranks had just connected and no line follows."""
     where = rank_progress(case.log.facts).phrase() or "a rank had its communicator"
@@ -96,8 +105,15 @@ def _silence(case: Case) -> Advice:
     )
 
 
+_NCCL2 = re.compile(r"\[TC\]\[rank=\d{1,9}\]\[name=([^\]]{0,200})\] Operation timed out")
+
 RULES = (
     *symptoms(
+        r"\[TC\](?:\[[^\]]{0,200}\]){0,2} Operation timed out after \d+ ms",
+        "[rank1]:[E1128 12:00:10 WorkNCCL.cpp:170] [TC][rank=1][name=0] Operation timed out after 600012 ms",
+        r"Aborting process on rank \d+ due to timeout",
+        "[rank1]:[E1128 12:00:10 ProcessGroupNCCL.cpp:2101] [TC][rank=1][name=0] Aborting process on rank 1 due to "
+        "timeout - timeout watchdog detected operation timeout",
         r"Watchdog caught collective operation timeout",
         "[rank2]:[E425 00:40:12 ProcessGroupNCCL.cpp:629] [Rank 2] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=6, OpType=BROADCAST, NumelIn=96, NumelOut=96, Timeout(ms)=1800000) ran for 1800012 "
@@ -134,6 +150,7 @@ RULES = (
         r"(?:Some NCCL operations have failed or timed out|timed out in (?:blocking wait|call to)"
         r"|collective timeout from|due to collective timeout|"
         r"taking the entire process down|NCCL (?:operation )?timed out|ncclTimeout|NCCL timeout in:|"
+        r"Work timed out during finalize|"
         r"[Tt]imeout at NCCL work|detected by watchdog at work)",
         "[E ProcessGroupNCCL.cpp:456] Some NCCL operations have failed or timed out.",
     ),

@@ -77,6 +77,14 @@ RULES = (
         r"|NcclError|ncclUnhandledSystemError|Failed, NCCL error)",
         "RuntimeError: NCCL error in: ProcessGroupNCCL.cpp:784, unhandled system error, NCCL version 2.7.8",
     ),
+    # nccl2, the default backend since torch 2.15 (torch/csrc/distributed/c10d/nccl2)
+    generic(
+        r"(?:nccl hit async error on rank \d|Async error on rank \d|NCCL Async Error: |NCCL operation failed"
+        r"|NCCL communicator was aborted after a previous error|due to error - timeout watchdog detected"
+        r"|Failed to (?:initialize NCCL communicator|get NCCL unique ID): )",
+        "[rank1]:[E1128 12:00:10 ProcessGroupNCCLUtils.cpp:290] [TC][rank=1][name=0] nccl hit async error on rank 1: "
+        "internal error - please report this issue to the NCCL developers",
+    ),
 )
 
 

@@ -96,7 +96,7 @@ RULES = (
     *symptoms(
         r"(?:RuntimeError|DistNetworkError|DistBackendError): (?:.*: )?(?:Connection reset by peer|Broken pipe)",
         "RuntimeError: Connection reset by peer",
-        r"(?:NCCL communicator was aborted|HorovodInternalError|Horovod has been shut down|ActorDiedError|"
+        r"(?:NCCL communicator was aborted(?:\.| on |$)|HorovodInternalError|Horovod has been shut down|ActorDiedError|"
         r"[Aa]ctor (?:died|is dead)|WorkerCrashedError|has been marked dead|[Ww]orker (?:died|unexpectedly exited)"
         r"|failed to send a keep-alive heartbeat|tasks are unhealthy|stopped sending heartbeats"
         r"|indicates that another task died)",

@@ -241,7 +241,8 @@ RULES = (
         "NCCL DIAG [INFO] GPU inventory: count mismatch across 16 ranks in comm 0x5f, rank(s) 9 differ from rank 0 (8)",
     ),
     *roots(
-        r"(?:no CUDA-capable device is detected|cudaErrorNoDevice|No CUDA GPUs are available|no GPUs found!)",
+        r"(?:no CUDA-capable device is detected|cudaErrorNoDevice|No CUDA GPUs are available|no GPUs found!"
+        r"|nccl2 requires at least one CUDA device)",
         "RuntimeError: No CUDA GPUs are available",
         r"You requested gpu: .* But your machine only has|(?i:not enough (?:gpus|cuda devices)|fewer gpus"
         r"|number of (?:visible )?(?:gpus|devices).{0,20}less than)",

@@ -92,14 +92,19 @@ def _enter(pid: int, started: int) -> RankFiles:
     return files
 
 
-REQUEST = b"POST /handler/fr_trace_json HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+REQUEST = "POST /handler/{} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n"
+HANDLERS = ("fr_trace_json", "dump_nccl_trace_json", "fr_trace_json?backend=nccl2")
+"""The recorders of gloo, of NCCL (only in builds with CUDA) and, from torch 2.15 on, of its default backend nccl2
+(torch/csrc/distributed/c10d/control_plane/Handlers.cpp, ProcessGroupNCCL.cpp; torch/distributed/debug).
+"""
+OF_GLOO = " (gloo)"
 MOST_BYTES = 16 << 20
 MOST_DUMP_BYTES = 8 << 20
 ENTRIES = 48  # newest collectives of a rank that are sent: the ranks diverge among the last ones issued
 KEPT = frozenset(
     {
         *("collective_seq_id", "seq_id", "p2p_seq_id", "is_p2p", "pg_id", "process_group", "profiling_name", "state"),
-        *("input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "retired", "record_id"),
+        *("input_sizes", "output_sizes", "input_dtypes", "output_dtypes", "retired", "record_id", "time_created_ns"),
     }
 )
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
@@ -110,28 +115,72 @@ LISTENING, STREAM = "00010000", "0001"  # flags and type in a line of /proc/PID/
 
 
 def live(row: dict[str, Any], deadline: float) -> dict[str, Any] | None:
-    """Return the recorder of a running rank, cut to its last entries; None if the job does not serve it."""
+    """Return the recorders of a running rank as one, cut to their last entries; None if the job does not serve them."""
     pid, prefix = row["pid"], row["told"].get("TORCH_WORKER_SERVER_SOCKET")
     path = next(_servers(pid, prefix), None) if prefix else None
     if path is None:
         return None
 
     def post(files: RankFiles) -> bytes:
-        return _post(files.connect(path, pid, max(0.1, deadline - time.monotonic())), deadline)
+        found = {}
+        for handler in HANDLERS:
+            server = files.connect(path, pid, max(0.1, deadline - time.monotonic()))
+            body = _post(server, handler, deadline)
+            if body is not None:
+                found[handler] = cut(json.loads(body.decode("utf-8", "replace")))
+        return json.dumps(merged(found)).encode()
 
     try:
-        return cut(json.loads(ask(pid, row["started"], post, deadline, MOST_BYTES).decode("utf-8", "replace")))
+        document: dict[str, Any] = json.loads(ask(pid, row["started"], post, deadline, MOST_BYTES))
     except (Unavailable, ValueError) as error:
         raise Unavailable(f"torch's worker server did not return its flight recorder: {error}"[:TEXT]) from error
+    return document
+
+
+def merged(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return the documents of a rank's recorders as one; each backend counts its collectives by itself.
+
+    A build with CUDA has NCCL's recorder, too; there gloo's part of a group has a name of its own.
+    """
+    if not found:
+        raise ValueError("it knows none")
+    native, legacy, nccl2 = (found.get(handler) for handler in HANDLERS)
+    if nccl2 is not None:  # before torch 2.15 the backend was ignored, and gloo's recorder answered
+        own = [one for one in nccl2["entries"] if str(one.get("profiling_name")).startswith("nccl2:")]
+        nccl2 = {**nccl2, "entries": own, "pg_status": nccl2["pg_status"] if own == nccl2["entries"] != [] else {}}
+    if native is not None and legacy is not None:
+        groups = [(one, one.get("process_group")) for one in native["entries"]]
+        native = {
+            **native,
+            "entries": [
+                {**one, "process_group": [f"{group[0]}{OF_GLOO}", *group[1:]]} if _is_named(group) else one
+                for one, group in groups
+            ],
+            "pg_status": {f"{name}{OF_GLOO}": status for name, status in native["pg_status"].items()},
+        }
+    parts = [part for part in (native, legacy, nccl2) if part is not None]
+    entries = [one for part in parts for one in part["entries"]]
+    times = [one.get("time_created_ns") for one in entries]
+    if all(isinstance(one, int) for one in times):
+        entries.sort(key=lambda one: int(one["time_created_ns"]))
+    status = {name: one for part in parts for name, one in part["pg_status"].items()}
+    return {"version": parts[0]["version"], "pg_status": status, "entries": entries}
+
+
+def _is_named(group: object) -> bool:
+    return isinstance(group, list) and bool(group)
 
 
 def cut(document: object) -> dict[str, Any]:
     """Return the document with only its last entries, and of these only the fields that distinguish collectives."""
-    if not isinstance(document, dict) or not isinstance(document.get("entries"), list):
+    if not isinstance(document, dict) or "version" not in document:
+        raise ValueError("no flight recorder's document")
+    found, status = document.get("entries", []), document.get("pg_status")  # without any entry torch leaves them out
+    if not isinstance(found, list):
         raise ValueError("no flight recorder's document")  # noqa: TRY004 - as of any other answer that is none
-    entries = [one for one in document["entries"] if isinstance(one, dict)][-ENTRIES:]
+    entries = [one for one in found if isinstance(one, dict)][-ENTRIES:]
     kept = [{key: value for key, value in one.items() if key in KEPT} for one in entries]
-    return {"version": document.get("version"), "pg_status": document.get("pg_status"), "entries": kept}
+    return {"version": document["version"], "pg_status": status if isinstance(status, dict) else {}, "entries": kept}
 
 
 def dumped(row: dict[str, Any], age_s: float, deadline: float) -> dict[str, Any] | None:
@@ -194,10 +243,10 @@ def _servers(pid: int, prefix: str) -> Iterator[str]:
             yield fields[7]
 
 
-def _post(server: socket.socket, deadline: float) -> bytes:
-    """Send a request and return the body of the answer."""
+def _post(server: socket.socket, handler: str, deadline: float) -> bytes | None:
+    """Send a request and return the body of the answer; None if this torch has no such handler."""
     with server:
-        server.sendall(REQUEST)
+        server.sendall(REQUEST.format(handler).encode())
         data = b""
         while len(data) <= MOST_BYTES:
             server.settimeout(max(0.1, deadline - time.monotonic()))
@@ -208,6 +257,8 @@ def _post(server: socket.socket, deadline: float) -> bytes:
             if _whole(data):
                 break
     head, _, body = data.partition(b"\r\n\r\n")
+    if b" 404 " in head.partition(b"\r\n")[0] + b" ":
+        return None
     if b" 200 " not in head.partition(b"\r\n")[0] + b" ":
         raise ValueError(head.partition(b"\r\n")[0][:80].decode("utf-8", "replace") or "no answer")
     return body

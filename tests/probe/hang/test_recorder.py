@@ -26,21 +26,23 @@ SERVER = "TORCH_WORKER_SERVER_SOCKET"
 
 
 @contextmanager
-def answering(path: Path, answer: bytes) -> Iterator[None]:
-    """A worker's server in this process; it keeps the connection open, as torch's does."""
+def answering(path: Path, answer: bytes, others: dict[str, bytes] | None = None) -> Iterator[None]:
+    """A worker's server in this process; it keeps connections open, as torch's does, and has ``others`` by handler."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(path))
         server.listen()
         held = []
 
         def serve() -> None:
-            try:
-                client = server.accept()[0]
-            except OSError:
-                return
-            held.append(client)
-            client.recv(1000)
-            client.sendall(answer)
+            while True:
+                try:
+                    client = server.accept()[0]
+                except OSError:
+                    return
+                held.append(client)
+                handler = client.recv(1000).split()[1].decode().removeprefix("/handler/")
+                missing = http(b"Failed to find handler", "404 Not Found")
+                client.sendall(answer if handler == "fr_trace_json" else (others or {}).get(handler, missing))
 
         threading.Thread(target=serve, daemon=True).start()
         yield
@@ -74,6 +76,59 @@ def test_a_running_ranks_last_entries(tmp_path: Path) -> None:
     assert isinstance(told, dict)
     assert len(told["entries"]) == recorder.ENTRIES
     assert told["entries"][0] == {key: ENTRY[key] for key in ENTRY if key != "frames"}
+
+
+def calls(backend: str, *times: int) -> bytes:
+    """Return the answer of a recorder of group 0 with a collective at each of these times."""
+    entries = [
+        {
+            "collective_seq_id": seq,
+            "process_group": ["0", "default_pg"],
+            "profiling_name": f"{backend}:all_reduce",
+            "time_created_ns": at,
+        }
+        for seq, at in enumerate(times, 1)
+    ]
+    status = {"0": {"last_enqueued_collective": len(times)}} if times else {}
+    # without any entry torch leaves "entries" out
+    return http(
+        json.dumps({"version": "2.10", "pg_status": status, **({"entries": entries} if times else {})}).encode()
+    )
+
+
+def seen(told: object) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the group and name of each call, and the groups with a status."""
+    assert isinstance(told, dict)
+    return [(one["process_group"][0], one["profiling_name"]) for one in told["entries"]], [*told["pg_status"]]
+
+
+NCCL, NCCL2 = "dump_nccl_trace_json", "fr_trace_json?backend=nccl2"
+
+
+def test_the_recorders_of_all_backends_are_one(tmp_path: Path) -> None:
+    """gloo and NCCL count the collectives of one group each by itself."""
+    with answering(tmp_path / "ws", calls("gloo", 5, 7), {NCCL: calls("nccl", 6), NCCL2: calls("gloo", 5, 7)}):
+        told = live(tmp_path / "ws")
+    gloo = ("0 (gloo)", "gloo:all_reduce")
+    assert seen(told) == ([gloo, ("0", "nccl:all_reduce"), gloo], ["0 (gloo)", "0"])
+
+
+def test_the_recorder_of_nccl2(tmp_path: Path) -> None:
+    with answering(tmp_path / "ws", calls("gloo"), {NCCL: calls("nccl"), NCCL2: calls("nccl2", 1, 2)}):
+        told = live(tmp_path / "ws")
+    assert seen(told) == ([("0", "nccl2:all_reduce")] * 2, ["0"])
+
+
+def test_a_torch_that_does_not_know_backends_answers_for_gloo_twice(tmp_path: Path) -> None:
+    with answering(tmp_path / "ws", calls("gloo", 1), {NCCL2: calls("gloo", 1)}):
+        told = live(tmp_path / "ws")
+    assert seen(told) == ([("0", "gloo:all_reduce")], ["0"])
+
+
+def test_an_old_torch_has_the_recorder_of_nccl_alone(tmp_path: Path) -> None:
+    with answering(tmp_path / "ws", http(b"", "404 Not Found"), {NCCL: calls("nccl", 1)}):
+        told = live(tmp_path / "ws")
+    assert seen(told) == ([("0", "nccl:all_reduce")], ["0"])
 
 
 @pytest.mark.parametrize("answer", [http(b"no", "404 Not Found"), http(b"[1]"), b"\x00" * 50, http(b'{"entries": 3}')])

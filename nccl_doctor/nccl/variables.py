@@ -33,6 +33,7 @@ from nccl_doctor.nccl.interfaces import MAX_TOKENS
 from nccl_doctor.nccl.versions import CONF_FILE, Version, behaviour, show
 from nccl_doctor.snapshot.system import ConfigFile
 from nccl_doctor.text.bounds import whole_number
+from nccl_doctor.text.secrets import LEFT_OUT
 
 NEWEST: Version = (2, 30, 7)
 """The version that is assumed if none is known."""
@@ -43,6 +44,7 @@ USER_FILE = "/.nccl.conf"
 
 LONGEST = 1023  # bytes of a name or a value in a config file; NCCL cuts off the rest
 
+_HIDDEN = "its value was left out of the snapshot"
 _DOUBT = f"NCCL reads NCCL_CONF_FILE from {show(CONF_FILE)} on, and which one runs there is not known"
 
 HOSTS_FILE = "hosts file"
@@ -75,8 +77,8 @@ def resolve(
     node: Mapping[str, str], environment: Mapping[str, str], files: tuple[ConfigFile, ...], version: Version | None
 ) -> dict[str, Variable] | Unknown:
     """Return all variables that NCCL sees (launcher, process, files) by name; doubtful if its version is unknown."""
-    process = {name: Variable(name, value, ENVIRONMENT) for name, value in environment.items()}
-    process |= {name: Variable(name, value, HOSTS_FILE) for name, value in node.items()}
+    process = {name: _variable(name, value, ENVIRONMENT) for name, value in environment.items()}
+    process |= {name: _variable(name, value, HOSTS_FILE) for name, value in node.items()}
     named = process.get("NCCL_CONF_FILE")
     if named is None or not named.value:
         return _with_files(process, None, files)
@@ -89,6 +91,10 @@ def resolve(
     return {name: one if name in alike else replace(one, doubt=_DOUBT) for name, one in (old | new).items()}
 
 
+def _variable(name: str, value: str, origin: str) -> Variable:
+    return Variable(name, value, origin, _HIDDEN if value == LEFT_OUT else None)
+
+
 def _with_files(
     process: Mapping[str, Variable], named: str | None, files: tuple[ConfigFile, ...]
 ) -> dict[str, Variable] | Unknown:
@@ -98,7 +104,7 @@ def _with_files(
     user = [file for file in files if (file.path == named if named is not None else file.path.endswith(USER_FILE))]
     for file in (*user, *(file for file in files if file.path == SYSTEM_FILE)):
         for name, value, line in parse_config(file.text or ""):
-            found.setdefault(name, Variable(name, value, f"{file.path}:{line}"))
+            found.setdefault(name, _variable(name, value, f"{file.path}:{line}"))
     return found
 
 

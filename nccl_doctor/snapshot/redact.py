@@ -20,17 +20,25 @@ from pydantic import BaseModel
 from nccl_doctor.model.base import Holds
 from nccl_doctor.text.secrets import LEFT_OUT, without_secrets
 
-PREFIXES = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCHELASTIC_", "CUDA_", "OMP_", "UCX_", "FI_")
+PREFIXES = (
+    *("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DIST", "TORCHELASTIC_", "PET_", "MASTER_", "GLOO_"),
+    *("TP_", "CUDA_", "NVIDIA_", "OMP_", "UCX_", "FI_"),
+)
 NAMES = frozenset(
     {
-        *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-        *("NODE_RANK", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTORCH_CUDA_ALLOC_CONF"),
-        *("VLLM_HOST_IP", "SGLANG_HOST_IP", "HOST_IP", "SGLANG_LOCAL_IP_NIC", "VLLM_NIXL_SIDE_CHANNEL_HOST"),
-        *("MOONCAKE_LOCAL_HOSTNAME", "LOCAL_HOSTNAME", "PET_LOCAL_ADDR", "VLLM_PORT", "RAY_ADDRESS"),
-        *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "TP_SOCKET_IFNAME"),
+        *("VLLM_HOST_IP", "VLLM_PORT", "VLLM_LOOPBACK_IP", "VLLM_DP_MASTER_IP", "VLLM_DP_MASTER_PORT"),
+        *("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_MOONCAKE_BOOTSTRAP_PORT"),
+        *("SGLANG_HOST_IP", "HOST_IP", "SGLANG_LOCAL_IP_NIC", "SGLANG_PORT", "SGLANG_TCP_STORE_PORT"),
+        *("MOONCAKE_LOCAL_HOSTNAME", "LOCAL_HOSTNAME", "MC_TCP_BIND_ADDRESS", "RAY_ADDRESS"),
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"),
+        *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_NPROCS"),
+        *("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+        *("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "PYTORCH_CUDA_ALLOC_CONF"),
         *("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     }
 )
+"""Variables that checks read (probe/facts/software.py, but for TORCH_ in general); others lose their values."""
+
 SECRET = re.compile(r"secret|passw|passphrase|token|credential|api_?key|access_?key|private_?key|auth", re.IGNORECASE)
 """Parts of a variable's name that make its value secret, even with an allowed beginning."""
 

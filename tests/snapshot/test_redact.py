@@ -14,6 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.base import Holds
+from nccl_doctor.nccl.variables import NCCL2_SWITCH, TORCH_VALUES
+from nccl_doctor.probe.facts import software
 from nccl_doctor.snapshot.hang import HangSnapshot
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.redact import Redacted, clean, marks, redact
@@ -55,6 +57,23 @@ def test_of_a_command_line_program_script_and_options_stay(command: str) -> None
     assert told["user"] == "user1"
     assert done.command_lines == 1
     assert "hush" not in kept.model_dump_json()
+
+
+def test_the_variables_that_a_host_reports_keep_their_values() -> None:
+    """Otherwise a saved snapshot would be judged by other values than the hosts' own."""
+    prefixes = {*software.PREFIXES, "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_"} - {"TORCH_"}
+    names = [*software.NAMES, NCCL2_SWITCH, *TORCH_VALUES, *(f"{prefix}ANYTHING" for prefix in prefixes)]
+    kept = redact(patched({"hosts": {"node1": {"facts": {"env": dict.fromkeys(names, "7")}}}}))[0]
+    facts = kept.hosts[0].facts
+    assert facts is not None
+    assert facts.env == dict.fromkeys(sorted(names), "7")
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "NCCL_AUTH_TOKENS", "NCCL_IB_DISABLE"])
+def test_a_value_that_was_left_out_is_not_judged(name: str) -> None:
+    report = judge(patched({"hosts": {"node2": {"facts": {"env": {name: LEFT_OUT}}}}}), "check")
+    found = [one.name for one in report.diagnoses if one.name in ("env-bad-value", "env-mismatch")]
+    assert found == []
 
 
 def test_users_are_numbered_alike_everywhere_and_root_stays() -> None:

@@ -35,9 +35,11 @@ def test_torchruns_options_are_those_of_torch() -> None:
         for action in run.get_args_parser()._actions
         for option in action.option_strings
     }
-    assert theirs == LAUNCHERS["torchrun"].options == source_options(inspect.getsource(run))
+    later = {"log_line_prefix_template": True, "print_completion": True}  # torch 2.14
+    assert theirs == source_options(inspect.getsource(run))
+    assert theirs | later == LAUNCHERS["torchrun"].options
     both = source_options(inspect.getsource(run)) | source_options(inspect.getsource(launch))
-    assert both == LAUNCHERS["launch"].options
+    assert both | later == LAUNCHERS["launch"].options
 
 
 def test_options_of_a_source_are_a_bounded_number_of_names() -> None:

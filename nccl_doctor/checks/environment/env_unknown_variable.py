@@ -20,6 +20,7 @@ from nccl_doctor.nccl.misspelt import Meant, advice, is_known, meant, reader
 from nccl_doctor.nccl.variables import register
 from nccl_doctor.nccl.versions import newer, show
 from nccl_doctor.text.hostlist import fold, quoted
+from nccl_doctor.text.secrets import LEFT_OUT
 
 READERS = {"NCCL": "an NCCL", "torch": "a torch", "gloo": "a gloo"}
 
@@ -34,7 +35,7 @@ def env_unknown_variable(view: View) -> Findings:
             reason = known.absent(own.version) if known is not None and own.version is not None else None
             if reason is None and not _is_doubtful(name):
                 continue
-            if variable.doubt is not None:
+            if variable.doubt is not None and variable.value != LEFT_OUT:  # whether it is set at all
                 yield Unjudged((host,), variable.doubt)
                 continue
             absent = f"{reason}; this is {show(own.version)}" if reason is not None and own.version else None

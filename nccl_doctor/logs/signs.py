@@ -101,6 +101,13 @@ class Case:
         process = self.log.facts.process(event.prefix)
         return process.rank if process and process.rank is not None else rank_of_file(event.file)
 
+    @property
+    def _summary(self) -> tuple[int | None, str | None]:
+        """The rank and host of torchrun's summary, unless that summary is only in files that don't show the fault."""
+        summaries = {reading.name for reading in self.log.readings if reading.summary}
+        elsewhere = bool(summaries) and summaries.isdisjoint(event.file for event in self.cause.events)
+        return (None, None) if elsewhere else (self.log.facts.summary_rank, self.log.facts.summary_host)
+
     def interface(self) -> Interface | None:
         """Return the interface that NCCL chose on the host with the fault."""
         facts = self.log.facts
@@ -112,12 +119,15 @@ class Case:
     def entities(self, interface: Callable[[Case], str | None] | None = None) -> dict[str, Any]:
         """Return the contract's entities that the log names; ``interface`` is set if the diagnosis has its own."""
         facts, address, own = self.log.facts, self.address, self.interface()
-        ranks = [*(self.rank_of(event) for event in self.cause.events), facts.summary_rank]
+        summary_rank, summary_host = self._summary
+        ranks = [*(self.rank_of(event) for event in self.cause.events), summary_rank]
         # if only one rank reports the consequences, it is the rank of this log
-        after = {self.rank_of(event) for _, events in self.cause.follows for event in events} - {None}
+        files = {event.file for event in self.cause.events}
+        follows = (event for _, events in self.cause.follows for event in events if event.file in files)
+        after = {self.rank_of(event) for event in follows} - {None}
         ranks += after if len(after) == 1 else ()
         found = {
-            "host": next(iter(self.hosts), None) or address.host or facts.summary_host,
+            "host": next(iter(self.hosts), None) or address.host or summary_host,
             "ip": address.ip or (own.address.partition("%")[0] if own else self.first.prefix.ip),
             "port": self.port,
             "iface": (interface and interface(self)) or address.iface or (own.name if own else None) or facts.ifname,
@@ -164,7 +174,7 @@ class Case:
     @property
     def who(self) -> str:
         """``rank 3 on gpu02``, ``ranks 8-15 on gpu[02-03]``, or ``a rank`` if no line shows it."""
-        ranks, hosts, first = self.ranks, self.hosts, self.log.facts.summary_rank
+        ranks, hosts, first = self.ranks, self.hosts, self._summary[0]
         if not ranks and first is not None and self.cause.name in _OF_SUMMARY:
             ranks = (first,)
         named = ranks_of(ranks) if ranks else ""

@@ -224,7 +224,7 @@ def _ended(scene: Scene) -> list[Event]:
 def _ended_after_a_wait(scene: Scene) -> list[Event]:
     """Do not treat a process as the cause if it ended after a collective's time-out."""
     waits = [event for event in scene.events if event.name == "collective-timeout"]
-    timed = min((e for e in waits if e.prefix.time), key=lambda e: e.prefix.time or (), default=None)
+    earliest = min(filter(None, (_latest_time(event, scene.sources[event.file]) for event in waits)), default=None)
     first: dict[tuple[str, bool], Event] = {}
     for event in waits:
         first.setdefault((event.file, event.prefix.time is None), event)
@@ -236,9 +236,19 @@ def _ended_after_a_wait(scene: Scene) -> list[Event]:
             return other.prefix.time < event.prefix.time
         return event.file == other.file and other.order < event.order
 
-    near = {file: (timed, first.get((file, True)), first.get((file, False))) for file in scene.sources}
-    ended = {e for e in scene.events if e.name == "killed" and any(waited(e, one) for one in near[e.file])}
+    def ended_later(event: Event) -> bool:
+        if earliest is not None and event.prefix.time is not None and earliest < event.prefix.time:
+            return True
+        return any(waited(event, first.get((event.file, untimed))) for untimed in (True, False))
+
+    ended = {event for event in scene.events if event.name == "killed" and ended_later(event)}
     return [replace(e, grade=min(e.grade, Grade.GENERIC)) if e in ended else e for e in scene.events]
+
+
+def _latest_time(event: Event, reading: Reading) -> tuple[int, int, int] | None:
+    """Return when a line was written at the latest: its own time, or that of the next line of a fault that has one."""
+    later = (one for one in reading.events if one.order >= event.order and one.prefix.time is not None)
+    return event.prefix.time or next((one.prefix.time for one in later), None)
 
 
 SIGNS = LogSigns(RULES, _advice, echo=True, passes={Stage.ENDING: _ended, Stage.CONSEQUENCES: _ended_after_a_wait})

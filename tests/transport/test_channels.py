@@ -159,7 +159,7 @@ def test_a_command_whose_start_nobody_has_confirmed_is_hung_up_on(
     caplog.set_level(logging.DEBUG, "paramiko.slow_door")
     with slow_door(keys / "host_ed25519", "paramiko.slow_door") as (port, door):
         controller.know(f"[{LOOPBACK}]:{port} {public(keys / 'host_ed25519')}\n")
-        transport, limit = make("paramiko"), 1.0 * crowd() if ending == "the limit passes" else LONG_S
+        transport, limit = make("paramiko"), 3.0 * crowd() if ending == "the limit passes" else LONG_S
         fails: list[AccessError] = []
 
         def opens() -> None:

@@ -68,10 +68,15 @@ def env_mismatch(view: View) -> Findings:
 
 def _backends(view: View) -> Findings:
     """Yield a finding where a variable makes torch use another backend for NCCL on some hosts."""
+    if is_without_gpus(view):
+        return
     used = on_nccl2(view)
+    for host, own in view.by_host.items():
+        if host not in used and (switch := own.variables.get(NCCL2_SWITCH)) is not None:
+            yield Unjudged((host,), switch.doubt or "torch's version is not known")
     column = {host: view.by_host[host].variables.get(NCCL2_SWITCH) for host in used}
     versions = {facts.torch.version for host, facts in view.facts if isinstance(facts.torch, TorchInfo)}
-    if len(set(used.values())) > 1 and len(versions) == 1 and not is_without_gpus(view):
+    if len(set(used.values())) > 1 and len(versions) == 1:
         yield _finding(NCCL2_SWITCH, column)
 
 

@@ -224,22 +224,19 @@ def _ended(scene: Scene) -> list[Event]:
 def _ended_after_a_wait(scene: Scene) -> list[Event]:
     """Do not treat a process as the cause if it ended after a collective's time-out."""
     waits = [event for event in scene.events if event.name == "collective-timeout"]
-    earliest = min(filter(None, (_latest_time(event, scene.sources[event.file]) for event in waits)), default=None)
     first: dict[tuple[str, bool], Event] = {}
     for event in waits:
         first.setdefault((event.file, event.prefix.time is None), event)
-
-    def waited(event: Event, other: Event | None) -> bool:
-        if other is None:
-            return False
-        if event.prefix.time is not None and other.prefix.time is not None:
-            return other.prefix.time < event.prefix.time
-        return event.file == other.file and other.order < event.order
+    # one search a file: later lines were written later
+    dated = [event for event in waits if event.prefix.time] + [one for (_, untimed), one in first.items() if untimed]
+    earliest = min(filter(None, (_latest_time(event, scene.sources[event.file]) for event in dated)), default=None)
 
     def ended_later(event: Event) -> bool:
-        if earliest is not None and event.prefix.time is not None and earliest < event.prefix.time:
+        time = event.prefix.time
+        if earliest is not None and time is not None and earliest < time:
             return True
-        return any(waited(event, first.get((event.file, untimed))) for untimed in (True, False))
+        before = (first.get((event.file, untimed)) for untimed in (True, False) if untimed or time is None)
+        return any(one is not None and one.order < event.order for one in before)
 
     ended = {event for event in scene.events if event.name == "killed" and ended_later(event)}
     return [replace(e, grade=min(e.grade, Grade.GENERIC)) if e in ended else e for e in scene.events]

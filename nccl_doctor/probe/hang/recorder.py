@@ -149,15 +149,10 @@ def merged(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
         own = [one for one in nccl2["entries"] if str(one.get("profiling_name")).startswith("nccl2:")]
         nccl2 = {**nccl2, "entries": own, "pg_status": nccl2["pg_status"] if own == nccl2["entries"] != [] else {}}
     if native is not None and legacy is not None:
-        groups = [(one, one.get("process_group")) for one in native["entries"]]
-        native = {
-            **native,
-            "entries": [
-                {**one, "process_group": [f"{group[0]}{OF_GLOO}", *group[1:]]} if _is_named(group) else one
-                for one, group in groups
-            ],
-            "pg_status": {f"{name}{OF_GLOO}": status for name, status in native["pg_status"].items()},
-        }
+        for one in native["entries"]:
+            if isinstance(group := one.get("process_group"), list) and group:
+                one["process_group"] = [f"{group[0]}{OF_GLOO}", *group[1:]]
+        native = {**native, "pg_status": {f"{name}{OF_GLOO}": one for name, one in native["pg_status"].items()}}
     parts = [part for part in (native, legacy, nccl2) if part is not None]
     entries = [one for part in parts for one in part["entries"]]
     times = [one.get("time_created_ns") for one in entries]
@@ -165,10 +160,6 @@ def merged(found: dict[str, dict[str, Any]]) -> dict[str, Any]:
         entries.sort(key=lambda one: int(one["time_created_ns"]))
     status = {name: one for part in parts for name, one in part["pg_status"].items()}
     return {"version": parts[0]["version"], "pg_status": status, "entries": entries}
-
-
-def _is_named(group: object) -> bool:
-    return isinstance(group, list) and bool(group)
 
 
 def cut(document: object) -> dict[str, Any]:

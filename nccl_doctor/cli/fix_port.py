@@ -67,7 +67,7 @@ class PortOptions:
     ] = 10.0  # model.ports.GRACE_S
     next_port: Annotated[bool, typer.Option("--next", help="Print a port that is free on every host.")] = False
     write: Annotated[bool, typer.Option("--write", help="With --next, write that port into the hosts file.")] = False
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until a TIME_WAIT has ended.")] = False
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until a TIME_WAIT or another check has ended.")] = False
     transport: options.Transport = "auto"
     connect_timeout: options.ConnectTimeout = None
 

@@ -66,7 +66,7 @@ class Lines(Silent):
         with self._lock:
             self._wait = Wait(name, tuple(hosts), limit_s)
             self._began = self._shown_at = time.monotonic()
-        self._begin(f"{name}  {plural(len(hosts), 'host')}")
+        self._begin(f"{name}  {plural(len(hosts), 'host')}" if hosts else name)
 
     def done(self, host: str) -> None:
         """Remove a host from those awaited."""
@@ -189,7 +189,8 @@ class Wait:
         count = len(self.hosts) - len(self._behind())
         does = f" {_DOES[self._front]}" if self.stages else ""
         alone = len(self.hosts) == 1 and not self.stages  # its name tells more than "1 host"
-        parts.append(self.hosts[0] if alone else f"{count} of {plural(len(self.hosts), 'host')}{does}")
+        if self.hosts:
+            parts.append(self.hosts[0] if alone else f"{count} of {plural(len(self.hosts), 'host')}{does}")
         if seconds >= _SHOW_AFTER_S:
             bound = f" of {self.limit_s:.0f}" if self.limit_s is not None and seconds <= self.limit_s else ""
             if self.stages:
@@ -198,7 +199,7 @@ class Wait:
             elif (behind := self._behind()) and not alone:
                 parts += [f"waiting for {fold(behind)}"]
             parts += [f"{seconds:.0f}{bound} s"]
-        return f"{self.name}  {', '.join(parts)}"
+        return f"{self.name}{'  ' if self.hosts else ', ' if parts else ''}{', '.join(parts)}"
 
     @property
     def _front(self) -> str:

@@ -17,7 +17,7 @@ from nccl_doctor.errors import DoctorError, describe
 from nccl_doctor.model import base
 from nccl_doctor.model.report import DialOutcome, DialSeconds, Growth, MachineLoad, Reported, SizeReport
 from nccl_doctor.snapshot.access import AnyAccessFailure
-from nccl_doctor.snapshot.network import FirewallFacts, Way
+from nccl_doctor.snapshot.network import FirewallFacts, PortTrial, Way
 from nccl_doctor.snapshot.rate import Figures, RateLink
 from nccl_doctor.text.machine import out_of_threads
 from nccl_doctor.transport.base import AccessError
@@ -207,6 +207,23 @@ class TrialEnd(base.Observed):
     ok: bool
 
 
+class Holder(base.Observed):
+    """The run that has a host's turn, by its own words but for ``user``; "" if the kernel does not tell that."""
+
+    user: base.Clipped
+    run: base.Clipped = ""
+    began: base.Seconds = 0.0  # by the clock of its controller
+    controller: base.Clipped = ""
+    held_s: base.Seconds = 0.0
+
+
+class TurnAnswer(base.Observed):
+    """The run that has the turn, None if it is ours; and a new trial of the master port, if that was requested."""
+
+    holder: Holder | None
+    trial: PortTrial | None
+
+
 class FirewallAgain(base.Observed):
     """The current firewall rules."""
 
@@ -226,6 +243,7 @@ TRIAL_END = TypeAdapter(TrialEnd)
 FREE_PORT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=1024, le=65535)])
 CLOCK: TypeAdapter[float] = TypeAdapter(base.SignedSeconds)
 RULES = TypeAdapter(FirewallAgain)
+TURN = TypeAdapter(TurnAnswer)
 WAYS = TypeAdapter(tuple[Way, ...])
 NOTHING: TypeAdapter[None] = TypeAdapter(None)
 FACTS: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])

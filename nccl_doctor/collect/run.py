@@ -19,16 +19,17 @@ from nccl_doctor.collect.facts.host_facts import NO_FACTS, Asking, failure, fire
 from nccl_doctor.collect.mesh import failed_dials, rate
 from nccl_doctor.collect.mesh.mesh import run_mesh
 from nccl_doctor.collect.options import Clock, Progress, RunOptions
-from nccl_doctor.collect.probe_answers import ControllerPausedError, OwnFaultError, ProbeError
+from nccl_doctor.collect.probe_answers import ControllerPausedError, Holder, OwnFaultError, ProbeError
 from nccl_doctor.collect.smoke import allreduce, isolation
+from nccl_doctor.collect.turns import Refused, Turns, words
 from nccl_doctor.errors import NotReachedError
-from nccl_doctor.model.base import NOT_ASKED, PENDING, IpAddress, Phased, skipped, unknown
+from nccl_doctor.model.base import NOT_ASKED, PENDING, IpAddress, Phased, Unknown, skipped, unknown
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import IsolationReport, Load
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
-from nccl_doctor.snapshot.network import FirewallFacts, Names, ResolverAnswer
+from nccl_doctor.snapshot.network import FirewallFacts, Names, PortTrial, ResolverAnswer
 from nccl_doctor.snapshot.rate import NO_RATES, Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import KubeFacts
@@ -37,6 +38,7 @@ from nccl_doctor.transport.base import Transport
 
 NAMES_S = 3.0  # time for this machine's resolver for all names; a name without an answer by then confirms nothing
 WORTH_S = 5.0  # a run begins again only if this much time is left
+TURN_SHARE = 0.5  # of the time that is left, which a run waits for other runs that test the same hosts
 
 
 @contextmanager
@@ -82,13 +84,16 @@ class Run:
         self._mesh: Phased[Mesh] = skipped(PENDING)
         self._rates: Phased[Rates] = skipped(PENDING) if options.rate else NO_RATES
         self._smoke: Phased[Smoke] = skipped(PENDING)
+        self._smoke_limits = options.smoke_limits
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
         self._aliases: tuple[str, ...] = ()
+        self._refused: Unknown | None = None  # why the hosts are not tested: another run tests them
 
     def all(self) -> None:
         """Run every phase; ControllerPausedError if this machine was paused, after which no host is at fault."""
         self.look()
         self._go_on()
+        self.take_turn()
         self.mesh()
         self.names()
         self._go_on()
@@ -153,6 +158,33 @@ class Run:
         if not self._awaited:
             self._progress.done(name)
 
+    def take_turn(self) -> None:
+        """Wait until no other run tests these hosts, and try the master port again if it was busy until then."""
+        options, names = self._options, [node.name for node in self._cluster.nodes]
+        own = self._facts.get(names[0])
+        trial = None if own is None else own.master_port
+        busy = isinstance(trial, PortTrial) and trial.error == "EADDRINUSE"
+        measures = options.mesh_limits.size != "none" or options.rate or options.smoke
+        sessions = self._sessions if measures else [one for one in self._sessions if busy and one.node.name == names[0]]
+        if not sessions:
+            return
+        shown: set[str] = set()
+
+        def waits(holder: Holder) -> None:
+            if holder.run not in shown:
+                shown.add(holder.run)
+                self._progress.phase(f"waiting for {words(holder)}", [])
+
+        until = time.monotonic() + TURN_SHARE * self._clock.left()
+        with self._clock.timed("turn"):
+            told = Turns(sessions).take(until, {names[0]: self._cluster.master_port} if busy else {}, waits)
+        if isinstance(told, Refused):
+            self._refused = unknown(f"not tested: {told}")
+        if busy and own is not None and told is not None:
+            now = self._refused if isinstance(told, Refused) else told
+            self._facts[names[0]] = own.model_copy(update={"master_port": now})
+        self._leave_lost("other runs were waited for")
+
     def mesh(self) -> None:
         """Have every host dial the others."""
         limits = self._options.mesh_limits
@@ -163,6 +195,9 @@ class Run:
             alone = len(self._cluster.nodes) == 1
             few = "fewer than two hosts were reached"
             self._mesh = skipped("only one host: nothing to test") if alone else unknown(few)
+            return
+        if self._refused is not None:
+            self._mesh = self._refused
             return
         # A slow dial that is cut short would look like the work of a firewall.
         if late := self._clock.lacks(limits.dial_s, "the port test"):
@@ -221,6 +256,9 @@ class Run:
             few = "fewer than two hosts were reached"
             self._rates = skipped("only one host: nothing to measure") if alone else unknown(few)
             return
+        if self._refused is not None:
+            self._rates = self._refused
+            return
         if late := self._clock.lacks(rate.ROUND_S, "the rates"):
             self._rates = unknown(late)
             return
@@ -236,11 +274,12 @@ class Run:
 
     def smoke(self) -> None:
         """Run the all-reduce, if it can succeed."""
-        limits = self._options.smoke_limits
+        judged = isinstance(self._mesh, Mesh) or len(self._cluster.nodes) == 1
+        limits = self._smoke_limits = replace(self._options.smoke_limits, own_port=judged)
         if not self._options.smoke:
             self._smoke = skipped(f"{NOT_ASKED} (--no-smoke)")
             return
-        reason = allreduce.why_not(self._cluster, self._facts, self._mesh)
+        reason = allreduce.why_not(self._cluster, self._facts, self._mesh) or self._refused
         if reason is not None:
             self._smoke = reason
             return
@@ -267,9 +306,7 @@ class Run:
         found: Phased[IsolationReport]
         with self._clock.timed("isolate"):
             try:
-                found = isolation.run(
-                    self._sessions, self._facts, self._cluster, self._options.smoke_limits, self._clock.until
-                )
+                found = isolation.run(self._sessions, self._facts, self._cluster, self._smoke_limits, self._clock.until)
                 self._still_there()
             except ProbeError as error:
                 found = unknown(f"could not be repeated: {error}")

@@ -105,6 +105,7 @@ class HolderJob(Observed):
 
     root: Pid
     orphan: bool
+    of_check: bool = False  # it is another run of nccl-doctor, which ends by itself
     unit: str | None  # Slurm job or container
     holders: Annotated[tuple[Holder, ...], Field(min_length=1, max_length=MAX_PROCESSES)]
     members: Annotated[tuple[Member, ...], Field(max_length=MAX_PROCESSES)]
@@ -203,6 +204,12 @@ class PortReport(Document):
             for job in self.jobs
             for holder in job.holders
         )
+
+    @property
+    def ends_by_itself(self) -> bool:
+        """True if waiting frees the port: the kernel holds it (TIME_WAIT), or another run of nccl-doctor."""
+        of_check = bool(self.jobs) and all(job.of_check for job in self.jobs)
+        return not self.free and (self.cause == "time-wait" or of_check)
 
 
 def as_port(text: str) -> int | None:

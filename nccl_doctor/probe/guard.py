@@ -116,10 +116,11 @@ def protected(pid: int, table: Table) -> str | None:
     title = (table.argv(pid) or ("",))[0].partition(":")[0]
     if {proc.name, os.path.basename(title), table.executable(pid)} & SSHD:
         return f"pid {pid} is sshd, through which people get in"
-    if pid == os.getpid():
-        return f"pid {pid} is nccl-doctor itself"
-    if pid in table.ancestors(os.getpid()):
-        return f"nccl-doctor itself runs under pid {pid} ({proc.name})"
+    if pid == os.getpid() or pid in table.ancestors(os.getpid()):
+        is_it = f"pid {pid} is nccl-doctor itself"
+        return is_it if pid == os.getpid() else f"nccl-doctor itself runs under pid {pid} ({proc.name})"
+    if jobs.of_check(pid, table):
+        return f"pid {pid} belongs to another run of nccl-doctor, by {user(table.uid(pid))}, which ends by itself"
     return None
 
 

@@ -50,6 +50,19 @@ SPAWNED = ("multiprocessing.spawn", "multiprocessing.forkserver", "multiprocessi
 """Modules in the command lines of processes that Python's multiprocessing starts (Lib/multiprocessing)."""
 
 
+PROBE = "<nccl-doctor>"  # in the command line of every probe (collect/connect/start.py)
+
+
+def is_probe(pid: int, table: Table) -> bool:
+    """Return whether a process says that it is a probe; any process may say so."""
+    return any(PROBE in word for word in table.argv(pid))
+
+
+def of_check(pid: int, table: Table) -> bool:
+    """Return whether a process says that it is a probe, or has such an ancestor, as the ranks of a check have."""
+    return any(is_probe(one, table) for one in (pid, *table.ancestors(pid)) if one in table.procs)
+
+
 def is_python(executable: str) -> bool:
     """Return whether a base name is that of a Python interpreter."""
     return PYTHON.fullmatch(executable) is not None

@@ -78,9 +78,12 @@ class Server:
             "end_launcher": lambda _request: self._end_launcher() and None,
             "import_torch": self._import_torch,
             "watch": self._watched,
+            "turn": self._take_turn,
+            "end_turn": self._end_turn,
         }
         self._watch: Any = None
         self._mesh: Any = None
+        self._turn: Any = None
         self._launcher: Launcher | None = None
 
     def serve(self) -> None:
@@ -179,6 +182,22 @@ class Server:
 
         self._watch = self._watch or Watch()
         return self._watch.handlers[request["what"]](request)
+
+    def _take_turn(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return {"holder": the run that has the turn}, None if it is ours; with "port", also a new trial of it."""
+        from nccl_doctor.probe.turn import Turn
+
+        self._turn = self._turn or Turn()
+        holder, port = self._turn.take(request["ticket"]), request["port"]
+        if holder is not None or port is None:
+            return {"holder": holder, "trial": None}
+        from nccl_doctor.probe.ports.requests import try_port
+
+        return {"holder": None, "trial": try_port(port)}
+
+    def _end_turn(self, _request: dict[str, Any]) -> None:
+        if self._turn is not None:
+            self._turn.leave()
 
     def _listen(self, request: dict[str, Any]) -> dict[str, Any]:
         from nccl_doctor.probe.mesh.mesh import MeshEnd

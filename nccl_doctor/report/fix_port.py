@@ -156,14 +156,15 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
     if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
         yield ["To see the holder, as root:"]
         yield [_command(_list_sockets(report.port))]
-    if report.cause == "time-wait":
+    if report.ends_by_itself:
         yield ["Wait for it:"]
         yield [_command(script("{call} --wait", call=call))]
     if report.cause == "outbound":
         kept = ",".join(filter(None, (report.reserved, str(report.port))))
         yield wrap("To keep outgoing connections off it, reserve it (as root; in /etc/sysctl.d to make it permanent):")
         yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
-    yield from _move_away(report)
+    if not report.ends_by_itself or report.cause == "time-wait":
+        yield from _move_away(report)
 
 
 def _lost_draw(report: PortReport) -> Iterator[list[str]]:

@@ -43,7 +43,7 @@ def test_parts_of_a_gpu_are_devices() -> None:
 
 def test_ranks_get_the_variables_that_torchrun_would_give() -> None:
     found = planned({**everywhere(), "node2": {"node": {"nproc_per_node": 1, "env": {"NCCL_IB_DISABLE": "1"}}}})
-    request = found.request(found.cluster.nodes[1])
+    request = found.request(found.cluster.nodes[1], found.cluster.master_port)
     counts = [found.counts[node.name] for node in found.cluster.nodes]
     assert request["env"]["NCCL_IB_DISABLE"] == "1"
     assert (request["order"]["first_rank"], request["order"]["count"]) == (counts[0], 1)

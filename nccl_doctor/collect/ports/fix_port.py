@@ -114,15 +114,17 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
 
 
 def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S) -> PortReport:
-    """Try the port again as long as waiting can help, since only the kernel ends a TIME_WAIT."""
+    """Try the port again as long as waiting can help: for a TIME_WAIT, or for another run of nccl-doctor."""
     began = time.monotonic()
     while not report.free:
-        waiting = report.cause == "time-wait"
+        waiting = report.ends_by_itself
         patience = min(2 * (report.time_wait_s or 60) + 60, MOST_WAIT_S) if waiting else settle_s
         if time.monotonic() - began > patience:
             return report
         if waiting and report.time_wait_s is not None:
             tell(f"port {report.port}: TIME_WAIT, free in {report.time_wait_s:.0f} s")
+        elif waiting and report.jobs:
+            tell(f"port {report.port}: waiting for another run of nccl-doctor")
         sleep(min(1.0, (report.time_wait_s or 0) + 0.05) if waiting else POLL_S)
         report = look(machine, report.port, None, 0)
     return report

@@ -89,8 +89,9 @@ def run(
 ) -> Smoke:
     """Start every node's ranks at once and follow them, at most to ``until``; ProbeError if that can't begin."""
     what = plan(cluster, facts, limits)
+    port = store_port(sessions[0], what)
     all_reduce = AllReduceRun(what, until - ANSWER_S)
-    numbers = {s.node.name: s.send("smoke", time.monotonic() + SEND_S, **what.request(s.node)) for s in sessions}
+    numbers = {s.node.name: s.send("smoke", time.monotonic() + SEND_S, **what.request(s.node, port)) for s in sessions}
 
     def stop() -> None:
         fan_out(lambda session: session.send("stop", time.monotonic() + ANSWER_S), sessions)
@@ -121,6 +122,16 @@ def run(
     fan_out(follow, sessions, lambda session: progress.done(session.node.name), AllAtOnce(len(sessions)))
     limits.keep_output({name: end.output for name, end in all_reduce.ends.items()})
     return result(what, all_reduce)
+
+
+def store_port(master: ProbeSession, what: Plan) -> int:
+    """Return the port of the ranks' store on the master.
+
+    Once the port test has judged the master port, it is left to the jobs that may start meanwhile.
+    """
+    if not what.limits.own_port:
+        return what.cluster.master_port
+    return master.ask(probe_answers.FREE_PORT, "free_port", time.monotonic() + SEND_S)
 
 
 @dataclass

@@ -8,6 +8,7 @@ takes at most 2 + 2 log2(n) rounds. One fault is found at a time.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
@@ -161,15 +162,17 @@ class _Groups:
     def _group(self, group: Group, seconds: float) -> bool:
         sessions = [self._sessions[name] for name in group]
         address, port = self._plan.cluster.master_addr, self._plan.cluster.master_port
-        # the ranks meet where the job's ranks would, if its master is in the group
-        if group[0] != self._plan.cluster.nodes[0].name:
-            address = sessions[0].node.address
+        # the ranks meet where the failed all-reduce's did, if its master is in the group
+        away = group[0] != self._plan.cluster.nodes[0].name
+        if away or self._plan.limits.own_port:
+            address = sessions[0].node.address if away else address
             port = sessions[0].ask(probe_answers.FREE_PORT, "free_port", min(time.monotonic() + ANSWER_S, self._until))
-        counts = [self._plan.counts[name] for name in group]
+        counts, token = [self._plan.counts[name] for name in group], secrets.token_hex(16)
 
         def works(session: ProbeSession) -> bool:
             order = {
                 **order_of(counts, group.index(session.node.name), address, port),
+                "token": token,
                 "backend": self._plan.backend,
                 "budget_s": TRIAL_BUDGET_S,
                 "plateau": False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -43,6 +44,7 @@ class SmokeLimits:
     plateau: bool = False
     max_bytes: int | None = None
     backend: Backend | None = None  # None: decided by the hosts' GPUs
+    own_port: bool = False  # the ranks meet at a free port instead of the master port
     diagnostics: bool = True  # NCCL's own diagnostics, if every host's NCCL has them
     # receives all lines that the ranks printed, by host
     keep_output: Callable[[Mapping[str, Sequence[str]]], None] = lambda _output: None
@@ -59,13 +61,15 @@ class Plan:
     reason: str
     diagnostics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Variables that make NCCL run its own diagnostics, by host, unless they are already set."""
+    token: str = field(default_factory=lambda: secrets.token_hex(16))  # known to this all-reduce's ranks only
 
-    def request(self, node: Node) -> dict[str, Any]:
-        """Return the request to a host's probe; see probe/smoke/allreduce.py."""
+    def request(self, node: Node, port: int) -> dict[str, Any]:
+        """Return the request to a host's probe, with the port of the ranks' store; see probe/smoke/allreduce.py."""
         limits, cluster = self.limits, self.cluster
         place = next(place for place, name in enumerate(self.counts) if name == node.name)
         order = {
-            **order_of(list(self.counts.values()), place, cluster.master_addr, cluster.master_port),
+            **order_of(list(self.counts.values()), place, cluster.master_addr, port),
+            "token": self.token,
             "backend": self.backend,
             "budget_s": limits.budget_s,
             "plateau": limits.plateau,

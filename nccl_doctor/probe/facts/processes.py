@@ -15,7 +15,6 @@ from nccl_doctor.probe.procs import Proc, Table
 from nccl_doctor.probe.tools import fact
 
 MEETING = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
-PROBE = "<nccl-doctor>"  # in the command line of every probe (collect/connect/start.py)
 TRAINING_NAMES = ("pt_main_thread", "torchrun")
 """Kernel names of ranks and launchers, all that is known of a zombie; the first is that of torch's main thread."""
 
@@ -24,9 +23,7 @@ TRAINING_NAMES = ("pt_main_thread", "torchrun")
 def find_jobs() -> list[dict[str, Any]]:
     """Return a snapshot.TrainingJob for each job, by the PID of its root."""
     table = Table()
-    # all probes on this host, of this run or another, with their children and ancestors
-    probes = {os.getpid(), *(pid for pid in table.procs if any(PROBE in word for word in table.argv(pid)))}
-    ours = probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))
+    ours = _ours(table, os.getpid())
     living = [pid for pid, proc in table.procs.items() if pid not in ours and not proc.kernel and proc.state != "Z"]
     trains = [
         pid
@@ -47,6 +44,12 @@ def find_jobs() -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["pid"]))
 
 
+def _ours(table: Table, *own: int) -> set[int]:
+    """Return all probes on this host, of this run or another, with their children and ancestors."""
+    probes = {*own, *(pid for pid in table.procs if jobs.is_probe(pid, table))}
+    return probes.union(*map(table.descendants, probes), *map(table.ancestors, probes))
+
+
 def _trained(zombie: Proc, table: Table) -> bool:
     """Return whether a zombie was a rank or a launcher, by its name or as a Python process below one."""
     parent = zombie.ppid
@@ -63,8 +66,11 @@ def on_gpus(deadline: float) -> list[dict[str, Any]]:
     from nccl_doctor.probe import guard
 
     table, found = Table(), []
+    ours = _ours(table)  # the ranks of another check, which end by themselves
     for use in uses:
         pid = use["pid"]
+        if pid in ours:
+            continue
         whose: dict[str, Any] = {"alive": False, "user": None, "own": False, "command": None}
         if pid in table.procs:
             whose = {"alive": True, "user": guard.user(table.uid(pid)), "own": guard.is_own(pid, table)}

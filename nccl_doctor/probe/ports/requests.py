@@ -324,6 +324,7 @@ def _job(
     return {
         "root": job.root,
         "orphan": orphan,
+        "of_check": jobs.of_check(job.root, table),
         "unit": procs.unit_of(job.root, table),
         "holders": [  # snapshot.Process for each requested process
             {

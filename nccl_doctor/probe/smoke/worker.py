@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 CONFIG = json.loads(os.environ["NCDOCTOR_ALLREDUCE"])
+STORE_KEY = "nccl-doctor/run"
 PATTERN = 97
 ITERATIONS = 5
 MOST_ACCUSED = 64
@@ -85,6 +86,7 @@ def all_reduce() -> None:
         torch.cuda.set_device(local_rank)
     timeout = dt.timedelta(seconds=ORDER["deadline_s"])
     store, rank, world = next(rendezvous("env://", timeout=timeout))
+    store = own_store(dist, store, rank)
     report(stage="store")
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     report(stage="group")
@@ -96,6 +98,33 @@ def all_reduce() -> None:
     report(stage="sizes")
     dist.destroy_process_group()
     report(stage="done")
+
+
+class ForeignStoreError(Exception):
+    """The store at the master's address belongs to another run."""
+
+
+class Store(Protocol):
+    """A torch.distributed.Store, as far as it is used here."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set a key."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key once it is set."""
+
+
+def own_store(dist: ModuleType, store: Store, rank: int) -> Any:  # noqa: ANN401 - torch's own, which mypy can't see
+    """Return the store with all keys below this all-reduce's token, so that no stranger's rank joins the group.
+
+    Rank 0, whose process serves the store, says whose it is; every other rank waits for that.
+    """
+    if rank == 0:
+        store.set(STORE_KEY, ORDER["token"])
+    if store.get(STORE_KEY).decode() != ORDER["token"]:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ForeignStoreError(f"the store at {where} belongs to another run of nccl-doctor")
+    return dist.PrefixStore(ORDER["token"], store)
 
 
 def loaded_nccl(torch: ModuleType) -> str:
@@ -301,8 +330,8 @@ def wait_for_ranks(pids: list[int], seconds: float) -> bool:
 def serve() -> None:
     """Import torch, then run one order after the other, until stdin ends.
 
-    An order: ``{"number", "first_rank", "count", "variables": of the job, "stacks": [path for each rank], "began":
-    time.monotonic of its sender, "backend", "budget_s", "max_bytes", "plateau", "deadline_s"}``.
+    An order: ``{"number", "token", "first_rank", "count", "variables": of the job, "stacks": [path for each rank],
+    "began": time.monotonic of its sender, "backend", "budget_s", "max_bytes", "plateau", "deadline_s"}``.
     """
     end_with_parent()
     # Python 3.12 warns about forks beside threads; some libraries start threads on import, and allow it.

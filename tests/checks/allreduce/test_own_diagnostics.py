@@ -36,7 +36,7 @@ def wanted(nccl: str, limits: SmokeLimits | None = None, **more: Any) -> dict[st
     """The variables of NCCL's diagnostics that the second host's ranks would get."""
     cluster = patched({}).cluster
     made = plan(cluster, facts(nccl, **more), limits or SmokeLimits())
-    env = made.request(cluster.nodes[1])["env"]
+    env = made.request(cluster.nodes[1], 29500)["env"]
     return {name: env[name] for name in DIAGNOSTICS if name in env}
 
 

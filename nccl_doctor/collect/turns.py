@@ -1,0 +1,122 @@
+"""Turns of the runs that test the same hosts: one at a time tests ports, measures rates and runs an all-reduce.
+
+Each host gives its turn to one run (probe/turn.py). A run needs all its hosts at once, and two runs that each have some
+would wait for each other for ever. So the run that began later gives back what it has and begins again, while the one
+that began first keeps what it has (wait-die, Rosenkrantz, Stearns and Lewis 1978). The order is that of (time, random
+number), the same for both runs, however their clocks differ.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field
+
+from nccl_doctor.collect import probe_answers
+from nccl_doctor.collect.connect.parallel import ask_all
+from nccl_doctor.collect.connect.session import ProbeSession
+from nccl_doctor.collect.probe_answers import Holder, NoAnswerError
+from nccl_doctor.snapshot.network import PortTrial
+from nccl_doctor.text.hostlist import fold
+
+ANSWER_S = 10.0  # with a trial of a busy port, which looks for its holder
+PAUSE_S = (0.1, 0.3)  # random: two runs that both gave back don't meet again at once
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """The identity of a run, shown to other runs that want its hosts."""
+
+    run: str = field(default_factory=lambda: secrets.token_hex(16))
+    began: float = field(default_factory=time.time)
+    controller: str = field(default_factory=socket.gethostname)
+
+    def is_before(self, holder: Holder) -> bool:
+        """Return whether this run goes first."""
+        return (self.began, self.run) < (holder.began, holder.run)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Turns that were not given in time: the holder by host, None for a host that did not answer."""
+
+    holders: dict[str, Holder | None]
+    waited_s: float
+
+    def __str__(self) -> str:
+        """Return who had which hosts for how long."""
+        name, holder = next(iter(self.holders.items()))
+        if holder is None:
+            return f"{name} did not answer in {self.waited_s:.0f} s"
+        hosts = [name for name, other in self.holders.items() if other is not None and other.run == holder.run]
+        return f"{words(holder)} has been testing {fold(hosts)} for {holder.held_s:.0f} s"
+
+
+def words(holder: Holder) -> str:
+    """Return "another check of alice from gpu01", as far as it is known."""
+    by, where = f" of {holder.user}" if holder.user else "", f" from {holder.controller}" if holder.controller else ""
+    return f"another check{by}{where}"
+
+
+@dataclass
+class Turns:
+    """The turns of a run's hosts."""
+
+    sessions: Collection[ProbeSession]
+    ticket: Ticket = field(default_factory=Ticket)
+    _held: set[str] = field(default_factory=set)
+
+    def take(self, until: float, port: dict[str, int], waits: Callable[[Holder], None]) -> PortTrial | Refused | None:
+        """Take the turn of every host, until this time (monotonic) at the latest; no host is held if that fails.
+
+        Args:
+            until: time on the monotonic clock; each host is asked at least once.
+            port: by host, the port to be tried anew there once the turn is ours.
+            waits: called with a holder as often as one is met.
+
+        Returns:
+            The new trial, None without a port; or who did not give the turn.
+        """
+        trial: PortTrial | None = None
+        began = time.monotonic()
+        while True:
+            wanted = [
+                session for session in self.sessions if session.lost is None and session.node.name not in self._held
+            ]
+            answers = ask_all(lambda session: self._ask(session, port.get(session.node.name)), wanted)
+            refused: dict[str, Holder | None] = {}
+            for session, answer in zip(wanted, answers, strict=True):
+                name = session.node.name
+                if isinstance(answer, NoAnswerError):
+                    refused[name] = None
+                elif isinstance(answer, Exception):
+                    continue  # the host is lost, which is judged elsewhere
+                elif answer.holder is not None:
+                    refused[name] = answer.holder
+                else:
+                    self._held.add(name)
+                    trial = answer.trial if name in port else trial
+            holders = [holder for holder in refused.values() if holder is not None]
+            if not refused:
+                return trial
+            late = time.monotonic() >= until
+            if late or not all(map(self.ticket.is_before, holders)):
+                self.leave()
+            if late:
+                return Refused(refused, time.monotonic() - began)
+            if holders:
+                waits(min(holders, key=lambda holder: (holder.began, holder.run)))
+            time.sleep(random.uniform(*PAUSE_S))  # noqa: S311 - no secret
+
+    def leave(self) -> None:
+        """Give back the turns that are held; a lost host has done that by itself."""
+        held = [session for session in self.sessions if session.lost is None and session.node.name in self._held]
+        self._held.clear()
+        ask_all(lambda session: session.ask(probe_answers.NOTHING, "end_turn", time.monotonic() + ANSWER_S), held)
+
+    def _ask(self, session: ProbeSession, port: int | None) -> probe_answers.TurnAnswer:
+        deadline = time.monotonic() + ANSWER_S
+        return session.ask(probe_answers.TURN, "turn", deadline, ticket=asdict(self.ticket), port=port)

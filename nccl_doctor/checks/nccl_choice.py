@@ -6,13 +6,13 @@ from nccl_doctor.checks.effects import NCCL_CONNECTIONS
 from nccl_doctor.checks.view import View, folded, on_each, ordered, pasted
 from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Finding, Fix
+from nccl_doctor.model.operations.system import LinkUp
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.nccl.cluster_nccl import ClusterNccl, Fault, Kind, faults
 from nccl_doctor.nccl.interfaces import FAMILIES
 from nccl_doctor.nccl.reachability import Reachable
 from nccl_doctor.nccl.suggest import fix, move
 from nccl_doctor.text.hostlist import fold, grouped, quoted
-from nccl_doctor.text.shell import line
 
 NEEDS = ("interfaces", "env", "config_files")
 """Facts without which NCCL's choice on a host is unknown."""
@@ -102,7 +102,7 @@ def bring_up(nccl: ClusterNccl, hosts: tuple[str, ...], name: str, other: str = 
     links = [nccl.by_host[host].link(name) for host in hosts]
     if any(link is None or "up" in link.flags for link in links):
         return Fix(summary=f"Look at the cable and the switch port of {name}{other}.")
-    lines = on_each(hosts, line("ip link set {name} up", name=name))
+    lines = on_each(hosts, LinkUp(name))
     return pasted(f"Bring it up{other} (for good: in what sets up the network):", lines, needs_root=True)
 
 

@@ -21,6 +21,8 @@ from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import ClusterSource, engines
 from nccl_doctor.model.engines.base import Words
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
+from nccl_doctor.model.operation import Operation
+from nccl_doctor.model.operations.programs import EndJob, KubeApply
 from nccl_doctor.model.ports import GRACE_S, age_words
 from nccl_doctor.model.register import Absent, CheckFunction, Scope, Traits, Unjudged, enter, make_entry
 from nccl_doctor.model.report import FailedDial
@@ -200,7 +202,7 @@ def folded(lines: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(f"{fold(dict.fromkeys(those))}: {text}" for text, those in hosts.items())
 
 
-def on_each(hosts: Iterable[str], *lines: Line | None) -> tuple[Command, ...]:
+def on_each(hosts: Iterable[str], *lines: Line | Operation | None) -> tuple[Command, ...]:
     """Return the lines as commands for each of the hosts."""
     return tuple(command for host in hosts for command in on(host, *lines))
 
@@ -298,6 +300,10 @@ def described(job: TrainingJob) -> str:
 
 def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, ...]:
     """Return the ``nccl-doctor fix-port`` command for a host, to paste on this machine."""
+    return on(None, _fix_port(cluster, node, what))
+
+
+def _fix_port(cluster: Cluster, node: Node, what: Line | None) -> Line | None:
     source = ClusterSource(cluster)
     known = {word for engine in engines() for flag in engine.flags if flag.fix_port for word in flag.words}
     where = _options(tuple((option, value) for option, value in source.engine_words if option in known))
@@ -306,7 +312,7 @@ def fix_port(cluster: Cluster, node: Node, what: Line | None) -> tuple[Command, 
     alone = len(cluster.nodes) == 1 and node.local
     there = script("") if alone else line("--host {name}", name=node.name)
     holes = {"where": where, "there": there, "inside": _options(source.container(node)), "what": what}
-    return on(None, line("nccl-doctor fix-port {where} {there} {inside} {what}", **holes))
+    return line("nccl-doctor fix-port {where} {there} {inside} {what}", **holes)
 
 
 def _options(words: Words) -> Line | None:
@@ -320,18 +326,19 @@ def _options(words: Words) -> Line | None:
     return joined
 
 
-def apply(made: Mapping[str, object]) -> Line | None:
-    """Return the command that creates or changes a Kubernetes object."""
-    return line("printf %s {text} | kubectl apply -f -", text=json.dumps(made, separators=(",", ":")))
+def apply(made: Mapping[str, object]) -> KubeApply:
+    """Return the operation that creates or changes a Kubernetes object."""
+    return KubeApply(json.dumps(made, separators=(",", ":")))
 
 
 def ending(
     cluster: Cluster, node: Node, process: TrainingJob | Process, port: int | None = None
 ) -> tuple[Command, ...]:
     """Return the command that ends a process, identified by its start time, and its job."""
-    named = [] if port is None else [port]
-    what = line("{*port} --pid {pid}@{ticks} --kill --yes", port=named, pid=process.pid, ticks=process.ticks or 0)
-    return fix_port(cluster, node, what)
+    named, ticks = [] if port is None else [port], process.ticks or 0
+    what = line("{*port} --pid {pid}@{ticks} --kill --yes", port=named, pid=process.pid, ticks=ticks)
+    text = _fix_port(cluster, node, what)
+    return on(None, text and EndJob(text, node.name, process.pid, ticks, port))
 
 
 def endable(process: TrainingJob | Process) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import termios
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,17 +16,19 @@ import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.options import flattened
-from nccl_doctor.cli.output import Out, finish, write_file
+from nccl_doctor.cli.output import Out, exit_code, finish, write_file
 from nccl_doctor.errors import DoctorError, UsageError
 from nccl_doctor.text.shell import clean
 
 if TYPE_CHECKING:
+    from nccl_doctor.act.record import Journal
+    from nccl_doctor.act.root import RootAccess
     from nccl_doctor.cli.run import Request
-    from nccl_doctor.collect.mending.root import RootAccess
-    from nccl_doctor.model.cluster import Cluster
-    from nccl_doctor.model.mending import FixReport, Step, StepResult
+    from nccl_doctor.model.acts import FixReport, Step, StepResult
+    from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.model.report import Report
     from nccl_doctor.snapshot.hosts import Snapshot
+    from nccl_doctor.transport.base import Transport
 
 of_fix = typer.Option
 AskSudo = Annotated[bool, of_fix("--ask-sudo", help="Ask once for the sudo password, for hosts where sudo needs one.")]
@@ -43,6 +47,7 @@ class FixOptions:
     ] = None
     ask_sudo: AskSudo = False
     undo: Annotated[bool, of_fix("--undo", help="Undo what the last run changed on these hosts.")] = False
+    listed: Annotated[bool, of_fix("--list", help="With --undo, show the runs that can be undone.")] = False
 
 
 @flattened
@@ -78,8 +83,10 @@ def fix(
             smoke_limits=SmokeLimits(deadline_s=smoke_timeout, budget_s=1.0, plateau=True),
             isolate=True,
         )
+        if wanted.listed:
+            return _list(wanted)
         if wanted.undo:
-            return _Mender(request, wanted, out, request.cluster()).take_back()
+            return _Fix(request, wanted, out, request.cluster()).take_back()
         # `fix` is called for a known fault, and with most faults no all-reduce runs
         snapshot, report = look_and_judge(replace(request, import_ahead=False), chosen.codes(), out)
         return mend(request, wanted, out, snapshot, report)
@@ -89,87 +96,99 @@ def fix(
 
 def mend(request: Request, wanted: FixOptions, out: Out, snapshot: Snapshot, report: Report) -> int:
     """Plan, ask, run and check again; return the exit code."""
-    return _Mender(request, wanted, out, snapshot.cluster).mend(snapshot, report)
+    return _Fix(request, wanted, out, snapshot.cluster).mend(snapshot, report)
 
 
-class _Mender:
-    """A run of ``fix`` over the hosts of a cluster."""
+def _list(wanted: FixOptions) -> int:
+    """Print the runs that can be undone; return 1 if there are none."""
+    from nccl_doctor.act.record import all_open, describe
+
+    if not wanted.undo:
+        raise UsageError("--list goes with --undo: it lists the runs that can be undone")
+    lines = describe(all_open(os.environ))
+    sys.stdout.write("".join(f"{clean(line)}\n" for line in lines) or "No run can be undone.\n")
+    return int(not lines)
+
+
+class _Fix:
+    """A run of ``fix`` over the hosts of a cluster: asks and prints; nccl_doctor/act does the rest."""
 
     def __init__(self, request: Request, wanted: FixOptions, out: Out, cluster: Cluster) -> None:
         from nccl_doctor.launch.launched import Hosts
 
         self._request, self._wanted, self._out, self._cluster = request, wanted, out, cluster
         self._hosts = Hosts.named(request.which.hosts, cluster)
-        self._settings_before: dict[str, str | None] = {}
         self._interrupted = False
         self._of_root: set[str] = set()
 
     def mend(self, snapshot: Snapshot, report: Report) -> int:
-        """Run what a report's diagnoses propose; return 0 if all that was chosen is mended."""
-        from nccl_doctor.judge.fix_plan import all_mended, plan
-        from nccl_doctor.model.finding import Severity
-        from nccl_doctor.model.mending import FixReport
+        """Run what a report's diagnoses propose; return the code of the check after it, or 1."""
+        from nccl_doctor.act.outcome import exit_code as code_of_run
+        from nccl_doctor.act.plan import plan
+        from nccl_doctor.model.acts import FixReport
         from nccl_doctor.snapshot.system import Identity
 
-        steps, by_hand = plan(report, snapshot)
+        steps, by_hand = plan(report, snapshot, self._out.hidden)
         facts = {host.name: host.facts.identity for host in snapshot.reached if host.facts is not None}
         self._of_root = {name for name, it in facts.items() if isinstance(it, Identity) and it.uid == 0}
         document = FixReport(plan=steps, by_hand=by_hand, before=report.diagnoses, verdict=_verdict(report))
-        grave = any(found.severity is Severity.ERROR for found in report.diagnoses)
         if self._wanted.script is not None:
             document = document.model_copy(update={"scripts": _write_scripts(self._wanted.script, steps)})
             written = ", ".join(document.scripts) or "no script: there is no command"
             document = document.model_copy(update={"note": f"Written: {written}."})
         if not steps or self._wanted.dry_run or self._wanted.script is not None:
             self._out.show(document)
-            return int(grave or bool(steps))
+            return exit_code(report, self._out.fail_on)
         ran = self._run(document)
         if ran is None:
-            return 1
-        ran = self._checked_again(ran)
+            return exit_code(report, self._out.fail_on)
+        ran, code = self._checked_again(ran)
         self._out.show(ran)
         if self._interrupted:
             self._say_interrupted(ran)
             return 130
-        return 0 if all_mended(ran) else 1
+        return code_of_run(ran, code)
 
     def take_back(self) -> int:
-        """Offer to undo the last run's steps; return 0 if all of them were undone."""
-        from nccl_doctor.collect.mending.record import latest, mark_undone
-        from nccl_doctor.judge.fix_plan import undo_plan
-        from nccl_doctor.model.mending import FixReport
+        """Offer to undo the last run's steps; return 0 if nothing of them is left."""
+        from nccl_doctor.act.plan import undo_plan
+        from nccl_doctor.act.record import all_open, latest, undo_line
+        from nccl_doctor.model.acts import FixReport
 
-        found = latest(self._hosts.identifier, os.environ)
-        if found is None:
-            raise UsageError(f"no run of fix on {self._hosts} can be undone")
-        path, record = found
-        steps = undo_plan([step.parts() for step in record.steps if not step.undone], record.file)
+        journal = latest(self._hosts.identifier, os.environ)
+        if journal is None:
+            others = all_open(os.environ)
+            named = f"; the last run that can be undone: {undo_line(others[0].hosts)}" if others else ""
+            raise UsageError(f"no run of fix on {self._hosts} can be undone{named}")
+        record = journal.record
+        steps = undo_plan(record.steps, record.file)
         document = FixReport(plan=steps, undo=True, note=f"The run of {record.began_at} on {record.hosts}.")
-        if not steps or self._wanted.dry_run:
+        if self._wanted.dry_run:
             self._out.show(document)
             return int(bool(steps))
         known = {node.name for node in self._cluster.nodes}
         missing = sorted({step.host for step in steps if step.host is not None} - known)
         if missing:
             raise UsageError(f"the last run was on {', '.join(missing)}; name the same hosts again")
-        ran = self._run(document, back=record.settings_before)
+        ran = self._run(document, undoing=journal)
         if ran is None:
             return 1
-        done = {result.number for result in ran.results if result.outcome == "done"}
-        # what has changed since then belongs to somebody else
-        over = {result.number for result in ran.results if result.outcome in ("done", "changed")}
-        mark_undone(path, record, [step.takes_back for step in steps if step.number in over and step.takes_back])
+        back = {step.number: step.takes_back for step in steps}
+        for result in ran.results:
+            number = back[result.number]
+            if number is not None and (result.over or result.outcome == "changed"):
+                journal.mark(number, undone=result.over, left=not result.over)
         self._out.show(ran)
         if self._interrupted:
             self._say_interrupted(ran)
             return 130
-        return 0 if len(done) == len(steps) else 1
+        return 0 if all(result.over for result in ran.results) else 1
 
-    def _run(self, document: FixReport, back: Mapping[str, str | None] | None = None) -> FixReport | None:
+    def _run(self, document: FixReport, undoing: Journal | None = None) -> FixReport | None:
         """Ask, and run what was chosen; return None if nothing was, after saying so."""
+        from nccl_doctor.act import record
+        from nccl_doctor.act.run import Execution
         from nccl_doctor.cli.progress import progress
-        from nccl_doctor.collect.mending import record
-        from nccl_doctor.collect.mending.steps import Mending
         from nccl_doctor.transport import make_transport
 
         transport = make_transport(self._request.reached.transport, self._cluster)
@@ -182,75 +201,70 @@ class _Mender:
             chosen = self._choose(document, allowed)
             if chosen is None:
                 return None
-            file = self._hosts.file
-            kept = (
-                record.begin(self._hosts.identifier, str(self._hosts), chosen, file, os.environ)
-                if back is None
-                else None
-            )
             password = self._password(chosen, roots)
+            journal = None
+            if undoing is None:
+                journal = record.Journal.begin(self._hosts.identifier, str(self._hosts), self._hosts.file, os.environ)
+            file = self._hosts.file if undoing is None else undoing.record.file
             lines = progress(quiet=self._out.quiet)
             hosts = sorted({step.host for step in chosen if step.host is not None})
             if hosts:
                 lines.phase("running", hosts)
-            mending = Mending({node.name: node for node in self._cluster.nodes}, transport, roots, password, lines.done)
-            results = [self._set(step, back) for step in chosen if step.settings]
-            results += mending.run([step for step in chosen if not step.settings])
-            self._interrupted = mending.stop.is_set()
+            nodes = {node.name: node for node in self._cluster.nodes}
+            by_us = partial(_by_us, nodes=nodes, transport=transport, file=file, journal=journal)
+            execution = Execution(nodes, transport, roots, by_us, journal, password, lines.done)
+            results = [*execution.run(chosen), *refused.values()]
+            self._interrupted = execution.stop.is_set()
         finally:
             lines.close()
             transport.close()
-        steps = {step.number: step for step in document.plan}
-        if kept is not None:
-            record.finish(*kept, ((steps[result.number], result) for result in results), self._settings_before)
-        results += refused.values()
-        return document.model_copy(
-            update={"results": tuple(sorted(results, key=lambda one: one.number)), "note": "", "verdict": ""}
-        )
+        kept = journal is not None and journal.record.is_open
+        update = {
+            "results": tuple(sorted(results, key=lambda one: one.number)),
+            "note": "",
+            "verdict": "",
+            "undo_with": record.undo_line(str(self._hosts)) if kept else "",
+        }
+        return document.model_copy(update=update)
 
     def _roots(
-        self, steps: Sequence[Step], transport: object, phase: Callable[[str, list[str]], None]
+        self, steps: Sequence[Step], transport: Transport, phase: Callable[[str, list[str]], None]
     ) -> dict[str | None, RootAccess]:
         """Return how to become root on each host whose steps need it."""
+        from nccl_doctor.act.root import LOGIN, RootAccess, root_access
         from nccl_doctor.collect.connect.parallel import fan_out
-        from nccl_doctor.collect.mending.root import root_access
 
         places = {step.host: step.place for step in reversed(steps) if step.root and step.host is not None}
         # the shell that is started as root reports whether it is root
         known: dict[str | None, RootAccess] = {
-            name: "login" for name in self._of_root & places.keys() if not places[name]
+            name: LOGIN for name in self._of_root & places.keys() if not places[name]
         }
         nodes = [node for node in self._cluster.nodes if node.name in places.keys() - known.keys()]
         if not nodes:
             return known
         phase("root access", [node.name for node in nodes])
-        found = fan_out(lambda node: root_access(transport, node, places[node.name]), nodes)  # type: ignore[arg-type]
+        found = fan_out(lambda node: root_access(transport, node, places[node.name]), nodes)
         return known | {
-            node.name: str(way) if isinstance(way, Exception) else way for node, way in zip(nodes, found, strict=True)
+            node.name: RootAccess("none", reason=str(access)) if isinstance(access, Exception) else access
+            for node, access in zip(nodes, found, strict=True)
         }
 
     def _without_root(
         self, document: FixReport, roots: Mapping[str | None, RootAccess]
     ) -> tuple[FixReport, dict[int, StepResult]]:
         """Return the plan with a note about hosts without a way to become root, and the results of their steps."""
-        from nccl_doctor.model.mending import StepResult
+        from nccl_doctor.model.acts import StepResult
         from nccl_doctor.text.hostlist import fold, grouped
 
-        def why(way: RootAccess | None) -> str:
-            if way == "password" and not self._wanted.ask_sudo:
-                return "sudo asks for a password there (--ask-sudo)"
-            return "" if way in ("login", "sudo", "password") else str(way)
-
-        refused = {
-            step.number: StepResult(
-                number=step.number,
-                host=step.host,
-                outcome="not-run",
-                reason=f"it needs root: {why(roots.get(step.host))}",
-            )
-            for step in document.plan
-            if step.root and why(roots.get(step.host))
-        }
+        refused: dict[int, StepResult] = {}
+        for step in document.plan if roots else ():
+            access = roots.get(step.host) if step.root else None
+            why = "" if access is None or access.way != "none" else access.reason
+            if access is not None and access.way == "password" and not self._wanted.ask_sudo:
+                why = "sudo asks for a password there (--ask-sudo)"
+            if why:
+                known = {"number": step.number, "host": step.host, "reason": f"it needs root: {why}"}
+                refused[step.number] = StepResult(outcome="not-run", **known)
         reasons = grouped((one.reason, one.host or "") for one in refused.values())
         notes = [f"{fold(dict.fromkeys(hosts))}: left out; {reason}." for reason, hosts in reasons.items()]
         note = " ".join(filter(None, (document.note, *notes)))
@@ -263,7 +277,7 @@ class _Mender:
         if not steps:
             why = "No command can be run."
         elif self._wanted.yes and not safe:
-            why = "Nothing was run: no command is safe, and --yes runs no others."
+            why = "Nothing was run: --yes runs no disruptive command; without it, fix asks about each."
         elif not self._wanted.yes and not sys.stdin.isatty():
             why = "Nothing was run: there is no terminal to ask on. --yes runs the safe commands."
         if why:
@@ -296,64 +310,57 @@ class _Mender:
         return sorted(chosen, key=lambda step: step.number)
 
     def _password(self, steps: Sequence[Step], roots: Mapping[str | None, RootAccess]) -> bytes | None:
-        """Ask for the password if a chosen step needs it."""
-        if not any(step.root and roots.get(step.host) == "password" for step in steps):
+        """Ask for the password if a chosen step needs it; the prompt names the hosts that get it."""
+        hosts = {step.host: roots[step.host].way for step in steps if step.root and step.host in roots}
+        wanting = [host for host, way in hosts.items() if host is not None and way == "password"]
+        if not wanting:
             return None
         import getpass
 
+        from nccl_doctor.text.hostlist import fold
+
         try:
-            return getpass.getpass("sudo password for the hosts: ").encode()
+            return getpass.getpass(f"Password of sudo on {fold(wanting)}: ").encode()
         except EOFError:
             raise UsageError("--ask-sudo asks for the password on a terminal, and there is none") from None
 
-    def _set(self, step: Step, back: Mapping[str, str | None] | None) -> StepResult:
-        """Write variables into the hosts file, or restore their earlier values."""
-        from datetime import datetime, timezone
-
-        from nccl_doctor.inventory.edits import write_env
-        from nccl_doctor.model.mending import StepResult
-
-        at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        assert self._hosts.file is not None
-        wanted: dict[str, str | None] = (
-            {**step.settings} if back is None else {name: back[name] for name in step.settings}
-        )
-        try:
-            before = write_env(self._hosts.file, wanted)
-        except DoctorError as error:
-            return StepResult(number=step.number, host=None, outcome="failed", reason=clean(str(error)), at=at)
-        if back is None:
-            self._settings_before |= {
-                name: value for name, value in before.items() if name not in self._settings_before
-            }
-        return StepResult(number=step.number, host=None, outcome="done", exit_code=0, at=at)
-
-    def _checked_again(self, ran: FixReport) -> FixReport:
-        """Return the run with the diagnoses after it, compared with those before."""
+    def _checked_again(self, ran: FixReport) -> tuple[FixReport, int]:
+        """Return the run with what the check after it says, and the code of that check."""
+        from nccl_doctor.act.outcome import compared
         from nccl_doctor.cli.run import look_and_judge
-        from nccl_doctor.judge.fix_plan import compared
-        from nccl_doctor.model.finding import Severity
 
         if self._interrupted:
-            return ran.model_copy(update={"complete": False})
+            return ran.model_copy(update={"complete": False}), 130
         try:
-            request = replace(self._request, line=())
+            # a file is read again, since the run may have written into it; what came through a pipe is gone
+            request = replace(self._request, line=(), known=None if self._hosts.file else self._cluster)
             _, report = look_and_judge(request, self._request.chosen.codes(), self._out)
         except KeyboardInterrupt:
             self._interrupted = True
-            return ran.model_copy(update={"complete": False, "note": "The check after it was interrupted."})
+            return ran.model_copy(update={"complete": False, "note": "The check after it was interrupted."}), 130
         except DoctorError as error:
-            return ran.model_copy(update={"complete": False, "note": f"The check after it failed: {clean(str(error))}"})
-        changes = compared(ran.before, report.diagnoses, Severity.WARNING)
-        update = {**changes, "after": report.diagnoses, "complete": report.complete, "verdict": _verdict(report)}
-        return ran.model_copy(update=update)
+            note = f"The check after it failed: {clean(str(error))}"
+            return ran.model_copy(update={"complete": False, "note": note}), 1
+        found = compared(ran, report)
+        return found.model_copy(update={"verdict": _verdict(report)}), exit_code(report, self._out.fail_on)
 
     def _say_interrupted(self, ran: FixReport) -> None:
-        from nccl_doctor.text.hostlist import plural
+        from nccl_doctor.report.fix import interrupted
 
-        done = sum(result.outcome == "done" for result in ran.results)
-        left = sum(result.outcome == "not-run" for result in ran.results)
-        sys.stderr.write(f"interrupted: {plural(done, 'command')} done, {left} not run\n")
+        sys.stderr.write(clean(interrupted(ran)) + "\n")
+
+
+def _by_us(
+    step: Step, *, nodes: Mapping[str, Node], transport: Transport, file: str | None, journal: Journal | None
+) -> StepResult:
+    """Run a step that needs no shell."""
+    from nccl_doctor.act.jobs import end_job, set_variables
+    from nccl_doctor.model.operations.programs import EndJob
+
+    if isinstance(step.operation, EndJob):
+        return end_job(step, step.operation, nodes[step.operation.host], transport)
+    assert file is not None, "variables are written into a hosts file"
+    return set_variables(step, file, journal)
 
 
 def _verdict(report: Report) -> str:
@@ -364,7 +371,12 @@ def _verdict(report: Report) -> str:
 
 
 def _ask(text: str, answers: tuple[str, ...]) -> str:
-    """Ask on the terminal; return the answer's first letter if it is one of these, otherwise ""."""
+    """Ask on the terminal; return the answer's first letter if it is one of these, otherwise "".
+
+    What was typed before the question is discarded: it was no answer to it.
+    """
+    if sys.stdin.isatty():
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
     sys.stderr.write(text)
     sys.stderr.flush()
     answer = sys.stdin.readline().strip().lower()

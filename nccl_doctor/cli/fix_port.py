@@ -18,7 +18,7 @@ from nccl_doctor.model.engine import written
 from nccl_doctor.text.shell import clean
 
 if TYPE_CHECKING:
-    from nccl_doctor.collect.ports.fix_port import Steps
+    from nccl_doctor.act.ports.fix_port import Steps
     from nccl_doctor.inventory.sources import HostSource
     from nccl_doctor.model.ports import Identity, PortReport
 
@@ -157,8 +157,8 @@ class Countdown:
 
 def run(wanted: PortOptions, out: Out) -> int:
     """Find the holder, act if asked to, and report; return 0 if the port is free at the end."""
-    from nccl_doctor.collect.ports.fix_port import about_port, about_process, moved, wanted_port
-    from nccl_doctor.collect.ports.fleet import Fleet
+    from nccl_doctor.act.ports.fix_port import about_port, about_process, moved, wanted_port
+    from nccl_doctor.act.ports.fleet import Fleet
 
     wanted = wanted.named()
     if wanted.write and not (wanted.next_port and wanted.hosts):
@@ -193,7 +193,7 @@ def run(wanted: PortOptions, out: Out) -> int:
 
 
 def _steps(wanted: PortOptions, source: str | None, out: Out, countdown: Countdown) -> Steps:
-    from nccl_doctor.collect.ports.fix_port import Steps
+    from nccl_doctor.act.ports.fix_port import Steps
     from nccl_doctor.report.fix_port import confirmation, screen
 
     def confirm(report: PortReport) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache, partial, wraps
 from pathlib import Path
@@ -203,25 +203,21 @@ class NameOptions:
     exclude: Annotated[list[str] | None, of_hosts("-x", metavar="LIST", help="Host names to exclude.")] = None
     engine: dict[str, Any] = field(default_factory=dict, metadata={"options": of_engines("-w")})
 
-    def cluster(
-        self,
-        overrides: Overrides,
-        path: str | None = None,
-        transport: str | None = None,
-        variables: dict[str, str] | None = None,
-    ) -> Cluster:
+    def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
         """Return the hosts of a run from this hosts file; ``transport`` is None if they will not be contacted."""
-        from nccl_doctor.inventory.load import load, requested
+        return self.reader(overrides, path, transport)({})
 
-        return load(
-            path,
-            where=_together(self.where),
-            exclude=_together(self.exclude),
-            environ={**os.environ, **(variables or {})},
-            engine=requested(self.engine, transport, os.environ, named=path is not None),
-            transport=transport,
-            overrides=overrides,
-        )
+    def reader(
+        self, overrides: Overrides, path: str | None = None, transport: str | None = None
+    ) -> Callable[[Mapping[str, str]], Cluster]:
+        """Read the hosts once; return a function that makes a cluster of them with variables of the environment."""
+        from nccl_doctor.inventory.load import load, read, requested
+
+        engine = requested(self.engine, transport, os.environ, named=path is not None)
+        where, exclude = _together(self.where), _together(self.exclude)
+        parsed = read(path, where, os.environ, engine, transport, overrides)
+        options: dict[str, Any] = {"engine": engine, "transport": transport, "overrides": overrides, "parsed": parsed}
+        return lambda more: load(path, where=where, exclude=exclude, environ={**os.environ, **more}, **options)
 
 
 def _together(lists: list[str] | None) -> str | None:
@@ -240,15 +236,9 @@ class HostOptions(NameOptions):
         ),
     ] = None
 
-    def cluster(
-        self,
-        overrides: Overrides,
-        path: str | None = None,
-        transport: str | None = None,
-        variables: dict[str, str] | None = None,
-    ) -> Cluster:
-        """Return the hosts of a run; the hosts file is HOSTS, and ``variables`` win over the environment."""
-        return super().cluster(overrides, path or self.hosts, transport, variables)
+    def cluster(self, overrides: Overrides, path: str | None = None, transport: str | None = None) -> Cluster:
+        """Return the hosts of a run; the hosts file is HOSTS."""
+        return super().cluster(overrides, path or self.hosts, transport)
 
 
 @dataclass(frozen=True)

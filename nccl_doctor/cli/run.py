@@ -71,10 +71,14 @@ class Request:
     save_logs: Path | None = None
     load_from: Path | None = None
     line: tuple[str, ...] = ()
+    known: Cluster | None = None  # hosts that were read before: a pipe can be read once
 
     def cluster(self) -> Cluster:
         """Return the hosts, and the launch line, which names the master if nothing else does."""
-        found = self.which.cluster(self.overrides, transport=self.reached.transport)
+        if self.known is not None:
+            return self.known
+        reader = self.which.reader(self.overrides, self.which.hosts, self.reached.transport)
+        found = reader({})
         if not self.line:
             return found
         line, first = read_line(self.line), found.nodes[0]
@@ -84,7 +88,7 @@ class Request:
             del master["MASTER_ADDR"]  # the line is at fault, but its port is meant anyway
             told = first.name
         if told in (first.name, first.address):  # otherwise the line itself is at fault
-            found = self.which.cluster(self.overrides, transport=self.reached.transport, variables=master)
+            found = reader(master)
             by = {name: "the line" if text in master else text for name, text in found.variables.items()}
             found = found.model_copy(update={"variables": by})
         found = Overrides(line=_of_the_job(line, found)).applied(found)

@@ -8,6 +8,7 @@ pods in the node's network is undefined there.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -295,13 +296,20 @@ def _unexpected_passes(
                 yield source, port
 
 
-def opening(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> Opening:
-    """Return the opening that is needed on hosts with the same blame."""
+def opening(blame: Blame, blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> Opening:
+    """Return the opening that is needed on a host, for the peers of all ``blames``, which are alike.
+
+    The ports are the master port and the host's own ephemeral range; what it sends also goes to ranges that at least
+    two hosts have, since the word of a single one opens nothing elsewhere.
+    """
     mesh = known(snapshot.mesh)
-    ranges = [ephemeral(host.facts) for host in snapshot.reached if host.facts]
+    assert blame.host.facts is not None, "its rules are known"
+    own = ephemeral(blame.host.facts)
+    others = Counter(ephemeral(host.facts) for host in snapshot.reached if host.facts)
+    ranges = [own, *(span for span, hosts in others.items() if hosts > 1 and blame.direction == "output")]
     ports = merged([(snapshot.cluster.master_port, snapshot.cluster.master_port), *ranges])
     peers = dict.fromkeys(address for blame in blames for _, address in _peers(blame, snapshot, mesh, listens))
-    return Opening(blames[0].direction, tuple(peers), ports)
+    return Opening(blame.direction, tuple(peers), ports)
 
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
@@ -326,6 +334,12 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
             yield dial.src, source_address(hosts[dial.src], dial.address, listens) or hosts[dial.src].node.address
         else:
             yield dial.dst, dialled_address(hosts[dial.src], dial.address) or dial.address
+    for node in snapshot.cluster.nodes:
+        if node.name not in hosts:  # not reached; it is let in, too, where its addresses are certain
+            yield from (
+                (node.name, str(address))
+                for address in sorted(corroborated_addresses(snapshot, node.name, own), key=str)
+            )
     if mesh.tested < mesh.pairs:
         address = blame.dials[0].address
         sources = {name: source_address(host, address, listens) for name, host in hosts.items() if name != own}
@@ -336,10 +350,10 @@ def remedies(blame: Blame, way: Opening) -> Remedy:
     """Return commands for all blocking rules, or advice if judgement is needed."""
     found = [remedy(rule, blame.facts, way) for rule in blame.rules]
     advice = " ".join(dict.fromkeys(part.advice for part in found if part.advice))
-    if any(not part.commands for part in found):
+    if any(not part.operations for part in found):
         return Remedy(advice=advice)
     found += [remedy(rule, blame.facts, way) for rule in blame.doubtful]
-    return Remedy(tuple(dict.fromkeys(line for part in found for line in part.commands)), advice)
+    return Remedy(tuple(dict.fromkeys(one for part in found for one in part.operations)), advice)
 
 
 Way = Literal["ingress", "egress"]

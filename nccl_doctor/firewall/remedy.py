@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from ipaddress import collapse_addresses, ip_address, ip_network
 
 from nccl_doctor.firewall.manager import Zone, direct_rule, direct_rules, is_direct_chain, manager_of, zone_of, zones
 from nccl_doctor.firewall.rules import Direction, RuleRef, Span
+from nccl_doctor.model.operation import Operation
+from nccl_doctor.model.operations.firewall import FirewalldAllow, IptablesAllow, NftAllow, UfwAllow
 from nccl_doctor.snapshot.network import Firewalld, FirewallFacts
 from nccl_doctor.text.bounds import whole_number
+from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import Network
-from nccl_doctor.text.shell import Line, line, script
 
 SINGLE = 8
 """Most addresses that are named one by one; more are joined into networks that contain exactly them."""
@@ -64,9 +66,9 @@ class Opening:
 
 @dataclass(frozen=True)
 class Remedy:
-    """Lines to paste as root, or ``advice`` if they are not enough; none if one of them can't be pasted."""
+    """Operations, or ``advice`` if they are not enough."""
 
-    commands: tuple[Line | None, ...] = ()
+    operations: tuple[Operation, ...] = ()
     advice: str = ""
 
 
@@ -93,10 +95,9 @@ def port_words(ports: Iterable[Span], dash: str) -> list[str]:
 
 _ZONE_NAME = re.compile(r"[A-Za-z0-9_/-]{1,64}")
 _PRIORITY = re.compile(r'priority="(-?\d{1,5})"')
+_MULTI = ("-p", "tcp", "-m", "multiport", "--dports")
 _FIRST = -32768
 """Priority of the first rich rules (firewalld.richlanguage(5))."""
-_OF_THE_INTERFACE = frozenset({"interfaces", "target", "forward"})
-"""Settings that NetworkManager and firewalld change by themselves at start."""
 
 
 _BY_FIREWALLD = "A {} of firewalld does it: see `firewall-cmd {}`, and let the cluster's own addresses through there."
@@ -114,16 +115,12 @@ def _firewalld(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     changes = _changes(opening, runtime)
     if rule.chain.startswith(("filter_PRE", "raw_PRE", "PREROUTING")) or not changes:
         return Remedy(advice="Let the cluster's own addresses through in firewalld, zone " + str(zone_of(rule, facts)))
-    if known and _settings(runtime) != _settings(zones(known.permanent)):
-        # A reload would discard changes that were made only at run time.
-        return Remedy(_both(changes))
-    return Remedy((*_both(changes)[: len(changes)], line("firewall-cmd --reload")))
+    return Remedy(_both(changes))
 
 
-def _both(changes: list[Line | None]) -> tuple[Line | None, ...]:
-    """Return each change as a permanent one, then each at runtime."""
-    permanent = (line("firewall-cmd --permanent {change}", change=change) for change in changes)
-    return (*permanent, *(line("firewall-cmd {change}", change=change) for change in changes))
+def _both(changes: Sequence[FirewalldAllow]) -> tuple[FirewalldAllow, ...]:
+    """Return each change as a permanent one, then each at run time."""
+    return (*changes, *(replace(change, permanent=False) for change in changes))
 
 
 def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
@@ -134,17 +131,13 @@ def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening
     )
     if not is_built_in(rule):
         return Remedy(advice=advice)
+    before = min(0, *(one.priority for one in direct_rules(facts))) - 1
+    family, end = "ipv4" if rule.family == "ip" else "ipv6", "-s" if opening.direction == "input" else "-d"
     accept = [
-        line(
-            "--direct --add-rule {family} {table} {chain} {priority} {end} {peer} -p tcp -m multiport --dports {ports} "
-            "-j ACCEPT",
-            family="ipv4" if rule.family == "ip" else "ipv6",
-            table=rule.table,
-            chain=rule.base,
-            priority=script("{before}", before=min(0, *(one.priority for one in direct_rules(facts))) - 1),
-            end=script("-s" if opening.direction == "input" else "-d"),
-            peer=peer,
-            ports=ports,
+        FirewalldAllow(
+            (peer,),
+            permanent=True,
+            direct=(family, rule.table, rule.base, str(before), end, peer, *_MULTI, ports, "-j", "ACCEPT"),
         )
         for peer in opening.nets(4 if rule.family == "ip" else 6)
         for ports in opening.multiports()
@@ -152,41 +145,27 @@ def _ahead_of_direct_rules(rule: RuleRef, facts: FirewallFacts, opening: Opening
     return Remedy(_both(accept), advice)
 
 
-def _changes(opening: Opening, runtime: dict[str, Zone]) -> list[Line | None]:
-    """Return the options of one call for each zone, with all additions to it."""
-    additions: dict[str, list[Line | None]] = {}
-    for peer in opening.nets(4) + opening.nets(6):
-        for zone, addition in _additions(peer, runtime, opening):
-            additions.setdefault(zone, []).append(addition)
-    return [
-        script("{zone} {added}", zone=line("--zone={zone}", zone=zone), added=[one for one in added if one])  # type: ignore[arg-type]  # a zone's name is plain
-        if all(added)
-        else None
-        for zone, added in additions.items()
-    ]
+def _changes(opening: Opening, runtime: dict[str, Zone]) -> list[FirewalldAllow]:
+    """Return a permanent change for each zone, with all entries for it."""
+    peers = opening.nets(4) + opening.nets(6)
+    found = grouped(entry for peer in peers for entry in _entries(peer, runtime, opening))
+    return [FirewalldAllow(tuple(peers), permanent=True, zone=zone, entries=tuple(its)) for zone, its in found.items()]
 
 
-def _additions(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[tuple[str, Line | None]]:
-    """Yield zones with the addition that admits a peer."""
+def _entries(peer: str, runtime: dict[str, Zone], opening: Opening) -> Iterator[tuple[str, tuple[str, str]]]:
+    """Yield zones with the entry that admits a peer."""
     wanted = ip_network(peer).network_address
     # a zone that has the peer among its sources would take precedence over "trusted", or prevent adding the peer
     claimed = [zone for zone in runtime.values() if zone.name != "trusted" and any(wanted in net for net in zone.nets)]
     if not claimed:
-        yield "trusted", line("--add-source={peer}", peer=peer)
+        yield "trusted", ("source", peer)
     for zone in claimed:
         # an accept precedes the zone's own rich rules that reject or drop
         others = [whole_number(found[1]) if (found := _PRIORITY.search(rule)) else 0 for rule in zone.refusals]
         ahead = f'priority="{max(_FIRST, min(0, *others) - 1)}" ' if others else ""
         source = f'rule {ahead}family="ipv{wanted.version}" source address="{peer}"'
         for port in port_words(opening.ports, "-") if _ZONE_NAME.fullmatch(zone.name) else ():
-            yield zone.name, line("--add-rich-rule={rule}", rule=f'{source} port port="{port}" protocol="tcp" accept')
-
-
-def _settings(found: dict[str, Zone]) -> dict[str, dict[str, str]]:
-    return {
-        name: {key: value for key, value in zone.settings.items() if key not in _OF_THE_INTERFACE and value}
-        for name, zone in found.items()
-    }
+            yield zone.name, ("rich-rule", f'{source} port port="{port}" protocol="tcp" accept')
 
 
 _NFT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,127}")
@@ -212,16 +191,10 @@ def _ufw(rule: RuleRef, opening: Opening) -> Remedy:
     users = f"user-{end}"
     if rule.place is not None and users not in rule.chain and f"reject-{end}" not in rule.chain:
         return Remedy(advice=f"{BY_HAND}, in /etc/ufw/before.rules; then run `ufw reload`")
-    first = script("prepend" if users in rule.chain else "")  # before the user's own deny rules
+    # before the user's own deny rules
+    first, outgoing = users in rule.chain, opening.direction == "output"
     ports = ",".join(port_words(opening.ports, ":"))
-    lines = []
-    for peer in opening.nets(4) + opening.nets(6):
-        if opening.direction == "input":
-            way = line("allow proto tcp from {peer} to any port {ports}", peer=peer, ports=ports)
-        else:
-            way = line("allow out proto tcp from any to {peer} port {ports}", peer=peer, ports=ports)
-        lines.append(line("ufw {first} {way}", first=first, way=way))
-    return Remedy(tuple(lines))
+    return Remedy(tuple(UfwAllow((peer,), ports, outgoing, first) for peer in opening.nets(4) + opening.nets(6)))
 
 
 def _nft(rule: RuleRef, opening: Opening) -> Remedy:
@@ -230,16 +203,15 @@ def _nft(rule: RuleRef, opening: Opening) -> Remedy:
         return Remedy(advice=BY_HAND)
     ports = ", ".join(port_words(opening.ports, "-"))
     end = "saddr" if opening.direction == "input" else "daddr"
-    once = "nft list chain {*place} | grep -qF {mark} || nft insert rule {*place} {*match} comment '\"{mark}\"'"
-    lines = []
+    operations = []
     for version, protocol in ((4, "ip"), (6, "ip6")):
         nets = opening.nets(version)
         if nets and rule.family in {protocol, "inet"}:
-            match = [protocol, end, f"{{ {', '.join(nets)} }}", "tcp", "dport", f"{{ {ports} }}", "accept"]
+            match = (protocol, end, f"{{ {', '.join(nets)} }}", "tcp", "dport", f"{{ {ports} }}", "accept")
             mark = f"nccl-doctor {zlib.crc32(' '.join(match).encode()):08x}"
-            lines.append(line(once, place=place, match=match, mark=mark))
+            operations.append(NftAllow(tuple(nets), rule.family, rule.table, rule.base, match, mark))
     keep = "To keep it over a reboot and a reload of nftables, write the same rule into the file that loads this table"
-    return Remedy(tuple(lines), f"{keep} (/etc/nftables.conf, /etc/sysconfig/nftables.conf).")
+    return Remedy(tuple(operations), f"{keep} (/etc/nftables.conf, /etc/sysconfig/nftables.conf).")
 
 
 def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
@@ -248,14 +220,12 @@ def _iptables(rule: RuleRef, facts: FirewallFacts, opening: Opening) -> Remedy:
     program = next((name for *origin, name in wrote if origin == [rule.origin, rule.family]), None)
     if program is None or not is_built_in(rule):
         return Remedy(advice=BY_HAND)
-    once = "{program} -w {table} -C {chain} {match} 2>/dev/null || {program} -w {table} -I {chain} {match}"
-    table = script("") if rule.table == "filter" else line("-t {table}", table=rule.table)
-    end = script("-s" if opening.direction == "input" else "-d")
-    lines = []
-    for peer in opening.nets(4 if rule.family == "ip" else 6):
-        for ports in opening.multiports():
-            match = line("{end} {peer} -p tcp -m multiport --dports {ports} -j ACCEPT", end=end, peer=peer, ports=ports)
-            lines.append(line(once, program=program, table=table, chain=rule.base, match=match))
+    end = "-s" if opening.direction == "input" else "-d"
+    operations = tuple(
+        IptablesAllow((peer,), program, rule.table, rule.base, (end, peer, *_MULTI, ports, "-j", "ACCEPT"))
+        for peer in opening.nets(4 if rule.family == "ip" else 6)
+        for ports in opening.multiports()
+    )
     keep = "run `netfilter-persistent save` (Debian, Ubuntu) or `service iptables save` (RHEL)"
     add = "or add the same rule to what loads this host's rules"
-    return Remedy(tuple(lines), f"To keep it over a reboot, {keep}, {add}.")
+    return Remedy(operations, f"To keep it over a reboot, {keep}, {add}.")

@@ -32,16 +32,17 @@ def write_master_port(path: str, port: int) -> None:
     _rewrite(path, lambda text: with_master_port(text, port, path))
 
 
-def write_env(path: str, variables: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Set variables of the job for all hosts, or remove them (None), and return the previous values."""
-    before: dict[str, str | None] = {}
+def read_env(path: str, names: Iterable[str]) -> dict[str, str | None]:
+    """Return the values that the file sets for all hosts, None for those that it does not set; HostsFileError."""
+    try:
+        return env_of(decode(Path(path).read_bytes(), path), path, names)
+    except OSError as error:
+        raise HostsFileError(path, None, f"can't be read: {error.strerror or error}") from error
 
-    def changed(text: str) -> str:
-        before.update(env_of(text, path, variables))
-        return with_env(text, variables, path)
 
-    _rewrite(path, changed)
-    return before
+def write_env(path: str, variables: Mapping[str, str | None]) -> None:
+    """Set variables of the job for all hosts, or remove them (None)."""
+    _rewrite(path, lambda text: with_env(text, variables, path))
 
 
 def _rewrite(path: str, change: Callable[[str], str]) -> None:

@@ -41,25 +41,18 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     transport: str | None = None,
     overrides: Overrides = Overrides(),  # noqa: B008 - frozen
     here: ThisMachine | None = None,
+    parsed: ParsedInventory | None = None,
 ) -> Cluster:
     """Return the cluster that a command works on.
 
     ``path`` is the hosts file (``-`` is standard input). ``where`` is the pattern of ``-w``, which names hosts or
     selects among those of the file; ``exclude`` is that of ``-x``. ``engine`` finds hosts instead of a file;
     ``transport`` reaches hosts that are named. ``environ`` has Slurm's and the master's variables. If ``here`` is None,
-    this machine's names and addresses are looked up.
+    this machine's names and addresses are looked up. What has been read already is ``parsed``: a pipe can be read once.
     """
     left_out = expanded(exclude, SourceLocation("-x", is_file=False)) if exclude is not None else []
-    if engine is not None:
-        if engine.login and (overrides.user is not None or overrides.port is not None):
-            raise UsageError(f"--user and --port are for SSH; {engine.login}")
-        parsed = engine.read(where, environ)
-    else:
-        parsed = _parsed(STDIN if path == "-" else path, where, environ, contained=overrides.inside is not None)
-        default, by = engines()[0], kinds().get(transport or "auto")
-        if by is not None and by is not default and not by.finds_hosts:
-            entries = [replace(entry, access=(by.name_node(entry.name.value),)) for entry in parsed.entries]
-            parsed = replace(parsed, entries=entries)
+    if parsed is None:
+        parsed = read(path, where, environ, engine, transport, overrides)
     # the environment's master counts if nothing else names one
     variables = {
         name: variable
@@ -76,6 +69,27 @@ def load(  # noqa: PLR0913 - each is a word of the command line
     chosen = {"-w": where if engine is not None or among else None, "-x": exclude}
     origins = cluster.origins | {option: pattern for option, pattern in chosen.items() if pattern is not None}
     return overrides.applied(cluster.model_copy(update={"origins": origins, "variables": variables}))
+
+
+def read(
+    path: str | None,
+    where: str | None,
+    environ: Mapping[str, str],
+    engine: HostSource | None,
+    transport: str | None,
+    overrides: Overrides,
+) -> ParsedInventory:
+    """Read the hosts of a command, for the arguments of :func:`load`."""
+    if engine is not None:
+        if engine.login and (overrides.user is not None or overrides.port is not None):
+            raise UsageError(f"--user and --port are for SSH; {engine.login}")
+        return engine.read(where, environ)
+    parsed = _parsed(STDIN if path == "-" else path, where, environ, contained=overrides.inside is not None)
+    default, by = engines()[0], kinds().get(transport or "auto")
+    if by is None or by is default or by.finds_hosts:
+        return parsed
+    entries = [replace(entry, access=(by.name_node(entry.name.value),)) for entry in parsed.entries]
+    return replace(parsed, entries=entries)
 
 
 def _parsed(path: str | None, where: str | None, environ: Mapping[str, str], *, contained: bool) -> ParsedInventory:

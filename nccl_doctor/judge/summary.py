@@ -17,7 +17,7 @@ from nccl_doctor.checks.allreduce.own_diagnostics import diagnostics_words
 from nccl_doctor.checks.rates import link_gbps
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.firewall.route_lookup import interface_of
-from nccl_doctor.judge.fix_plan import plan
+from nccl_doctor.judge.remedies import can_be_run
 from nccl_doctor.launch.line import line_to_judge, own_lines
 from nccl_doctor.model.base import NOT_SELECTED, PENDING, Skipped, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
@@ -135,9 +135,8 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
 
 def _mending(snapshot: Snapshot, report: Report) -> str | None:
     """Return the line that proposes ``fix``, if it has a step for an error."""
-    steps, _ = plan(report, snapshot)
-    errors = {found.code for found in report.diagnoses if found.severity is Severity.ERROR}
-    if not any(step.code in errors for step in steps):
+    errors = (found for found in report.diagnoses if found.severity is Severity.ERROR)
+    if not any(can_be_run(found, snapshot) for found in errors):
         return None
     alone = len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local
     words = () if alone else ClusterSource(snapshot.cluster).check_words

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from nccl_doctor.model.base import FrozenModel
 from nccl_doctor.model.effect import Effect, Symptom
+from nccl_doctor.model.operation import Operation
 from nccl_doctor.text.shell import Line, line
 
 
@@ -44,6 +45,9 @@ class Command(FrozenModel):
     host: str | None
     command: str
     place: str | None = None
+    operation: Operation | None = Field(default=None, exclude=True, repr=False)  # what it changes; None for a look
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
 
 
 class Fix(FrozenModel):
@@ -57,6 +61,12 @@ class Fix(FrozenModel):
     needs_root: bool = False
     commands: tuple[Command, ...] = ()
     variables: dict[str, dict[str, str]] = Field(default_factory=dict)
+
+    @property
+    def can_be_run(self) -> bool:
+        """True if every command is an operation of the host itself, not of the inside of a container."""
+        own = (one.operation is not None and not (one.place or "").startswith("in ") for one in self.commands)
+        return bool(self.commands) and self.risk != "manual" and all(own)
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Fix:
         """Return a copy without secrets; commands with a secret are dropped."""
@@ -182,10 +192,14 @@ class LogEvent(FrozenModel):
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def on(host: str | None, *lines: Line | None) -> tuple[Command, ...]:
-    """Return lines as commands for a host; none if one of them can't be pasted."""
-    made = [one for one in lines if one is not None]
-    return tuple(Command(host=host, command=one.text) for one in made) if len(made) == len(lines) else ()
+def on(host: str | None, *lines: Line | Operation | None) -> tuple[Command, ...]:
+    """Return lines and operations as commands for a host; none if one of them can't be pasted."""
+    made = [
+        Command(host=host, command=text.text, operation=one if isinstance(one, Operation) else None)
+        for one in lines
+        if one is not None and (text := one.line if isinstance(one, Operation) else one) is not None
+    ]
+    return tuple(made) if len(made) == len(lines) else ()
 
 
 def export(name: str, value: str) -> Line | None:

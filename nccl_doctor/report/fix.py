@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nccl_doctor.model.mending import ByHand, FixReport, Step, StepResult
+from nccl_doctor.model.acts import ByHand, FixReport, Step, StepResult
 from nccl_doctor.report.render import RenderOptions
 from nccl_doctor.report.text import Screen, joined, wrap
 from nccl_doctor.text.hostlist import fold, grouped, plural
 from nccl_doctor.text.shell import clean, pasteable
 
-_FEW = 2  # hosts with their own commands that are shown in full
+_FEW = 3  # hosts with commands of one kind that are all shown
 _MOST_BY_HAND = 12
 
 
@@ -57,7 +57,9 @@ def groups(steps: Sequence[Step]) -> list[Group]:
 def plan_blocks(report: FixReport, screen: Screen) -> Iterator[list[str]]:
     """Yield the blocks of the plan: each group of steps, then what is left to do by hand."""
     if not report.plan:
-        yield ["Nothing can be undone." if report.undo else "There is no command to run."]
+        left = any(one.commands for one in report.by_hand)
+        nothing = "There is no command that fix can run." if left else "There is no command to run."
+        yield ["Nothing can be undone." if report.undo else nothing]
     else:
         yield [f"{'Undo' if report.undo else 'Plan'}: {_counted(report.plan)}"]
     for group in groups(report.plan):
@@ -72,23 +74,32 @@ def _group(group: Group, screen: Screen, *, undo: bool) -> Iterator[str]:
     marks += ["disruptive"] if first.risk == "disruptive" else []
     title = " ".join(filter(None, (group.title, f"({', '.join(marks)})" if marks else "")))
     yield from wrap(title, screen.prose, f"{group.number:>2}  ")
+    yield from wrap(first.message, screen.prose, "    ") if first.message else ()
     by_host = grouped((step.host, step) for step in group.steps)
     alike = grouped((tuple(step.command for step in steps), host) for host, steps in by_host.items())
-    shown = list(alike.items())
-    whole = screen.verbose or len(shown) <= _FEW
-    for commands, hosts in shown if whole else shown[:1]:
-        if len(shown) > 1:
-            names = [host for host in hosts if host is not None]
-            yield f"    {fold(names)}:"
-        for command in commands:
-            yield (
-                f"      {command}"
-                if pasteable(command)
-                else "      (a command that a terminal can't show; see -o json)"
+    kinds = grouped(
+        (tuple(_kind(step) for step in by_host[hosts[0]]), (commands, hosts)) for commands, hosts in alike.items()
+    )
+    for same in kinds.values():
+        shown = same if screen.verbose or len(same) <= _FEW else same[:1]
+        for commands, hosts in shown:
+            if len(alike) > 1:
+                names = [host for host in hosts if host is not None]
+                yield f"    {fold(names)}:"
+            for command in commands:
+                hidden = "(a command that a terminal can't show; see -o json)"
+                yield f"      {command if pasteable(command) else hidden}"
+        if len(shown) < len(same):
+            others = fold([host for _, hosts in same[1:] for host in hosts if host is not None])
+            yield from wrap(
+                f"{others}: the same, each with its own peers' addresses; -v shows them", screen.prose, "    "
             )
-    if not whole:
-        yield f"    {plural(len(shown) - 1, 'more host')}, each with its own addresses; -v shows them"
     yield from () if undo else wrap(_way_back(group.steps), screen.prose, "    ")
+
+
+def _kind(step: Step) -> str:
+    """Return text that is equal for steps that differ in their peers' addresses alone."""
+    return step.command if step.operation is None else step.operation.kind
 
 
 def _way_back(steps: Sequence[Step]) -> str:
@@ -137,7 +148,12 @@ def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:
     yield [
         line for one in done if steps[one.number].mends in still for line in _printed(one, steps[one.number], screen)
     ]
-    rows = (("Mended", report.mended), ("Still there", report.remaining), ("New", report.new))
+    rows = (
+        ("New", report.new),
+        ("Still there", report.remaining),
+        ("Can't be judged any more", report.unjudged),
+        ("Mended", report.mended),
+    )
     yield [
         line for name, found in rows if found for line in wrap(f"{name}: {'; '.join(found)}", screen.prose, "", "  ")
     ]
@@ -145,6 +161,8 @@ def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:
         yield wrap(report.note, screen.prose)
     if report.verdict:
         yield wrap(report.verdict, screen.prose)
+    if report.undo_with:
+        yield [f"To undo it:  {report.undo_with}"]
 
 
 _OUTCOMES = {
@@ -167,6 +185,16 @@ def _printed(result: StepResult, step: Step, screen: Screen) -> Iterator[str]:
     yield f"  {clean(step.command)}"
     for line in result.output.splitlines()[-4:]:
         yield from wrap(line, screen.prose, "    ")
+
+
+def interrupted(report: FixReport) -> str:
+    """Return the message for Ctrl-C: which hosts were changed, which were not, and how to undo it."""
+    changed = grouped((one.host, one) for one in report.results if one.outcome != "not-run" and not one.was_there)
+    named = [f"{host or 'this machine'} was changed ({plural(len(its), 'command')})" for host, its in changed.items()]
+    hosts = dict.fromkeys(one.host or "this machine" for one in report.results if one.host not in changed)
+    others = [f"{fold(hosts)} {'was' if len(hosts) == 1 else 'were'} not"] if hosts else []
+    undo = f"; to undo it: {report.undo_with}" if report.undo_with else ""
+    return f"interrupted: {', '.join((*named, *others))}{undo}"
 
 
 def script_of(host: str | None, steps: Sequence[Step]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from nccl_doctor.model.acts import FixReport
 from nccl_doctor.model.base import SCHEMA, Document
 from nccl_doctor.model.documents import (
     Codes,
@@ -24,7 +25,6 @@ from nccl_doctor.model.documents import (
     Topic,
     TopicList,
 )
-from nccl_doctor.model.mending import FixReport
 from nccl_doctor.model.ports import PortReport
 from nccl_doctor.model.report import Report
 

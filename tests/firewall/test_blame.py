@@ -45,7 +45,7 @@ def reported(seen: Snapshot) -> tuple[Diagnosis, ...]:
 
 
 def opened(blames: list[Blame] | tuple[Blame, ...], seen: Snapshot) -> Opening:
-    return opening(blames, seen, Derived(seen).nccl.addresses)
+    return opening(blames[0], blames, seen, Derived(seen).nccl.addresses)
 
 
 def test_the_listeners_rule_is_blamed_and_only_the_peers_it_stops_are_let_in() -> None:
@@ -154,7 +154,7 @@ def test_every_rule_in_the_way_is_opened() -> None:
     both = iptables_facts("-A INPUT -p tcp -j DROP").model_copy(update={"nft": nft_facts([DROP]).nft})
     seen = snapshot({"node1": both}, [("node2", "node1", 29500, "timed-out")])
     (blame,) = judge(seen).blames
-    programs = {str(line).split()[0] for line in remedies(blame, opened([blame], seen)).commands}
+    programs = {str(one.line).split()[0] for one in remedies(blame, opened([blame], seen)).operations}
     assert programs == {"nft", "iptables-legacy"}
 
 

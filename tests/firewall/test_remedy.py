@@ -28,15 +28,16 @@ def blamed(facts: FirewallFacts) -> RuleRef:
 
 
 def lines(found: Remedy) -> tuple[str, ...]:
-    assert None not in found.commands
-    return tuple(map(str, found.commands))
+    texts = [one.line for one in found.operations]
+    assert None not in texts
+    return tuple(map(str, texts))
 
 
-def test_firewalld_trusts_the_peers_and_reloads() -> None:
+def test_firewalld_trusts_the_peers_for_good_and_at_once() -> None:
     facts = captured("firewalld_public")
     assert lines(remedy(blamed(facts), facts, IN)) == (
         "firewall-cmd --permanent --zone=trusted --add-source=10.0.0.2 --add-source=10.0.0.3",
-        "firewall-cmd --reload",
+        "firewall-cmd --zone=trusted --add-source=10.0.0.2 --add-source=10.0.0.3",
     )
 
 

@@ -25,7 +25,6 @@ from pydantic import ValidationError
 
 from nccl_doctor.cli.snapshots import read_snapshot
 from nccl_doctor.errors import SnapshotError
-from nccl_doctor.judge.changes import change_of
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.from_file import difference
 from nccl_doctor.model.finding import Command, Outcome
@@ -338,17 +337,20 @@ def _wrong(line: str, shell: ShellWithoutPrograms, document: dict[str, Any]) -> 
     return None
 
 
-LOOKS = {"[", "echo", "grep", "ip", "printf", "sed", "sysctl", "firewall-cmd", "ufw", "nft"}
+LOOKS = {
+    *("exit", ":", "command", "head"),
+    *("[", "echo", "grep", "ip", "printf", "sed", "sysctl", "firewall-cmd", "ufw", "nft", "tee", "tail", "truncate"),
+    *("cat", "stat", "df", "docker", "podman", "nerdctl", "mount", "umount", "chmod", "rm", "rmdir", "systemctl"),
+}
 
 
 def _wrong_way_back(command: Command, shell: ShellWithoutPrograms, chance: random.Random) -> str | None:
     """What ``fix`` would run about a command besides it, with a host's words as the values before; None for nothing."""
-    change = change_of(command.command)
-    if change is None:
+    operation = command.operation
+    if operation is None:
         return None
-    before = [clean(text)[:300] for text in chance.choices(TEXTS, k=chance.randrange(4))]
-    undo = change.undo(before) if change.undo is not None else None
-    for line in filter(None, (change.reads, change.in_place, undo)):
+    before = tuple(clean(text)[:300] for text in chance.choices(TEXTS, k=chance.randrange(4)))
+    for line in filter(None, (operation.look, operation.undo(before))):
         told = shell.attempt(str(line), ("/etc",))
         strange = {name for name, *_ in told.ran if name not in LOOKS and not re.fullmatch(r"ip6?tables(-\w+)?", name)}
         if strange or set(told.wrote) - {"/dev/null", "/etc/hosts"}:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nccl_doctor.errors import HostsFileError
 from nccl_doctor.inventory import files
-from nccl_doctor.inventory.edits import with_env, with_master_port, write_env, write_master_port
+from nccl_doctor.inventory.edits import read_env, with_env, with_master_port, write_env, write_master_port
 from nccl_doctor.inventory.sources import Entry
 
 CHANGED = [
@@ -148,6 +148,8 @@ def variables(host: Entry) -> dict[str, str]:
 def test_the_values_before_are_returned(tmp_path: Path) -> None:
     file = tmp_path / "hosts.yaml"
     file.write_text("env: {A: b}\nhosts: [a]\n", encoding="utf-8")
-    assert write_env(str(file), {"A": "c", "D": "e"}) == {"A": "b", "D": None}
-    assert write_env(str(file), {"A": "b", "D": None}) == {"A": "c", "D": "e"}
+    assert read_env(str(file), {"A", "D"}) == {"A": "b", "D": None}
+    write_env(str(file), {"A": "c", "D": "e"})
+    assert read_env(str(file), {"A", "D"}) == {"A": "c", "D": "e"}
+    write_env(str(file), {"A": "b", "D": None})
     assert file.read_text(encoding="utf-8") == "env: {A: 'b'}\nhosts: [a]\n"

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from nccl_doctor.model.acts import ByHand, FixReport, Step, StepResult
 from nccl_doctor.model.finding import Severity, on
-from nccl_doctor.model.mending import ByHand, FixReport, Step, StepResult
+from nccl_doctor.model.operations.firewall import FirewalldAllow
 from nccl_doctor.report.fix import plan_screen, question, script_of
 from nccl_doctor.report.render import RenderOptions, render
 from nccl_doctor.text.secrets import hide_secrets
 from nccl_doctor.text.shell import line
+
+
+def opening(number: int) -> Step:
+    peer = f"10.0.0.{9 - number}"
+    allow = FirewalldAllow((peer,), permanent=False, zone="trusted", entries=(("source", peer),))
+    return step(number, f"node{number}", str(allow.line), operation=allow)
 
 
 def step(number: int, host: str | None, command: str, **fields: object) -> Step:
@@ -27,7 +34,7 @@ def by_hand(host: str, value: str) -> ByHand:
     )
 
 
-OPENINGS = [step(n, f"node{n}", f"firewall-cmd --zone=trusted --add-source=10.0.0.{9 - n}") for n in (1, 2, 3, 4)]
+OPENINGS = [opening(number) for number in (1, 2, 3, 4)]
 
 
 def test_a_plan_groups_hosts_and_shows_one_of_many() -> None:
@@ -38,7 +45,7 @@ def test_a_plan_groups_hosts_and_shows_one_of_many() -> None:
         " 1  firewall-blocks-port (NCD301) on node[1-4] (as root)\n"
         "    node1:\n"
         "      firewall-cmd --zone=trusted --add-source=10.0.0.8\n"
-        "    3 more hosts, each with its own addresses; -v shows them\n"
+        "    node[2-4]: the same, each with its own peers' addresses; -v shows them\n"
         "    Can be undone; survives a reboot.\n"
         "\n"
         " 2  ifname-needed (NCD301) on this machine\n"
@@ -50,10 +57,19 @@ def test_a_plan_groups_hosts_and_shows_one_of_many() -> None:
     assert question(report.plan) == "Run 5 commands on 4 hosts? [y/N/s(elect)] "
 
 
+def test_commands_that_differ_in_more_than_their_peers_are_all_shown() -> None:
+    """The first host's command is no word for those of another program."""
+    other = step(5, "node5", "iptables -w -I INPUT -s 10.0.0.1 -j ACCEPT")
+    shown = plan_screen(FixReport(plan=(*OPENINGS, other)), RenderOptions())
+    assert other.command in shown
+    assert "node[2-4]: the same" in shown
+    assert "node5" not in shown.partition("the same")[0]
+
+
 def test_what_is_left_by_hand_has_its_commands() -> None:
     report = FixReport(by_hand=(by_hand("node1", "eth0"), by_hand("node2", "eth1")))
     shown = render("fix", "human", report)
-    assert "There is no command to run." in shown
+    assert "There is no command that fix can run." in shown
     assert (
         "  hostname-loopback (NCD203) on node1: Set it there:\n      node1: export GLOO_SOCKET_IFNAME=eth0\n" in shown
     )

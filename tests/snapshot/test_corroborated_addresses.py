@@ -83,7 +83,10 @@ def test_a_claimed_name_gets_no_line_in_etc_hosts() -> None:
 
     assert found().fix.commands == ()
     (command,) = found(resolved={"master": [CLAIMED]}).fix.commands
-    assert command.command == f"printf '%s %s\\n' {CLAIMED} master >> /etc/hosts"
+    assert command.command == (
+        "tail -c1 /etc/hosts | grep -q . && echo >> /etc/hosts; "
+        f"grep -qxF '{CLAIMED} master' /etc/hosts || echo '{CLAIMED} master' >> /etc/hosts"
+    )
 
 
 def test_this_machine_looks_up_names_and_waits_no_longer_than_told() -> None:

@@ -17,7 +17,7 @@ from nccl_doctor.checks.access._failures import FOLLOWS, of_engine
 from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.model.base import CONTAINER_NAME
 from nccl_doctor.model.finding import Severity
-from nccl_doctor.text.shell import line
+from nccl_doctor.model.operations.programs import ContainerStart
 
 _LET_GO = {"stopped": "start", "paused": "unpause"}
 _WITH_COMMANDS = ("docker", "podman", "nerdctl")
@@ -31,5 +31,5 @@ def container_unreachable(view: View) -> Findings:
         if problem not in _LET_GO or runtime not in _WITH_COMMANDS or not CONTAINER_NAME.fullmatch(name):
             yield found
             continue
-        again = line("{runtime} {verb} {name}", runtime=runtime, verb=_LET_GO[problem], name=name)
+        again = ContainerStart(runtime, _LET_GO[problem], name)
         yield found.model_copy(update={"fix": pasted(found.fix.summary, on_each(found.hosts, again))})

@@ -31,6 +31,7 @@ from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, not_logged_in
 from nccl_doctor.model.finding import Fix, Severity, on
+from nccl_doctor.model.operations.system import OwnFileMode
 from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.shell import Line, line, script
 
@@ -86,7 +87,7 @@ def _remedy(failures: tuple[SshAuthFailed, ...]) -> Fix:
         return Fix(summary=prose)
     if facts.exposed:
         files = sorted({path for failure in failures for path in failure.facts.exposed})
-        return pasted("Make the key private, as ssh requires:", on(None, line("chmod 600 {*files}", files=files)))
+        return pasted("Make the key private, as ssh requires:", on(None, OwnFileMode("600", tuple(files))))
     if facts.encrypted:
         agent = () if facts.agent else (script('eval "$(ssh-agent -s)"'),)
         files = sorted({path for failure in failures for path in failure.facts.encrypted})

@@ -25,13 +25,14 @@ from nccl_doctor.logs.rule import C10D_CLIENT, WEB, Grade, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.operations.programs import ServicePatch
+from nccl_doctor.model.operations.system import HostsEntry
 from nccl_doctor.snapshot.access import SshUnreachable
 from nccl_doctor.snapshot.hosts import Snapshot, corroborated_by_name
 from nccl_doctor.snapshot.network import Names, Resolution, deviations
 from nccl_doctor.snapshot.surroundings import KubeFacts, Service
 from nccl_doctor.text.hostlist import fold, grouped, quoted
 from nccl_doctor.text.inet import Address, numeric
-from nccl_doctor.text.shell import Line, line
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 
@@ -98,7 +99,7 @@ def _alias(view: View, name: str) -> Finding:
 
 
 def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: bool) -> Finding:
-    lines = {host: _line(view.snapshot, names, host) for host in hosts}
+    lines = {host: _entry(view.snapshot, names, host) for host in hosts}
     commands = tuple(command for host in hosts for command in on(host, lines[host])) if all(lines.values()) else ()
     single = len(names) == 1
     s = "" if single else "s"
@@ -122,10 +123,10 @@ def _finding(view: View, hosts: tuple[str, ...], names: list[str], *, is_fatal: 
     )
 
 
-def _line(snapshot: Snapshot, names: list[str], host: str) -> Line | None:
+def _entry(snapshot: Snapshot, names: list[str], host: str) -> HostsEntry | None:
     """Return the entries for /etc/hosts; None where a name's address is not certain."""
-    entries = [word for name in names for word in (str(_address(snapshot, name, host) or ""), name)]
-    return line("printf '%s %s\\n' {*entries} >> /etc/hosts", entries=entries) if all(entries) else None
+    entries = tuple((str(_address(snapshot, name, host) or ""), name) for name in names)
+    return HostsEntry(entries) if all(address for address, _ in entries) else None
 
 
 def _address(snapshot: Snapshot, name: str, host: str) -> Address | None:
@@ -167,9 +168,7 @@ def _of(kube: KubeFacts, service: Service, pod_name: str) -> tuple[str, Fix] | N
             summary=summary
         )
     if pod is not None and pod.unready and not service.early:
-        early = '{"spec":{"publishNotReadyAddresses":true}}'
-        patch = "kubectl patch service {name} -n {namespace} -p {early}"
-        commands = on(None, line(patch, name=service.name, namespace=kube.namespace, early=early))
+        commands = on(None, ServicePatch(service.name, kube.namespace))
         summary = "Have the Service give names before pods are ready; the ranks need them to become so:"
         sentence = f"{pod.pod} is not ready, and the Service {service.name} resolves names of ready pods only"
         return sentence, pasted(summary, commands)

@@ -22,11 +22,11 @@ from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import Network, address_of
-from nccl_doctor.text.shell import line
 
 NAME = "net.ipv4.neigh.default.gc_thresh"
 LIMIT = f"{NAME}3"
@@ -55,7 +55,7 @@ def neighbour_table_small(view: View) -> Findings:
         raised = 1 << (peers * ROOM).bit_length()
         limits = ((3, raised), (2, raised // 2), (1, raised // 8))
         summary = "Raise the limits (for good: the same settings in /etc/sysctl.d/):"
-        raising = line("sysctl -w {*settings}", settings=[f"{NAME}{number}={value}" for number, value in limits])
+        raising = SysctlSet(tuple((f"{NAME}{number}", str(value)) for number, value in limits))
         # with a full table the kernel drops the packet or the ARP answer: "no route to host" (net/ipv4/arp.c)
         slow = [dial for dial in view.dials.unexplained if dial.outcome in ("timed-out", "no-route")]
         lost = {dial for dial in slow if not {dial.src, dial.dst}.isdisjoint(short[limit, peers])}

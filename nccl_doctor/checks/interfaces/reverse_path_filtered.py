@@ -18,8 +18,8 @@ from nccl_doctor.checks.effects import SILENCE
 from nccl_doctor.checks.interfaces.route_missing import hindered_hosts
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.model.finding import Finding, Severity, on
+from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.shell import line
 
 
 @check("NCD220", severity=Severity.ERROR, needs=("mesh",), explains=(SILENCE,))
@@ -28,7 +28,7 @@ def reverse_path_filtered(view: View) -> Findings:
     for found in hindered_hosts(view, "filtered"):
         names = list(dict.fromkeys(fault.usual for fault in found.route_faults if fault.usual))
         # a VLAN's name contains a dot, so sysctl(8) needs slashes between the parts
-        settings = [("/" if "." in name else ".").join(("net", "ipv4", "conf", name, "rp_filter=2")) for name in names]
+        keys = [("/" if "." in name else ".").join(("net", "ipv4", "conf", name, "rp_filter")) for name in names]
         peers = fold(sorted(found.peers))
         yield Finding(
             hosts=(found.host,),
@@ -42,7 +42,7 @@ def reverse_path_filtered(view: View) -> Findings:
             fix=pasted(
                 f"Give {peers} a route to {found.host} by the right interface; or filter loosely (for good: the same "
                 "setting in /etc/sysctl.d/):",
-                on(found.host, line("sysctl -w {*settings}", settings=settings)),
+                on(found.host, SysctlSet(tuple((key, "2") for key in keys))),
                 needs_root=True,
             ),
         )

@@ -20,8 +20,8 @@ from nccl_doctor.checks.interfaces.route_missing import Hindered, hindered_hosts
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.firewall.route_lookup import MAIN_TABLES, RouteFault
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.operations.system import IpRule
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.shell import line
 
 
 @check("NCD219", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
@@ -59,6 +59,5 @@ def _fix(found: Hindered) -> Fix:
             "what has set it: a VPN's allowed addresses, for example.",
             needs_root=True,
         )
-    lines = [line("ip rule add to {network} lookup main priority 1", network=network) for network in networks]
     summary = "Let the cluster's own network go by the main table (for good: in what sets up the network):"
-    return pasted(summary, on(found.host, *lines), needs_root=True)
+    return pasted(summary, on(found.host, *map(IpRule, map(str, networks))), needs_root=True)

@@ -22,6 +22,7 @@ from nccl_doctor.checks.view import Findings, View, check, folded, ordered, past
 from nccl_doctor.firewall.route_lookup import NO_ROUTE, NO_WAY, Kind, RouteFault
 from nccl_doctor.model.effect import Symptom
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
+from nccl_doctor.model.operations.system import IpRouteDelete
 from nccl_doctor.nccl.cluster_nccl import faults
 from nccl_doctor.nccl.host_nccl import HostNccl
 from nccl_doctor.nccl.reachability import Cause
@@ -30,7 +31,6 @@ from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Way
 from nccl_doctor.text.hostlist import fold
 from nccl_doctor.text.inet import address_of, network_of
-from nccl_doctor.text.shell import line, script
 
 MAIN = 254
 WHERE = "`ip rule; ip route show table all` tell where"
@@ -167,16 +167,14 @@ def _deletions(host: str, facts: HostFacts, targets: Iterable[str]) -> tuple[Com
     ways = [way for way in facts.ways if way.iif is None] if isinstance(facts.ways, tuple) else []
     found = [[way.refusal for way in ways if way.to == target and way.error is not None] for target in targets]
     refusals = dict.fromkeys(refusal for each in found for refusal in each)
-    lines = []
+    operations = []
     for refusal in refusals if all(found) and None not in refusals else ():
         assert refusal is not None
         network = network_of(refusal.destination)
         whole = network.network_address if network.prefixlen == network.max_prefixlen else network
-        table = [] if refusal.table == MAIN else ["table", str(refusal.table)]
-        v6 = script("") if network.version == 4 else script("-6")
-        holes = {"kind": refusal.kind, "destination": whole, "table": table, "v6": v6}
-        lines.append(line("ip {v6} route del {kind} {destination} {*table}", **holes))
-    return on(host, *lines)
+        table = "main" if refusal.table == MAIN else str(refusal.table)
+        operations.append(IpRouteDelete(refusal.kind, str(whole), table))
+    return on(host, *operations)
 
 
 def _unaddressed(found: Hindered) -> Finding:

@@ -20,9 +20,9 @@ from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.snapshot.hosts import connections, world_size
 from nccl_doctor.text.hostlist import fold, grouped
-from nccl_doctor.text.shell import line
 
 MAX = "net.netfilter.nf_conntrack_max"
 FREE = 10  # a tenth of the table
@@ -59,7 +59,7 @@ def conntrack_table_full(view: View) -> Findings:
             fix=pasted(
                 "Raise the limit (for good: the same setting in /etc/sysctl.d/), and look for what has so many "
                 "connections (conntrack -L):",
-                on_each(hosts, line("sysctl -w {setting}", setting=f"{MAX}={raised}")) if raised > most else (),
+                on_each(hosts, SysctlSet(((MAX, str(raised)),))) if raised > most else (),
                 needs_root=True,
             ),
         )

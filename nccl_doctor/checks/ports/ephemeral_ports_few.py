@@ -27,10 +27,10 @@ from nccl_doctor.logs.signs import LogSigns, Scene, Stage, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.effect import DIALS, WAITS, Effect, Reach
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
+from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.snapshot.hosts import Host, connections, rank_counts, world_size
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.shell import line
 
 FEW = Effect(
     ("port-in-use", "ephemeral-ports-few", *DIALS, *WAITS, "nccl-unknown-error"),
@@ -90,10 +90,10 @@ def ephemeral_ports_few(view: View) -> Findings:
 def _widen(host: Host, master_port: int) -> tuple[Command, ...]:
     assert host.facts
     own = known(host.facts.port_range)
-    settings = [f"net.ipv4.ip_local_port_range={WIDE[0]} {WIDE[1]}"]
+    settings = [("net.ipv4.ip_local_port_range", f"{WIDE[0]} {WIDE[1]}")]
     if host.node.node_rank == 0 and WIDE[0] <= master_port <= WIDE[1] and master_port not in own.reserved_ports:
         settings.append(reserving(own, master_port))
-    return on(host.name, line("sysctl -w {*settings}", settings=settings))
+    return on(host.name, SysctlSet(tuple(settings)))
 
 
 ADVICE = make_advice(

@@ -16,7 +16,7 @@ may be pasted twice. Do not switch the firewall off: it keeps everybody else out
 References: nft(8), iptables-extensions(8), firewall-cmd(1), ufw(8).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.own_names import is_unreached
@@ -26,7 +26,7 @@ from nccl_doctor.firewall.blame import LIMITED, NOT_DIALLED, Blame, compiled, op
 from nccl_doctor.firewall.connection import Ruleset, counted
 from nccl_doctor.firewall.manager import describe
 from nccl_doctor.firewall.remedy import Opening, port_words
-from nccl_doctor.firewall.rules import Direction, RuleRef
+from nccl_doctor.firewall.rules import RuleRef
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
@@ -132,7 +132,7 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
     first = blames[0]
     snapshot, listens = view.snapshot, view.nccl.addresses
     by_direction = grouped((blame.direction, blame) for blame in blames)
-    ways = {direction: opening(those, snapshot, listens) for direction, those in by_direction.items()}
+    ways = [opening(blame, by_direction[blame.direction], snapshot, listens) for blame in blames]
     unclear = {name for gap in view.dials.firewall.gaps for name in gap.hosts}
     return Finding(
         hosts=_hosts(blames),
@@ -142,7 +142,7 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
             "manager": first.manager,
             "direction": first.direction,
             "port": snapshot.cluster.master_port,
-            "ports": port_words(ways[first.direction].ports, "-"),
+            "ports": port_words(ways[0].ports, "-"),
             "from": sorted({dial.src for blame in blames for dial in blame.dials}),
             "to": sorted({dial.dst for blame in blames for dial in blame.dials}),
             "rules": {
@@ -184,9 +184,9 @@ def _evidence(blames: Sequence[Blame], snapshot: Snapshot) -> Iterator[str]:
             yield f"but     {passed} -> {target} passed, although its rules forbid it: they may have just changed"
 
 
-def _fix(blames: Sequence[Blame], ways: Mapping[Direction, Opening], claimed: Sequence[tuple[str, str]]) -> Fix:
-    found = [(blame.host.name, remedies(blame, ways[blame.direction])) for blame in blames]
-    commands = tuple(one for name, part in found for one in on(name, *part.commands))
+def _fix(blames: Sequence[Blame], ways: Sequence[Opening], claimed: Sequence[tuple[str, str]]) -> Fix:
+    found = [(blame.host.name, remedies(blame, way)) for blame, way in zip(blames, ways, strict=True)]
+    commands = tuple(one for name, part in found for one in on(name, *part.operations))
     advice = " ".join(dict.fromkeys(part.advice for _, part in found if part.advice))
     who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")
     if claimed:

@@ -16,8 +16,8 @@ References: the kernel's Documentation/networking/ip-sysctl.rst.
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity, on
+from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.snapshot.network import PortRange
-from nccl_doctor.text.shell import line
 
 
 @check("NCD306", severity=Severity.WARNING, needs=("port_range",), explains=("port-in-use",), scope="master")
@@ -37,12 +37,12 @@ def port_in_ephemeral_range(view: View) -> Findings:
             fix=pasted(
                 "Set a master_port outside of that range in the hosts file, or have the kernel reserve this "
                 "one (for good: the same line in /etc/sysctl.d/):",
-                on(host.name, line("sysctl -w {setting}", setting=reserving(own, port))),
+                on(host.name, SysctlSet((reserving(own, port),))),
                 needs_root=True,
             ),
         )
 
 
-def reserving(own: PortRange, port: int) -> str:
-    """Return the sysctl setting that reserves one more port."""
-    return f"net.ipv4.ip_local_reserved_ports={','.join(filter(None, (own.reserved_text, str(port))))}"
+def reserving(own: PortRange, port: int) -> tuple[str, str]:
+    """Return the sysctl setting that reserves one more port, and its value."""
+    return "net.ipv4.ip_local_reserved_ports", ",".join(filter(None, (own.reserved_text, str(port))))

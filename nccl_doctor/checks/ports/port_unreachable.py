@@ -38,6 +38,7 @@ from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.view import Findings, View, check, on_each, pairs_of, pasted, ports_of
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.operations.system import LinkUp
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.nccl.suggest import setting
@@ -82,7 +83,7 @@ def port_unreachable(view: View) -> Findings:
         found = _finding(view, (name,), f"{name} can't reach itself at its own address {mine[0].address}", mine)
         links = [link for host in view.snapshot.reached if host.name == name for link in _links(host)]
         if any(link.name == "lo" and "up" not in link.flags for link in links):
-            fix = pasted("Its loopback interface is down:", on(name, line("ip link set lo up")), needs_root=True)
+            fix = pasted("Its loopback interface is down:", on(name, LinkUp("lo")), needs_root=True)
             found = found.model_copy(update={"evidence": (*found.evidence, f"{name}: lo is down"), "fix": fix})
         yield found
     for rail in dict.fromkeys((None, *(rail_of(mesh, dial) for dial in rest))):

@@ -30,6 +30,7 @@ from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.model.base import PENDING, Skipped, Unknown, known
 from nccl_doctor.model.effect import Effect
 from nccl_doctor.model.finding import Command, Finding, Fix, Severity, on
+from nccl_doctor.model.operations.system import InContainer
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import Host, HostFacts, world_size
 from nccl_doctor.snapshot.network import Names
@@ -37,7 +38,6 @@ from nccl_doctor.snapshot.surroundings import Outside, Surroundings
 from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text.hostlist import capital, fold, grouped
 from nccl_doctor.text.inet import numeric
-from nccl_doctor.text.shell import line
 
 NETWORK = (
     "port-unreachable", "master-addr-not-local", "duplicate-address", "route-missing", "hostname-mismatch",
@@ -134,11 +134,10 @@ def _fix(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
     run = " ".join((outside.runtime, "run", *dict.fromkeys(option for one in found for option in one.options)))
     if [one.name for one in found] != ["shm"]:
         return Fix(summary=f"Start the container again on the host, with {run} besides its own options.")
-    remount = "{runtime} exec -u 0 --privileged {name} mount -o remount,size={gib}g /dev/shm"
     commands: list[Command] = []
     for sides in alike:
         gib = enough_gib(known(sides.facts.shm), _shm_needed(sides))
-        commands += on(sides.host.name, line(remount, runtime=outside.runtime, name=sides.outside.name, gib=gib))
+        commands += on(sides.host.name, InContainer(gib, outside.runtime, sides.outside.name))
     return Fix(
         summary=f"Start the container again on the host, with {run} (or --shm-size=8g) besides its own options. Until "
         "then:",

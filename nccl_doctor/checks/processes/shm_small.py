@@ -20,10 +20,10 @@ from nccl_doctor.checks.effects import SHARED_MEMORY
 from nccl_doctor.checks.view import Findings, View, check, folded, on_each, pasted
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.operations.system import SHM, FileMode, Remount, ShmFolder, ShmMount
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.system import Shm
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.shell import line
 
 MIB = 1 << 20
 WANTED = 64 * MIB
@@ -106,11 +106,11 @@ def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
             start = "start the container with --ipc=host, or with --shm-size=8g"
             fix = Fix(summary=f"Mount a tmpfs on /dev/shm with mode 1777, as every distribution does; {start}.")
         else:
-            mount = on_each(hosts, line("mkdir -p /dev/shm"), line("mount -t tmpfs -o mode=1777 tmpfs /dev/shm"))
+            mount = on_each(hosts, ShmFolder(), ShmMount())
             fix = pasted("Mount it, as every distribution does:", mount, needs_root=True)
     else:
         what = f"The SSH user may not write to shared memory (/dev/shm) on {fold(hosts)}"
-        chmod = on_each(hosts, line("chmod 1777 /dev/shm"))
+        chmod = on_each(hosts, FileMode("1777", (SHM,)))
         fix = pasted("Set the usual mode:", chmod, needs_root=True)
     return Finding(
         hosts=hosts,
@@ -151,5 +151,5 @@ def _fix(hosts: tuple[str, ...], lack: _Lack) -> Fix:
             summary="Start the container with --ipc=host, or with --shm-size=8g; where root may mount inside of it, "
             f"`mount -o remount,size={lack.gib}g /dev/shm` does it, too."
         )
-    remount = on_each(hosts, line("mount -o remount,size={gib}g /dev/shm", gib=lack.gib))
+    remount = on_each(hosts, Remount(lack.gib))
     return pasted("Enlarge it (for good in /etc/fstab):", remount, needs_root=True)

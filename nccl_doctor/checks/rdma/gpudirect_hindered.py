@@ -28,11 +28,11 @@ from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.operations.system import ModuleLoad
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
 from nccl_doctor.snapshot.system import PciPaths
 from nccl_doctor.text.hostlist import fold, grouped, plural
-from nccl_doctor.text.shell import line
 
 # NCCL's own comparison of IOMMU groups and ATS (NCCL DIAG).
 RULES = (
@@ -56,7 +56,7 @@ SIGNS = LogSigns(
     warning_up_to=Grade.LIKELY,
 )
 
-LOAD = line("modprobe nvidia_peermem")
+LOAD = ModuleLoad("nvidia_peermem")
 NO_WAY = "neither nvidia_peermem is loaded nor DMA-BUF to be had"
 
 

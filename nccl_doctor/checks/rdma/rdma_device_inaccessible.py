@@ -20,14 +20,14 @@ from nccl_doctor.checks.rdma.rdma_hca_no_match import EXPLAINS, end, gravity
 from nccl_doctor.checks.view import Findings, View, check, folded, on_each, pasted
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.operations.system import ModuleLoad
 from nccl_doctor.nccl.rdma import LAYERS
 from nccl_doctor.nccl.rdma_pairs import Side
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.text.hostlist import fold, grouped
-from nccl_doctor.text.shell import line
 
 NO_MODULE = "no ib_uverbs"
-LOAD = line("modprobe ib_uverbs")
+LOAD = ModuleLoad("ib_uverbs")
 
 
 @check(

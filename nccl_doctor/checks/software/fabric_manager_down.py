@@ -19,12 +19,12 @@ from nccl_doctor.logs.rule import roots
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.operations.programs import ServiceStart
 from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.system import GpuDriver
 from nccl_doctor.text.hostlist import fold
-from nccl_doctor.text.shell import line
 
-START = line("systemctl enable --now nvidia-fabricmanager")
+START = ServiceStart("nvidia-fabricmanager")
 
 
 @check(

@@ -28,6 +28,8 @@ from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.model.operation import Operation
+from nccl_doctor.model.operations.system import ModuleLoad, ModulesBuild, NvidiaDevices
 from nccl_doctor.snapshot.hosts import Host, HostFacts, gpu_wish
 from nccl_doctor.snapshot.system import GpuDriver, Identity, TorchInfo
 from nccl_doctor.text.hostlist import fold, grouped, plural
@@ -50,7 +52,7 @@ class Fault:
     problem: str
     evidence: str
     remedy: str
-    commands: tuple[Line | None, ...] = ()
+    commands: tuple[Line | Operation | None, ...] = ()
     reboot: bool = False
     lost: str | None = None
     """The bus address of the GPU, if the message names exactly one."""
@@ -135,7 +137,7 @@ def _nvidia(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
         yield Fault("the container was given no GPU", "there is no /dev/nvidia* in it", remedy)
     elif not nodes:
         remedy = "Make the device nodes:"
-        made = line("nvidia-modprobe -c 0 -u")
+        made = NvidiaDevices()
         yield Fault("there are no device nodes", "there is no /dev/nvidia*", remedy, (made,))
     elif refused and inside:
         remedy = (
@@ -173,12 +175,12 @@ def _not_loaded(facts: HostFacts, driver: GpuDriver, nouveau: bool) -> Fault:
         remedy = "Install NVIDIA's driver, keep nouveau away (blacklist nouveau in /etc/modprobe.d), and reboot."
         return Fault("nouveau is loaded instead", "driver in use: nouveau", remedy)
     if kernel in driver.built_for:
-        loaded = line("modprobe nvidia")
+        loaded = ModuleLoad("nvidia")
         return Fault("the kernel module is not loaded", f"nvidia.ko is there for {kernel}", "Load it:", (loaded,))
     if driver.built_for and kernel is not None:
         evidence = f"nvidia.ko is there for {', '.join(driver.built_for[:3])}; {kernel} runs"
         remedy = "Build it for this kernel (it needs the kernel's headers), and load it:"
-        lines = (line("dkms autoinstall"), line("modprobe nvidia"))
+        lines = (ModulesBuild(), ModuleLoad("nvidia"))
         return Fault("the kernel module is not built for the running kernel", evidence, remedy, lines)
     words = f"; {facts.gpus.reason}" if isinstance(facts.gpus, Unknown) else ""
     evidence = f"no nvidia.ko for any kernel{words}"
@@ -193,7 +195,7 @@ def _amd(facts: HostFacts, driver: GpuDriver) -> Iterator[Fault]:
     nodes = {path: error for path, error in driver.nodes.items() if not path.startswith("/dev/nvidia")}
     refused = [f"{path} ({error})" for path, error in nodes.items() if error is not None]
     if all(gpu.driver is None for gpu in gpus):
-        loaded = line("modprobe amdgpu")
+        loaded = ModuleLoad("amdgpu")
         yield Fault("amdgpu is not loaded", "driver in use: none", "Load it:", (loaded,))
     elif "/dev/kfd" not in nodes:
         remedy = (

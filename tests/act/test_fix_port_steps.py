@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.ports.fix_port import Steps, about_port, about_process, moved
-from nccl_doctor.collect.ports.fleet import Fleet
+from nccl_doctor.act.ports.fix_port import Steps, about_port, about_process, moved
+from nccl_doctor.act.ports.fleet import Fleet
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.model.ports import Identity, PortReport
-from tests.collect.machines import FakeMachine, holder_job, trial
+from tests.act.machines import FakeMachine, holder_job, trial
 
 
 class Asked:

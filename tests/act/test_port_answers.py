@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.act.ports import fix_port
+from nccl_doctor.act.ports.fleet import SessionMachine
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.ports import fix_port
-from nccl_doctor.collect.ports.fleet import SessionMachine
 from nccl_doctor.errors import NotReachedError
 from nccl_doctor.model.ports import HolderJob, PortReport
 from nccl_doctor.probe.ports.requests import look
 from nccl_doctor.report.fix_port import screen
 from nccl_doctor.report.render import render
+from tests.act.machines import FakeMachine, holder_job, trial
 from tests.collect.liars import Liar, lying, opened
-from tests.collect.machines import FakeMachine, holder_job, trial
 from tests.collect.nodes import node
 from tests.lab.lying_probe import bent
 

@@ -19,9 +19,9 @@ from itertools import chain, islice
 from time import sleep
 from typing import Any, NamedTuple
 
+from nccl_doctor.act.ports.fleet import FREE, NAMED, PORT, SIGNAL, Fleet, Machine, SessionMachine, Trial
 from nccl_doctor.collect.connect.parallel import Window, ask_all, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
-from nccl_doctor.collect.ports.fleet import FREE, NAMED, PORT, SIGNAL, Fleet, Machine, SessionMachine, Trial
 from nccl_doctor.errors import DoctorError, NotReachedError, UsageError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.sources import SourceLocation, read_bytes
@@ -259,6 +259,17 @@ def about_process(fleet: Fleet, process: Identity, steps: Steps) -> PortReport:
     """Examine the job of a process, whatever port it has, and end it if asked to."""
     report = look(fleet.target, None, process, steps.grace_s)
     return _kill(report, fleet.target, steps) if steps.kill and report.jobs else report
+
+
+def end_leftover(machine: Machine, port: int | None, process: Identity, steps: Steps) -> PortReport:
+    """End the job of a process, and wait until the port is free; without the process, nothing is done."""
+    report = look(machine, None, process, steps.grace_s)
+    if report.gone or not report.jobs:
+        return report.model_copy(update={"gone": True})
+    ended = _kill(report, machine, steps)
+    if port is not None and ended.ended:
+        wait_until_free(machine, look(machine, port, None, steps.grace_s), steps.tell)
+    return ended
 
 
 def moved(fleet: Fleet, port: int) -> PortReport:

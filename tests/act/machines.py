@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nccl_doctor.collect.ports.fleet import Request
+from nccl_doctor.act.ports.fleet import Request
 from nccl_doctor.model.base import T
 
 Answer = Callable[[dict[str, Any]], Any]

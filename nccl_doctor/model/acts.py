@@ -5,10 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from nccl_doctor.model.base import Document, FrozenModel
 from nccl_doctor.model.finding import Command, Diagnosis, Severity
+from nccl_doctor.model.operation import Operation, State
+
+
+class Machine(FrozenModel):
+    """Identity of a machine, as its own root says: what an undo compares. An empty value is not known."""
+
+    machine_id: str = ""
+    boot_id: str = ""
+    host_keys: str = ""  # a checksum of SSH's public host keys
+
+    def differs(self, other: Machine) -> bool:
+        """Return whether these are certainly two machines."""
+        pairs = ((self.machine_id, other.machine_id), (self.host_keys, other.host_keys))
+        return any(mine and theirs and mine != theirs for mine, theirs in pairs)
+
+    def was_restarted(self, since: Machine) -> bool:
+        """Return whether the machine was certainly started again since then."""
+        return bool(self.boot_id and since.boot_id) and self.boot_id != since.boot_id
+
+
+class Undo(FrozenModel):
+    """Facts about an earlier step for its undo, from the record.
+
+    Attributes:
+        look: the command that prints the state; None if there is nothing to look at.
+        before: the state before the step; ``after``: the state after it, None if its end was not seen.
+        expected: the state that the step was to leave, if that was known.
+        survives_reboot: whether a restart has undone the step by itself.
+        settings_before: earlier values of variables in the hosts file.
+        redo: the step's own command, for the case that the undo keeps SSH out.
+    """
+
+    look: str | None
+    before: State
+    after: State | None
+    expected: State | None
+    survives_reboot: bool | None
+    machine: Machine
+    settings_before: dict[str, str | None] = Field(default_factory=dict)
+    redo: str = ""
 
 
 class Step(FrozenModel):
@@ -18,15 +58,12 @@ class Step(FrozenModel):
         number: its place in the plan, from 1; hosts run in parallel, each in this order.
         host: None for the machine on which nccl-doctor runs.
         place: inside or outside of a container, as in :class:`~nccl_doctor.model.finding.Command`.
-        mends: code and name of its diagnosis.
+        mends: name of its diagnosis; ``message``: the sentence of that diagnosis.
         undo: how to undo it, as far as known before it is run; None if it can't be undone.
         survives_reboot: None if that depends on the machine.
         boot_id: that of the checked host; a host with another one is not touched.
-        takes_back: number of the earlier step that it undoes, if that is still ``in_place``.
-        in_place: a command that succeeds while the change is unmodified.
-        reads: a command that prints the previous values.
-        already: text in the command's output that shows that a part of the change was there before.
-        settings: variables of the job that are written into the hosts file instead of a command.
+        takes_back: number of the earlier step that it undoes, with ``undoes``.
+        settings: variables of the job that are written into the hosts file instead of a command; None removes one.
     """
 
     number: int
@@ -37,15 +74,26 @@ class Step(FrozenModel):
     risk: Literal["safe", "disruptive"] = "safe"
     code: str
     mends: str
+    message: str = ""
     undo: str | None = None
     survives_reboot: bool | None = None
     boot_id: str | None = Field(default=None, exclude=True)
     takes_back: int | None = None
-    in_place: str | None = Field(default=None, exclude=True)
-    reads: str | None = Field(default=None, exclude=True)
-    already: str | None = Field(default=None, exclude=True)
-    deadline_s: float = Field(default=60.0, exclude=True)
-    settings: dict[str, str] = Field(default_factory=dict)
+    undoes: Undo | None = Field(default=None, exclude=True)
+    operation: Operation | None = Field(default=None, exclude=True, repr=False)
+    settings: dict[str, str | None] = Field(default_factory=dict)
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    @property
+    def needs_shell(self) -> bool:
+        """True for a command of a shell; the hosts file is written, and a job ended, by ourselves."""
+        return not self.settings and not (self.operation is not None and self.operation.ends_process)
+
+    @property
+    def cuts_connection(self) -> bool:
+        """True if a wrong one could keep SSH from the host, as an undo may, too."""
+        return self.undoes is not None or (self.operation is not None and self.operation.cuts_connection)
 
 
 class ByHand(FrozenModel):
@@ -65,7 +113,7 @@ class ByHand(FrozenModel):
 
 
 StepOutcome = Literal["done", "failed", "unknown", "not-run", "changed"]
-"""Outcome of a step: ``unknown`` if the connection broke, ``changed`` if the host was no longer the same."""
+"""Outcome of a step: ``unknown`` if its end was not seen, ``changed`` if somebody else has changed what it is about."""
 
 
 class StepResult(FrozenModel):
@@ -74,8 +122,8 @@ class StepResult(FrozenModel):
     Attributes:
         reason: why it was not run, or why its outcome is unknown.
         output: the end of the command's output.
-        before: previous values, for undoing it.
-        was_there: whether the change was in place before the command ran.
+        was_there: whether the change was in place before the command ran, which then was not run.
+        over: of an undo, whether there is nothing left to undo.
         at: UTC, ISO 8601, to the second.
     """
 
@@ -85,9 +133,14 @@ class StepResult(FrozenModel):
     exit_code: int | None = None
     reason: str = ""
     output: str = ""
-    before: tuple[str, ...] = Field(default=(), exclude=True)
     was_there: bool = False
+    over: bool = Field(default=False, exclude=True)
     at: str = ""
+
+    @property
+    def changed_something(self) -> bool:
+        """True if the host may be another than before."""
+        return self.outcome in ("done", "failed", "unknown") and not self.was_there
 
 
 class FixReport(Document):
@@ -96,7 +149,9 @@ class FixReport(Document):
     Attributes:
         note: sentences about the run for the user.
         verdict: the last line of the check after it.
-        mended: names of diagnoses that are gone; ``remaining`` and ``new`` likewise.
+        mended: names of diagnoses whose check passed afterwards; ``unjudged``: it could not be judged any more;
+            ``remaining`` and ``new`` likewise.
+        undo_with: the command that undoes this run.
     """
 
     command: Literal["fix"] = "fix"
@@ -109,9 +164,11 @@ class FixReport(Document):
     before: tuple[Diagnosis, ...] = ()
     after: tuple[Diagnosis, ...] | None = None
     mended: tuple[str, ...] = ()
+    unjudged: tuple[str, ...] = ()
     remaining: tuple[str, ...] = ()
     new: tuple[str, ...] = ()
     verdict: str = ""
+    undo_with: str = ""
     scripts: tuple[str, ...] = ()
     timings: dict[str, float] = Field(default_factory=dict)
 

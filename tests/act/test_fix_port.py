@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from nccl_doctor.collect.ports import fix_port
-from nccl_doctor.collect.ports.fleet import ThisMachine
+from nccl_doctor.act.ports import fix_port
+from nccl_doctor.act.ports.fleet import ThisMachine
 from nccl_doctor.errors import DoctorError, NotReachedError
 from nccl_doctor.model.ports import HolderJob, PortReport
-from tests.collect.machines import Answer, FakeMachine, holder_job, trial
+from tests.act.machines import Answer, FakeMachine, holder_job, trial
 
 
 def free_but(*taken: int) -> Answer:

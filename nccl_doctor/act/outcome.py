@@ -1,0 +1,73 @@
+"""The outcome of ``nccl-doctor fix``: what the check after it says of what was chosen, never what a command said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from nccl_doctor.model.acts import FixReport, Step
+from nccl_doctor.model.finding import CheckResult, Diagnosis, Outcome, Severity
+from nccl_doctor.model.report import Report
+from nccl_doctor.text.hostlist import fold, grouped
+
+Fault = tuple[str, str]
+"""A name of a diagnosis, and a host; "" for one that is about no host."""
+
+
+def compared(ran: FixReport, after: Report) -> FixReport:
+    """Return the run with what became of each diagnosis that had a step, and with new ones.
+
+    A diagnosis is mended where its check has passed on that host afterwards. Where that check could not judge the host
+    any more, nobody knows.
+    """
+    chosen = _faults(ran.before, {step.mends for step in ran.plan if _was_run(step, ran)})
+    now = _faults(after.diagnoses)
+    told = {found.name: found.hosts for diagnosis in after.diagnoses for found in diagnosis.explains}
+    hidden = {(name, host) for name, hosts in told.items() for host in hosts}
+    checks = {check.name: check for check in after.checks}
+    remaining = [fault for fault in chosen if fault in now or fault in hidden]
+    judged = [fault for fault in chosen if fault not in remaining and _passed(checks.get(fault[0]), fault[1], after)]
+    grave = {found.name for found in after.diagnoses if found.severity.rank >= Severity.WARNING.rank}
+    explained = ((one.name, host) for found in ran.before for one in found.explains for host in one.hosts)
+    known = {*_faults(ran.before), *explained}
+    others = [one for one in now if one in known and one not in chosen and one[0] in grave]
+    return ran.model_copy(
+        update={
+            "after": after.diagnoses,
+            "complete": after.complete,
+            "mended": _named(judged),
+            "unjudged": _named(fault for fault in chosen if fault not in (*remaining, *judged)),
+            "remaining": _named([*remaining, *others]),
+            "new": _named(fault for fault in now if fault not in known and fault[0] in grave),
+        }
+    )
+
+
+def exit_code(ran: FixReport, after: int) -> int:
+    """Return the code of the check after it; 1 if a chosen step failed, or its diagnosis was not seen to pass."""
+    failed = any(result.outcome != "done" for result in ran.results)
+    chosen = {step.mends for step in ran.plan if _was_run(step, ran)}
+    still = {name.partition(" ")[0] for name in (*ran.remaining, *ran.unjudged)} & chosen
+    return 1 if failed or still or ran.after is None else after
+
+
+def _was_run(step: Step, ran: FixReport) -> bool:
+    return any(result.number == step.number and result.outcome != "not-run" for result in ran.results)
+
+
+def _faults(diagnoses: Sequence[Diagnosis], names: Iterable[str] | None = None) -> list[Fault]:
+    wanted = None if names is None else set(names)
+    some = (found for found in diagnoses if wanted is None or found.name in wanted)
+    return list(dict.fromkeys((found.name, host) for found in some for host in found.hosts or ("",)))
+
+
+def _passed(check: CheckResult | None, host: str, after: Report) -> bool:
+    """Return whether a check has judged a host, and found nothing there."""
+    if check is None or check.outcome not in (Outcome.PASS, Outcome.FOUND, Outcome.NOT_APPLICABLE):
+        return False
+    reached = {one.name for one in after.hosts if one.reached}
+    return (not host or host in reached) and not any(host in gap.hosts or not gap.hosts for gap in check.gaps)
+
+
+def _named(faults: Iterable[Fault]) -> tuple[str, ...]:
+    found = grouped(faults)
+    return tuple(f"{name} on {fold(hosts)}" if any(hosts) else name for name, hosts in found.items())

@@ -1,0 +1,107 @@
+"""The plan of ``nccl-doctor fix``: the steps that mend a report's diagnoses, what is left by hand, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from nccl_doctor.act.record import RanStep
+from nccl_doctor.judge.remedies import operations, settings
+from nccl_doctor.model.acts import ByHand, Step, Undo
+from nccl_doctor.model.engine import ClusterSource
+from nccl_doctor.model.finding import Command, Diagnosis
+from nccl_doctor.model.operation import Operation
+from nccl_doctor.model.report import Report
+from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.text.shell import word
+
+
+def plan(
+    report: Report, snapshot: Snapshot, hide: Callable[[str], str] = lambda text: text
+) -> tuple[tuple[Step, ...], tuple[ByHand, ...]]:
+    """Return the steps that mend a report's diagnoses, gravest first, and what is left by hand.
+
+    A command in which ``hide`` finds a secret could not be shown before it runs, so it is left to a person.
+    """
+    steps: list[Step] = []
+    by_hand: list[ByHand] = []
+    for found in sorted(report.diagnoses, key=lambda one: -one.severity.rank):
+        made = list(_steps(found, snapshot))
+        if made and all(hide(one.command) == one.command for one in made):
+            known = {(one.host, one.place, one.command) for one in steps}
+            steps += [one for one in made if (one.host, one.place, one.command) not in known]
+        else:
+            by_hand.append(_left(found))
+    boots = {host.name: host.facts.identity for host in snapshot.hosts if host.facts is not None}
+    return tuple(
+        one.model_copy(update={"number": number, "boot_id": getattr(boots.get(one.host or ""), "boot_id", None)})
+        for number, one in enumerate(steps, 1)
+    ), tuple(by_hand)
+
+
+def _left(found: Diagnosis) -> ByHand:
+    named = {"code": found.code, "name": found.name, "severity": found.severity, "hosts": found.hosts}
+    return ByHand.model_validate(named | {"summary": found.fix.summary, "commands": found.fix.commands})
+
+
+def _steps(found: Diagnosis, snapshot: Snapshot) -> Iterator[Step]:
+    named: dict[str, Any] = {"number": 1, "code": found.code, "mends": found.name, "message": found.message}
+    if variables := settings(found, snapshot):
+        file = ClusterSource(snapshot.cluster).file
+        words = ", ".join(f"{name}: {word(value)}" for name, value in variables.items())
+        yield Step(
+            **named,
+            host=None,
+            command=f"write into {file}, under env: {words}",
+            undo=FROM_BEFORE,
+            survives_reboot=True,
+            settings=dict(variables),
+        )
+    for one in operations(found, snapshot):
+        assert one.operation is not None, "operations have one"
+        yield _step(one, one.operation, named, disruptive=found.fix.risk == "disruptive")
+
+
+FROM_BEFORE = "the values before it"
+
+
+def _step(command: Command, operation: Operation, named: dict[str, Any], *, disruptive: bool) -> Step:
+    can_be_undone = operation.look is not None and type(operation).undo is not Operation.undo
+    return Step(
+        **named,
+        host=command.host,
+        command=command.command,
+        place=command.place,
+        root=operation.root,
+        risk="disruptive" if operation.ends_process or disruptive else "safe",
+        undo=FROM_BEFORE if can_be_undone else None,
+        survives_reboot=operation.survives_reboot,
+        operation=operation,
+    )
+
+
+def undo_plan(ran: Sequence[RanStep], file: str | None) -> tuple[Step, ...]:
+    """Return the steps that undo steps of a record, the last one first; ``file`` is the changed hosts file."""
+    back: list[Step] = []
+    for one in reversed(ran):
+        if not one.can_be_undone:
+            continue
+        names = ", ".join(one.settings)
+        command = f"write into {file}, under env: the values of {names} from before" if one.settings else one.undo
+        assert command is not None, "it can be undone"
+        shared = {name: getattr(one, name) for name in Undo.model_fields.keys() & RanStep.model_fields.keys()}
+        back.append(
+            Step(
+                number=len(back) + 1,
+                host=one.host,
+                command=command,
+                place=one.place,
+                root=one.root,
+                code=one.code,
+                mends=one.mends,
+                takes_back=one.number,
+                undoes=Undo(redo=one.command, **shared),
+                settings=dict(one.settings),
+            )
+        )
+    return tuple(back)

@@ -1,0 +1,205 @@
+"""The record of what ``nccl-doctor fix`` did: a small file for each run, readable only by its owner.
+
+It is in ``$XDG_STATE_HOME/nccl-doctor/fix``. Each step is written before it is run, with the state that it found and
+the command that undoes it, and again after it; so whatever ends the run, the record suffices for the undo. It holds
+texts rather than operations, so that a later release can undo what an earlier one did.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from nccl_doctor.errors import DoctorError
+from nccl_doctor.model.acts import Machine, Step, StepOutcome
+from nccl_doctor.model.base import FrozenModel
+from nccl_doctor.model.operation import State
+from nccl_doctor.text.machine import state_folder, write_atomically
+
+_MOST_BYTES = 64 << 20
+
+
+class RanStep(FrozenModel):
+    """A step that was begun, with all that is needed to undo it.
+
+    Attributes:
+        address: where the host was reached; "" for this machine.
+        look, before, after, expected, survives_reboot, machine: as in :class:`~nccl_doctor.model.acts.Undo`.
+        undo: the command that restores the state before; None if there is none.
+        settings: variables that were written into the hosts file, and ``settings_before`` their earlier values.
+        outcome: "unknown" from its beginning to its end.
+        undone: it has been undone, or a look has shown that nothing is left of it.
+        left: an undo has left it alone, since somebody else had changed it.
+    """
+
+    number: int
+    host: str | None
+    address: str = ""
+    command: str
+    place: str | None
+    root: bool
+    code: str
+    mends: str
+    machine: Machine = Machine()
+    look: str | None = None
+    before: State = ()
+    after: State | None = None
+    expected: State | None = None
+    undo: str | None = None
+    survives_reboot: bool | None = None
+    settings: dict[str, str | None] = Field(default_factory=dict)
+    settings_before: dict[str, str | None] = Field(default_factory=dict)
+    outcome: StepOutcome = "unknown"
+    exit_code: int | None = None
+    output: str = ""
+    at: str = ""
+    undone: bool = False
+    left: bool = False
+
+    @property
+    def can_be_undone(self) -> bool:
+        """True if it may have changed something that can be restored."""
+        changed = self.after is None or self.after != self.before
+        return not self.undone and bool(self.settings or (self.undo is not None and changed))
+
+
+class Record(FrozenModel):
+    """Record of a run: its list of hosts, as words for the command line, and its steps."""
+
+    hosts: str
+    began_at: str
+    steps: tuple[RanStep, ...] = ()
+    file: str | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """True if a step can be undone."""
+        return any(step.can_be_undone for step in self.steps)
+
+    @property
+    def is_left(self) -> bool:
+        """True if all that could be undone was left alone by an earlier undo."""
+        return self.is_open and all(step.left for step in self.steps if step.can_be_undone)
+
+
+class Journal:
+    """The record of a run that goes on; all hosts' threads write it."""
+
+    def __init__(self, path: Path, record: Record) -> None:
+        self.path, self.record = path, record
+        self._lock = threading.Lock()
+
+    @classmethod
+    def begin(cls, identifier: str, hosts: str, file: str | None, environ: Mapping[str, str]) -> Journal:
+        """Write the record of a run before its first step; DoctorError if that fails."""
+        began_at = datetime.now(timezone.utc)
+        record = Record(hosts=hosts, began_at=began_at.isoformat(timespec="seconds"), file=file)
+        path = _folder(environ) / f"{identifier}-{began_at:%Y%m%dT%H%M%S%f}-{os.getpid()}.json"
+        _write(path, record)
+        return cls(path, record)
+
+    def write(self, step: RanStep) -> None:
+        """Write a step, in place of an earlier entry of it."""
+        with self._lock:
+            others = (one for one in self.record.steps if one.number != step.number)
+            steps = tuple(sorted((*others, step), key=lambda one: one.number))
+            self.record = self.record.model_copy(update={"steps": steps})
+            _write(self.path, self.record)
+
+    def mark(self, number: int, **flags: bool) -> None:
+        """Mark a step as ``undone`` or ``left``."""
+        step = next(one for one in self.record.steps if one.number == number)
+        self.write(step.model_copy(update=flags))
+
+
+def entry(step: Step, **known: object) -> RanStep:
+    """Return the entry of a step."""
+    shared = {name: getattr(step, name) for name in ("number", "host", "command", "place", "root", "code", "mends")}
+    return RanStep.model_validate({**shared, "settings": step.settings, **known})
+
+
+def latest(identifier: str, environ: Mapping[str, str]) -> Journal | None:
+    """Return the newest record for a list of hosts with something to undo, one that was left alone last."""
+    found = list(_of_hosts(identifier, environ))
+    return next((one for one in found if not one.record.is_left), found[0] if found else None)
+
+
+def all_open(environ: Mapping[str, str]) -> list[Record]:
+    """Return the records of all lists of hosts with something to undo, the newest first."""
+    return sorted((one.record for one in _of_hosts("*", environ)), key=lambda one: one.began_at, reverse=True)
+
+
+def _of_hosts(identifier: str, environ: Mapping[str, str]) -> Iterator[Journal]:
+    for path in sorted(_folder(environ).glob(f"{identifier}-*.json"), reverse=True):
+        record = _read(path)
+        if record is not None and record.is_open:
+            yield Journal(path, record)
+
+
+def _folder(environ: Mapping[str, str]) -> Path:
+    """Return the folder of the records, which belongs to us as all folders below the home do.
+
+    Root with another user's HOME keeps its records in its own home: that user could plant a link.
+    """
+    state = state_folder(environ)
+    if state is None:
+        raise DoctorError("there is no home directory to keep a record in; set XDG_STATE_HOME")
+    if not environ.get("XDG_STATE_HOME", "").startswith("/") and not _is_ours(Path.home()):
+        state = Path(pwd.getpwuid(os.geteuid()).pw_dir) / ".local" / "state" / "nccl-doctor"
+    folder = state / "fix"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        strange = next((one for one in (folder, state) if not _is_ours(one)), None)
+    except OSError as error:
+        raise DoctorError(f"{folder}: can't be created: {error.strerror}") from error
+    if strange is not None:
+        raise DoctorError(f"{strange}: another user's, or a link; set XDG_STATE_HOME to a folder of your own")
+    folder.chmod(0o700)
+    return folder
+
+
+def _is_ours(folder: Path) -> bool:
+    known = folder.lstat()
+    return stat.S_ISDIR(known.st_mode) and known.st_uid == os.geteuid()
+
+
+def _write(path: Path, record: Record) -> None:
+    try:
+        write_atomically(path, record.model_dump_json().encode(), private=True)
+        path.chmod(0o600)
+    except OSError as error:
+        raise DoctorError(f"{path}: can't be written: {error.strerror}") from error
+
+
+def _read(path: Path) -> Record | None:
+    """Return a record; None if it belongs to another user, is too large, or is from another release."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            known = os.fstat(descriptor)
+            if known.st_uid != os.geteuid() or not stat.S_ISREG(known.st_mode) or known.st_size > _MOST_BYTES:
+                return None
+            return Record.model_validate_json(file.read(_MOST_BYTES))
+    except (OSError, ValidationError):
+        return None
+
+
+def undo_line(hosts: str) -> str:
+    """Return the command that undoes the last run on these hosts, which are words for the command line."""
+    return f"nccl-doctor fix {hosts} --undo"
+
+
+def describe(records: Iterable[Record]) -> list[str]:
+    """Return a line for each record: when, on which hosts, how many steps can be undone, and how."""
+    return [
+        f"{one.began_at}  {sum(step.can_be_undone for step in one.steps)} to undo"
+        f"{', left alone before' if one.is_left else ''}:  {undo_line(one.hosts)}"
+        for one in records
+    ]

@@ -1,0 +1,146 @@
+"""Ways to become root on a host; sudo's password goes only to the standard input of a sudo that belongs to root."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nccl_doctor.act.shell import ANSWER_S, LONGEST, MOST_OUTPUT
+from nccl_doctor.model.acts import Machine
+from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.engines.containers import InsideOptions
+from nccl_doctor.text.shell import Line, argument, clean, nested, script
+from nccl_doctor.transport.base import AccessError, Allowance, Channel, FloodError, Transport
+
+CONNECT_S = 30.0
+PROGRAMS = ("/usr/bin/sudo", "/bin/sudo", "/usr/local/bin/sudo", "/run/wrappers/bin/sudo")
+"""Paths of sudo. A program of that name elsewhere on PATH may be anybody's."""
+_LOOK_S = 0.3
+_SORRY = frozenset({"sorry,", "incorrect"})
+"""Messages of sudo(8) for a wrong password: "Sorry, try again.", "1 incorrect password attempt"."""
+_ASK = script(
+    "id -u; for sudo in {programs}; do "
+    'if [ -u "$sudo" ] && [ "$(stat -L -c %u "$sudo")" = 0 ]; then '
+    '"$sudo" -n /bin/sh -c : 2>&1; echo status $? "$sudo"; exit; fi; done; echo status none',
+    programs=[argument(path) for path in PROGRAMS],
+)
+
+
+@dataclass(frozen=True)
+class RootAccess:
+    """A way to become root on a host: the login itself, ``sudo -n``, or sudo with a password; or why there is none."""
+
+    way: Literal["login", "sudo", "password", "none"]
+    sudo: str = ""
+    reason: str = ""
+
+    @property
+    def prefix(self) -> Line:
+        """Beginning of a command that is to run as root."""
+        sudo = argument(self.sudo)
+        if self.way == "sudo":
+            return script("{sudo} -n", sudo=sudo)
+        return script("{sudo} -k -S -p ''", sudo=sudo) if self.way == "password" else script("")
+
+
+LOGIN = RootAccess("login")
+
+
+class RootRefusedError(Exception):
+    """There is no way to become root on a host; the message is the reason."""
+
+
+def node_at(node: Node, place: str | None) -> Node:
+    """Return the node, or the host around its container for commands that belong outside."""
+    if place is None or not place.startswith("outside"):
+        return node
+    return node.model_copy(update={"access": {k: v for k, v in node.access.items() if k != InsideOptions.engine}})
+
+
+def root_access(transport: Transport, node: Node, place: str | None) -> RootAccess:
+    """Return how to become root on a host, or the reason why that is impossible."""
+    until = time.monotonic() + CONNECT_S
+    try:
+        channel = transport.open(node_at(node, place), f"LC_ALL=C exec /bin/sh -c {nested(_ASK)}", until)
+        try:
+            return read_root_access(list(_few_lines(channel, until)))
+        finally:
+            channel.close()
+    except (AccessError, OSError, EOFError, FloodError) as error:
+        why = error.failure.detail if isinstance(error, AccessError) else str(error) or "no answer in time"
+        return RootAccess("none", reason=clean(why))
+
+
+def _few_lines(channel: Channel, until: float) -> Iterator[str]:
+    allowance = Allowance(MOST_OUTPUT)
+    while (line := channel.read_line(until)) is not None:
+        allowance.spend(line)
+        text = clean(line.decode(errors="replace"))[:LONGEST].strip()
+        if text:
+            yield text
+        if text.startswith("status "):
+            return
+
+
+_STATUS = re.compile(rf"status (\d{{1,3}}) ({'|'.join(map(re.escape, PROGRAMS))})")
+
+
+def read_root_access(lines: Sequence[str]) -> RootAccess:
+    """Return how to become root, by the output of ``id -u`` and ``sudo -n``."""
+    if [line for line in lines if line.isdecimal()][:1] == ["0"]:
+        return LOGIN
+    ended = _STATUS.fullmatch(lines[-1]) if lines else None
+    if ended is None:
+        return RootAccess("none", reason="the login is not root, and there is no sudo of root's")
+    if ended[1] == "0":
+        return RootAccess("sudo", ended[2])
+    said = [line for line in lines[:-1] if not line.isdecimal()]
+    if any("a password is required" in line for line in said):
+        return RootAccess("password", ended[2])
+    why = f"and sudo says: {said[-1]}" if said else "and sudo fails"
+    return RootAccess("none", reason=f"the login is not root, {why}")
+
+
+def wait_until_ready(channel: Channel, nonce: str, password: bytes | None, *, root: bool) -> Machine:
+    """Return the identity of the machine once the shell with this nonce answers; RootRefusedError if sudo refuses.
+
+    The password is sent once, as the first line. If sudo did not ask for it, the shell passes over that line.
+    """
+    until = time.monotonic() + ANSWER_S
+    allowance = Allowance(MOST_OUTPUT)
+    if password is not None:
+        channel.send(password + b"\n", until)
+    while True:
+        try:
+            line = channel.read_line(min(until, time.monotonic() + _LOOK_S))
+        except TimeoutError:
+            _refuse_wrong_password(channel)
+            if time.monotonic() >= until:
+                raise
+            continue
+        if line is None:
+            _refuse_wrong_password(channel)
+            said = channel.stderr_tail().strip().splitlines()
+            why = clean(said[-1])[:LONGEST] if said else "the shell there ended at once"
+            raise RootRefusedError(without(password, why))
+        allowance.spend(line)
+        words = line.decode(errors="replace").split()
+        if words[:2] == [nonce, "ready"] and len(words) == 6:
+            if root and words[2] != "0":
+                raise RootRefusedError("sudo does not give root there")
+            boot_id, machine_id, host_keys = ("" if word == "-" else clean(word)[:LONGEST] for word in words[3:])
+            return Machine(boot_id=boot_id, machine_id=machine_id, host_keys=host_keys)
+
+
+def _refuse_wrong_password(channel: Channel) -> None:
+    if _SORRY.intersection(channel.stderr_tail().lower().split()):
+        raise RootRefusedError("sudo did not accept the password") from None
+
+
+def without(password: bytes | None, text: str) -> str:
+    """Return a host's text without the password, which a host could echo."""
+    secret = (password or b"").decode(errors="replace")
+    return text.replace(secret, "***") if secret else text

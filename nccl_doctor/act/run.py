@@ -1,0 +1,363 @@
+"""Runs the steps of a plan: hosts in parallel, the steps of each host in order, each recorded before and after it.
+
+A step first looks at what it is about. What is there already is not run; what could not be looked at is not changed.
+After steps that could keep SSH out, a second connection is opened while the first one stands; if that fails, these
+steps are taken back over the first one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import partial
+from itertools import groupby
+from time import monotonic
+
+from nccl_doctor.act.record import Journal, RanStep, entry
+from nccl_doctor.act.root import CONNECT_S, LOGIN, RootAccess, RootRefusedError, node_at, wait_until_ready, without
+from nccl_doctor.act.shell import ANSWER_S, ENDED_BY_TIMEOUT, LONGEST, RemoteShell, shell_program
+from nccl_doctor.model.acts import Machine, Step, StepOutcome, StepResult, Undo
+from nccl_doctor.model.cluster import Node
+from nccl_doctor.model.operation import QUICK_S, Operation, State
+from nccl_doctor.text.hostlist import plural
+from nccl_doctor.text.shell import clean, nested
+from nccl_doctor.transport.base import AccessError, Channel, FloodError, Transport
+from nccl_doctor.transport.process import ProcessChannel
+
+_AT_ONCE = 64  # hosts changed in parallel
+_LOOK_S = 0.2
+_LOST = (OSError, EOFError, FloodError)
+
+
+@dataclass
+class Execution:
+    """State that all hosts' steps share.
+
+    Attributes:
+        nodes: the hosts by name.
+        transport: opens channels to them.
+        roots: the way to become root on each host whose steps need it.
+        by_us: runs a step that needs no shell.
+        journal: the record; None for an undo, whose record is that of the steps that it takes back.
+        password: sudo's password, for the hosts whose way is "password".
+        on_host: called with a host's name once its steps have ended.
+        stop: set if no further step may begin.
+    """
+
+    nodes: Mapping[str, Node]
+    transport: Transport
+    roots: Mapping[str | None, RootAccess]
+    by_us: Callable[[Step], StepResult]
+    journal: Journal | None = None
+    password: bytes | None = field(default=None, repr=False)
+    on_host: Callable[[str], None] = lambda _host: None
+    stop: threading.Event = field(default_factory=threading.Event)
+    _open: set[Channel] = field(default_factory=set)
+
+    def run(self, steps: Sequence[Step]) -> list[StepResult]:
+        """Run the steps; an interrupt ends each host after its running command, a second one at once."""
+        per_host: dict[str | None, list[Step]] = {}
+        for step in steps:
+            per_host.setdefault(step.host, []).append(step)
+        if refusal := self._wrong_password(steps):
+            return [StepResult(number=step.number, host=step.host, outcome="not-run", reason=refusal) for step in steps]
+        results: list[StepResult] = []
+
+        def serve(host: str | None) -> None:
+            results.extend(self._on_host(host, per_host[host]))
+            self.on_host(host or "this machine")
+
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            waiting = {pool.submit(serve, host) for host in per_host}
+            every = set(waiting)
+            while waiting:
+                try:
+                    waiting = wait(waiting, timeout=_LOOK_S).not_done
+                except KeyboardInterrupt:
+                    if self.stop.is_set():
+                        self.abandon()
+                    self.stop.set()
+            for future in every:
+                future.result()  # raises an error of ours
+        return sorted(results, key=lambda result: result.number)
+
+    def abandon(self) -> None:
+        """Close the connections, which ends the running commands."""
+        for channel in tuple(self._open):
+            channel.close()
+
+    def _wrong_password(self, steps: Sequence[Step]) -> str:
+        """Try the password on one host, so that a wrong one counts once; return why it is refused there."""
+        first = next((step for step in steps if step.root and self._way(step).way == "password"), None)
+        if first is None or self.password is None:
+            return ""
+        try:
+            with self._shell(first):
+                return ""
+        except RootRefusedError as error:
+            return f"{error} on {first.host}"
+        except (AccessError, *_LOST):
+            return ""  # that host's own steps tell
+
+    def _way(self, step: Step) -> RootAccess:
+        if not step.root:
+            return LOGIN
+        return self.roots.get(step.host, RootAccess("none", reason="neither the login nor sudo gives it"))
+
+    def _on_host(self, host: str | None, steps: Sequence[Step]) -> list[StepResult]:
+        """Run a host's steps, those of the same user in one shell, until the first failure."""
+        results: list[StepResult] = []
+        reason = ""
+        for _, alike in groupby(steps, key=lambda step: (step.place, step.root, step.needs_shell)):
+            part = list(alike)
+            if reason or self.stop.is_set():
+                break
+            try:
+                results += self._part(part)
+                if any(result.outcome != "done" and not result.over for result in results):
+                    reason = "a step before it did not succeed"
+            except (AccessError, RootRefusedError) as error:
+                reason = clean(error.failure.detail if isinstance(error, AccessError) else f"it needs root: {error}")
+            except _LOST as error:
+                reason = _why_lost(error)
+        taken = {result.number for result in results}
+        left = (step.number for step in steps if step.number not in taken)
+        why = reason or "interrupted before it"
+        return [*results, *(StepResult(number=each, host=host, outcome="not-run", reason=why) for each in left)]
+
+    def _part(self, steps: Sequence[Step]) -> list[StepResult]:
+        results: list[StepResult] = []
+        if not steps[0].needs_shell:
+            for step in steps:
+                results += [] if self.stop.is_set() else [self.by_us(step)]
+            return results
+        with self._shell(steps[0]) as opened:
+            begun: list[RanStep] = []
+            for step in steps:
+                if self.stop.is_set():
+                    break
+                results.append(_Taking(opened, step, self._address(step), self.journal, begun).result())
+                if results[-1].outcome != "done" and not results[-1].over:
+                    break
+            return self._kept_open(steps, results, begun, opened)
+
+    def _address(self, step: Step) -> str:
+        return "" if step.host is None else self.nodes[step.host].address
+
+    @contextmanager
+    def _shell(self, step: Step) -> Iterator[_Opened]:
+        access = self._way(step)
+        password = self.password if access.way == "password" else None
+        if access.way == "none" or (access.way == "password" and password is None):
+            raise RootRefusedError(access.reason or "sudo asks for a password there (--ask-sudo)")
+        nonce = f"ncdoctor-{secrets.token_hex(8)}"
+        command = f"exec {access.prefix} /bin/sh -c {nested(shell_program(nonce, root=step.root))}"
+        channel = self._channel(step, command)
+        self._open.add(channel)
+        try:
+            machine = wait_until_ready(channel, nonce, password, root=step.root)
+            yield _Opened(RemoteShell(channel, nonce, partial(without, password)), machine)
+        finally:
+            self._open.discard(channel)
+            channel.close()
+
+    def _channel(self, step: Step, command: str) -> Channel:
+        if step.host is None:
+            return ProcessChannel(["/bin/sh", "-c", command])
+        return self.transport.open(node_at(self.nodes[step.host], step.place), command, monotonic() + CONNECT_S)
+
+    def _kept_open(
+        self, steps: Sequence[Step], results: list[StepResult], begun: Sequence[RanStep], opened: _Opened
+    ) -> list[StepResult]:
+        """Return the results; steps that keep a second connection out are taken back, and have failed."""
+        risky = {step.number for step in steps if step.cuts_connection and step.host is not None}
+        changed = [one for one in results if one.number in risky and one.changed_something]
+        if not changed or self._second_connection(steps[0]):
+            return results
+        undo = {one.number: one.undo for one in begun}
+        undo |= {step.number: step.undoes.redo for step in steps if step.undoes is not None}
+        back = {one.number: _reverted(undo.get(one.number), opened.shell) for one in changed[::-1]}
+        for ran in begun:
+            if self.journal is not None and back.get(ran.number) == TAKEN_BACK:
+                self.journal.write(ran.model_copy(update={"undone": True}))
+        return [
+            one.model_copy(update={"outcome": "failed", "reason": f"{LOCKED_OUT} {back[one.number]}"})
+            if one.number in back
+            else one
+            for one in results
+        ]
+
+    def _second_connection(self, step: Step) -> bool:
+        """Return whether another connection to the host can be opened now."""
+        mark = secrets.token_hex(8)
+        try:
+            channel = self._channel(step, f"echo {mark}")
+        except (AccessError, *_LOST):
+            return False
+        try:
+            until = monotonic() + ANSWER_S
+            while (line := channel.read_line(until)) is not None:
+                if mark in line.decode(errors="replace"):
+                    return True
+        except _LOST:
+            return False
+        finally:
+            channel.close()
+        return False
+
+
+LOCKED_OUT = "no second connection could be opened after it, so"
+TAKEN_BACK = "it was taken back"
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """A shell on a machine."""
+
+    shell: RemoteShell
+    machine: Machine
+
+
+class _StoppedError(Exception):
+    """A step ends before its command; ``over``: nothing is left to be done."""
+
+    def __init__(self, outcome: StepOutcome, reason: str = "", *, over: bool = False) -> None:
+        super().__init__(reason)
+        self.outcome, self.over = outcome, over
+
+
+@dataclass
+class _Taking:
+    """A step on a host, with its record."""
+
+    opened: _Opened
+    step: Step
+    address: str
+    journal: Journal | None
+    begun: list[RanStep]
+
+    def result(self) -> StepResult:
+        """Take the step: look, record, run, look, record."""
+        step, at = self.step, datetime.now(timezone.utc).isoformat(timespec="seconds")
+        known: dict[str, object] = {"number": step.number, "host": step.host, "at": at}
+        try:
+            self._refuse_other_machine()
+            told = self._undone(step.undoes) if step.undoes is not None else self._changed(step.operation, at)
+            return StepResult.model_validate({**known, "outcome": "done", **told})
+        except _StoppedError as stopped:
+            there = {"was_there": stopped.outcome == "done" and step.undoes is None, "over": stopped.over}
+            return StepResult.model_validate({**known, **there, "outcome": stopped.outcome, "reason": str(stopped)})
+        except FloodError as error:
+            return StepResult.model_validate({**known, "outcome": "failed", "reason": f"it printed {error}"})
+        except (OSError, EOFError) as error:
+            reason = f"its end was not seen: {_why_lost(error)}"
+            return StepResult.model_validate({**known, "outcome": "unknown", "reason": reason})
+
+    def _refuse_other_machine(self) -> None:
+        now, step = self.opened.machine, self.step
+        if step.boot_id is not None and Machine(boot_id=step.boot_id).was_restarted(now):
+            raise _StoppedError("changed", "the host was restarted since it was checked")
+        if step.undoes is None:
+            return
+        if step.undoes.machine.differs(now):
+            raise _StoppedError("changed", "another machine has this host's name now")
+        if step.undoes.survives_reboot is False and now.was_restarted(step.undoes.machine):
+            raise _StoppedError("changed", "it was lost when the host was restarted", over=True)
+
+    def _changed(self, operation: Operation | None, at: str) -> dict[str, object]:
+        """Run an operation, with its record; return the fields of the result."""
+        look = None if operation is None else operation.look
+        before = () if look is None else self._state(str(look))
+        if operation is not None and look is not None and operation.holds(before):
+            raise _StoppedError("done")
+        undo = None if operation is None or look is None else operation.undo(before)
+        mine = entry(
+            self.step,
+            address=self.address,
+            machine=self.opened.machine,
+            look=None if look is None else str(look),
+            before=before,
+            expected=None if operation is None else operation.expected,
+            undo=None if undo is None else str(undo),
+            survives_reboot=None if operation is None else operation.survives_reboot,
+            at=at,
+        )
+        self._write(mine)
+        self.begun.append(mine)
+        ended = self.opened.shell.run(self.step.command, operation.deadline_s if operation else QUICK_S)
+        after = None if look is None else self._state_or_none(str(look))
+        told: dict[str, object] = {"exit_code": ended.status, "output": "\n".join(ended.lines[-12:])}
+        if ended.status:
+            told |= {"outcome": "failed", "reason": _why_ended(ended.status, operation)}
+        elif look is not None and (after is None or (operation is not None and not operation.holds(after))):
+            gone = "the command ended well, but its change is not there"
+            why = "the change could not be looked at afterwards" if after is None else gone
+            told |= {"outcome": "unknown" if after is None else "failed", "reason": why}
+        outcome = {"outcome": told.get("outcome", "done"), "exit_code": ended.status, "output": told["output"]}
+        self.begun[-1] = mine.model_copy(update={**outcome, "after": after})
+        self._write(self.begun[-1])
+        return told
+
+    def _undone(self, undoes: Undo) -> dict[str, object]:
+        """Undo an earlier step, if its change is still there as it was left."""
+        if undoes.look is None:
+            raise _StoppedError("not-run", "there is nothing to look at")
+        now = self._state(undoes.look)
+        if now == undoes.before:
+            raise _StoppedError("changed", "it is not there any more", over=True)
+        left = undoes.after if undoes.after is not None else undoes.expected
+        if left is not None and now != left:
+            raise _StoppedError("changed", "somebody else has changed it since")
+        ended = self.opened.shell.run(self.step.command, QUICK_S)
+        told: dict[str, object] = {"exit_code": ended.status, "output": "\n".join(ended.lines[-12:])}
+        if ended.status or self._state(undoes.look) != undoes.before:
+            reason = "" if ended.status else "it is still not as it was before"
+            return told | {"outcome": "failed", "reason": reason}
+        return told | {"over": True}
+
+    def _state(self, look: str) -> State:
+        """Return what a look prints; _StoppedError if it could not look."""
+        looked = self.opened.shell.run(look, ANSWER_S)
+        if looked.status:
+            said = f": {looked.lines[-1]}" if looked.lines else ""
+            raise _StoppedError("failed", f"it could not be looked at, so nothing was changed{said}"[:LONGEST])
+        return looked.lines
+
+    def _state_or_none(self, look: str) -> State | None:
+        try:
+            return self._state(look)
+        except _StoppedError:
+            return None
+
+    def _write(self, mine: RanStep) -> None:
+        if self.journal is not None:
+            self.journal.write(mine)
+
+
+def _reverted(undo: str | None, shell: RemoteShell) -> str:
+    """Take a step back over the connection that still stands; return what became of it."""
+    if undo is None:
+        return "the host may not be reachable any more: it can't be taken back"
+    try:
+        ended = shell.run(undo, QUICK_S)
+    except _LOST as error:
+        return f"it was to be taken back, and that was not seen: {_why_lost(error)}"
+    if ended.status:
+        return f"it was to be taken back, which failed: {' '.join(ended.lines[-1:])}"
+    return TAKEN_BACK
+
+
+def _why_lost(error: BaseException) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else f"the connection ended ({clean(str(error))})"
+
+
+def _why_ended(status: int, operation: Operation | None) -> str:
+    if status not in ENDED_BY_TIMEOUT:
+        return ""
+    seconds = int(operation.deadline_s if operation else QUICK_S)
+    return f"it did not end in {plural(seconds, 'second')}, and was ended"

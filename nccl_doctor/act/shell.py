@@ -1,0 +1,88 @@
+"""A shell on a host that runs the commands that it is sent, one at a time, and nothing else.
+
+If the connection ends, the shell ends the running command and itself; ``timeout`` limits each command.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nccl_doctor.probe.tools import SYSTEM
+from nccl_doctor.text.shell import Line, argument, clean, script
+from nccl_doctor.transport.base import Allowance, Channel
+
+ANSWER_S = 20.0
+MOST_OUTPUT = 1 << 20  # bytes of one command's output
+LONGEST = 300  # characters of a line of output that are kept
+_LINES = 40
+_KILL_S = 5  # between timeout's TERM and KILL
+ENDED_BY_TIMEOUT = (124, 128 + 9)  # timeout(1), "Exit status"
+
+_SHELL = """\
+LC_ALL=C; PATH={path}; export LC_ALL PATH
+one() {{ tr -d ' \\t' 2>/dev/null < "$1" | grep . || echo -; }}
+keys=$(cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null | cksum | tr ' ' :)
+echo; echo {nonce} ready "$(id -u)" "$(one /proc/sys/kernel/random/boot_id)" "$(one /etc/machine-id)" "$keys"
+exec 4<&0 </dev/null
+command -v timeout >/dev/null && bounded=yes || bounded=
+run() {{
+if [ "$bounded" ]; then exec timeout -k {kill} "$1" /bin/sh -c "$2"; else exec /bin/sh -c "$2"; fi
+}}
+while read -r mark number seconds command <&4; do
+[ "$mark" = {nonce} ] || continue
+run "$seconds" "$command" 4<&- 2>&1 &
+command=$!
+(while read -r word <&4; do [ "$word" = ended ] && exit; done; kill "$command") &
+guard=$!
+wait "$command"; status=$?
+echo; echo {nonce} end "$number" "$status"
+wait "$guard"
+done
+"""
+"""A program for /bin/sh that says which machine it is on, and runs the command of each line that begins with the nonce;
+other lines, such as a password that sudo did not ask for, are passed over.
+"""
+
+
+def shell_program(nonce: str, *, root: bool) -> Line:
+    """Return the program of the shell."""
+    system = argument(":".join(SYSTEM))
+    # root runs no program that another user may have put into a directory of the login's PATH
+    path = system if root else script("$PATH:{system}", system=system)
+    return script(_SHELL, path=path, nonce=argument(nonce), kill=_KILL_S)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of one command: its status, and the last lines that it printed."""
+
+    status: int
+    lines: tuple[str, ...]
+
+
+class RemoteShell:
+    """A shell on a host that is ready; ``hidden`` takes what must not be shown out of its output."""
+
+    def __init__(self, channel: Channel, nonce: str, hidden: Callable[[str], str] = lambda text: text) -> None:
+        self._channel, self._nonce, self._hidden, self._number = channel, nonce, hidden, 0
+
+    def run(self, command: str, seconds: float) -> Ended:
+        """Run a command; TimeoutError, OSError, EOFError or FloodError if its end was not seen."""
+        self._number += 1
+        until = time.monotonic() + seconds + _KILL_S + ANSWER_S
+        self._channel.send(f"{self._nonce} {self._number} {int(seconds)} {command}\n".encode(), until)
+        allowance = Allowance(MOST_OUTPUT)
+        kept: deque[str] = deque(maxlen=_LINES)
+        while (line := self._channel.read_line(until)) is not None:
+            allowance.spend(line)
+            text = line.decode(errors="replace")
+            words = text.split()
+            if words[:3] == [self._nonce, "end", str(self._number)] and len(words) == 4 and words[3].isdecimal():
+                self._channel.send(b"ended\n", until)
+                return Ended(int(words[3]), tuple(kept))
+            if text.strip():
+                kept.append(self._hidden(clean(text)[:LONGEST].strip()))
+        raise EOFError("the shell there ended")

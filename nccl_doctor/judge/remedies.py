@@ -1,0 +1,45 @@
+"""Remedies that ``nccl-doctor fix`` may run: operations of hosts, and variables of the job in the hosts file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nccl_doctor.model.engine import ClusterSource, reaching
+from nccl_doctor.model.finding import Command, Diagnosis
+from nccl_doctor.nccl.gloo import GLOO_SOCKET_IFNAME, gloo_devices_of
+from nccl_doctor.snapshot.hosts import Host, Snapshot
+
+
+def operations(found: Diagnosis, snapshot: Snapshot) -> tuple[Command, ...]:
+    """Return the commands of a diagnosis that are operations: all of them, or none."""
+    fix = found.fix
+    pods = reaching(snapshot.cluster.nodes).name == "kube"
+    if fix.variables or not fix.can_be_run or (pods and any(one.host is not None for one in fix.commands)):
+        return ()
+    return fix.commands
+
+
+def settings(found: Diagnosis, snapshot: Snapshot) -> Mapping[str, str]:
+    """Return the job's variables that mend a diagnosis if they are the same on all hosts; none otherwise.
+
+    What a single host says of itself sets nothing for the others.
+    """
+    wanted = found.fix.variables
+    first, *others = wanted.values() or ({},)
+    alike = all(each == first for each in others) and (bool(others) or len(snapshot.hosts) == 1)
+    if ClusterSource(snapshot.cluster).file is None or not alike:
+        return {}
+    return first if all(host.name in wanted or _idle(first, host) for host in snapshot.hosts) else {}
+
+
+def can_be_run(found: Diagnosis, snapshot: Snapshot) -> bool:
+    """Return whether ``fix`` has a step for a diagnosis."""
+    return bool(operations(found, snapshot) or settings(found, snapshot))
+
+
+def _idle(variables: Mapping[str, str], host: Host) -> bool:
+    """Return whether variables would change nothing on a host: gloo takes the interface without them, too."""
+    devices = gloo_devices_of(host)
+    if variables.keys() != {GLOO_SOCKET_IFNAME} or not isinstance(devices, tuple):
+        return False
+    return [device.name for device in devices] == [variables[GLOO_SOCKET_IFNAME]]

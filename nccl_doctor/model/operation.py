@@ -1,0 +1,90 @@
+"""A change of a machine as a value: its command, how to look at what it changes, and how to undo it.
+
+A check, or the model of a firewall, makes an operation from typed values. The command that a person pastes and the one
+that ``fix`` runs are the same text of the same object. An operation is judged by its *state*: the lines that its
+``look`` prints, before and after. ``look`` ends with a status other than 0 if it could not look; then nothing is known.
+What undoes it depends on the state before it alone, so that a record of that state is enough.
+
+:mod:`nccl_doctor.model.operations` has the kinds: of the kernel and of files (``system``), of packet filters
+(``firewall``), and of programs and the job (``programs``).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from nccl_doctor.text.shell import Line, script
+
+State = tuple[str, ...]
+"""Lines that an operation's ``look`` printed: a host's own words."""
+
+QUICK_S, SLOW_S = 60.0, 600.0  # building kernel modules is slow, and so is a process that gets time to exit
+UNKNOWN = 3  # exit status of a ``look`` that could not look
+
+
+class Operation(ABC):
+    """A change of one machine.
+
+    Attributes:
+        root: it needs root.
+        survives_reboot: None if that depends on the machine.
+        ends_process: it ends a process, which nobody can undo.
+        cuts_connection: a wrong one could keep SSH from the host.
+        deadline_s: time limit of its command in seconds.
+    """
+
+    root: ClassVar[bool] = True
+    survives_reboot: ClassVar[bool | None] = False
+    ends_process: ClassVar[bool] = False
+    cuts_connection: ClassVar[bool] = False
+    deadline_s: ClassVar[float] = QUICK_S
+
+    @property
+    @abstractmethod
+    def line(self) -> Line | None:
+        """The command; None if a value can't be pasted."""
+
+    @property
+    def look(self) -> Line | None:
+        """The command that prints the state; None if the operation has none and can't be undone."""
+        return None
+
+    @property
+    def kind(self) -> str:
+        """Text that is equal for operations that differ in their peers' addresses alone."""
+        return str(self.line)
+
+    @property
+    def expected(self) -> State | None:
+        """The state after the change, if it is known in advance."""
+        return None
+
+    def holds(self, state: State) -> bool:
+        """Return whether the change is there, whoever made it."""
+        return self.expected is not None and state == self.expected
+
+    def undo(self, before: State) -> Line | None:  # noqa: ARG002 - for those that can be undone
+        """Return the command that restores the state before; None if that can't be restored."""
+        return None
+
+
+def all_of(lines: Sequence[Line | None]) -> Line | None:
+    """Return several lines as one that ends at the first failure; None if there is none, or one can't be pasted."""
+    joined: Line | None = None
+    for one in lines:
+        if one is None:
+            return None
+        joined = one if joined is None else script("{joined} && {one}", joined=joined, one=one)
+    return joined
+
+
+def in_turn(lines: Sequence[Line | None]) -> Line | None:
+    """Return several lines as one that runs them all; None if there is none, or one can't be pasted."""
+    joined: Line | None = None
+    for one in lines:
+        if one is None:
+            return None
+        joined = one if joined is None else script("{joined}; {one}", joined=joined, one=one)
+    return joined

@@ -1,0 +1,1 @@
+"""Kinds of operations, by what they change."""

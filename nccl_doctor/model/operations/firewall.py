@@ -1,0 +1,245 @@
+"""Operations on packet filters: TCP between a host and its peers is let through."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nccl_doctor.model.operation import UNKNOWN, Operation, State, in_turn
+from nccl_doctor.text.shell import Line, argument, line, nested, script
+
+ZONES = "/etc/firewalld/zones"
+
+
+@dataclass(frozen=True)
+class _Allow(Operation):
+    """Packets of peers that a packet filter lets through."""
+
+    peers: tuple[str, ...]
+    cuts_connection: ClassVar[bool] = True
+
+    @property
+    def kind(self) -> str:
+        """The command, with the same word for each peer."""
+        peers = "|".join(map(re.escape, sorted(self.peers, key=len, reverse=True)))
+        return re.sub(rf"(?<![\w.:])(?:{peers})(?![\w.:])", "PEER", str(self.line)) if peers else str(self.line)
+
+
+@dataclass(frozen=True)
+class FirewalldAllow(_Allow):
+    """Entries of firewalld, at run time or for good.
+
+    There is no reload: it would apply what others have prepared, and discard what was set at run time alone.
+
+    Attributes:
+        entries: pairs such as ("source", "10.0.0.2") or ("rich-rule", "rule family=…"), for options --add-source=….
+        zone: None for direct rules.
+        direct: a direct rule's family, table, chain, priority and words, in place of ``entries``.
+    """
+
+    permanent: bool
+    zone: str | None = None
+    entries: tuple[tuple[str, str], ...] = ()
+    direct: tuple[str, ...] = ()
+
+    @property
+    def survives_reboot(self) -> bool:  # type: ignore[override]  # depends on the value
+        """True for a permanent entry."""
+        return self.permanent
+
+    @property
+    def line(self) -> Line | None:
+        """``firewall-cmd [--permanent] --zone=ZONE --add-source=PEER …``."""
+        return self._call("add", range(max(1, len(self.entries))))
+
+    @property
+    def look(self) -> Line | None:
+        """Print "yes" or "no" for each entry, and whether the zone has a file of its own."""
+        queries = [self._call("query", (place,)) for place in range(max(1, len(self.entries)))]
+        asked = [one and script("{one}; [ $? -lt 2 ] || exit {unknown}", one=one, unknown=UNKNOWN) for one in queries]
+        file = self._file
+        own = [line("stat -c file {file}", file=file)] if file else []
+        return in_turn([*asked, *(one and script("{one} 2>/dev/null || echo none", one=one) for one in own)])
+
+    def holds(self, state: State) -> bool:
+        """Return whether every entry is there."""
+        count = max(1, len(self.entries))
+        return len(state) >= count and all(word == "yes" for word in state[:count])
+
+    def undo(self, before: State) -> Line | None:
+        """Return the line that removes the entries that were not there, and a file that the zone did not have."""
+        count = max(1, len(self.entries))
+        new = [place for place, word in enumerate(before[:count]) if word == "no"]
+        if len(before) < count or not new:
+            return None
+        removal, file = self._call("remove", new), self._file
+        if file is None or before[count:] != ("none",):
+            return removal
+        unused = line("grep -qE {entries} {file}", entries="<(source|rule|service|port|interface)[ />]", file=file)
+        gone = line("rm -f {*files}", files=(file, f"{file}.old"))
+        return removal and unused and gone and script(
+            "{removal} && {{ {unused} || {gone}; }}", removal=removal, unused=unused, gone=gone
+        )  # fmt: skip
+
+    @property
+    def _file(self) -> str | None:
+        return f"{ZONES}/{self.zone}.xml" if self.permanent and self.zone is not None else None
+
+    def _call(self, verb: str, places: range | tuple[int, ...] | list[int]) -> Line | None:
+        kept = script("--permanent" if self.permanent else "")
+        if self.direct:
+            words = _words(self.direct)
+            return line("firewall-cmd {kept} --direct --{verb}-rule {words}", kept=kept, verb=verb, words=words)
+        made = [line("--{verb}-{entry}", verb=verb, entry=self._entry(place)) for place in places]
+        options = _blank(made)
+        return line("firewall-cmd {kept} --zone={zone} {options}", kept=kept, zone=self.zone, options=options)
+
+    def _entry(self, place: int) -> str:
+        name, value = self.entries[place]
+        return f"{name}={value}"
+
+
+def _words(texts: tuple[str, ...]) -> Line | None:
+    """Return our own words, options included; None if one can't be pasted."""
+    return _blank([argument(text) if text in _OPTIONS else line("{word}", word=text) for text in texts])
+
+
+def _blank(words: Sequence[Line | None]) -> Line | None:
+    made = [word for word in words if word is not None]
+    return script("{words}", words=made) if len(made) == len(words) else None
+
+
+_OPTIONS = frozenset({"-s", "-d", "-p", "-m", "-j", "-t", "--dports", *map(str, range(-32769, 0))})
+"""Words with a minus that operations have: options of iptables, and priorities."""
+
+
+@dataclass(frozen=True)
+class NftAllow(_Allow):
+    """A rule at the beginning of a chain of nftables, with a comment by which it is known."""
+
+    family: str
+    table: str
+    chain: str
+    match: tuple[str, ...]
+    mark: str
+
+    @property
+    def _place(self) -> tuple[str, str, str]:
+        return self.family, self.table, self.chain
+
+    @property
+    def line(self) -> Line | None:
+        """Insert the rule unless the chain has it."""
+        once = "nft list chain {*place} | grep -qF {mark} || nft insert rule {*place} {*match} comment '\"{mark}\"'"
+        return line(once, place=self._place, match=self.match, mark=self.mark)
+
+    @property
+    def look(self) -> Line | None:
+        """Print the rules with the comment; all tables are read if the chain is gone."""
+        listed = line("nft list chain {*place}", place=self._place)
+        found = line("grep -F {mark}", mark=self.mark)
+        return listed and found and script(
+            "rules=$({listed} 2>/dev/null) || rules=$(nft list ruleset) || exit {unknown}; "
+            "printf '%s\\n' \"$rules\" | {found}; :",
+            listed=listed,
+            unknown=UNKNOWN,
+            found=found,
+        )  # fmt: skip
+
+    def holds(self, state: State) -> bool:
+        """Return whether a rule with the comment is there."""
+        return bool(state)
+
+    def undo(self, before: State) -> Line | None:
+        """Return the line that deletes the rule by its handle."""
+        handle = nested(f"s/.*{self.mark}.* # handle \\([0-9]*\\)$/\\1/p")
+        listed = line("nft -a list chain {*place}", place=self._place)
+        deleted = line("nft delete rule {*place}", place=self._place)
+        if before or listed is None or deleted is None:
+            return None
+        return script('{deleted} handle "$({listed} | sed -n {handle})"', deleted=deleted, listed=listed, handle=handle)
+
+
+@dataclass(frozen=True)
+class IptablesAllow(_Allow):
+    """A rule at the beginning of a built-in chain; ``program`` is the variant of iptables that wrote the others."""
+
+    program: str
+    table: str
+    chain: str
+    match: tuple[str, ...]
+
+    @property
+    def line(self) -> Line | None:
+        """Insert the rule unless the chain has it."""
+        look, insert = self._call("-C"), self._call("-I")
+        return look and insert and script("{look} 2>/dev/null || {insert}", look=look, insert=insert)
+
+    @property
+    def look(self) -> Line | None:
+        """Print "present" or "absent"."""
+        asked = self._call("-C")
+        return asked and script(
+            "{asked} 2>/dev/null; case $? in 0) echo present ;; 1) echo absent ;; *) exit {unknown} ;; esac",
+            asked=asked,
+            unknown=UNKNOWN,
+        )
+
+    @property
+    def expected(self) -> State:
+        """The rule is there."""
+        return ("present",)
+
+    def undo(self, before: State) -> Line | None:
+        """Return the line that deletes the rule."""
+        return self._call("-D") if before == ("absent",) else None
+
+    def _call(self, verb: str) -> Line | None:
+        table = script("") if self.table == "filter" else line("-t {table}", table=self.table)
+        words = _words(self.match)
+        holes = {"program": self.program, "table": table, "verb": argument(verb), "chain": self.chain, "words": words}
+        return line("{program} -w {table} {verb} {chain} {words}", **holes)
+
+
+@dataclass(frozen=True)
+class UfwAllow(_Allow):
+    """A rule of ufw for one peer; ``first`` puts it before the user's own rules."""
+
+    ports: str
+    outgoing: bool
+    first: bool
+    survives_reboot: ClassVar[bool | None] = True
+
+    @property
+    def line(self) -> Line | None:
+        """``ufw [prepend] allow proto tcp from PEER to any port PORTS``."""
+        first = script("prepend" if self.first else "")
+        return self._rule and line("ufw {first} {rule}", first=first, rule=self._rule)
+
+    @property
+    def look(self) -> Line | None:
+        """Print the rules about the peer, as ufw writes them."""
+        found = line("grep -wF {peer}", peer=self.peers[0])
+        return found and script(
+            "rules=$(ufw show added) || exit {unknown}; printf '%s\\n' \"$rules\" | {found}; :",
+            unknown=UNKNOWN,
+            found=found,
+        )
+
+    def holds(self, state: State) -> bool:
+        """Return whether one of the rules is this one."""
+        end = f"to {self.peers[0]}" if self.outgoing else f"from {self.peers[0]}"
+        wanted = {"ufw allow out" if self.outgoing else "ufw allow", end, f"port {self.ports}", "proto tcp"}
+        return any(all(part in rule for part in wanted) for rule in state)
+
+    def undo(self, before: State) -> Line | None:
+        """Return the line that deletes the rule."""
+        return None if self.holds(before) or not self._rule else script("ufw delete {rule}", rule=self._rule)
+
+    @property
+    def _rule(self) -> Line | None:
+        if self.outgoing:
+            return line("allow out proto tcp from any to {peer} port {ports}", peer=self.peers[0], ports=self.ports)
+        return line("allow proto tcp from {peer} to any port {ports}", peer=self.peers[0], ports=self.ports)

@@ -1,0 +1,112 @@
+"""Operations on services, containers, Kubernetes' objects, processes, and the job's own settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nccl_doctor.model.operation import SLOW_S, UNKNOWN, Operation, State, all_of, in_turn
+from nccl_doctor.text.shell import Line, line, script
+
+
+@dataclass(frozen=True)
+class ServiceStart(Operation):
+    """A service of systemd that is started, now and at each boot."""
+
+    unit: str
+    survives_reboot: ClassVar[bool | None] = True
+
+    @property
+    def line(self) -> Line | None:
+        """``systemctl enable --now UNIT``."""
+        return line("systemctl enable --now {unit}", unit=self.unit)
+
+    @property
+    def look(self) -> Line | None:
+        """Print whether it is enabled, and whether it is active."""
+        there = script("command -v systemctl >/dev/null || exit {unknown}", unknown=UNKNOWN)
+        reads = [line("systemctl {what} {unit}", what=what, unit=self.unit) for what in ("is-enabled", "is-active")]
+        return in_turn([there, *reads, script(":")])
+
+    @property
+    def expected(self) -> State:
+        """It is enabled and active."""
+        return ("enabled", "active")
+
+    def undo(self, before: State) -> Line | None:
+        """Return the lines that stop and disable it, as it was before."""
+        verbs = [("disable", before[:1] == ("disabled",)), ("stop", before[1:2] in (("inactive",), ("failed",)))]
+        return all_of([line("systemctl {verb} {unit}", verb=verb, unit=self.unit) for verb, was in verbs if was])
+
+
+@dataclass(frozen=True)
+class ContainerStart(Operation):
+    """A container that is started, or let run again (``verb``); what it runs then is its own affair."""
+
+    runtime: str
+    verb: str
+    name: str
+    root: ClassVar[bool] = False
+
+    @property
+    def line(self) -> Line | None:
+        """``docker start NAME``."""
+        return line("{runtime} {verb} {name}", runtime=self.runtime, verb=self.verb, name=self.name)
+
+
+@dataclass(frozen=True)
+class KubeApply(Operation):
+    """An object of Kubernetes that is created or changed; ``text`` is its JSON."""
+
+    text: str
+    root: ClassVar[bool] = False
+    survives_reboot: ClassVar[bool | None] = True
+
+    @property
+    def line(self) -> Line | None:
+        """``printf %s OBJECT | kubectl apply -f -``."""
+        return line("printf %s {text} | kubectl apply -f -", text=self.text)
+
+
+@dataclass(frozen=True)
+class ServicePatch(Operation):
+    """A Service of Kubernetes that gives names to pods before they are ready."""
+
+    name: str
+    namespace: str
+    root: ClassVar[bool] = False
+    survives_reboot: ClassVar[bool | None] = True
+
+    @property
+    def line(self) -> Line | None:
+        """``kubectl patch service NAME …``."""
+        early = '{"spec":{"publishNotReadyAddresses":true}}'
+        patch = "kubectl patch service {name} -n {namespace} -p {early}"
+        return line(patch, name=self.name, namespace=self.namespace, early=early)
+
+
+@dataclass(frozen=True)
+class EndJob(Operation):
+    """The end of a leftover job of one's own, as ``fix-port --kill`` ends it: never with ``--force``.
+
+    Attributes:
+        text: the command of fix-port that does it.
+        host: name of the node.
+        pid: a process of the job, with the time of its start in clock ticks since boot.
+        port: the port that it holds; None if that does not matter.
+    """
+
+    text: Line
+    host: str
+    pid: int
+    ticks: int
+    port: int | None = None
+    root: ClassVar[bool] = False
+    survives_reboot: ClassVar[bool | None] = None
+    ends_process: ClassVar[bool] = True
+    deadline_s: ClassVar[float] = SLOW_S
+
+    @property
+    def line(self) -> Line | None:
+        """``nccl-doctor fix-port … --kill --yes``."""
+        return self.text

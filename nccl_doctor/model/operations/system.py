@@ -1,0 +1,402 @@
+"""Operations on the kernel's settings, routes and interfaces, and on files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nccl_doctor.model.operation import SLOW_S, UNKNOWN, Operation, State, all_of, in_turn
+from nccl_doctor.text.shell import Line, line, nested, script
+
+SHM = "/dev/shm"  # noqa: S108 - the tmpfs itself
+GIB = 1 << 20  # in KiB
+_BARE = re.compile(r"[\w./-]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class SysctlSet(Operation):
+    """Kernel settings: names, and their values."""
+
+    settings: tuple[tuple[str, str], ...]
+    cuts_connection: ClassVar[bool] = True
+
+    @property
+    def line(self) -> Line | None:
+        """``sysctl -w NAME=VALUE …``."""
+        return line("sysctl -w {*settings}", settings=[f"{name}={value}" for name, value in self.settings])
+
+    @property
+    def look(self) -> Line | None:
+        """Print each value behind "=", since a value may be empty."""
+        if not all(_BARE.fullmatch(name) for name, _ in self.settings):
+            return None
+        names = [line("{name}", name=name) for name, _ in self.settings]
+        return in_turn(
+            [
+                name
+                and script('value=$(sysctl -n {name}) || exit {unknown}; echo "="$value', name=name, unknown=UNKNOWN)
+                for name in names
+            ]
+        )
+
+    @property
+    def expected(self) -> State:
+        """The values, with single blanks as the shell prints them."""
+        return tuple("=" + " ".join(value.split()) for _, value in self.settings)
+
+    def undo(self, before: State) -> Line | None:
+        """Return the lines that set the earlier values, the last one first; None if one of them is not known."""
+        if len(before) != len(self.settings) or any(value[:1] != "=" for value in before):
+            return None
+        pairs = zip((name for name, _ in self.settings), before, strict=True)
+        return all_of([_restored(name, value[1:]) for name, value in pairs][::-1])
+
+
+def _restored(name: str, value: str) -> Line | None:
+    if value:
+        return line("sysctl -w {setting}", setting=f"{name}={value}")
+    # not every sysctl(8) sets an empty value
+    path = name if "/" in name else name.replace(".", "/")
+    return line("echo | tee {path}", path=f"/proc/sys/{path}")
+
+
+@dataclass(frozen=True)
+class HostsEntry(Operation):
+    """Entries of /etc/hosts: addresses and names. The file may lack its last newline, which an undo restores."""
+
+    entries: tuple[tuple[str, str], ...]
+    survives_reboot: ClassVar[bool | None] = True
+
+    @property
+    def lines(self) -> list[str]:
+        """The entries as lines of the file."""
+        return [f"{address} {name}" for address, name in self.entries]
+
+    @property
+    def line(self) -> Line | None:
+        """Append the entries that are not there, behind a newline if the file lacks its last one."""
+        end = script("tail -c1 /etc/hosts | grep -q . && echo >> /etc/hosts")
+        once = [line("grep -qxF {one} /etc/hosts || echo {one} >> /etc/hosts", one=entry) for entry in self.lines]
+        return in_turn([end, *once])
+
+    @property
+    def look(self) -> Line | None:
+        """Print whether the last newline is missing, and the number of lines that are equal to each entry."""
+        counts = [line("grep -cxF -e {entry} /etc/hosts", entry=entry) for entry in self.lines]
+        readable = script("[ -r /etc/hosts ] || exit {unknown}", unknown=UNKNOWN)
+        end = script("tail -c1 /etc/hosts | grep -q . && echo open || echo closed")
+        return in_turn([readable, end, *counts, script(":")])
+
+    def holds(self, state: State) -> bool:
+        """Return whether every entry is there."""
+        return len(state) == 1 + len(self.entries) and "0" not in state[1:]
+
+    def undo(self, before: State) -> Line | None:
+        """Return the line that deletes one line for each new entry; mode, owner and all other lines stay."""
+        new = [entry for entry, count in zip(self.lines, before[1:], strict=False) if count == "0"]
+        if len(before) != 1 + len(self.entries) or not new:
+            return None
+        deletions = [nested(f"0,/^{re.escape(entry)}$/{{//d;}}") for entry in new]
+        edits = [script("-e {edit}", edit=edit) for edit in deletions]
+        deleting = script("sed -i {edits} /etc/hosts", edits=edits)
+        if before[0] == "closed":
+            return deleting
+        last = line("{last}", last=new[-1])
+        assert last is not None
+        return script(
+            'end=$(tail -n1 /etc/hosts); {deleting} && if [ "$end" = {last} ]; then truncate -s -1 /etc/hosts; fi',
+            deleting=deleting,
+            last=last,
+        )
+
+
+@dataclass(frozen=True)
+class IpRule(Operation):
+    """A rule that has the kernel look up a network in the main table first."""
+
+    network: str
+    cuts_connection: ClassVar[bool] = True
+
+    @property
+    def line(self) -> Line | None:
+        """``ip rule add to NETWORK lookup main priority 1``."""
+        return line("ip rule add to {network} lookup main priority 1", network=self.network)
+
+    @property
+    def look(self) -> Line | None:
+        """Print the rules that send packets for the network to the main table."""
+        family = script("-6" if ":" in self.network else "-4")
+        found = line("grep -wF {rule}", rule=f"to {self.network.removesuffix('/32')} lookup main")
+        return found and script(
+            "rules=$(ip {family} rule show) || exit {unknown}; printf '%s\\n' \"$rules\" | {found}; :",
+            family=family,
+            unknown=UNKNOWN,
+            found=found,
+        )
+
+    def holds(self, state: State) -> bool:
+        """Return whether the rule is there."""
+        return any(f"to {self.network.removesuffix('/32')} lookup main" in rule for rule in state)
+
+    def undo(self, before: State) -> Line | None:
+        """Return the line that deletes the rule."""
+        gone = line("ip rule del to {network} lookup main priority 1", network=self.network)
+        return None if self.holds(before) else gone
+
+
+@dataclass(frozen=True)
+class IpRouteDelete(Operation):
+    """The removal of a route that refuses packets: ``kind`` is unreachable, prohibit or blackhole."""
+
+    kind_of_route: str
+    destination: str
+    table: str = "main"
+    cuts_connection: ClassVar[bool] = True
+
+    @property
+    def line(self) -> Line | None:
+        """``ip route del KIND DESTINATION [table TABLE]``."""
+        return self._change("del")
+
+    @property
+    def look(self) -> Line | None:
+        """Print the routes of that kind in the table."""
+        family = script("-6" if ":" in self.destination else "-4")
+        table, kind = line("{table}", table=self.table), line("{kind}", kind=self.kind_of_route)
+        if table is None or kind is None:
+            return None
+        return script(
+            "routes=$(ip {family} route show table {table}) || exit {unknown}; "
+            "printf '%s\\n' \"$routes\" | grep -w ^{kind}; :",
+            family=family,
+            table=table,
+            unknown=UNKNOWN,
+            kind=kind,
+        )
+
+    def holds(self, state: State) -> bool:
+        """Return whether no such route is there."""
+        return not self._own(state)
+
+    def undo(self, before: State) -> Line | None:
+        """Return the lines that add the routes again, each with its metric."""
+        found = self._own(before)
+        return all_of([self._change("add", _metric(route)) for route in found]) if found else None
+
+    def _own(self, state: State) -> list[list[str]]:
+        whole = self.destination.removesuffix("/32").removesuffix("/128")
+        routes = [route.split() for route in state]
+        return [
+            words
+            for words in routes
+            if words[:2] in ([self.kind_of_route, whole], [self.kind_of_route, self.destination])
+        ]
+
+    def _change(self, verb: str, more: tuple[str, ...] = ()) -> Line | None:
+        table = () if self.table == "main" else ("table", self.table)
+        v6 = script("-6") if ":" in self.destination else script("")
+        holes = {"kind": self.kind_of_route, "destination": self.destination, "table": table, "more": more}
+        return line("ip {v6} route {verb} {kind} {destination} {*table} {*more}", v6=v6, verb=verb, **holes)
+
+
+def _metric(route: list[str]) -> tuple[str, ...]:
+    at = route.index("metric") if "metric" in route[:-1] else len(route)
+    return tuple(route[at : at + 2]) if route[at + 1 : at + 2] and route[at + 1].isdecimal() else ()
+
+
+@dataclass(frozen=True)
+class LinkUp(Operation):
+    """An interface that is set up."""
+
+    name: str
+    cuts_connection: ClassVar[bool] = True
+
+    @property
+    def line(self) -> Line | None:
+        """``ip link set NAME up``."""
+        return line("ip link set {name} up", name=self.name)
+
+    @property
+    def look(self) -> Line | None:
+        """Print the flags of the interface, in hexadecimal."""
+        read = line("cat {file}", file=f"/sys/class/net/{self.name}/flags")
+        return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
+
+    def holds(self, state: State) -> bool:
+        """Return whether the interface is up: IFF_UP, the first bit (linux/if.h)."""
+        return len(state) == 1 and re.fullmatch("0x[0-9a-f]{1,8}", state[0]) is not None and bool(int(state[0], 16) & 1)
+
+
+@dataclass(frozen=True)
+class Remount(Operation):
+    """A larger /dev/shm; with a runtime that of a container."""
+
+    gib: int
+    runtime: str = ""
+    container: str = ""
+
+    @property
+    def _inside(self) -> Line | None:
+        if not self.runtime:
+            return script("")
+        return line("{runtime} exec -u 0 --privileged {name}", runtime=self.runtime, name=self.container)
+
+    @property
+    def line(self) -> Line | None:
+        """``mount -o remount,size=8g /dev/shm``."""
+        return self._sized(f"{self.gib}g")
+
+    @property
+    def look(self) -> Line | None:
+        """Print the size in KiB, as the second word."""
+        inside = self._inside
+        return inside and script(
+            "size=$({inside} df -P -k /dev/shm) || exit {unknown}; printf '%s\\n' \"$size\" | tail -n1",
+            inside=inside,
+            unknown=UNKNOWN,
+        )
+
+    def holds(self, state: State) -> bool:
+        """Return whether it is large enough."""
+        return (size := _size(state)) is not None and size >= self.gib * GIB
+
+    def undo(self, before: State) -> Line | None:
+        """Return the line that makes it as large as before."""
+        size = _size(before)
+        return None if size is None else self._sized(f"{size}k")
+
+    def _sized(self, size: str) -> Line | None:
+        inside = self._inside
+        return inside and line("{inside} mount -o remount,size={size} /dev/shm", inside=inside, size=size)
+
+
+def _size(state: State) -> int | None:
+    words = state[0].split() if len(state) == 1 else []
+    return int(words[1]) if len(words) > 5 and words[1].isdecimal() and len(words[1]) < 16 else None
+
+
+class InContainer(Remount):
+    """A larger /dev/shm of a container, by whoever may run commands in it."""
+
+    root: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class ShmFolder(Operation):
+    """The folder /dev/shm."""
+
+    @property
+    def line(self) -> Line | None:
+        """``mkdir -p /dev/shm``."""
+        return line("mkdir -p /dev/shm")
+
+    @property
+    def look(self) -> Line | None:
+        """Print whether it is there."""
+        return script("[ -d /dev/shm ] && echo there || echo missing")
+
+    @property
+    def expected(self) -> State:
+        """It is there."""
+        return ("there",)
+
+    def undo(self, before: State) -> Line | None:
+        """Return the line that removes it, if it is empty."""
+        return line("rmdir /dev/shm") if before == ("missing",) else None
+
+
+@dataclass(frozen=True)
+class ShmMount(Operation):
+    """A tmpfs on /dev/shm."""
+
+    @property
+    def line(self) -> Line | None:
+        """``mount -t tmpfs -o mode=1777 tmpfs /dev/shm``."""
+        return line("mount -t tmpfs -o mode=1777 tmpfs /dev/shm")
+
+    @property
+    def look(self) -> Line | None:
+        """Print the number of mounts there."""
+        return script("[ -r /proc/mounts ] || exit {unknown}; grep -c ' /dev/shm ' /proc/mounts; :", unknown=UNKNOWN)
+
+    def holds(self, state: State) -> bool:
+        """Return whether anything is mounted there."""
+        return len(state) == 1 and state[0].isdecimal() and state[0] != "0"
+
+    def undo(self, before: State) -> Line | None:
+        """Return the line that unmounts it."""
+        return line("umount /dev/shm") if before == ("0",) else None
+
+
+@dataclass(frozen=True)
+class FileMode(Operation):
+    """The mode of files, in octal digits."""
+
+    mode: str
+    files: tuple[str, ...]
+    survives_reboot: ClassVar[bool | None] = True
+
+    @property
+    def line(self) -> Line | None:
+        """``chmod MODE FILE …``."""
+        return line("chmod {mode} {*files}", mode=self.mode, files=self.files)
+
+    @property
+    def look(self) -> Line | None:
+        """Print the mode of each file."""
+        read = line("stat -L -c %a {*files}", files=self.files)
+        return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
+
+    @property
+    def expected(self) -> State:
+        """The mode, for each file."""
+        return tuple(self.mode for _ in self.files)
+
+    def undo(self, before: State) -> Line | None:
+        """Return the lines that restore the modes."""
+        if len(before) != len(self.files) or not all(re.fullmatch("[0-7]{1,4}", mode) for mode in before):
+            return None
+        pairs = zip(before, self.files, strict=True)
+        return all_of([line("chmod {mode} {file}", mode=mode, file=file) for mode, file in pairs if mode != self.mode])
+
+
+class OwnFileMode(FileMode):
+    """The mode of one's own files."""
+
+    root: ClassVar[bool] = False
+
+
+@dataclass(frozen=True)
+class ModuleLoad(Operation):
+    """A kernel module that is loaded; it stays, since others may use it by now."""
+
+    name: str
+
+    @property
+    def line(self) -> Line | None:
+        """``modprobe NAME``."""
+        return line("modprobe {name}", name=self.name)
+
+
+@dataclass(frozen=True)
+class NvidiaDevices(Operation):
+    """NVIDIA's device files, and the module for unified memory."""
+
+    @property
+    def line(self) -> Line | None:
+        """``nvidia-modprobe -c 0 -u``."""
+        return line("nvidia-modprobe -c 0 -u")
+
+
+@dataclass(frozen=True)
+class ModulesBuild(Operation):
+    """Kernel modules that DKMS builds for the running kernel."""
+
+    survives_reboot: ClassVar[bool | None] = True
+    deadline_s: ClassVar[float] = SLOW_S
+
+    @property
+    def line(self) -> Line | None:
+        """``dkms autoinstall``."""
+        return line("dkms autoinstall")

@@ -44,6 +44,7 @@ class RanStep(FrozenModel):
     address: str = ""
     command: str
     place: str | None
+    outside: bool = False
     root: bool
     code: str
     mends: str
@@ -119,9 +120,12 @@ class Journal:
         self.write(step.model_copy(update=flags))
 
 
+_OF_STEPS = ("number", "host", "command", "place", "outside", "root", "code", "mends")
+
+
 def entry(step: Step, **known: object) -> RanStep:
     """Return the entry of a step."""
-    shared = {name: getattr(step, name) for name in ("number", "host", "command", "place", "root", "code", "mends")}
+    shared = {name: getattr(step, name) for name in _OF_STEPS}
     return RanStep.model_validate({**shared, "settings": step.settings, **known})
 
 

@@ -53,18 +53,18 @@ class RootRefusedError(Exception):
     """There is no way to become root on a host; the message is the reason."""
 
 
-def node_at(node: Node, place: str | None) -> Node:
-    """Return the node, or the host around its container for commands that belong outside."""
-    if place is None or not place.startswith("outside"):
+def node_at(node: Node, *, outside: bool) -> Node:
+    """Return the node, or the host around its container."""
+    if not outside:
         return node
     return node.model_copy(update={"access": {k: v for k, v in node.access.items() if k != InsideOptions.engine}})
 
 
-def root_access(transport: Transport, node: Node, place: str | None) -> RootAccess:
+def root_access(transport: Transport, node: Node, *, outside: bool) -> RootAccess:
     """Return how to become root on a host, or the reason why that is impossible."""
     until = time.monotonic() + CONNECT_S
     try:
-        channel = transport.open(node_at(node, place), f"LC_ALL=C exec /bin/sh -c {nested(_ASK)}", until)
+        channel = transport.open(node_at(node, outside=outside), f"LC_ALL=C exec /bin/sh -c {nested(_ASK)}", until)
         try:
             return read_root_access(list(_few_lines(channel, until)))
         finally:
@@ -81,7 +81,7 @@ def _few_lines(channel: Channel, until: float) -> Iterator[str]:
         text = clean(line.decode(errors="replace"))[:LONGEST].strip()
         if text:
             yield text
-        if text.startswith("status "):
+        if text.partition(" ")[0] == "status":
             return
 
 

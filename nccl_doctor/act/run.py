@@ -113,7 +113,7 @@ class Execution:
         """Run a host's steps, those of the same user in one shell, until the first failure."""
         results: list[StepResult] = []
         reason = ""
-        for _, alike in groupby(steps, key=lambda step: (step.place, step.root, step.needs_shell)):
+        for _, alike in groupby(steps, key=lambda step: (step.outside, step.root, step.needs_shell)):
             part = list(alike)
             if reason or self.stop.is_set():
                 break
@@ -169,7 +169,8 @@ class Execution:
     def _channel(self, step: Step, command: str) -> Channel:
         if step.host is None:
             return ProcessChannel(["/bin/sh", "-c", command])
-        return self.transport.open(node_at(self.nodes[step.host], step.place), command, monotonic() + CONNECT_S)
+        node = node_at(self.nodes[step.host], outside=step.outside)
+        return self.transport.open(node, command, monotonic() + CONNECT_S)
 
     def _kept_open(
         self, steps: Sequence[Step], results: list[StepResult], begun: Sequence[RanStep], opened: _Opened

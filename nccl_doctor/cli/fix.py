@@ -234,7 +234,7 @@ class _Fix:
         from nccl_doctor.act.root import LOGIN, RootAccess, root_access
         from nccl_doctor.collect.connect.parallel import fan_out
 
-        places = {step.host: step.place for step in reversed(steps) if step.root and step.host is not None}
+        places = {step.host: step.outside for step in reversed(steps) if step.root and step.host is not None}
         # the shell that is started as root reports whether it is root
         known: dict[str | None, RootAccess] = {
             name: LOGIN for name in self._of_root & places.keys() if not places[name]
@@ -243,7 +243,7 @@ class _Fix:
         if not nodes:
             return known
         phase("root access", [node.name for node in nodes])
-        found = fan_out(lambda node: root_access(transport, node, places[node.name]), nodes)
+        found = fan_out(lambda node: root_access(transport, node, outside=places[node.name]), nodes)
         return known | {
             node.name: RootAccess("none", reason=str(access)) if isinstance(access, Exception) else access
             for node, access in zip(nodes, found, strict=True)

@@ -70,6 +70,7 @@ class Step(FrozenModel):
     host: str | None
     command: str
     place: str | None = None
+    outside: bool = Field(default=False, exclude=True)  # around the host's container
     root: bool = False
     risk: Literal["safe", "disruptive"] = "safe"
     code: str

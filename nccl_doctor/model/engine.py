@@ -60,10 +60,10 @@ def place_of(node: Node) -> str:
 
 def placed(commands: Iterable[Command], cluster: Cluster, *, inside: bool) -> tuple[Command, ...]:
     """Return the commands, marked as inside or outside of the container on hosts with one."""
-    side = "in" if inside else "outside"
-    places = {node.name: place for node in cluster.nodes if (place := place_of(node))}
+    side, word = ("inside", "in") if inside else ("outside", "outside")
+    places = {node.name: f"{word} {place}" for node in cluster.nodes if (place := place_of(node))}
     return tuple(
-        command.model_copy(update={"place": f"{side} {places[command.host]}"}) if command.host in places else command
+        command.model_copy(update={"place": places[command.host], "side": side}) if command.host in places else command
         for command in commands
     )
 

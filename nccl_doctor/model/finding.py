@@ -45,6 +45,9 @@ class Command(FrozenModel):
     host: str | None
     command: str
     place: str | None = None
+    side: Literal["", "inside", "outside"] = Field(
+        default="", exclude=True, repr=False
+    )  # of the container in ``place``
     operation: Operation | None = Field(default=None, exclude=True, repr=False)  # what it changes; None for a look
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -65,7 +68,7 @@ class Fix(FrozenModel):
     @property
     def can_be_run(self) -> bool:
         """True if every command is an operation of the host itself, not of the inside of a container."""
-        own = (one.operation is not None and not (one.place or "").startswith("in ") for one in self.commands)
+        own = (one.operation is not None and one.side != "inside" for one in self.commands)
         return bool(self.commands) and self.risk != "manual" and all(own)
 
     def without_secrets(self, hide: Callable[[Any], Any]) -> Fix:

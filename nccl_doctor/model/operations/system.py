@@ -121,7 +121,7 @@ class IpRule(Operation):
     @property
     def line(self) -> Line | None:
         """``ip rule add to NETWORK lookup main priority 1``."""
-        return line("ip rule add to {network} lookup main priority 1", network=self.network)
+        return self._change("add")
 
     @property
     def look(self) -> Line | None:
@@ -141,8 +141,12 @@ class IpRule(Operation):
 
     def undo(self, before: State) -> Line | None:
         """Return the line that deletes the rule."""
-        gone = line("ip rule del to {network} lookup main priority 1", network=self.network)
-        return None if self.holds(before) else gone
+        return None if self.holds(before) else self._change("del")
+
+    def _change(self, verb: str) -> Line | None:
+        v6 = script("-6") if ":" in self.network else script("")
+        change = "ip {v6} rule {verb} to {network} lookup main priority 1"
+        return line(change, v6=v6, verb=verb, network=self.network)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ How ``nccl-doctor check hosts.yaml`` works:
 
 1. cli/main.py dispatches to the command; cli/check.py makes a ``Request`` from its options (cli/options.py).
 2. cli/run.py ``check_cluster`` has inventory/load.py read the hosts file into a ``Cluster``.
-3. collect/run.py ``open_run`` goes through the phases of a ``Run``: connect and facts, mesh, names, rate, smoke.
+3. collect/run.py ``open_run`` goes through the phases of a ``Run``: connect and facts, mesh, names, rate, smoke. Before
+   the mesh it waits until no other run tests the same hosts (collect/turns.py).
 4. connect: transport/__init__.py connects to each host; collect/connect/session.py starts probe/main.py there and
    sends requests. Facts follow at once, host by host: probe/facts/ collects them, and collect/facts/host_facts.py
    parses each answer into ``HostFacts`` (snapshot/hosts.py).
@@ -20,6 +21,10 @@ How ``nccl-doctor check hosts.yaml`` works:
 8. judge/summary.py makes the ``Report`` (model/report.py), with the rows of the screen.
 9. cli/output.py has report/render.py print it in the requested format, and exits with its exit code.
 
+``nccl-doctor fix`` goes on from there: act/plan.py makes steps of the diagnoses' operations (model/operations/),
+cli/fix.py asks, act/run.py runs them with a record (act/record.py), and act/outcome.py compares the next report with
+the first one.
+
 Glossary:
 
 - cluster: the nodes of a job and its master; node: an entry of that list; host: the machine that it is on.
@@ -30,7 +35,8 @@ Glossary:
 - check: a pure function that judges facts. finding: its result. diagnosis: a finding with its code and consequences.
 - consequence: a finding that another finding explains. gap: hosts that a check could not judge.
 - rule: a pattern for a log line. grade: its certainty. signs: the rules and advice of a diagnosis, in one file.
-- remedy, fix: what to do, as prose and commands. blame: a host's firewall rule that blocks a connection.
+- remedy, fix: what to do, as prose and commands. operation: a command that changes something, as a value.
+- blame: a host's firewall rule that blocks a connection. turn: the right of one run to test a host.
 - form: human, JSON, JUnit, Prometheus, HTML. report: the document that every form shows.
 """
 

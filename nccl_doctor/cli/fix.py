@@ -396,6 +396,9 @@ def _write_scripts(file: Path, steps: Sequence[Step]) -> tuple[str, ...]:
     for host, own in grouped((step.host, step) for step in steps).items():
         place = host if host is not None else "this-machine"
         path = file.with_name(f"{file.stem}-{place}{file.suffix or '.sh'}")
+        with suppress(FileNotFoundError):
+            if path.lstat().st_uid != os.geteuid():
+                raise UsageError(f"--script: {path} belongs to another user, who could change what root runs from it")
         write_file(path, script_of(host, own), private=True)
         with suppress(OSError):
             path.chmod(0o700)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -18,6 +19,12 @@ def mcp(
         str | None,
         typer.Argument(metavar="HOSTS", help="Hosts file for check, ifname and hang. Without it: this machine."),
     ] = None,
+    logs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--logs", metavar="DIR", help="Folder whose logs may be read (default: the current one); repeatable."
+        ),
+    ] = None,
 ) -> None:
     """Serve the read-only commands to agents over stdin and stdout (Model Context Protocol)."""
 
@@ -28,7 +35,7 @@ def mcp(
             if (error.name or "").partition(".")[0] not in ("mcp", "mcp_types"):
                 raise
             raise UsageError("the MCP SDK is missing; install it: pip install 'nccl-doctor[mcp]'") from None
-        Tools(hosts).server().run("stdio")
+        Tools(hosts, tuple(logs or (Path(),))).server().run("stdio")
         return 0
 
     finish(Out("mcp"), work)

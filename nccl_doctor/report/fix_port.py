@@ -52,7 +52,8 @@ def screen(report: PortReport, *, asking: bool = False) -> str:
     blocks += [list(_job(job, report)) for job in report.jobs] or [list(_sockets(report.sockets))]
     blocks += [list(_notes(report))]
     if report.refused:
-        blocks += [wrap(f"{'Not all' if report.ended else 'Nothing'} was ended: {report.refused}.")]
+        lifted = _lifted(report) if report.refused in {job.refusal for job in report.jobs} else ""
+        blocks += [wrap(f"{'Not all' if report.ended else 'Nothing'} was ended: {report.refused}.{lifted}")]
     if not asking:
         blocks += _remedies(report)
     return "\n\n".join("\n".join(clean(line) for line in block) for block in blocks if block) + "\n"
@@ -151,8 +152,7 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
             ends.append(script("{call} --pid {pid}@{started} --kill", call=call, pid=job.root, started=started))
         yield list(map(_command, ends))
     elif refusal is not None and report.refused is None:
-        lifted = "" if any(job.final for job in report.jobs) else " (--force ends it anyway.)"
-        yield wrap(f"Not ended: {refusal}.{lifted}")
+        yield wrap(f"Not ended: {refusal}.{_lifted(report)}")
     if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
         yield ["To see the holder, as root:"]
         yield [_command(_list_sockets(report.port))]
@@ -165,6 +165,11 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
         yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
     if not report.ends_by_itself or report.cause == "time-wait":
         yield from _move_away(report)
+
+
+def _lifted(report: PortReport) -> str:
+    """Return what ``--force`` does about a refusal."""
+    return "" if any(job.final for job in report.jobs) else " (--force ends it anyway.)"
 
 
 def _lost_draw(report: PortReport) -> Iterator[list[str]]:

@@ -138,6 +138,9 @@ class Shm(Observed):
     total_bytes: Count
     free_bytes: Count
     problem: Literal["missing", "forbidden"] | None = None
+    memory_bytes: Count | None = (
+        None  # the machine's memory, which also holds what is in there; None in older snapshots
+    )
 
 
 class TemporaryFolder(Observed):

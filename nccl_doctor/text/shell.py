@@ -135,13 +135,23 @@ CONTROL_SEQUENCE = re.compile(r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]")
 """ECMA-48, section 5.4: introducer, parameters, intermediates, final byte."""
 
 
+_IGNORABLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff"
+    "\uffa0\ufff0-\ufff8\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+"""Characters that are shown as nothing: Default_Ignorable_Code_Point (Unicode 16, DerivedCoreProperties.txt)."""
+
+
 def clean(text: str) -> str:
-    """Return the text on one line, without control characters.
+    """Return the text on one line, without control characters and without characters that are shown as nothing.
 
     Each line break or tab becomes a space, each lone surrogate U+FFFD. Other control characters (Unicode category Cc),
-    format characters (Cf: bidirectional overrides, zero-width characters) and colour sequences are removed.
+    format characters (Cf: bidirectional overrides, zero-width characters), other ignorable ones (variation selectors,
+    tags) and colour sequences are removed.
     """
-    return text if text.isprintable() else "".join(map(_shown, CONTROL_SEQUENCE.sub("", text)))
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_shown, _IGNORABLE.sub("", CONTROL_SEQUENCE.sub("", text))))
 
 
 def _shown(character: str) -> str:

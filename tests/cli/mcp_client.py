@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ TOOL = Path(sys.executable).with_name("nccl-doctor")
 
 async def called(calls: list[tuple[str, dict[str, Any]]], *hosts: str) -> list[dict[str, Any]]:
     """The answers to calls of tools, in their order; first the tools themselves."""
-    async with Client(StdioServerParameters(command=str(TOOL), args=["mcp", *hosts])) as client:
+    async with Client(
+        StdioServerParameters(command=str(TOOL), args=["mcp", *hosts], cwd=os.environ.get("MCP_CWD"))
+    ) as client:
         listed = await client.list_tools()
         answers: list[dict[str, Any]] = [
             {"tools": {tool.name: tool.model_dump(mode="json", by_alias=True)["annotations"] for tool in listed.tools}}

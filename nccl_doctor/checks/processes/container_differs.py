@@ -137,6 +137,8 @@ def _fix(found: tuple[Aspect, ...], alike: Sequence[Sides]) -> Fix:
     commands: list[Command] = []
     for sides in alike:
         gib = enough_gib(known(sides.facts.shm), _shm_needed(sides))
+        if gib is None:
+            return Fix(summary=f"Start the container again on the host, with {run} besides its own options.")
         commands += on(sides.host.name, InContainer(gib, outside.runtime, sides.outside.name))
     return Fix(
         summary=f"Start the container again on the host, with {run} (or --shm-size=8g) besides its own options. Until "

@@ -40,7 +40,7 @@ class _Lack:
     total: int
     severity: Severity | None
     contained: bool
-    gib: int
+    gib: int | None
     problem: str | None
     pod: bool
 
@@ -94,9 +94,10 @@ def is_fatal(facts: HostFacts, shm: Shm, needed: int) -> bool:
     return not isinstance(facts.gpus, Unknown) and bool(facts.gpus) and 2 * shm.free_bytes < needed
 
 
-def enough_gib(shm: Shm, needed: int) -> int:
-    """Return a sufficient size of /dev/shm, in GiB."""
-    return max(1, math.ceil((shm.total_bytes - shm.free_bytes + 2 * needed) / (1 << 30)))
+def enough_gib(shm: Shm, needed: int) -> int | None:
+    """Return a sufficient size of /dev/shm, in GiB; None if that is more than the machine's memory."""
+    gib = max(1, math.ceil((shm.total_bytes - shm.free_bytes + 2 * needed) / (1 << 30)))
+    return gib if shm.memory_bytes is None or gib << 30 <= max(shm.memory_bytes, 1 << 30) else None
 
 
 def _unusable(lack: _Lack, hosts: tuple[str, ...]) -> Finding:
@@ -140,6 +141,11 @@ def _finding(lack: _Lack, free: dict[str, int]) -> Finding:
 
 
 def _fix(hosts: tuple[str, ...], lack: _Lack) -> Fix:
+    if lack.gib is None:
+        return Fix(
+            summary="Delete what is left in /dev/shm (`ls -l /dev/shm`: segments of jobs that have ended), or start "
+            "fewer data loaders. A sufficient size would be more than the machine's memory."
+        )
     if lack.pod:
         volume = f"an emptyDir with medium Memory and a sizeLimit of {lack.gib}Gi"
         return Fix(

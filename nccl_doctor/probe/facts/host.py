@@ -100,6 +100,7 @@ def shm(path: str = "/dev/shm") -> dict[str, Any]:  # noqa: S108 - POSIX shared 
     except FileNotFoundError:
         return {"total_bytes": 0, "free_bytes": 0, "problem": "missing"}
     sizes = {"total_bytes": found.f_frsize * found.f_blocks, "free_bytes": found.f_frsize * found.f_bavail}
+    sizes["memory_bytes"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {**sizes, "problem": None if os.access(path, os.W_OK | os.X_OK) else "forbidden"}
 
 

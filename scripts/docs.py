@@ -20,7 +20,6 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from nccl_doctor.cli.main import COMMANDS, app
-from nccl_doctor.cli.site import own_site
 from nccl_doctor.judge.pages import TOPICS, topic_names
 from nccl_doctor.logs.signs import rules
 from nccl_doctor.model.register import Check, all_checks
@@ -29,7 +28,7 @@ from nccl_doctor.text.hostlist import grouped
 
 ROOT = Path(__file__).parents[1]
 SOURCES, SITE = ROOT / "build" / "docs", ROOT / "build" / "site"
-URL = own_site() or "https://nccl-doctor.github.io/nccl-doctor/"
+URL = "https://nccl-doctor.github.io/nccl-doctor/"
 MOST_MESSAGES = 12
 _HEADS = re.compile(r"^(What it means|How we know|Fix|References|See)(?=[:,])", re.MULTILINE)
 _LINKS = (

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, TypeVar
 import typer
 
 from nccl_doctor import __version__
-from nccl_doctor.cli.site import with_pages
 from nccl_doctor.errors import DoctorError, InterruptedLogin, UnwrittenError, UsageError, describe
 from nccl_doctor.report.render import FORMS, RenderOptions, render
 from nccl_doctor.text.hostlist import fold
@@ -94,7 +93,7 @@ class Out(NamedTuple):
 
     def show(self, document: Document, observed_at: float | None = None) -> None:
         """Print the document without secrets; UnwrittenError if stdout had to replace the file."""
-        document = with_pages(self.hidden(document))
+        document = self.hidden(document)
         options = RenderOptions(self.colored, self.width, self.verbose, self.quiet, observed_at, fail_on=self.fail_on)
         if self.form == "html":
             options = for_html(options)

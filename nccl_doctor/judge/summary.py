@@ -254,10 +254,11 @@ def rows(
         elif found:
             own = [each for check in found for each in by_code.get(check.code, ())]
             codes = {check.code for check in found}  # consequences count with the severity of their cause
-            causes = (each for each in diagnoses if codes & {effect.code for effect in each.explains})
+            causes = [each for each in diagnoses if codes & {effect.code for effect in each.explains}]
             gravest = max((each.severity for each in own or causes), key=lambda s: s.rank, default=Severity.ERROR)
             follows = all(check.code in consequences for check in found)
-            why = _why(row, text, own, gravest) if not follows else f"{text} (follows)".lstrip()
+            names = ", ".join(dict.fromkeys(each.name for each in causes))
+            why = _why(row, text, own, gravest) if not follows else f"{text} (follows from {names})".lstrip()
             yield Row(name=row, outcome=OUTCOMES[gravest], text=why or text)
         elif gaps:
             yield Row(name=row, outcome="unknown", text=gaps[0].reason or "")
@@ -272,7 +273,8 @@ def rows(
         else:
             passed = (entry(check.name).row_words for check in mine if check.outcome is Outcome.PASS)
             parts = (text, *(passed if text else ()), texts.coverage)
-            yield Row(name=row, outcome="ok", text="; ".join(filter(None, parts)))
+            unread = row == "firewall" and not any(isinstance(own.firewall, FirewallFacts) for own in texts.facts)
+            yield Row(name=row, outcome="skip" if unread else "ok", text="; ".join(filter(None, parts)))
 
 
 FAULTS = {

@@ -219,7 +219,7 @@ class Server:
         from nccl_doctor.probe.mesh.mesh import try_all
 
         targets = [(address, port) for address, port in request["targets"]]
-        return try_all(targets, request["deadline_s"])
+        return try_all(targets, request["deadline_s"], request["segment"])
 
     def _rate(self, request: dict[str, Any]) -> dict[str, Any]:
         from nccl_doctor.probe.mesh.rate import send

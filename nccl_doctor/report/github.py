@@ -29,7 +29,7 @@ def _diagnosis(found: Diagnosis) -> str:
     if place is not None:
         properties |= {"file": place.file, "line": str(place.line)}
     commands = [f"{command.host or 'this machine'}: {command.command}" for command in found.fix.commands]
-    return _line(_KINDS[found.severity], properties, [found.message, found.fix.summary, *commands, found.page or ""])
+    return _line(_KINDS[found.severity], properties, [found.message, found.fix.summary, *commands])
 
 
 def _unjudged(check: CheckResult) -> str:

@@ -287,10 +287,8 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
 
 
 def more(codes: str, cause: Diagnosis | None) -> str:
-    """Return the reference to the pages of diagnoses, with the address of the cause's page; "" without a cause."""
-    if cause is None:
-        return ""
-    return f"More: nccl-doctor explain {codes}" + (f" ({cause.page})" if cause.page else "")
+    """Return the reference to the pages of diagnoses; "" without a cause."""
+    return "" if cause is None else f"More: nccl-doctor explain {codes}"
 
 
 def summary(report: Report, cause: Diagnosis | None, screen: Screen) -> Iterator[str]:

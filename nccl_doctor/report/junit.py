@@ -88,8 +88,7 @@ def _diagnosis(found: Diagnosis) -> list[str]:
         f"{', '.join(filter(None, (one.host, one.place)))}: {one.command}" if one.host else one.command
         for one in found.fix.commands
     ]
-    page = [f"More: {found.page}"] if found.page else []
-    return [_at(found.hosts) + found.message, *seen, found.fix.summary, *commands, *page]
+    return [_at(found.hosts) + found.message, *seen, found.fix.summary, *commands]
 
 
 def _at(hosts: tuple[str, ...]) -> str:

@@ -35,6 +35,8 @@ class Stall(Observed):
     sent: Count  # bytes given to the kernel; ``unacked``: never acknowledged
     unacked: Count
     segment: Count  # payload bytes of the largest segment, as the kernel last counted them
+    # tried again: True if small segments arrived and full ones were lost again; None in older snapshots
+    by_size: bool | None = None
 
 
 class Interception(Observed):

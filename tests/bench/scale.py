@@ -210,6 +210,12 @@ class ReplayChannel:
         passed = {"outcome": "passed", "sent": 32768, "unacked": 0, "segment": 8948, "error": None}
         return [passed for _ in request["targets"]]
 
+    def _turn(self, _request: dict[str, Any]) -> dict[str, Any]:
+        return {"holder": None, "trial": None}
+
+    def _end_turn(self, _request: dict[str, Any]) -> None:
+        return None
+
     def _unlisten(self, _request: dict[str, Any]) -> None:
         return None
 

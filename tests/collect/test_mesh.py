@@ -188,7 +188,7 @@ def test_a_listener_takes_what_is_sent(sessions: list[ProbeSession]) -> None:
     deadline = time.monotonic() + LONG_S
     (port,) = sessions[0].ask(probe_answers.LISTENING, "listen", deadline, nonce="ours", sockets=[ANY]).ports
     (answer,) = sessions[1].ask(
-        probe_answers.PATH_MTU, "path_mtu", deadline, targets=[["127.0.0.1", port]], deadline_s=2
+        probe_answers.PATH_MTU, "path_mtu", deadline, segment=None, targets=[["127.0.0.1", port]], deadline_s=2
     )
     assert (answer.outcome, answer.unacked) == ("passed", 0)
 

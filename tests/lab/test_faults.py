@@ -186,6 +186,7 @@ EFFECTS: dict[str, Effect] = {
     "interface-down": _interface_down,
     "iptables-drop-port": _dials("timed out", "connected"),
     "iptables-reject": _dials("EHOSTUNREACH", "EHOSTUNREACH"),
+    "jumbo-frames-end": _sees("cat /sys/class/net/eth0/mtu", "9000"),
     "mtu-blackhole": _mtu_blackhole,
     "mtu-small": _sees("cat /sys/class/net/eth0/mtu", "1400"),
     "nftables-drop-ephemeral": _dials("connected", "timed out"),

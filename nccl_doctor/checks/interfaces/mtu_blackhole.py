@@ -5,8 +5,9 @@ data, or at the first collective. Some link on the path (a switch, a tunnel, a V
 the message that would tell them so is filtered.
 
 How we know: over a connection between the addresses that NCCL will use, packets of full size were sent with the "don't
-fragment" bit, as TCP always does, and never acknowledged. If full packets were acknowledged, the path loses
-packets of any size (round-trip-long).
+fragment" bit, as TCP always does, and never acknowledged. The same bytes were then sent again, in full packets and in
+packets of 1,200 bytes: the full ones were lost again, and the small ones arrived. If the small ones were lost, too, or
+the full ones arrived the second time, the path loses packets of any size (round-trip-long).
 
 Fix: lower the interfaces' MTU to what the path passes (1500, or 1450 inside a tunnel), or raise it on the switches; let
 ICMP "fragmentation needed" through.
@@ -58,6 +59,8 @@ def mtu_blackhole(view: View) -> Findings:
 
 def is_lossy(view: View, stall: Stall) -> bool:
     """Return whether the path loses packets of any size: small ones, too, or not all full ones."""
+    if stall.by_size is not None:
+        return not stall.by_size
     ends = {stall.src, stall.dst}
     if any({one.src, one.dst} == ends and not one.by_port for one in view.mesh.lost_connections):
         return True
@@ -97,7 +100,8 @@ def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[St
             for (src, unacked, sent, segment), addresses in seen.items()
         ),
         facts={"pairs": [{"src": stall.src, "dst": stall.dst, "segment": stall.segment} for stall in stalls]},
-        fix=f"Lower the MTU of NCCL's interfaces{f' ({mtus})' if mtus else ''} to what the path passes: 1500 "
-        "where the switches carry no jumbo frames, 1450 or less inside a tunnel; or raise it on what lies between; "
-        "and let ICMP “fragmentation needed” through.",
+        fix=f"Choose: lower the MTU of NCCL's interfaces{f' ({mtus})' if mtus else ''} on all hosts to what the path "
+        "passes, `ip link set dev NAME mtu 1500` where the switches carry no jumbo frames, and 1450 or less inside a "
+        "tunnel; or raise it on what lies between (jumbo frames on the switches' ports). Let ICMP “fragmentation "
+        "needed” through.",
     )

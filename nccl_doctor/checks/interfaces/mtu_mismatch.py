@@ -15,12 +15,13 @@ References: NVIDIA/dgx-spark-playbooks issues 25 and 103; tonyd2wild/DeepSeek-v4
 DGX-Spark issue 38.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 
 from nccl_doctor.checks.nccl_choice import NEEDS
-from nccl_doctor.checks.view import Findings, View, check, minority
-from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.checks.view import Findings, View, check, minority, pasted
+from nccl_doctor.model.finding import Finding, Fix, Severity, on
+from nccl_doctor.model.operations.system import LinkMtu
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.inet import Network
 
@@ -60,7 +61,7 @@ def mtu_mismatch(view: View) -> Findings:
                     for (link, mtu), names in groups.items()
                 ),
                 facts={"network": str(network), "mtu": mtus},
-                fix="Set the same MTU on all of them, one that the switches between them pass.",
+                fix=_same(hosts, minority(mtus)),
             )
     even = [host for host in view.by_host if host not in told]
     uneven = grouped((halves, host) for host in even for halves in _uneven_halves(view, host))
@@ -72,6 +73,16 @@ def mtu_mismatch(view: View) -> Findings:
             facts={"mtu": dict((small, large))},
             fix=f"Set {large[1]} on {small[0]} as well, on both hosts, in a file of /etc/netplan.",
         )
+
+
+def _same(links: Mapping[str, tuple[str, int]], differing: Sequence[str]) -> Fix:
+    """Return the remedy: the MTU of most hosts for the few that differ; advice if there is no majority."""
+    usual = {mtu for host, (_, mtu) in links.items() if host not in differing}
+    if len(usual) != 1:
+        return Fix(summary="Set the same MTU on all of them, one that the switches between them pass.")
+    (mtu,) = usual
+    commands = tuple(one for host in differing for one in on(host, LinkMtu(links[host][0], mtu)))
+    return pasted("Set the others' MTU there (for good: in what sets up the network):", commands, needs_root=True)
 
 
 def _packets(mtu: int) -> str:

@@ -21,7 +21,7 @@ from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import capital, fold, grouped
 from nccl_doctor.text.shell import line
 
 MIB = 1 << 20
@@ -48,18 +48,22 @@ def disk_full(view: View) -> Findings:
                 full.setdefault((folder.path, True), {})[host.name] = folder.free_bytes
             elif folder.free_files is not None and folder.free_files < LEAST_FILES:
                 full.setdefault((folder.path, False), {})[host.name] = folder.free_files
-    for (path, by_size), free in full.items():
+    alike = grouped(((by_size, tuple(free.items())), path) for (path, by_size), free in full.items())
+    for (by_size, rows), paths in alike.items():
+        free = dict(rows)
         hosts, least = tuple(free), min(free.values())
         room = f"{least // MIB} MiB" if by_size else f"room for {least} files"
         at_most = "" if len(set(free.values())) == 1 else "as little as "
-        plain = _PLAIN.fullmatch(path) is not None
-        where = f"{path if plain else 'The folder in TMPDIR'} on {fold(hosts)}"
-        look = " The full file system:" if plain else ""
-        df = line("df -h -- {path}", path=path) if by_size else line("df -i -- {path}", path=path)
+        plain = [path for path in paths if _PLAIN.fullmatch(path)]
+        strange = ["the folder in TMPDIR"] if len(plain) < len(paths) else []
+        where = f"{capital(' and '.join((*plain, *strange)))} on {fold(hosts)}"
+        look = " The full file systems:" if len(plain) > 1 else " The full file system:" if plain else ""
+        df = line("df -h -- {*paths}", paths=plain) if by_size else line("df -i -- {*paths}", paths=plain)
         yield Finding(
             hosts=hosts,
-            message=f"{where} has {at_most}{room} left: writes of torch, Ray or data loaders there will fail.",
-            facts={"path": path, "free_bytes" if by_size else "free_files": least},
+            message=f"{where} {'has' if len(paths) == 1 else 'have'} {at_most}{room} left: writes of torch, Ray or "
+            "data loaders there will fail.",
+            facts={"path": paths[0], "paths": paths, "free_bytes" if by_size else "free_files": least},
             fix=pasted(
                 f"Remove old files there, or set TMPDIR to a folder with room.{look}",
                 on_each(hosts, df) if plain else (),

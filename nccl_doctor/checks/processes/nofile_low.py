@@ -11,15 +11,17 @@ jobs of 32 ranks with several communicators were seen to fail with it. The soft 
 one only in the thread that serves the bootstrap.
 
 Fix: raise it in the shell that starts the job, `ulimit -n "$(ulimit -Hn)"`, as far as the hard limit goes; and for good
-in /etc/security/limits.d (`* - nofile 1048576`), then log in again. systemd units and Slurm have their own setting
-(`LimitNOFILE=`).
+in /etc/security/limits.d (`* - nofile 1048576`; for root `root - nofile 1048576`, since `*` does not apply to root),
+then log in again. systemd units and Slurm have their own setting (`LimitNOFILE=`).
 """
+
+from collections.abc import Sequence
 
 from nccl_doctor.checks.effects import FILES
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
-from nccl_doctor.model.base import known
+from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Fix, Severity
 from nccl_doctor.snapshot.hosts import world_size
 from nccl_doctor.text.hostlist import fold
@@ -58,11 +60,26 @@ def nofile_low(view: View) -> Findings:
                 summary=(
                     'Put ulimit -n "$(ulimit -Hn)" before the command that starts the job there.'
                     if enough
-                    else "Raise the limit in /etc/security/limits.d (* - nofile 1048576) and log in anew."
+                    else _raise(view, hosts)
                 ),
                 needs_root=not enough,
             ),
         )
+
+
+def _raise(view: View, hosts: Sequence[str]) -> str:
+    """Return where the hard limit is raised: pam_limits applies ``*`` to everybody but root (limits.conf(5))."""
+    identities = [
+        known(facts.identity)
+        for host, facts in view.facts
+        if host.name in hosts and not isinstance(facts.identity, Unknown)
+    ]
+    root = any(one.uid == 0 for one in identities)
+    who = "root - nofile 1048576; the line * does not count for root" if root else "* - nofile 1048576"
+    return (
+        f"Raise the limit in /etc/security/limits.d/nofile.conf ({who}) and log in anew. A job that a service or "
+        "Slurm starts has the limit of that service: LimitNOFILE= of its unit, for example of slurmd."
+    )
 
 
 ADVICE = make_advice(

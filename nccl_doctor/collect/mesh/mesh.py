@@ -29,7 +29,7 @@ from nccl_doctor.collect.mesh.dials import (
     listening,
     together,
 )
-from nccl_doctor.collect.probe_answers import Dialled, Heard, Listening, MalformedError
+from nccl_doctor.collect.probe_answers import Dialled, Heard, Listening, MalformedError, PathMtuResult
 from nccl_doctor.model.base import Unknown, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.report import DialOutcome, FailedDial
@@ -42,6 +42,7 @@ from nccl_doctor.text.hostlist import grouped
 PARTNERS = 8  # hosts that each host tries, the next ones in the list; every host is tried by as many
 DEADLINE_S = 1.5  # the kernel first retransmits after 0.2 s; ten retransmissions fit in
 MTU_ANSWER_S = 3.0
+SMALL = 1200  # bytes of a segment that passes wherever IPv6's smallest MTU (1280; RFC 8200, section 5) does
 
 
 def find_stalls(
@@ -59,23 +60,37 @@ def find_stalls(
 
     def ask(session: ProbeSession) -> tuple[Stall, ...]:
         mine = chosen.get(session.node.name, [])
-        wanted = [[target.address, target.ports[-1]] for target in mine]
-        if not wanted:
-            return ()
-        deadline = time.monotonic() + DEADLINE_S + MTU_ANSWER_S
-        told = session.ask(probe_answers.PATH_MTU, "path_mtu", deadline, targets=wanted, deadline_s=DEADLINE_S)
-        if len(told) != len(wanted):
-            raise session.gone(MalformedError("large packets to others than it was asked for"))
+        stalled = [(to, row) for to, row in zip(mine, _push(session, mine), strict=True) if row.outcome == "stalled"]
+        again = [to for to, _ in stalled]
+        full, small = _push(session, again), _push(session, again, SMALL)
         return tuple(
-            Stall(src=session.node.name, dst=to.dst, address=to.address, **row.model_dump(exclude={"outcome", "error"}))
-            for to, row in zip(mine, told, strict=True)
-            if row.outcome == "stalled"
+            Stall(
+                src=session.node.name,
+                dst=to.dst,
+                address=to.address,
+                **row.model_dump(exclude={"outcome", "error"}),
+                by_size=second.outcome == "stalled" and third.outcome == "passed",
+            )
+            for (to, row), second, third in zip(stalled, full, small, strict=True)
         )
 
     found = ask_all(ask, sessions, window=Window())
     stalls = tuple(stall for result in found if not isinstance(result, Exception) for stall in result)
     broken = [f"{name}: {result}" for name, result in zip(names, found, strict=True) if isinstance(result, Exception)]
     return unknown(f"large packets could not be tried: {broken[0]}") if broken and not stalls else stalls
+
+
+def _push(session: ProbeSession, targets: list[plan.Target], segment: int | None = None) -> tuple[PathMtuResult, ...]:
+    """Have a host send full segments, or segments of this size, to each target."""
+    if not targets:
+        return ()
+    wanted = [[target.address, target.ports[-1]] for target in targets]
+    deadline = time.monotonic() + DEADLINE_S + MTU_ANSWER_S
+    asked = {"targets": wanted, "deadline_s": DEADLINE_S, "segment": segment}
+    told = session.wait(probe_answers.PATH_MTU, session.send("path_mtu", deadline, **asked), deadline)
+    if len(told) != len(wanted):
+        raise session.gone(MalformedError("large packets to others than it was asked for"))
+    return told
 
 
 _MOST_ERRORS = 8  # errors of one host's listeners that are reported; it opens fewer

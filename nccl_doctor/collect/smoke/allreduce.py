@@ -22,7 +22,7 @@ from nccl_doctor.model.base import Phased, Skipped, skipped
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import STAGES, RankReport, SizeReport, Stage
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.snapshot.mesh import Mesh
+from nccl_doctor.snapshot.mesh import Mesh, Stall
 from nccl_doctor.snapshot.network import PortTrial
 from nccl_doctor.snapshot.smoke import ENDED, Smoke
 from nccl_doctor.text.hostlist import fold, grouped
@@ -63,6 +63,9 @@ def why_not(cluster: Cluster, facts: dict[str, HostFacts], mesh: Phased[Mesh]) -
     trial = facts[cluster.nodes[0].name].master_port
     if isinstance(trial, PortTrial) and not trial.free:
         return skipped(f"not run: port {trial.port} is busy")
+    vanishing = [one for one in (mesh.stalls if isinstance(mesh, Mesh) else ()) if isinstance(one, Stall)]
+    if ends := {name for one in vanishing if one.by_size for name in (one.src, one.dst)}:
+        return skipped(f"not run: large packets are lost between {fold(sorted(ends))}")
     if isinstance(mesh, Mesh) and mesh.failed:
         lost = {one.dst for one in mesh.lost_connections if one.by_port}
         closed = {dial.dst for dial in mesh.failed} - lost

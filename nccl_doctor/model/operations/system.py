@@ -233,6 +233,36 @@ class LinkUp(Operation):
 
 
 @dataclass(frozen=True)
+class LinkMtu(Operation):
+    """The MTU of an interface, in bytes."""
+
+    name: str
+    mtu: int
+    cuts_connection: ClassVar[bool] = True
+
+    @property
+    def line(self) -> Line | None:
+        """``ip link set dev NAME mtu MTU``."""
+        return line("ip link set dev {name} mtu {mtu}", name=self.name, mtu=self.mtu)
+
+    @property
+    def look(self) -> Line | None:
+        """Print the MTU."""
+        read = line("cat {file}", file=f"/sys/class/net/{self.name}/mtu")
+        return read and script("{read} || exit {unknown}", read=read, unknown=UNKNOWN)
+
+    @property
+    def expected(self) -> State:
+        """The MTU."""
+        return (str(self.mtu),)
+
+    def undo(self, before: State) -> Line | None:
+        """Return the line that sets the earlier MTU."""
+        known = len(before) == 1 and re.fullmatch("[0-9]{1,9}", before[0])
+        return line("ip link set dev {name} mtu {mtu}", name=self.name, mtu=before[0]) if known else None
+
+
+@dataclass(frozen=True)
 class Remount(Operation):
     """A larger /dev/shm; with a runtime that of a container."""
 

@@ -109,9 +109,9 @@ FOLDERS = ("/tmp", "/var/tmp")  # noqa: S108 - as tempfile.gettempdir has them w
 
 @fact("temporary")
 def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
-    """Return a snapshot.TemporaryFolder for TMPDIR and the usual ones, without missing ones."""
+    """Return a snapshot.TemporaryFolder for TMPDIR, the usual ones and the home folder, without missing ones."""
     found = []
-    for path in dict.fromkeys((os.environ.get("TMPDIR") or folders[0], *folders)):
+    for path in dict.fromkeys((os.environ.get("TMPDIR") or folders[0], *folders, os.path.expanduser("~"))):
         try:
             room = os.statvfs(path)
         except FileNotFoundError:

@@ -273,6 +273,7 @@ def _bound_to(family: int, place: tuple[Any, ...]) -> socket.socket:
 PAYLOAD = bytes(32 * 1024)
 """Bytes to send: a few segments of 9,000 bytes, but less than a receive buffer holds (net.ipv4.tcp_rmem: 128 KiB)."""
 
+SEGMENTS = 8  # of a limited size; fewer than Linux sends before the first answer (ten; RFC 6928)
 AT_ONCE = 32
 LEAST_STEP_S, STEP_S = 0.001, 0.01
 TCP_MAXSEG = 2  # linux/tcp.h
@@ -284,8 +285,8 @@ class Push:
     Only "stalled" is a fault: "reset" means that something answered, and the port mesh judges "not-connected".
     """
 
-    def __init__(self, places: list[Place]) -> None:
-        self._places = list(places)
+    def __init__(self, places: list[Place], segment: int | None = None) -> None:
+        self._places, self._segment = list(places), segment
         self._sent = 0
         self.sock: socket.socket | None = None
         self.result: dict[str, Any] | None = None
@@ -299,7 +300,11 @@ class Push:
             self._connect(os.strerror(number))
             return self.sock is None
         try:
-            self._sent = self.sock.send(PAYLOAD)
+            if self._segment is None:
+                self._sent = self.sock.send(PAYLOAD)
+            else:  # a packet for each call: a network card, or a switch in software, would get several as one
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._sent = sum(self.sock.send(PAYLOAD[: self._segment]) for _ in range(SEGMENTS))
         except OSError as error:
             self._end("reset", str(error))
         return True
@@ -331,6 +336,8 @@ class Push:
                 self.sock.close()
             try:
                 self.sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+                if self._segment is not None:  # before the connection: both ends send no larger segments (tcp(7))
+                    self.sock.setsockopt(socket.IPPROTO_TCP, TCP_MAXSEG, self._segment)
                 number = self.sock.connect_ex(place)
             except OSError as fault:
                 error = str(fault)
@@ -351,10 +358,11 @@ class Push:
         self.result = {"outcome": outcome, "sent": self._sent, "unacked": left, "segment": segment, "error": error}
 
 
-def try_all(targets: list[tuple[str, int]], deadline_s: float) -> list[dict[str, Any]]:
+def try_all(targets: list[tuple[str, int]], deadline_s: float, segment: int | None = None) -> list[dict[str, Any]]:
     """Return the outcome of full segments to each target (answers.PathMtuResult), in their order; all run in parallel.
 
-    It takes more than a second (the kernel retransmits after 0.2 s).
+    With ``segment``, segments have at most so many bytes. It takes more than a second (the kernel retransmits after
+    0.2 s).
     """
     found = resolved({address for address, _ in targets}, deadline_s)
     results: list[dict[str, Any]] = []
@@ -363,7 +371,7 @@ def try_all(targets: list[tuple[str, int]], deadline_s: float) -> list[dict[str,
         for address, port in targets[first : first + AT_ONCE]:
             places = found[address]
             known = [] if isinstance(places, tuple) else places
-            pushes.append(Push([(family, (place[0], port, *place[2:])) for family, place in known]))
+            pushes.append(Push([(family, (place[0], port, *place[2:])) for family, place in known], segment))
         _push(pushes, time.monotonic() + deadline_s)
         results += [push.result for push in pushes if push.result is not None]
     return results

@@ -63,13 +63,12 @@ def head(report: Document, options: RenderOptions) -> View:
     )
 
 
-def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, tuple[str, str, str | None]]:
-    """Return the names, pages and addresses of the diagnoses in the report, by code."""
+def pages(diagnoses: Iterable[Diagnosis], options: RenderOptions) -> dict[str, tuple[str, str]]:
+    """Return the names and pages of the diagnoses in the report, by code."""
     found = tuple(diagnoses)
     names = {one.code: one.name for each in found for one in each.explains} | {one.code: one.name for one in found}
-    addresses = {one.code: one.page for one in found}
     shown = ((code, text) for code, text in sorted(options.pages.items()) if code in names)
-    return {code: (names[code], text, addresses.get(code)) for code, text in shown}
+    return {code: (names[code], text) for code, text in shown}
 
 
 def gravest_first(diagnoses: Iterable[Diagnosis]) -> list[Diagnosis]:

@@ -81,6 +81,13 @@ def swallow_large_packets(lab: Lab, host: LabHost) -> None:
     switch_rule(lab, f"oifname {host.name} iifname != {lab.controller.name} meta length > 1500 drop")
 
 
+@register("jumbo-frames-end")
+def let_jumbo_frames_end(lab: Lab, host: LabHost) -> None:
+    """All hosts have an MTU of 9000 and the switch has 1500, as where jumbo frames were turned on at the hosts alone."""
+    for one in lab.hosts:
+        one.run(["ip", "link", "set", "eth0", "mtu", "9000"])
+
+
 @register("cut-off")
 def cut_off(lab: Lab, host: LabHost) -> None:
     """The switch drops all IP between this host and its first peer, both ways; nothing on the hosts explains it."""

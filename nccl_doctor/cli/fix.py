@@ -88,8 +88,10 @@ def fix(
         if wanted.undo:
             return _Fix(request, wanted, out, request.cluster()).take_back()
         # `fix` is called for a known fault, and with most faults no all-reduce runs
-        snapshot, report = look_and_judge(replace(request, import_ahead=False), chosen.codes(), out)
-        return mend(request, wanted, out, snapshot, report)
+        judged = look_and_judge(replace(request, import_ahead=False), chosen.codes(), out)
+        if judged.interrupted:
+            raise KeyboardInterrupt
+        return mend(request, wanted, out, judged.snapshot, judged.report)
 
     finish(out, work)
 
@@ -334,14 +336,16 @@ class _Fix:
         try:
             # a file is read again, since the run may have written into it; what came through a pipe is gone
             request = replace(self._request, line=(), known=None if self._hosts.file else self._cluster)
-            _, report = look_and_judge(request, self._request.chosen.codes(), self._out)
+            judged = look_and_judge(request, self._request.chosen.codes(), self._out)
+            self._interrupted = judged.interrupted
         except KeyboardInterrupt:
             self._interrupted = True
-            return ran.model_copy(update={"complete": False, "note": "The check after it was interrupted."}), 130
         except DoctorError as error:
             note = f"The check after it failed: {clean(str(error))}"
             return ran.model_copy(update={"complete": False, "note": note}), 1
-        found = compared(ran, report)
+        if self._interrupted:
+            return ran.model_copy(update={"complete": False, "note": "The check after it was interrupted."}), 130
+        found, report = compared(ran, judged.report), judged.report
         return found.model_copy(update={"verdict": _verdict(report)}), exit_code(report, self._out.fail_on)
 
     def _say_interrupted(self, ran: FixReport) -> None:

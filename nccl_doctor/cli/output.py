@@ -210,16 +210,18 @@ def _refuse_form(out: Out) -> None:
         raise UsageError("--open opens an HTML report: say -o html --output-file report.html with it")
 
 
+INTERRUPTED = "interrupted; nothing of nccl-doctor is left running on any host"
+
+
 def _interrupted(interrupt: BaseException | None) -> str:
     """Return the message for Ctrl-C, with the hosts that the first of several interrupts names."""
     while interrupt is not None and not isinstance(interrupt, InterruptedLogin):
         interrupt = interrupt.__context__
-    words = "interrupted; nothing of nccl-doctor is left running on any host"
     if interrupt is None or not interrupt.hosts:
-        return words
+        return INTERRUPTED
     return (
-        f"{words}, but {fold(interrupt.hosts)} had not finished the login: a login shell stuck in a start-up file "
-        "(.bashrc) may stay until that file ends, and runs nothing"
+        f"{INTERRUPTED}, but {fold(interrupt.hosts)} had not finished the login: a login shell stuck in a start-up "
+        "file (.bashrc) may stay until that file ends, and runs nothing"
     )
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from nccl_doctor.cli.options import Codes, HostOptions, KeepOptions, ReachOptions, SelectOptions, among
-from nccl_doctor.cli.output import Out, failures, try_files
+from nccl_doctor.cli.output import INTERRUPTED, Out, failures, try_files
 from nccl_doctor.cli.progress import progress
 from nccl_doctor.cli.snapshots import keep, of_snapshot, read_snapshot, save_logs, write_hosts
 from nccl_doctor.collect.facts import host_facts
@@ -127,12 +129,13 @@ def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report],
         kept = kept.model_copy(update={"cluster": kept.cluster.model_copy(update={"line": line})})
     _refuse_nothing_to_judge(selected, _phases_left_out(request, kept), rate=request.rate)
     output: dict[str, Sequence[str]] = {}
+    interrupted = False
     if kept is not None:
         snapshot = kept
         report = of_snapshot(judge(snapshot, out.command, among(selected)), snapshot.cluster.nodes)
     else:
         limits = replace(request.smoke_limits, keep_output=output.update)
-        snapshot, report = look_and_judge(replace(request, smoke_limits=limits), selected, out)
+        snapshot, report, interrupted = look_and_judge(replace(request, smoke_limits=limits), selected, out)
     observed_at = datetime.fromisoformat(snapshot.taken_at).timestamp()
     least = None if out.fail_on == "never" else Severity(out.fail_on)
     unwritten = failures(
@@ -140,11 +143,14 @@ def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report],
         lambda: save_logs(request.save_logs, output),
         lambda: write_hosts(report, request.passed, request.failed, least),
     )
-    if out.command == "check" and selected is None and kept is None:
+    if out.command == "check" and selected is None and kept is None and not interrupted:
         remember(Hosts.named(request.which.hosts, snapshot.cluster), snapshot, report, observed_at, os.environ)
     code = out.report(report, observed_at)
     if unwritten:
         raise UnwrittenError("; ".join(unwritten))
+    if interrupted:
+        sys.stderr.write(f"\n{INTERRUPTED}\n")
+        return 130
     return code if then is None or code == 0 else then(snapshot, report)
 
 
@@ -173,19 +179,34 @@ def _phases_left_out(request: Request, kept: Snapshot | None) -> dict[str, str]:
 def look(request: Request, selected: Codes, out: Out) -> Snapshot:
     """Contact the hosts and return the snapshot; phases that no selected check needs are left out."""
     with _opened(request, selected, out) as run:
+        if run.interrupted:
+            raise KeyboardInterrupt
         return run.snapshot()
 
 
-def look_and_judge(request: Request, selected: Codes, out: Out) -> tuple[Snapshot, Report]:
+class Judged(NamedTuple):
+    """A snapshot and its report; ``interrupted``: the user ended the run early."""
+
+    snapshot: Snapshot
+    report: Report
+    interrupted: bool
+
+
+def look_and_judge(request: Request, selected: Codes, out: Out) -> Judged:
     """Return the judged snapshot of :func:`look`; an unexplained failure of the all-reduce is first isolated."""
+    interrupted = False
     with _opened(request, selected, out) as run:
         snapshot = run.snapshot()
         report = judge(snapshot, out.command, among(selected), run.dials)
-        if not (request.isolate and any(found.facts.get("unexplained") for found in report.diagnoses)):
-            return snapshot, report
-        run.bisect()
+        unexplained = request.isolate and any(found.facts.get("unexplained") for found in report.diagnoses)
+        if run.interrupted or not unexplained:
+            return Judged(snapshot, report, run.interrupted)
+        try:
+            run.bisect()
+        except KeyboardInterrupt:
+            interrupted = True
         snapshot = run.snapshot()
-    return snapshot, judge(snapshot, out.command, among(selected), run.dials)
+    return Judged(snapshot, judge(snapshot, out.command, among(selected), run.dials), interrupted)
 
 
 @contextmanager

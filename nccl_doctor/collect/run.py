@@ -67,7 +67,10 @@ def open_run(
 
 
 class Run:
-    """A run over all hosts, phase by phase; ``dials`` explains failed dials of the mesh, None without a mesh."""
+    """A run over all hosts, phase by phase.
+
+    ``dials`` explains failed dials of the mesh, None without a mesh; ``interrupted``: the user ended it early.
+    """
 
     def __init__(self, cluster: Cluster, transport: Transport, options: RunOptions, progress: Progress) -> None:
         self._cluster, self._transport, self._options, self._progress = cluster, transport, options, progress
@@ -87,11 +90,25 @@ class Run:
         self._smoke_limits = options.smoke_limits
         self._resolved: dict[str, tuple[IpAddress, ...]] = {}
         self._aliases: tuple[str, ...] = ()
+        self.interrupted = False
         self._refused: Unknown | None = None  # why the hosts are not tested: another run tests them
 
     def all(self) -> None:
-        """Run every phase; ControllerPausedError if this machine was paused, after which no host is at fault."""
+        """Run every phase; ControllerPausedError if this machine was paused, after which no host is at fault.
+
+        An interrupt after the facts ends the phases: what was found until then can be judged.
+        """
         self.look()
+        try:
+            self._phases()
+        except KeyboardInterrupt:
+            self.interrupted = True
+            pending, why = skipped(PENDING), unknown("interrupted before its end")
+            self._mesh = why if self._mesh == pending else self._mesh
+            self._rates = why if self._rates == pending else self._rates
+            self._smoke = why if self._smoke == pending else self._smoke
+
+    def _phases(self) -> None:
         self._go_on()
         self.take_turn()
         self.mesh()

@@ -22,6 +22,7 @@ from nccl_doctor.launch.line import line_to_judge, own_lines
 from nccl_doctor.model.base import NOT_SELECTED, PENDING, Skipped, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import CheckResult, Diagnosis, Outcome, Severity
+from nccl_doctor.model.ports import as_port
 from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import (
     AllReduceReport,
@@ -484,9 +485,21 @@ class _Texts:
     def _processes(self) -> str:
         master = self._snapshot.hosts[0].facts
         trial = master.master_port if master else None
-        if not isinstance(trial, PortTrial):
-            return ""
-        return f"port {trial.port} is {'free' if trial.free else 'busy'}"
+        port = f"port {trial.port} is {'free' if trial.free else 'busy'}" if isinstance(trial, PortTrial) else ""
+        return "; ".join(filter(None, (port, *self._running_jobs())))
+
+    def _running_jobs(self) -> Iterator[str]:
+        """Yield a phrase for each job of somebody that runs on the hosts, by its master port."""
+        found = grouped(
+            (job.env.get("MASTER_PORT"), host.name)
+            for host in self._snapshot.reached
+            if host.facts is not None and not isinstance(host.facts.processes, Unknown)
+            for job in host.facts.processes
+            if job.kind == "ranks" and not job.left_behind
+        )
+        for port, hosts in found.items():
+            known = f", port {port}" if port is not None and as_port(port) else ""
+            yield f"a job is running on {fold(dict.fromkeys(hosts))}{known}"
 
     def _allreduce(self) -> str:
         smoke = self._snapshot.smoke

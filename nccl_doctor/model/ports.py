@@ -106,6 +106,7 @@ class HolderJob(Observed):
     root: Pid
     orphan: bool
     of_check: bool = False  # it is another run of nccl-doctor, which ends by itself
+    publisher: str | None = None  # program that holds the port for a container: "docker-proxy", "rootlessport"
     unit: str | None  # Slurm job or container
     holders: Annotated[tuple[Holder, ...], Field(min_length=1, max_length=MAX_PROCESSES)]
     members: Annotated[tuple[Member, ...], Field(max_length=MAX_PROCESSES)]

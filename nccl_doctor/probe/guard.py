@@ -119,6 +119,13 @@ def protected(pid: int, table: Table) -> str | None:
     if pid == os.getpid() or pid in table.ancestors(os.getpid()):
         is_it = f"pid {pid} is nccl-doctor itself"
         return is_it if pid == os.getpid() else f"nccl-doctor itself runs under pid {pid} ({proc.name})"
+    return _ends_with_its_owner(pid, table)
+
+
+def _ends_with_its_owner(pid: int, table: Table) -> str | None:
+    """Return why a process is not the one to end: it serves a container, or another run of nccl-doctor."""
+    if jobs.is_publisher(table.executable(pid)):
+        return f"pid {pid} ({table.executable(pid)}) publishes a container's port, which ends with the container"
     if jobs.of_check(pid, table):
         return f"pid {pid} belongs to another run of nccl-doctor, by {user(table.uid(pid))}, which ends by itself"
     return None
@@ -193,7 +200,7 @@ def age_s(pid: int, table: Table) -> float:
 
 def _foreign(pid: int, table: Table) -> str | None:
     if table.uid(pid) != os.getuid():
-        return f"pid {pid} belongs to {user(table.uid(pid))}, and you are {user(os.getuid())}"
+        return f"pid {pid} belongs to the user {user(table.uid(pid))}, and you are {user(os.getuid())}"
     apart = procs.apart(pid, table)
     return None if apart is None else f"pid {pid} {apart}"
 

@@ -63,6 +63,15 @@ def of_check(pid: int, table: Table) -> bool:
     return any(is_probe(one, table) for one in (pid, *table.ancestors(pid)) if one in table.procs)
 
 
+PUBLISHERS = frozenset({"docker-proxy", "rootlessport", "rootlessport-child", "slirp4netns", "pasta", "conmon"})
+"""Programs that hold a port for a container, of Docker and Podman."""
+
+
+def is_publisher(executable: str) -> bool:
+    """Return whether the base name is that of a program that publishes ports of containers."""
+    return executable in PUBLISHERS
+
+
 def is_python(executable: str) -> bool:
     """Return whether a base name is that of a Python interpreter."""
     return PYTHON.fullmatch(executable) is not None

@@ -153,6 +153,7 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
         yield list(map(_command, ends))
     elif refusal is not None and report.refused is None:
         yield wrap(f"Not ended: {refusal}.{_lifted(report)}")
+    yield from _of_container(report)
     if report.error == "EADDRINUSE" and not report.jobs and report.cause != "time-wait":
         yield ["To see the holder, as root:"]
         yield [_command(_list_sockets(report.port))]
@@ -165,6 +166,15 @@ def _remedies(report: PortReport) -> Iterator[list[str]]:
         yield [_command(line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept))]
     if not report.ends_by_itself or report.cause == "time-wait":
         yield from _move_away(report)
+
+
+def _of_container(report: PortReport) -> Iterator[list[str]]:
+    """Yield how to find the container that publishes the port, if one does."""
+    publisher = next((job.publisher for job in report.jobs if job.publisher), None)
+    if publisher is not None:
+        yield ["A container publishes it. To see which, then stop it or publish another port:"]
+        filtered = line("docker ps --filter {publish}", publish=f"publish={report.port}")
+        yield [_command(filtered if publisher == "docker-proxy" else script("podman ps"))]
 
 
 def _lifted(report: PortReport) -> str:

@@ -357,7 +357,7 @@ def test_a_process_of_another_user_goes_by_force_of_root_alone(node: LabHost) ->
     hers = hold(node, "keep = listen()", other, user="alice")
     refused = fix_port(node, other, "--kill", "--yes", "--grace", "0")
     unharmed(node, refused, {hers})
-    assert f"pid {hers} belongs to alice, and you are root" in refused.stderr
+    assert f"pid {hers} belongs to the user alice, and you are root" in refused.stderr
     assert fix_port(node, other, *AT_ONCE).code == 0
 
 

@@ -92,3 +92,23 @@ def test_a_port_that_a_check_holds_is_waited_for(make_lab: MakeLab) -> None:
     assert "--force" not in done.stdout
     waited = fix_port(host, port, "--wait")
     assert (waited.code, waited.document["free"]) == (0, True)
+
+
+def test_a_port_that_a_container_publishes(make_lab: MakeLab) -> None:
+    """The proxy is none to end, also with --force: the container that it serves is."""
+    host, port = make_lab(1).hosts[0], new_port()
+    host.write(
+        "/tmp/docker-proxy.c",
+        "#include <sys/socket.h>\n#include <netinet/in.h>\n#include <unistd.h>\n#include <arpa/inet.h>\n"
+        "#include <stdlib.h>\nint main(int c, char **v) { struct sockaddr_in a = {AF_INET, htons(atoi(v[1]))};"
+        "int s = socket(AF_INET, SOCK_STREAM, 0); bind(s, (void *)&a, sizeof a); listen(s, 1); for (;;) pause(); }\n",
+    )
+    host.run("cc -o /tmp/docker-proxy /tmp/docker-proxy.c")
+    host.background(["/tmp/docker-proxy", str(port)])
+    host.wait_until(lambda: any(one == port for _, one in host.listeners()), "the proxy")
+    refused = fix_port(host, port, "--kill", "--yes", "--force")
+    assert (refused.code, refused.document["ended"]) == (1, [])
+    assert "publishes a container's port" in refused.document["holders"][0]["refusal"]
+    done = run_in(host, "fix-port", str(port))
+    assert f"\n\ndocker ps --filter publish={port}\n" in done.stdout
+    assert "--force" not in done.stdout

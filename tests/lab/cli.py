@@ -21,7 +21,13 @@ def main(words: list[str] | None = None) -> int:
     up = commands.add_parser("up", help="build a lab; it stands until 'down'")
     up.add_argument("--hosts", type=int, default=3, metavar="N", help="how many hosts (default 3)")
     up.add_argument("--fault", action="append", default=[], metavar="NAME", help="break a host; may be repeated")
-    up.add_argument("--on", default="node1", metavar="HOST", help="the host to break (default node1)")
+    up.add_argument(
+        "--on",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="the host to break (default node1); one for all, or each",
+    )
     commands.add_parser("down", help="take the lab down")
     shell = commands.add_parser("shell", help="a shell, or one command, on a host")
     shell.add_argument("host", help="node1, node2, ... or ctl, the controller")
@@ -33,7 +39,7 @@ def main(words: list[str] | None = None) -> int:
             return _faults()
         require_lab()
         if arguments.command == "up":
-            return _up(arguments.hosts, arguments.fault, arguments.on)
+            return _up(arguments.hosts, arguments.fault, arguments.on or ["node1"])
         if arguments.command == "down":
             return _down()
         return _shell(arguments.host, arguments.words or ["bash"])
@@ -42,15 +48,17 @@ def main(words: list[str] | None = None) -> int:
         return 2
 
 
-def _up(hosts: int, faults: list[str], name: str) -> int:
+def _up(hosts: int, faults: list[str], names: list[str]) -> int:
     if state.load() is not None:
         raise LabError("A lab stands already; 'scripts/lab down' takes it down.")
+    if len(names) not in (1, len(faults)):
+        raise LabError(f"--on names {len(names)} hosts for {len(faults)} faults; name one host, or one for each fault.")
     breaks = [fault(wanted) for wanted in faults]
     begin = time.monotonic()
     lab = Lab.up(hosts, detached=True)
     try:
         lab.controller.write("/root/hosts.yaml", lab.hosts_file())
-        for break_host in breaks:
+        for break_host, name in zip(breaks, names * len(breaks) if len(names) == 1 else names, strict=True):
             break_host(lab, lab.host(name))
         state.save(lab)
         if any(wanted.startswith("stale") for wanted in faults):

@@ -325,6 +325,7 @@ def _job(
         "root": job.root,
         "orphan": orphan,
         "of_check": jobs.of_check(job.root, table),
+        "publisher": next(filter(jobs.is_publisher, (table.executable(pid) for pid in named if pid in alive)), None),
         "unit": procs.unit_of(job.root, table),
         "holders": [  # snapshot.Process for each requested process
             {

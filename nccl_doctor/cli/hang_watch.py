@@ -46,7 +46,7 @@ def watch(
     kept: KeepOptions,
     out: Out,
 ) -> int:
-    """Watch a job; return 1 at the first hang or lost rank, 0 if the job ended by itself, 3 if there is none."""
+    """Watch a job; return 1 at the first hang or lost rank, 3 if it ended (how is not seen) or if there is none."""
     command = _argv(wanted.on_hang)
     cluster = which.cluster(login.overrides(), transport=reached.transport)
     watcher = Watcher(
@@ -83,6 +83,9 @@ class _Watch:
         self._blind: tuple[str, ...] = ()
         self._hung = self._dead = ""
         self._spoke_at = -HOUR_S
+        self._homes: dict[int, str] = {}
+        self._present_at = 0.0  # when a rank was last found
+        self._puzzle, self._puzzled_at = "", -HOUR_S
         self._reported = False  # a hang was reported, and the job has made no progress since
 
     def run(self) -> int:
@@ -103,6 +106,9 @@ class _Watch:
             return None
         before, self._last = self._last, sample
         state = self._progress.feed(sample, now)
+        found = dict(rank_hosts(sample))
+        self._homes = found if state == "new-job" else self._homes | found
+        self._present_at = now if found else self._present_at
         self._doubt = state != "moves"
         self._say_hourly(state, now)
         code: int | None = None
@@ -123,47 +129,52 @@ class _Watch:
                 return None
             if self._out.form != "prometheus":
                 self._out.show(report(sample))
+            self._say("--wait waits for a job to start", always=True)
             return 3
         time.sleep(CONFIRM_S)
         again = self._watcher.sample(stacks=False)
         if again is None or self._progress.feed(again, now) != "no-job":
             return None
         watched = _words(now - self._progress.began)
-        message = f"The job ended by itself; it was watched for {watched}."
+        between = _words(now - self._present_at)
+        message = (
+            f"The job has ended; it was watched for {watched}. Its last process ended in the {between} since the "
+            "sample before, and its exit status was not seen: its log shows whether it ended well."
+        )
         self._progress = JobProgress()
         if self._wanted.wait and self._wanted.keep_watching:
             self._say(message, always=True)
             return None
         ended = HangReport(
-            verdict="not-hanging", complete=True, message=message, job=None, ranks=(), looks=(), diagnoses=()
+            verdict="unknown", complete=False, message=message, job=None, ranks=(), looks=(), diagnoses=()
         )
         if self._out.form != "prometheus":
             self._out.show(ended)
-        return 0
+        return 3
 
     def _looks_dead(self, both: HangSnapshot) -> int | None:
         """Look closely if a rank is gone; report it if others wait for it, or if it is still gone one sample later."""
-        if self._reported or judge_hang(both).verdict != "gone":
+        if self._reported or judge_hang(both, homes=self._homes).verdict != "gone":
             self._dead = ""
             return None
         sample = self._watcher.examine()
-        judged = None if sample is None else judge_hang(sample)
+        judged = None if sample is None else judge_hang(sample, homes=self._homes)
         if sample is None or judged is None or judged.verdict != "gone":
             return None
         name = ",".join(map(str, judged.culprits))
         if judged.evidence.waiting or self._dead == name:
-            return self._report(sample, report(sample))
+            return self._report(sample, report(sample, homes=self._homes))
         self._dead = name
         return None
 
     def _examine(self, now: float) -> int | None:
         """Examine the job as ``hang`` does, and once more if it hangs."""
         first = self._watcher.examine()
-        found = None if first is None else report(first, patient=False)
+        found = None if first is None else report(first, patient=False, homes=self._homes)
         if found is not None and found.verdict in STANDS_STILL and not self._watcher.blind:
             time.sleep(self._interval_s)
             second = self._watcher.examine()
-            again = None if second is None else report(second, patient=False)
+            again = None if second is None else report(second, patient=False, homes=self._homes)
             if second is not None and again is not None and again.verdict == found.verdict:
                 return self._report(second, again)
             found = again
@@ -172,9 +183,10 @@ class _Watch:
             return None
         # it is examined again later, and the time without progress continues
         self._progress.samples = 0
-        if found is not None and found.verdict == "unknown":
-            idle = _words(now - self._progress.since)
-            self._say(f"no progress was seen for {idle}, and nothing shows why: {found.message}", always=True)
+        is_new = found is not None and (found.message != self._puzzle or now - self._puzzled_at >= HOUR_S)
+        if found is not None and found.verdict == "unknown" and is_new:
+            self._puzzle, self._puzzled_at = found.message, now
+            self._say(f"no progress was seen for {_words(now - self._progress.since)}: {found.message}", always=True)
         return None
 
     def _report(self, sample: HangSnapshot, found: HangReport) -> int | None:

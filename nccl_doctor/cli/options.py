@@ -129,7 +129,9 @@ def complete_check(incomplete: str) -> list[str]:
 def output(command: str) -> object:
     """Return the option ``-o`` of a command with its formats; :mod:`nccl_doctor.cli.output` refuses others."""
     complete = completing(*FORMS[command])
-    return of_output("-o", "--output", metavar="|".join(FORMS[command]), help="Output format.", autocompletion=complete)
+    more = "; prometheus with --watch and --output-file" if command == "hang --watch" else ""
+    text = f"Output format{more}."
+    return of_output("-o", "--output", metavar="|".join(FORMS[command]), help=text, autocompletion=complete)
 
 
 Output = Annotated[str, output("check")]

@@ -204,6 +204,8 @@ def write_file(path: Path, text: str, *, private: bool = False) -> None:
 
 def _refuse_form(out: Out) -> None:
     forms = tuple(FORMS[out.command])
+    if out.form in FORMS.get(f"{out.command} --watch", ()) and out.form not in forms:
+        raise UsageError(f"{out.command} -o {out.form} needs --watch and --output-file; it prints {', '.join(forms)}")
     if out.form not in forms:
         raise UsageError(f"{out.command} prints {', '.join(forms[:-1])} or {forms[-1]}, not {out.form!r}")
     if out.open_it and (out.form != "html" or out.file is None):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 from nccl_doctor.hang import observed_rank, rendezvous
 from nccl_doctor.hang.observed_rank import Link, ObservedRank, world_size
@@ -85,10 +86,10 @@ def _spinning(host: HangHost) -> GpuWork | None:
     return last
 
 
-def gather_evidence(snapshot: HangSnapshot) -> HangEvidence:
-    """Gather what a snapshot of a job shows of each rank."""
+def gather_evidence(snapshot: HangSnapshot, homes: Mapping[int, str] = MappingProxyType({})) -> HangEvidence:
+    """Gather what a snapshot of a job shows of each rank; ``homes``: hosts on which a watch has seen ranks."""
     ranks = observed_rank.observed_ranks(snapshot)
-    gone, unseen = lost(snapshot, ranks) if ranks else ((), ())
+    gone, unseen = lost(snapshot, ranks, homes) if ranks else ((), ())
     return HangEvidence(
         ranks=ranks,
         world_size=observed_rank.world_size(ranks),
@@ -122,7 +123,9 @@ class Lost:
     stopped: bool = False  # it can continue
 
 
-def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
+def lost(
+    snapshot: HangSnapshot, ranks: dict[int, ObservedRank], sampled: Mapping[int, str]
+) -> tuple[tuple[Lost, ...], tuple[int, ...]]:
     """Return the ranks that are gone, and those that could not be searched for."""
     dead = ((one, why) for one in ranks.values() if (why := one.gone))
     here = [Lost(one.rank, (one.host,), one.job_rank.pid, why, stopped=one.stopped) for one, why in dead]
@@ -133,7 +136,8 @@ def lost(snapshot: HangSnapshot, ranks: dict[int, ObservedRank]) -> tuple[tuple[
         if one.job_rank.local_rank is not None and one.job_rank.local_world_size is not None:
             first = one.job_rank.rank - one.job_rank.local_rank
             homes.update(dict.fromkeys(range(first, first + min(one.job_rank.local_world_size, 4096)), one.host))
-    homes |= _homes_by_ras(snapshot, ranks)
+    seen = {rank: host for rank, host in sampled.items() if host in hosts and hosts[host].job is not None}
+    homes |= _homes_by_ras(snapshot, ranks) | seen
     gone = [_absent(rank, hosts[homes[rank]]) for rank in absent if rank in homes]
     homeless = [rank for rank in absent if rank not in homes]
     empty = tuple(host.name for host in snapshot.hosts if host.job is not None and not host.job.ranks)

@@ -119,10 +119,27 @@ def _unknown(judged: Judgement) -> str:
     if not evidence.ranks:
         own = "no process of yours with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
         return f"No running job was found: {own}, and no two processes that share a torch store."
-    if evidence.unseen:
-        return f"The job hangs; {ranks_of(list(evidence.unseen))} could not be examined."
     hint = f"; {judged.hint}" if judged.hint else ""
-    return f"The job hangs, and the evidence does not show which rank it waits for{hint}."
+    watched_s = max((one.interval_s for one in evidence.present), default=0.0)
+    still = f"No rank moved for {watched_s:.0f} s" if watched_s >= 1 else "No rank was seen to move"
+    if evidence.unseen:
+        return f"{still}; {ranks_of(list(evidence.unseen))} could not be examined."
+    if evidence.waiting:
+        return f"{still}, and the evidence does not show which rank the others wait for{hint}."
+    if any(one.waits is None for one in evidence.present):
+        return f"{still}, and the evidence does not show whether one waits for another{hint}."
+    together = len(folded(evidence.present)) == 1
+    where = f"all are {doing(evidence.present[0])}" if together else rank_words(evidence.present, 3)
+    longer = f"look longer: --interval {_longer(watched_s)}"
+    return f"{still}: {where}. None was seen to wait for another: slow or stuck there{hint}; {longer}."
+
+
+LONGEST_INTERVAL_S = 300
+
+
+def _longer(watched_s: float) -> int:
+    """Return an interval between two samples (s) that tells slow from stuck better than the last."""
+    return min(LONGEST_INTERVAL_S, max(30, 2 * round(watched_s)))
 
 
 def _not_started(judged: Judgement) -> Iterator[tuple[str, Finding]]:
@@ -139,7 +156,7 @@ def _gone(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     for (why, hosts), ranks in groups.items():
         known = [str(pids[rank]) for rank in ranks if pids[rank]]
         shown = f" (pid {', '.join(known)})" if 0 < len(known) <= 4 else ""
-        parts.append(f"{ranks_of(ranks)} on {', '.join(hosts)}{shown} {why}")
+        parts.append(f"{ranks_of(ranks)} on {' or '.join(hosts)}{shown} {why}")
     stopped = any(one.stopped for one in evidence.lost)
     waits = f", and {_waiting(judged)} for it in a collective" if evidence.waiting else ""
     held = [(one.hosts[0], one.pid) for one in evidence.lost if one.stopped and one.pid]
@@ -182,9 +199,18 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
         message=f"{capital(where)}{waiting}.",
         evidence=(*(line for one in culprits[:2] for line in _stack(one)), *places(evidence.waiting)),
         facts={"ranks": list(judged.culprits), "frames": [one.place.frame for one in culprits if one.place]},
-        fix=Fix(summary=_advice(culprits[0])),
+        fix=Fix(summary=_advice(culprits[0]) + (_at_work(culprits[0]) if judged.patient else "")),
     )
     yield "rank-outside-nccl", finding
+
+
+def _at_work(rank: ObservedRank) -> str:
+    """Return that a short look can't tell slow from stuck; empty for a rank that waits in the kernel."""
+    if rank.in_kernel:
+        return ""
+    seconds = rank.interval_s
+    looked = f"It was looked at for {seconds:.0f} s" if seconds >= 1 else "It was looked at once"
+    return f" {looked}, and may still be at work; look longer: --interval {_longer(seconds)}."
 
 
 def _advice(rank: ObservedRank) -> str:

@@ -6,8 +6,9 @@ do the ranks' places count. The others wait for a rank that works, wherever it i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from nccl_doctor.hang.evidence import HangEvidence, gather_evidence
 from nccl_doctor.hang.observed_rank import Kind, doing, folded, named
@@ -24,15 +25,21 @@ class Judgement:
     culprits: tuple[int, ...]  # ranks that it is about, as far as they were found
     evidence: HangEvidence
     hint: str = ""  # for "unknown": what to look at first
+    patient: bool = True  # it was looked at for seconds only: who works may be slow
 
 
-def judge_hang(snapshot: HangSnapshot, *, patient: bool = True) -> Judgement:
+def judge_hang(
+    snapshot: HangSnapshot, *, patient: bool = True, homes: Mapping[int, str] = MappingProxyType({})
+) -> Judgement:
     """Return why a job hangs, or that it does not.
 
     If ``patient``, a rank that works will come to the collective. If the others have waited long already, it counts as
-    outside of NCCL, whatever it does there.
+    outside of NCCL, whatever it does there. ``homes``: hosts on which a watch has seen the job's ranks.
     """
-    evidence = gather_evidence(snapshot)
+    return replace(_judge(gather_evidence(snapshot, homes), patient=patient), patient=patient)
+
+
+def _judge(evidence: HangEvidence, *, patient: bool) -> Judgement:
     if not evidence.ranks:
         started = evidence.rendezvous.works or not evidence.rendezvous.waiting
         return Judgement("unknown" if started else "not-started", (), evidence)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.checks.in_the_lab import ALL, check, everywhere, fires_and_what_is_printed_ends_it, is_healthy, only
+from tests.checks.in_the_lab import ALL, check, everywhere, fires_and_what_is_printed_ends_it, is_healthy, only, paste
 from tests.lab.cluster import Lab
 from tests.lab.faults import fault
 
@@ -89,8 +89,10 @@ def test_two_interfaces_on_one_subnet(fresh_lab: Lab) -> None:
 
 def test_mtus_that_differ(fresh_lab: Lab) -> None:
     fault("mtu-small")(fresh_lab, fresh_lab.host("node2"))
-    found = fires_and_what_is_printed_ends_it(fresh_lab, "mtu-mismatch", ["node2"])
+    found = only(check(fresh_lab), "mtu-mismatch", ["node2"])
     assert found["severity"] == "warning"
+    paste(fresh_lab, found)
+    is_healthy(check(fresh_lab))
 
 
 def test_large_packets_vanish(fresh_lab: Lab) -> None:

@@ -134,10 +134,13 @@ def test_a_killed_rank_is_told_and_then_the_end(training: Training) -> None:
         heard(process, "a job is watched")
         training.end()
         assert process.communicate()[0] == ""
-        assert process.wait() == 0
+        assert process.wait() == 3
     told = json.loads(training.lab.controller.read("/root/end.json"))
-    assert (told["verdict"], told["message"][:23]) == ("not-hanging", "The job ended by itself")
-    assert run_in(training.lab.controller, "hang", "hosts.yaml", "--watch", *SOON).returncode == 3
+    assert (told["verdict"], told["message"][:18]) == ("unknown", "The job has ended;")
+    assert "its exit status was not seen" in told["message"]
+    alone = run_in(training.lab.controller, "hang", "hosts.yaml", "--watch", *SOON)
+    assert alone.returncode == 3
+    assert "--wait waits for a job to start" in alone.stderr
 
 
 def test_it_waits_for_a_job_and_refuses_parts_of_itself(fresh_lab: Lab) -> None:

@@ -422,6 +422,32 @@ def test_without_stacks_nothing_is_claimed() -> None:
 
 def test_all_in_one_collective_and_nothing_more() -> None:
     assert judged(Job()) == ("unknown", [], [])
+    assert said(Job()) == "No rank moved for 5 s, and the evidence does not show which rank the others wait for."
+
+
+def test_a_job_of_which_no_rank_waits_is_not_said_to_hang() -> None:
+    """All sleep in their loader: 20 s per step, twice as long as it was looked at."""
+    job = Job(hosts=2, nproc=1)
+    for rank in range(2):
+        job.stands(rank, at(11, "load_batch"))
+    assert judged(job) == ("unknown", [], [])
+    assert said(job) == (
+        "No rank moved for 5 s: all are at train.py:11 in load_batch. None was seen to wait for another: slow or stuck "
+        "there; look longer: --interval 30."
+    )
+
+
+def test_a_rank_is_missed_where_the_watch_has_seen_it() -> None:
+    """Ranks of node1 only are left; node3 was never in the job."""
+    job = Job(hosts=3, nproc=1)
+    job.present = {0}
+    job.told[0] = {"world_size": 2, "local_world_size": None}
+    assert report(job.snapshot).message.startswith("Rank 1 on node2 or node3 has no process")
+    seen = report(job.snapshot, homes={0: "node1", 1: "node2"})
+    assert seen.message.startswith("Rank 1 on node2 has no process any more")
+    assert seen.diagnoses[0].hosts == ("node2",)
+    job.failed["node2"] = UNREACHED
+    assert report(job.snapshot, homes={0: "node1", 1: "node2"}).verdict == "unknown"
 
 
 def test_a_host_that_was_not_reached() -> None:

@@ -1,5 +1,6 @@
 """Each fault of the catalogue does to the host what its name says, seen with plain tools."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -107,6 +108,41 @@ def _mtu_blackhole(lab: Lab, host: LabHost, peer: LabHost) -> None:
     assert len(ssh(lab, host, "head -c 1000000 /dev/zero | tr '\\0' x").stdout) == 1_000_000
 
 
+def _jumbo_frames_end(lab: Lab, host: LabHost, peer: LabHost) -> None:
+    """All hosts send frames of 9000 bytes, and the switch between them drops what is above 1500.
+
+    TCP does not show it surely: what the kernel leaves to the card to cut (GSO) passes the switch of the lab.
+    """
+    assert {ssh(lab, one, "cat /sys/class/net/eth0/mtu").stdout.strip() for one in lab.hosts} == {"9000"}
+    with listening(peer, OTHER_PORT):
+        assert send(host, peer.address, OTHER_PORT, 1000) == "ok"
+    assert _arrived(host, peer) == "1400"
+
+
+_DATAGRAMS = """
+import socket, sys
+to = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for size in (8000, 1400):
+    to.sendto(bytes(size), (sys.argv[1], 9))
+"""
+_ARRIVED = """
+import socket
+at = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+at.bind(("", 9))
+print("ready", flush=True)
+print(len(at.recv(1 << 16)))
+"""
+
+
+def _arrived(host: LabHost, peer: LabHost) -> str:
+    """The size of the first datagram that arrives, of one of 8000 bytes and then one of 1400."""
+    with peer.popen([sys.executable, "-c", _ARRIVED], stdout=subprocess.PIPE) as receiver:
+        assert receiver.stdout is not None
+        assert receiver.stdout.readline() == "ready\n"
+        host.run([sys.executable, "-c", _DATAGRAMS, peer.address])
+        return str(receiver.stdout.readline()).strip()
+
+
 def _docker(lab: Lab, host: LabHost, peer: LabHost) -> None:
     for one in lab.hosts:
         assert one.run("ip -br -4 address show docker0").stdout.split() == ["docker0", "UP", "172.17.0.1/16"]
@@ -186,7 +222,7 @@ EFFECTS: dict[str, Effect] = {
     "interface-down": _interface_down,
     "iptables-drop-port": _dials("timed out", "connected"),
     "iptables-reject": _dials("EHOSTUNREACH", "EHOSTUNREACH"),
-    "jumbo-frames-end": _sees("cat /sys/class/net/eth0/mtu", "9000"),
+    "jumbo-frames-end": _jumbo_frames_end,
     "mtu-blackhole": _mtu_blackhole,
     "mtu-small": _sees("cat /sys/class/net/eth0/mtu", "1400"),
     "nftables-drop-ephemeral": _dials("connected", "timed out"),

@@ -216,7 +216,12 @@ class Spy:
         self._problem = "py-spy is not installed on the host, and none was sent along"
 
     def find(self) -> bool:
-        """Search for py-spy in the usual folders, never in those of an examined process."""
+        """Search for py-spy in the usual folders, never in those of an examined process.
+
+        It is read into memory once per connection, however often the ranks are searched for.
+        """
+        if self.program is not None:
+            return True
         path = tools.find("py-spy", [*tools.login_folders(), *tools.SYSTEM])
         if path is not None:
             with open(path, "rb") as file:
@@ -232,7 +237,8 @@ class Spy:
             told = bundle.get("missing") or f"the py-spy that was sent along is for {bundle['machine']}"
             self._problem = f"py-spy is not installed on the host, and {told}"
             return
-        self.program = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
+        if self.program is None:
+            self.program = write_memory_file(zlib.decompress(binascii.a2b_base64(bundle["data"])))
 
     def dump(self, states: dict[tuple[int, int], str], mode: str, deadline: float) -> dict[int, Any]:
         """Return snapshot.Threads of each process, by PID and start time, or why there are none."""
@@ -256,7 +262,13 @@ class Spy:
         if self.program is None:
             raise Unavailable(self._problem)
         reading, writing = os.pipe()
-        parent, child = os.getpid(), os.fork()
+        parent = os.getpid()
+        try:
+            child = os.fork()
+        except OSError:
+            os.close(reading)
+            os.close(writing)
+            raise
         if child:
             os.close(writing)
             return child, reading

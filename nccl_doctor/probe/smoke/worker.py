@@ -86,8 +86,8 @@ def all_reduce() -> None:
         torch.cuda.set_device(local_rank)
     timeout = dt.timedelta(seconds=ORDER["deadline_s"])
     store, rank, world = next(rendezvous("env://", timeout=timeout))
-    store = own_store(dist, store, rank)
     report(stage="store")
+    store = own_store(dist, store, rank)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     report(stage="group")
     device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
@@ -110,6 +110,9 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> None:
         """Set a key."""
 
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys are set."""
+
     def get(self, key: str) -> bytes:
         """Return the value of a key once it is set."""
 
@@ -117,11 +120,12 @@ class Store(Protocol):
 def own_store(dist: ModuleType, store: Store, rank: int) -> Any:  # noqa: ANN401 - torch's own, which mypy can't see
     """Return the store with all keys below this all-reduce's token, so that no stranger's rank joins the group.
 
-    Rank 0, whose process serves the store, says whose it is; every other rank waits for that.
+    Rank 0, whose process serves the store, says whose it is. The others don't wait for that: they wait in
+    ``init_process_group``, where a stack shows it.
     """
     if rank == 0:
         store.set(STORE_KEY, ORDER["token"])
-    if store.get(STORE_KEY).decode() != ORDER["token"]:
+    elif store.check([STORE_KEY]) and store.get(STORE_KEY).decode() != ORDER["token"]:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise ForeignStoreError(f"the store at {where} belongs to another run of nccl-doctor")
     return dist.PrefixStore(ORDER["token"], store)

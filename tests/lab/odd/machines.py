@@ -44,7 +44,7 @@ ALICES: Mapping[str, Any] = AS_ALICE
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), Path("/the lab needs faketime"))
 
 ROWS = (
-    Row("full disks", ("disk-full", "/tmp on", "left"), runs(FULL)),
+    Row("full disks", ("disk-full", "/tmp and /root on", "left"), runs(FULL)),
     Row("a /tmp that can't be written to", READY, runs("mount -o remount,ro /tmp")),
     Row("a home that can't be written to", READY, runs("mount -t tmpfs -o ro none /mnt && chmod 555 /home/alice"), entry=ALICES),
     Row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -133,6 +134,38 @@ def test_stacks_by_the_one_that_is_there_and_by_the_one_sent_along(
     assert seen(sent, sleeper)[:2] == ["wait", "<module>"]
     assert seen(sent, sleeper, mode="pause")[:2] == ["wait", "<module>"]
     assert "clock_nanosleep" in " ".join(seen(sent, sleeper, mode="native")[:3])
+
+
+def test_each_sample_uses_the_same_copy_of_py_spy(
+    sleeper: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """500 samples leave as many descriptors, and as much memory shared, as the first."""
+    program = own_program()
+    assert program is not None
+    shutil.copy(program, tmp_path / "py-spy")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spy = watch.Spy()
+    assert spy.find()
+    spy.install(pack(os.uname().machine))
+    opened = sorted(Path("/proc/self/fd").iterdir())
+    for _sample in range(500):
+        assert spy.find()
+    assert seen(spy, sleeper)[:2] == ["wait", "<module>"]
+    assert sorted(Path("/proc/self/fd").iterdir()) == opened
+    os.close(spy.program or 0)
+
+
+def test_a_host_without_room_for_a_process_loses_no_descriptor(
+    sleeper: int, sent: watch.Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    opened = sorted(Path("/proc/self/fd").iterdir())
+    monkeypatch.setattr(os, "fork", full)
+    told = sent.dump({(sleeper, started(sleeper)): "S"}, "read", time.monotonic() + 5.0)[sleeper]
+    assert "temporarily unavailable" in told["$unknown"]
+    assert sorted(Path("/proc/self/fd").iterdir()) == opened
 
 
 def test_what_a_rank_has_under_that_name_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from nccl_doctor.act.shell import ANSWER_S, LONGEST, MOST_OUTPUT
 from nccl_doctor.model.acts import Machine
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.engines.containers import InsideOptions
+from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.text.shell import Line, argument, clean, nested, script
 from nccl_doctor.transport.base import AccessError, Allowance, Channel, FloodError, Transport
 
@@ -58,6 +59,13 @@ def node_at(node: Node, *, outside: bool) -> Node:
     if not outside:
         return node
     return node.model_copy(update={"access": {k: v for k, v in node.access.items() if k != InsideOptions.engine}})
+
+
+def unshared(node: Node) -> Node:
+    """Return the node without shared connections (ssh_config(5), ControlPath), which outlive a closed door."""
+    options = node.options(SshOptions)
+    alone = {**node.access.get(SshOptions.engine, {}), "options": (*options.options, "ControlPath=none")}
+    return node.model_copy(update={"access": {**node.access, SshOptions.engine: alone}})
 
 
 def root_access(transport: Transport, node: Node, *, outside: bool) -> RootAccess:

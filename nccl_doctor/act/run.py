@@ -19,11 +19,21 @@ from itertools import groupby
 from time import monotonic
 
 from nccl_doctor.act.record import Journal, RanStep, entry
-from nccl_doctor.act.root import CONNECT_S, LOGIN, RootAccess, RootRefusedError, node_at, wait_until_ready, without
+from nccl_doctor.act.root import (
+    CONNECT_S,
+    LOGIN,
+    RootAccess,
+    RootRefusedError,
+    node_at,
+    unshared,
+    wait_until_ready,
+    without,
+)
 from nccl_doctor.act.shell import ANSWER_S, ENDED_BY_TIMEOUT, LONGEST, RemoteShell, shell_program
 from nccl_doctor.model.acts import Machine, Step, StepOutcome, StepResult, Undo
 from nccl_doctor.model.cluster import Node
 from nccl_doctor.model.operation import QUICK_S, Operation, State
+from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.shell import clean, nested
 from nccl_doctor.transport.base import AccessError, Channel, FloodError, Transport
@@ -166,11 +176,11 @@ class Execution:
             self._open.discard(channel)
             channel.close()
 
-    def _channel(self, step: Step, command: str) -> Channel:
+    def _channel(self, step: Step, command: str, *, fresh: bool = False) -> Channel:
         if step.host is None:
             return ProcessChannel(["/bin/sh", "-c", command])
         node = node_at(self.nodes[step.host], outside=step.outside)
-        return self.transport.open(node, command, monotonic() + CONNECT_S)
+        return self.transport.open(unshared(node) if fresh else node, command, monotonic() + CONNECT_S)
 
     def _kept_open(
         self, steps: Sequence[Step], results: list[StepResult], begun: Sequence[RanStep], opened: _Opened
@@ -194,11 +204,13 @@ class Execution:
         ]
 
     def _second_connection(self, step: Step) -> bool:
-        """Return whether another connection to the host can be opened now."""
+        """Return whether another connection to the host can be opened now; one that asks who we are is open."""
         mark = secrets.token_hex(8)
         try:
-            channel = self._channel(step, f"echo {mark}")
-        except (AccessError, *_LOST):
+            channel = self._channel(step, f"echo {mark}", fresh=True)
+        except AccessError as error:
+            return isinstance(error.failure, SshAuthFailed)
+        except _LOST:
             return False
         try:
             until = monotonic() + ANSWER_S

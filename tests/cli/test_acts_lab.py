@@ -70,6 +70,23 @@ def test_a_step_after_which_no_ssh_comes_in_is_taken_back(fresh_lab: Lab) -> Non
     assert "nccl-doctor" not in host.run(RULES).stdout
 
 
+SHARED = "Host node1\n  ControlMaster auto\n  ControlPath /root/.ssh/shared-%C\n"
+
+
+def test_a_shared_connection_is_no_second_one(fresh_lab: Lab) -> None:
+    """A session that the user has open (ControlMaster) outlives the closed door, and proves nothing."""
+    host, controller = rejecting(fresh_lab), fresh_lab.controller
+    controller.write("/root/.ssh/config", SHARED, 0o600)
+    with controller.popen(["ssh", "-MNn", "node1"]):
+        controller.wait_until(lambda: controller.run("ls /root/.ssh/shared-*", check=False).returncode == 0, "a master")
+        host.background(["sh", "-c", CLOSES])
+        closed = fix(fresh_lab, "--yes", "--connect-timeout", "3")
+        controller.run("ssh -O exit node1")
+    assert (closed.code, closed.outcomes) == (1, ["failed"]), closed
+    assert closed.document["results"][0]["reason"].endswith("so it was taken back")
+    assert "nccl-doctor" not in host.run(RULES).stdout
+
+
 def test_a_hosts_file_without_a_last_newline(fresh_lab: Lab) -> None:
     """6: the entry is a line of its own, and the undo restores every byte, mode and owner."""
     host = broken(fresh_lab, "hostname-unresolvable")

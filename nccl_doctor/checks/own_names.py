@@ -24,7 +24,7 @@ from nccl_doctor.text.hostlist import quoted
 from nccl_doctor.text.inet import is_loopback
 
 CHANCE = (
-    "gloo still works, because the side with the lower address dials; it fails with a second such host, or in "
+    "gloo still works, because the side with the higher address connects; it fails with a second such host, or in "
     "192.168.0.0/16"
 )
 """Consequence of a name that resolves to a loopback address, in cases in which gloo may still work."""

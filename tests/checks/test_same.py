@@ -84,6 +84,8 @@ OUTLIERS = [
     ("rdma-gid-missing", "fires-no-address", ("node2",)),
     ("rdma-hca-no-match", "fires-on-one", ("node2",)),
     ("code-mismatch", "fires-another-commit", ("node3",)),
+    ("code-mismatch", "fires-missing-on-one", ("node3",)),
+    ("code-mismatch", "fires-missing-on-two", ("node2", "node3")),
     ("clock-skew", "fires", ("node2",)),
     ("gpu-overlap", "fires", ("node1", "node2")),
 ]

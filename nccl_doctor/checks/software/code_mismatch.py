@@ -38,7 +38,11 @@ def code_mismatch(view: View) -> Findings:
             else:
                 found[host.name] = entry
         differs = difference(path, {name: _summary(entry) for name, entry in found.items()})
-        if differs is not None:
+        absent = tuple(name for name, entry in found.items() if entry.kind == "missing")
+        present = {_summary(entry) for entry in found.values() if entry.kind != "missing"}
+        if absent and len(present) == 1:
+            yield _absent(path, absent, found)
+        elif differs is not None:
             yield _different(differs, found)
         elif _is_of_line(view, path):
             continue  # the directory in which the line will be started is unknown
@@ -74,6 +78,20 @@ def _summary(entry: SameEntry) -> str:
         return f"commit {(entry.commit or '')[:12]}{staged}" + (f", with changes ({changed})" if changed else "")
     digest = entry.files.get("", "")[:12] if entry.kind == "file" else changed
     return f"{entry.kind} of {entry.size} bytes ({digest or 'empty'})"
+
+
+def _absent(path: str, absent: tuple[str, ...], found: dict[str, SameEntry]) -> Finding:
+    """Return the finding for a path that some hosts lack, and that is the same on all others, however few."""
+    there = [name for name in found if name not in absent]
+    resolved = found[there[0]].resolved
+    return Finding(
+        hosts=absent,
+        message=f"{path} is missing on {fold(absent)}; {fold(there)} {'has' if len(there) == 1 else 'have'} it.",
+        evidence=tuple(dict.fromkeys(f"looked at {found[name].resolved}" for name in absent)),
+        facts={"path": path, "resolved": resolved, "files": []},
+        fix=f"Copy {resolved} from {there[0]} to {fold(absent)} (rsync, git pull), or keep it on a file system "
+        "that all share.",
+    )
 
 
 def _different(differs: Difference, found: dict[str, SameEntry]) -> Finding:

@@ -290,6 +290,10 @@ def test_a_script_for_each_host_does_the_same(fresh_lab: Lab) -> None:
     written = fix(fresh_lab, "--script", "/root/mend.sh")
     assert (written.code, written.document["scripts"]) == (1, ["/root/mend-node1.sh"])
     assert written.document["results"] == []
+    fresh_lab.controller.run("install -o 1000 -m 600 /dev/null /root/theirs-node1.sh")
+    refused = run_in(fresh_lab.controller, "fix", "hosts.yaml", "--no-smoke", "--script", "/root/theirs.sh")
+    assert (refused.returncode, fresh_lab.controller.read("/root/theirs-node1.sh")) == (2, "")
+    assert "/root/theirs-node1.sh belongs to another user" in refused.stderr
     host.run(["sh", "-c", fresh_lab.controller.read("/root/mend-node1.sh")])
     assert fix(fresh_lab, "--dry-run").code == 0
 

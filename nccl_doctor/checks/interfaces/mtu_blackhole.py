@@ -59,11 +59,11 @@ def mtu_blackhole(view: View) -> Findings:
 
 def is_lossy(view: View, stall: Stall) -> bool:
     """Return whether the path loses packets of any size: small ones, too, or not all full ones."""
-    if stall.by_size is not None:
-        return not stall.by_size
     ends = {stall.src, stall.dst}
-    if any({one.src, one.dst} == ends and not one.by_port for one in view.mesh.lost_connections):
-        return True
+    # a first packet is small; where many are lost, a full one that is lost twice proves no size
+    losses = any({one.src, one.dst} == ends and not one.by_port for one in view.mesh.lost_connections)
+    if losses or stall.by_size is not None:
+        return losses or not stall.by_size
     mtus = [
         link.mtu
         for host, facts in view.facts

@@ -154,6 +154,23 @@ def test_waiting_lasts_as_long_as_a_time_wait_and_no_longer(monkeypatch: pytest.
     assert told[0] == "port 29500: TIME_WAIT, free in 30 s"
 
 
+def test_a_socket_whose_process_has_just_exited_has_time_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the holder's exit and the last close there is no reason to wait in the answer: however long it held."""
+    clock = [0.0]
+
+    def pass_time(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(fix_port, "sleep", pass_time)
+    monkeypatch.setattr(fix_port.time, "monotonic", lambda: clock[0])
+    held = trial(free=False, error="EADDRINUSE", cause="time-wait", time_wait_s=9.0)
+    closing = trial(free=False, error="EADDRINUSE", cause="unknown")
+    answers = iter([*[held] * 10, closing, closing, trial(free=True)])
+    report = PortReport(host="node1", here=False, port=29500, free=False, cause="time-wait", time_wait_s=9.0)
+    assert fix_port.wait_until_free(FakeMachine(port=lambda _: next(answers)), report, lambda _: None).free
+    assert clock[0] > 10 * fix_port.SETTLE_S
+
+
 def test_no_process_is_waited_for() -> None:
     held = trial(free=False, error="EADDRINUSE", cause="listener")
     report = PortReport(host="node1", here=False, port=29500, free=False, cause="listener")

@@ -114,12 +114,19 @@ def end(machine: Machine, jobs: Iterable[HolderJob], grace_s: float, *, force: b
 
 
 def wait_until_free(machine: Machine, report: PortReport, tell: Tell, *, settle_s: float = SETTLE_S) -> PortReport:
-    """Try the port again as long as waiting can help: for a TIME_WAIT, or for another run of nccl-doctor."""
-    began = time.monotonic()
+    """Try the port again as long as waiting can help: for a TIME_WAIT, or for another run of nccl-doctor.
+
+    A socket whose process has just exited may have neither an owner nor a TIME_WAIT: it has ``settle_s`` seconds from
+    the first answer without a reason to wait.
+    """
+    began = closing_since = time.monotonic()
+    waited = False
     while not report.free:
-        waiting = report.ends_by_itself
+        waiting, now = report.ends_by_itself, time.monotonic()
+        closing_since = now if waited else closing_since
+        waited = waiting
         patience = min(2 * (report.time_wait_s or 60) + 60, MOST_WAIT_S) if waiting else settle_s
-        if time.monotonic() - began > patience:
+        if now - (began if waiting else closing_since) > patience:
             return report
         if waiting and report.time_wait_s is not None:
             tell(f"port {report.port}: TIME_WAIT, free in {report.time_wait_s:.0f} s")

@@ -57,6 +57,7 @@ def check(
 
     def work() -> int:
         import sys
+        from contextlib import closing
         from dataclasses import replace
 
         from nccl_doctor.cli.run import Request, check_cluster
@@ -94,9 +95,13 @@ def check(
                 "--fix asks on a terminal after the report; nccl-doctor fix -o json prints plan and results"
             )
         from nccl_doctor.cli.fix import FixOptions, mend
+        from nccl_doctor.transport import Connections
 
-        return check_cluster(
-            request, out, lambda *seen: mend(request, FixOptions(), out._replace(command="fix"), *seen)
-        )
+        with closing(Connections(reached.transport)) as connections:
+            return check_cluster(
+                replace(request, connections=connections),
+                out,
+                lambda *found: mend(request, connections, FixOptions(), out._replace(command="fix"), *found),
+            )
 
     finish(out, work)

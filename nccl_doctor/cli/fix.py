@@ -6,7 +6,7 @@ import os
 import sys
 import termios
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nccl_doctor.model.cluster import Cluster, Node
     from nccl_doctor.model.report import Report
     from nccl_doctor.snapshot.hosts import Snapshot
+    from nccl_doctor.transport import Connections
     from nccl_doctor.transport.base import Transport
 
 of_fix = typer.Option
@@ -71,7 +72,9 @@ def fix(
     def work() -> int:
         from nccl_doctor.cli.run import Request, look_and_judge
         from nccl_doctor.collect.smoke.plan import SmokeLimits
+        from nccl_doctor.transport import Connections
 
+        connections = Connections(reached.transport)
         request = Request(
             which=which,
             chosen=chosen,
@@ -82,23 +85,27 @@ def fix(
             smoke=not no_smoke,
             smoke_limits=SmokeLimits(deadline_s=smoke_timeout, budget_s=1.0, plateau=True),
             isolate=True,
+            connections=connections,
         )
         if wanted.listed:
             return _list(wanted)
-        if wanted.undo:
-            return _Fix(request, wanted, out, request.cluster()).take_back()
-        # `fix` is called for a known fault, and with most faults no all-reduce runs
-        judged = look_and_judge(replace(request, import_ahead=False), chosen.codes(), out)
-        if judged.interrupted:
-            raise KeyboardInterrupt
-        return mend(request, wanted, out, judged.snapshot, judged.report)
+        with closing(connections):
+            if wanted.undo:
+                return _Fix(request, connections, wanted, out, request.cluster()).take_back()
+            # `fix` is called for a known fault, and with most faults no all-reduce runs
+            judged = look_and_judge(replace(request, import_ahead=False), chosen.codes(), out)
+            if judged.interrupted:
+                raise KeyboardInterrupt
+            return mend(request, connections, wanted, out, judged.snapshot, judged.report)
 
     finish(out, work)
 
 
-def mend(request: Request, wanted: FixOptions, out: Out, snapshot: Snapshot, report: Report) -> int:
-    """Plan, ask, run and check again; return the exit code."""
-    return _Fix(request, wanted, out, snapshot.cluster).mend(snapshot, report)
+def mend(
+    request: Request, connections: Connections, wanted: FixOptions, out: Out, snapshot: Snapshot, report: Report
+) -> int:
+    """Plan, ask, run over the check's connections, and check again over new ones; return the exit code."""
+    return _Fix(request, connections, wanted, out, snapshot.cluster).mend(snapshot, report)
 
 
 def _list(wanted: FixOptions) -> int:
@@ -115,10 +122,13 @@ def _list(wanted: FixOptions) -> int:
 class _Fix:
     """A run of ``fix`` over the hosts of a cluster: asks and prints; nccl_doctor/act does the rest."""
 
-    def __init__(self, request: Request, wanted: FixOptions, out: Out, cluster: Cluster) -> None:
+    def __init__(
+        self, request: Request, connections: Connections, wanted: FixOptions, out: Out, cluster: Cluster
+    ) -> None:
         from nccl_doctor.launch.launched import Hosts
 
-        self._request, self._wanted, self._out, self._cluster = request, wanted, out, cluster
+        self._request, self._connections, self._wanted, self._out = request, connections, wanted, out
+        self._cluster = cluster
         self._hosts = Hosts.named(request.which.hosts, cluster)
         self._interrupted = False
         self._of_root: set[str] = set()
@@ -191,9 +201,8 @@ class _Fix:
         from nccl_doctor.act import record
         from nccl_doctor.act.run import Execution
         from nccl_doctor.cli.progress import progress
-        from nccl_doctor.transport import make_transport
 
-        transport = make_transport(self._request.reached.transport, self._cluster)
+        transport = self._connections.to(self._cluster)
         lines = progress(quiet=self._out.quiet)
         try:
             roots = self._roots(document.plan, transport, lines.phase)
@@ -219,7 +228,6 @@ class _Fix:
             self._interrupted = execution.stop.is_set()
         finally:
             lines.close()
-            transport.close()
         kept = journal is not None and journal.record.is_open
         update = {
             "results": tuple(sorted(results, key=lambda one: one.number)),
@@ -334,8 +342,10 @@ class _Fix:
         if self._interrupted:
             return ran.model_copy(update={"complete": False}), 130
         try:
-            # a file is read again, since the run may have written into it; what came through a pipe is gone
-            request = replace(self._request, line=(), known=None if self._hosts.file else self._cluster)
+            # a file is read again, since the run may have written into it; what came through a pipe is gone;
+            # over the standing connections it would not notice that no other can be opened any more
+            known = None if self._hosts.file else self._cluster
+            request = replace(self._request, line=(), known=known, connections=None)
             judged = look_and_judge(request, self._request.chosen.codes(), self._out)
             self._interrupted = judged.interrupted
         except KeyboardInterrupt:

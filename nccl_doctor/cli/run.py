@@ -38,7 +38,7 @@ from nccl_doctor.model.report import Report
 from nccl_doctor.report.render import renderer
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.text.inet import is_loopback
-from nccl_doctor.transport import make_transport
+from nccl_doctor.transport import Connections, make_transport
 from nccl_doctor.transport.base import Transport
 
 LEAST_TOTAL_S = 300.0  # time limit of a run by default
@@ -74,6 +74,7 @@ class Request:
     load_from: Path | None = None
     line: tuple[str, ...] = ()
     known: Cluster | None = None  # hosts that were read before: a pipe can be read once
+    connections: Connections | None = None  # which stay open for a later use; None for those of the run alone
 
     def cluster(self) -> Cluster:
         """Return the hosts, and the launch line, which names the master if nothing else does."""
@@ -231,7 +232,8 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
     )
 
     def connect() -> Transport:
-        transport = make_transport(request.reached.transport, cluster)
+        standing = request.connections
+        transport = make_transport(request.reached.transport, cluster) if standing is None else standing.to(cluster)
         # while waiting for hosts, not before: reading a hundred modules takes as long as a host's answer
         threading.Thread(target=lambda: (all_checks(), renderer(out.command, out.form)), daemon=True).start()
         return transport

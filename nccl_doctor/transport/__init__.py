@@ -19,10 +19,40 @@ if TYPE_CHECKING:
     from nccl_doctor.transport.base import Transport
 
 
-def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None) -> Transport:
+class Connections:
+    """Connections of a command that contacts the same hosts several times: they stay open until :meth:`close`."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._transport: Transport | None = None
+
+    def to(self, cluster: Cluster) -> Transport:
+        """Return the transport to the hosts, whose ``close`` leaves the connections open."""
+        if self._transport is None:
+            self._transport = make_transport(self._kind, cluster, keeps=True)
+        return _Open(self._transport)
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Open:
+    """A transport that somebody else closes."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.open, self.connect_timeout = transport.open, transport.connect_timeout
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None, *, keeps: bool = False) -> Transport:
     """Return the transport for the hosts of ``cluster``; its module is loaded only now, since SSH takes long to import.
 
-    "auto" is the engine that the hosts came from; ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``.
+    "auto" is the engine that the hosts came from; ``ssh_config`` is read instead of ~/.ssh/config, as with ``ssh -F``;
+    ``keeps``: SSH connections stay open after a command, for the next one on the same host.
     """
     if here := [node.name for node in cluster.nodes if node.local]:
         machine.require_linux(fold(here))
@@ -30,7 +60,7 @@ def make_transport(kind: Kind, cluster: Cluster, ssh_config: Path | None = None)
     if kind != "auto" and kinds()[kind] is not engine:
         raise UsageError(f"--transport {kind} does not reach the hosts of {cluster.source}; leave it out")
     local = all(node.local for node in cluster.nodes)
-    transport = _local() if local or kind == "local" else TRANSPORTS[engine.name](kind, ssh_config)
+    transport = _local() if local or kind == "local" else TRANSPORTS[engine.name](kind, ssh_config, keeps)
     if any(CONTAINERS in engines_of(node) for node in cluster.nodes):
         from nccl_doctor.transport.containers.transport import InsideTransport
 
@@ -44,7 +74,7 @@ def _local() -> Transport:
     return LocalTransport()
 
 
-def _ssh(kind: Kind, ssh_config: Path | None) -> Transport:
+def _ssh(kind: Kind, ssh_config: Path | None, keeps: bool) -> Transport:
     # imported by paramiko's reader of configurations, which is not needed here: 40 ms
     hidden = sys.modules.setdefault("invoke", None) is None  # type: ignore[arg-type]  # the import system's "no"
     try:
@@ -52,20 +82,20 @@ def _ssh(kind: Kind, ssh_config: Path | None) -> Transport:
     finally:
         if hidden:
             del sys.modules["invoke"]
-    return ChoosingTransport(kind, ssh_config)
+    return ChoosingTransport(kind, ssh_config, keeps=keeps)
 
 
-def _kube(_kind: Kind, _ssh_config: Path | None) -> Transport:
+def _kube(*_: object) -> Transport:
     from nccl_doctor.transport.kube.pods import KubeTransport
 
     return KubeTransport()
 
 
-def _slurm(_kind: Kind, _ssh_config: Path | None) -> Transport:
+def _slurm(*_: object) -> Transport:
     from nccl_doctor.transport.slurm.transport import SlurmTransport
 
     return SlurmTransport()
 
 
-TRANSPORTS: dict[str, Callable[[Kind, Path | None], Transport]] = {"ssh": _ssh, "kube": _kube, "slurm": _slurm}
+TRANSPORTS: dict[str, Callable[[Kind, Path | None, bool], Transport]] = {"ssh": _ssh, "kube": _kube, "slurm": _slurm}
 """Functions that create the transport to hosts, by the name of the engine."""

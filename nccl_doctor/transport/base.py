@@ -175,9 +175,9 @@ class Transport(Protocol):
         return
 
 
-def close_all(channels: Iterable[Channel]) -> None:
-    """Close channels in parallel, and wait for them."""
-    closing = [threading.Thread(target=channel.close, daemon=True) for channel in channels]
+def close_all(ends: Iterable[Callable[[], None]]) -> None:
+    """Call functions that close something in parallel, and wait for them."""
+    closing = [threading.Thread(target=close, daemon=True) for close in ends]
     for thread in closing:
         thread.start()
     for thread in closing:

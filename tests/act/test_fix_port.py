@@ -162,7 +162,7 @@ def test_a_socket_whose_process_has_just_exited_has_time_to_close(monkeypatch: p
         clock[0] += seconds
 
     monkeypatch.setattr(fix_port, "sleep", pass_time)
-    monkeypatch.setattr(fix_port.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("nccl_doctor.act.ports.fix_port.time.monotonic", lambda: clock[0])
     held = trial(free=False, error="EADDRINUSE", cause="time-wait", time_wait_s=9.0)
     closing = trial(free=False, error="EADDRINUSE", cause="unknown")
     answers = iter([*[held] * 10, closing, closing, trial(free=True)])

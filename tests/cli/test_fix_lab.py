@@ -298,6 +298,14 @@ def test_a_script_for_each_host_does_the_same(fresh_lab: Lab) -> None:
     assert fix(fresh_lab, "--dry-run").code == 0
 
 
+def test_steps_run_over_the_connections_of_the_check(fresh_lab: Lab) -> None:
+    """The second connection, which shows that SSH still comes in, and those of the check after it are their own."""
+    host = rejecting(fresh_lab)
+    host.write("/etc/ssh/sshrc", 'echo "${SSH_CONNECTION}" >> /tmp/logins\n')
+    assert fix(fresh_lab, "--yes").code == 0
+    assert len(set(host.read("/tmp/logins").splitlines())) == 3
+
+
 def test_check_offers_it(fresh_lab: Lab) -> None:
     rejecting(fresh_lab)
     shown = run_in(fresh_lab.controller, "check", "hosts.yaml", "--no-smoke")

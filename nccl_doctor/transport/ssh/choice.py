@@ -28,9 +28,12 @@ _ASKING_S = 10.0  # time for ``ssh -G``; a Match exec may be slow
 
 
 class ChoosingTransport:
-    """Transport that is local for this machine, otherwise paramiko, or the ``ssh`` program if requested or needed."""
+    """Transport that is local for this machine, otherwise paramiko, or the ``ssh`` program if requested or needed.
 
-    def __init__(self, kind: Kind, ssh_config: Path | None = None) -> None:
+    ``keeps``: paramiko's connections stay open for later commands with the same options.
+    """
+
+    def __init__(self, kind: Kind, ssh_config: Path | None = None, *, keeps: bool = False) -> None:
         self._kind, self._config = kind, ssh_config
         self._settings: dict[tuple[str, SshOptions], HostSettings] = {}
         self._answers = Answers(ssh_config)
@@ -41,7 +44,7 @@ class ChoosingTransport:
         if kind != "openssh":
             from nccl_doctor.transport.ssh.paramiko_transport import ParamikoTransport
 
-            self._paramiko = ParamikoTransport(self._resolve_jump, alone=not self._either)
+            self._paramiko = ParamikoTransport(self._resolve_jump, alone=not self._either, keeps=keeps)
 
     def open(self, node: Node, command: str, deadline: float, latest: float = math.inf) -> Channel:
         """Start ``command`` on ``node``; AccessError, or ControllerError for a fault of this machine."""

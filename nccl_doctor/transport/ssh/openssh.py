@@ -231,7 +231,7 @@ class OpensshTransport:
             entering, self._entering = [*self._entering], set()
         for channel in entering:
             channel.grace_s = 0.0  # the end of its input means nothing to a login shell
-        close_all(entering)
+        close_all(one.close for one in entering)
 
     def _places(self, jump: str | None) -> Places:
         """Return the places for handshakes: its own for a host reached directly, else those of its jump host."""

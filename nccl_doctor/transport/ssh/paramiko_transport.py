@@ -115,6 +115,8 @@ _PACKET = 32 * 1024  # bytes that paramiko sends at once
 _SLICE_S = 0.05  # stdout and stderr are emptied this often while we send: their windows of 2 MiB must not fill up
 _CLOSE_S = 2.0
 _STATUS_S = 0.5
+REUSE_S = 5.0
+"""Seconds for a command to start in a kept session, which a firewall may have forgotten while nothing was sent."""
 _HANG_UP_S = 0.5  # a command that sshd may not signal, since it is root's, costs this much
 
 
@@ -132,10 +134,15 @@ class _Arrival(threading.Event):
 
 
 class ParamikoChannel:
-    """A command in its own session; ``small`` opens another session, in which the host sends small packets."""
+    """A command on a host.
 
-    def __init__(self, session: SshSession, channel: paramiko.Channel, small: Callable[[float], SshSession]) -> None:
-        self._session, self._channel, self._small = session, channel, small
+    ``small`` opens another session, in which the host sends small packets; ``keeps``: the session outlives the command.
+    """
+
+    def __init__(
+        self, session: SshSession, channel: paramiko.Channel, small: Callable[[float], SshSession], *, keeps: bool
+    ) -> None:
+        self._session, self._channel, self._small, self._keeps = session, channel, small, keeps
         self._lines, self._tail, self._arrival = LineBuffer(), Tail(), _Arrival()
         channel.in_buffer.set_event(self._arrival)
         channel.in_stderr_buffer.set_event(self._arrival)
@@ -223,7 +230,8 @@ class ParamikoChannel:
         farewell = threading.Thread(target=self._hang_up, name="ssh-close", daemon=True)
         farewell.start()
         farewell.join(_CLOSE_S)  # a dead host's TCP buffer is full, and accepts no message
-        self._session.close()
+        if farewell.is_alive() or not self._keeps:
+            self._session.close()
 
     def _hang_up(self) -> None:
         message = paramiko.Message()  # RFC 4254, section 6.9; sshd signals the process group, since OpenSSH 7.9
@@ -273,10 +281,15 @@ class _Jump(NamedTuple):
 
 
 class ParamikoTransport:
-    """Transport with one session per host; ``alone``: ssh does not take over what paramiko can't do."""
+    """Transport with one session per command, or per host and its settings.
 
-    def __init__(self, resolve_jump: ResolveJump, *, alone: bool) -> None:
-        self._resolve_jump, self._alone = resolve_jump, alone
+    ``alone``: ssh does not take over what paramiko can't do. ``keeps``: a later command for the same settings object
+    runs in the same session, if that still works; otherwise in a new one.
+    """
+
+    def __init__(self, resolve_jump: ResolveJump, *, alone: bool, keeps: bool = False) -> None:
+        self._resolve_jump, self._alone, self._keeps = resolve_jump, alone, keeps
+        self._kept: list[tuple[HostSettings, SshSession]] = []
         self._lock = threading.Lock()
         self._tries: Counter[Target] = Counter()
         # by jump hosts, and the number of the try for hosts behind them
@@ -286,29 +299,53 @@ class ParamikoTransport:
         self._known: dict[tuple[Path, ...], known_hosts.KnownKeys] = {}
 
     def open(self, settings: HostSettings, command: str, deadline: float, latest: float = math.inf) -> ParamikoChannel:
-        """Start ``command`` on the host; AccessError, or BeyondError if only the ssh program can use the keys."""
+        """Start ``command`` on the host; AccessError, or BeyondError if only the ssh program can use the keys.
+
+        A command that did not start in a kept session within :data:`REUSE_S` seconds is started again in a new one.
+        """
         target, began = settings.target(), time.monotonic()
+        for known, session in tuple(self._kept):
+            if known is settings and session.is_active():
+                try:
+                    return self._start(session, command, min(deadline, began + REUSE_S), settings)
+                except (paramiko.SSHException, EOFError, OSError):
+                    session.close()
         with self._lock:
             self._tries[target] += 1
         session, deadline = self._session(settings, deadline - began, latest, self._tries[target])
-
-        def small(by: float) -> SshSession:
-            return self._session(settings, remaining(by), by, self._tries[target], mss=SMALL_MSS)[0]
-
-        opened: ParamikoChannel | None = None
         try:
-            with ends_at(deadline, session):
-                channel = session.open_session(timeout=remaining(deadline))
-            opened = ParamikoChannel(session, channel, small)
-            self._add(opened)
-            opened.start(command, deadline)
+            opened = self._start(session, command, deadline, settings)
         except (paramiko.SSHException, EOFError, OSError) as error:
-            (opened or session).close()
+            session.close()
             if time.monotonic() >= deadline:
                 raise failures.stalled(target, "starting the command", deadline - began) from error
             if isinstance(error, paramiko.ChannelException):
                 raise failures.unreachable(target, "no-session", evidence=(f"it said: {error.text}",)) from error
             raise failures.broken(target, "starting a command", str(error)) from error
+        if self._keeps:
+            with self._lock:
+                self._kept.append((settings, session))
+                ended = self._ended
+            if ended:
+                session.close()
+        return opened
+
+    def _start(self, session: SshSession, command: str, deadline: float, settings: HostSettings) -> ParamikoChannel:
+        """Start a command in a session; if it did not start, its channel is closed."""
+
+        def small(by: float) -> SshSession:
+            turn = self._tries[settings.target()]
+            return self._session(settings, remaining(by), by, turn, mss=SMALL_MSS)[0]
+
+        with ends_at(deadline, session):
+            channel = session.open_session(timeout=remaining(deadline))
+        opened = ParamikoChannel(session, channel, small, keeps=self._keeps)
+        try:
+            self._add(opened)
+            opened.start(command, deadline)
+        except (paramiko.SSHException, EOFError, OSError):
+            opened.close()
+            raise
         return opened
 
     def _add(self, channel: ParamikoChannel) -> None:
@@ -323,8 +360,8 @@ class ParamikoTransport:
         with self._lock:
             self._ended = True
             jumps, self._jumps = list(self._jumps.values()), {}
-            channels = list(self._channels)
-        close_all(channels)
+            channels, kept = list(self._channels), [session for _, session in self._kept]
+        close_all([*(one.close for one in channels), *(session.close for session in kept)])
         for jump in jumps:
             if jump.done() and jump.exception() is None:
                 jump.result().session.close()

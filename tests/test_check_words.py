@@ -1,18 +1,24 @@
-"""The words that ``scripts/check`` refuses."""
+"""The words and the ways with texts that ``scripts/check`` refuses."""
 
 from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "check_words.py"
-SPEC = importlib.util.spec_from_file_location("check_words", SCRIPT)
-assert SPEC
-assert SPEC.loader
-check_words = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(check_words)
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "scripts" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+check_words, check_phrases = script("check_words"), script("check_phrases")
 
 
 @pytest.mark.parametrize(
@@ -50,3 +56,19 @@ def test_a_page_of_explain_may_begin_as_its_reader_asks() -> None:
     text = '"""Which host is slow."""'
     assert list(check_words.faults(Path("nccl_doctor/checks/ports/x.py"), text)) == []
     assert list(check_words.faults(Path("nccl_doctor/probe/x.py"), text)) != []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('report.hint.partition(": sudo ")', 1),
+        ("any(x.startswith(WORDS) for x in y) or found.message.startswith(WORDS)", 1),
+        ('"not tested" in check.reason', 1),
+        ('subprocess.run([sys.executable, "-m", "nccl_doctor", "fix-port"])', 1),
+        ('event.message.partition(" ")', 0),
+        ('"reason" in document', 0),
+        ("line.split()", 0),
+    ],
+)
+def test_a_text_for_a_reader_is_no_interface(text: str, count: int) -> None:
+    assert len(list(check_phrases.faults(Path("nccl_doctor/act/x.py"), text))) == count

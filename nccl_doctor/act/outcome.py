@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from nccl_doctor.model.acts import FixReport, Step
+from nccl_doctor.model.acts import FixReport, NamedFault, Step
 from nccl_doctor.model.finding import CheckResult, Diagnosis, Outcome, Severity
 from nccl_doctor.model.report import Report
-from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.hostlist import grouped
 
 Fault = tuple[str, str]
 """A name of a diagnosis, and a host; "" for one that is about no host."""
@@ -46,7 +46,7 @@ def exit_code(ran: FixReport, after: int) -> int:
     """Return the code of the check after it; 1 if a chosen step failed, or its diagnosis was not seen to pass."""
     failed = any(result.outcome != "done" for result in ran.results)
     chosen = {step.mends for step in ran.plan if _was_run(step, ran)}
-    still = {name.partition(" ")[0] for name in (*ran.remaining, *ran.unjudged)} & chosen
+    still = {fault.name for fault in (*ran.remaining, *ran.unjudged)} & chosen
     return 1 if failed or still or ran.after is None else after
 
 
@@ -68,6 +68,5 @@ def _passed(check: CheckResult | None, host: str, after: Report) -> bool:
     return (not host or host in reached) and not any(host in gap.hosts or not gap.hosts for gap in check.gaps)
 
 
-def _named(faults: Iterable[Fault]) -> tuple[str, ...]:
-    found = grouped(faults)
-    return tuple(f"{name} on {fold(hosts)}" if any(hosts) else name for name, hosts in found.items())
+def _named(faults: Iterable[Fault]) -> tuple[NamedFault, ...]:
+    return tuple(NamedFault(name=name, hosts=tuple(filter(None, hosts))) for name, hosts in grouped(faults).items())

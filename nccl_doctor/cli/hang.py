@@ -8,7 +8,7 @@ import typer
 
 from nccl_doctor.cli import options
 from nccl_doctor.cli.options import HostOptions, KeepOptions, LoginOptions, ReachOptions, ReportOptions, flattened
-from nccl_doctor.cli.output import Out, failures, finish, try_files
+from nccl_doctor.cli.output import WATCH, Out, failures, finish, try_files
 from nccl_doctor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def hang(
             "--force", help="Query NCCL's RAS even before 2.27.3, where this can crash a job that is starting."
         ),
     ] = False,
-    output: Annotated[str, options.output("hang --watch")] = "human",
+    output: Annotated[str, options.output(WATCH)] = "human",
     shown: ReportOptions,
     timeout: options.Timeout = 120.0,
     reached: ReachOptions,
@@ -55,7 +55,7 @@ def hang(
     load_from: options.From = None,
 ) -> None:
     """Find the rank, host and line where a running job hangs. Read-only: the job keeps running."""
-    out = shown.out("hang --watch" if watched.watch else "hang", output)
+    out = shown.out(WATCH if watched.watch else "hang", output)
 
     def work() -> int:
         import threading

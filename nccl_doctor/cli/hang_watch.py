@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from nccl_doctor.hang.verdict import judge_hang
 from nccl_doctor.judge.hang_report import report
 from nccl_doctor.judge.hang_watch import JobProgress, paired, rank_hosts
 from nccl_doctor.model.documents import STANDS_STILL, HangReport, HangWatch, WatchedRank
+from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, plural
 from nccl_doctor.text.shell import clean
 from nccl_doctor.transport import make_transport
@@ -62,7 +62,7 @@ def watch(
 
 def _argv(command: str | None) -> list[str]:
     try:
-        return shlex.split(command or "")
+        return shell.split(command or "")
     except ValueError as error:
         raise UsageError(f"--on-hang: {command!r} can't be read as a command: {error}") from None
 

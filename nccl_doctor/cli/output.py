@@ -43,6 +43,9 @@ def form_of(command: str, form: str, file: Path | None) -> str:
     return named if named in FORMS[command] else form
 
 
+WATCH = "hang --watch"  # its reports have other forms than those of hang, and the same name in JSON
+
+
 class Out(NamedTuple):
     """The output options of one call."""
 
@@ -231,7 +234,7 @@ def _fail(out: Out, message: str, code: int) -> int:
     message = out.hidden(message)
     sys.stderr.write(clean(message) + "\n")
     if out.form == "json":
-        error_document(out.command.partition(" ")[0], message)
+        error_document("hang" if out.command == WATCH else out.command, message)
     return code
 
 

@@ -97,7 +97,7 @@ class Request:
         found = Overrides(line=_of_the_job(line, found)).applied(found)
         script = [self._where(word, found) for word in line.script[:1] if word.endswith(".py") or word.startswith("/")]
         engine = found.engine or (line.launcher if line.launcher in ("vllm", "sglang", "ray") else None)
-        update = {"line": joined(self.line), "same": (*found.same, *script), "engine": engine}
+        update = {"line": str(joined(self.line)), "same": (*found.same, *script), "engine": engine}
         return found.model_copy(update=update)
 
     @staticmethod
@@ -126,7 +126,7 @@ def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report],
         if request.rate:
             raise UsageError("--rate measures, and --from contacts no host: leave out one of them")
         # a line from a stranger's file would be printed as one to paste
-        line = joined(request.line) if request.line else None
+        line = str(joined(request.line)) if request.line else None
         kept = kept.model_copy(update={"cluster": kept.cluster.model_copy(update={"line": line})})
     _refuse_nothing_to_judge(selected, _phases_left_out(request, kept), rate=request.rate)
     output: dict[str, Sequence[str]] = {}

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from nccl_doctor.errors import DoctorError, describe
 from nccl_doctor.model import base
-from nccl_doctor.model.report import DialOutcome, DialSeconds, Growth, MachineLoad, Reported, SizeReport
+from nccl_doctor.model.report import DialOutcome, DialSeconds, ErrorKind, Growth, MachineLoad, Reported, SizeReport
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.network import FirewallFacts, PortTrial, Way
 from nccl_doctor.snapshot.rate import Figures, RateLink
@@ -174,7 +174,7 @@ class RankEvent(base.Observed):
     since: base.Seconds = 0.0
     stage: Reported | None = None
     error: base.Clipped | None = None
-    wrong: bool = False
+    error_kind: ErrorKind | None = None
     pid: base.Pid | None = None
     torch: base.Version | None = None
     nccl: base.Version | None = None

@@ -18,7 +18,7 @@ from nccl_doctor.checks.rates import link_gbps
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.firewall.route_lookup import interface_of
 from nccl_doctor.judge.remedies import can_be_run
-from nccl_doctor.launch.line import line_to_judge, own_lines
+from nccl_doctor.launch.line import joined, line_to_judge, own_lines
 from nccl_doctor.model.base import NOT_SELECTED, PENDING, Skipped, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import CheckResult, Diagnosis, Outcome, Severity
@@ -127,9 +127,9 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
         return f"Start with:  {snapshot.cluster.line}"
     if line is not None:
         lines = own_lines(line, snapshot.cluster, rank_counts(snapshot), gpu_counts(snapshot))
-        alike = len({str(line) for line in lines.values()}) == 1
-        each = (f"  {name}:  {line}" for name, line in lines.items())
-        return f"Start with:  {next(iter(lines.values()))}" if alike else "\n".join(("Start with:", *each))
+        alike = len({*lines.values()}) == 1
+        each = (f"  {name}:  {joined(words)}" for name, words in lines.items())
+        return f"Start with:  {joined(next(iter(lines.values())))}" if alike else "\n".join(("Start with:", *each))
     started = {"vllm": " -- MODEL", "sglang": " -- MODEL", "ray": ""}.get(snapshot.cluster.engine or "", " -- train.py")
     return f"Start with:  nccl-doctor launch {words}{started}"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -96,8 +95,10 @@ class LaunchLine:
                 found.append((name.replace("_", "-"), value if sign else "".join(self.script[at : at + 1]), at))
         return found
 
-    def written(self, options: Mapping[str, str], script: Sequence[str], variables: Mapping[str, str]) -> Line:
-        """Return the line with these options, script and variables instead of its own; new options come first."""
+    def written(
+        self, options: Mapping[str, str], script: Sequence[str], variables: Mapping[str, str]
+    ) -> tuple[str, ...]:
+        """Return the line's words with these options, script and variables instead; new options come first."""
         kept, left = [], dict(options)
         for _, name, written, value in self.own:
             new = left.pop(name, value)
@@ -112,7 +113,7 @@ class LaunchLine:
         for name in self.wrapped & variables.keys():
             start = [word.replace(f"{name}={self.variables[name]}", f"{name}={variables[name]}") for word in start]
         words = (*script, *added, *kept) if self.table.engine else (*added, *kept, *script)
-        return shell.script("{line}", line=[*shell.assignments(front), *map(shell.argument, (*start, *words))])
+        return (*(f"{name}={value}" for name, value in front.items()), *start, *words)
 
     def spans(self, count: int) -> bool:
         """Return whether the line's number of nodes, "2" or for c10d "1:4", includes this one."""
@@ -179,9 +180,9 @@ def _out_of_script(words: Sequence[str]) -> Sequence[str]:
         raise UsageError(f"{shell.word(path)}: {error}") from None
 
 
-def joined(words: Sequence[str]) -> str:
-    """Return the words as one text, quoted for a shell."""
-    return str(shell.script("{line}", line=[*map(shell.argument, words)]))
+def joined(words: Sequence[str]) -> Line:
+    """Return the words as one line, quoted for a shell."""
+    return shell.script("{line}", line=[*map(shell.argument, words)])
 
 
 def _split(words: Sequence[str]) -> list[str]:
@@ -189,7 +190,7 @@ def _split(words: Sequence[str]) -> list[str]:
     if len(words) != 1 or not any(map(str.isspace, words[0])):
         return list(words)
     try:
-        return shlex.split(words[0])
+        return shell.split(words[0])
     except ValueError as error:
         raise UsageError(f"the launch line {quoted(words[0])} has an unmatched quote") from error
 
@@ -237,7 +238,7 @@ def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
     if snapshot.cluster.line is None:
         return None
     known = {name: takes for options in host_options(snapshot).values() for name, takes in options.items()}
-    return read_line(shlex.split(snapshot.cluster.line), known)
+    return read_line(shell.split(snapshot.cluster.line), known)
 
 
 def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
@@ -328,8 +329,8 @@ def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
 
 def own_lines(
     line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int]
-) -> dict[str, Line]:
-    """Return the line for each host; ``counts`` are the planned ranks of each, ``gpus`` its GPUs."""
+) -> dict[str, tuple[str, ...]]:
+    """Return the words of each host's line; ``counts`` are the planned ranks of each, ``gpus`` its GPUs."""
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
     if line.launcher == "vllm":

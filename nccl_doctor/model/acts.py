@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_serializer
 
 from nccl_doctor.model.base import Document, FrozenModel
 from nccl_doctor.model.finding import Command, Diagnosis, Severity
 from nccl_doctor.model.operation import Operation, State
+from nccl_doctor.text.hostlist import fold
 
 
 class Machine(FrozenModel):
@@ -144,13 +145,27 @@ class StepResult(FrozenModel):
         return self.outcome in ("done", "failed", "unknown") and not self.was_there
 
 
+class NamedFault(FrozenModel):
+    """A diagnosis and its hosts; in JSON a text, ``"port-in-use on node[1-2]"``."""
+
+    name: str
+    hosts: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name} on {fold(self.hosts)}" if self.hosts else self.name
+
+    @model_serializer
+    def _text(self) -> str:
+        return str(self)
+
+
 class FixReport(Document):
     """``fix``: the plan, its results, and the diagnoses before and after.
 
     Attributes:
         note: sentences about the run for the user.
         verdict: the last line of the check after it.
-        mended: names of diagnoses whose check passed afterwards; ``unjudged``: it could not be judged any more;
+        mended: diagnoses whose check passed afterwards; ``unjudged``: it could not be judged any more;
             ``remaining`` and ``new`` likewise.
         undo_with: the command that undoes this run.
     """
@@ -164,10 +179,10 @@ class FixReport(Document):
     note: str = ""
     before: tuple[Diagnosis, ...] = ()
     after: tuple[Diagnosis, ...] | None = None
-    mended: tuple[str, ...] = ()
-    unjudged: tuple[str, ...] = ()
-    remaining: tuple[str, ...] = ()
-    new: tuple[str, ...] = ()
+    mended: tuple[NamedFault, ...] = ()
+    unjudged: tuple[NamedFault, ...] = ()
+    remaining: tuple[NamedFault, ...] = ()
+    new: tuple[NamedFault, ...] = ()
     verdict: str = ""
     undo_with: str = ""
     scripts: tuple[str, ...] = ()

@@ -227,11 +227,15 @@ Stage = Literal["none", Reported]  # the last stage that a rank reported; "none"
 STAGES: tuple[Stage, ...] = get_args(Stage)
 
 
+ErrorKind = Literal["wrong-sum", "no-nccl"]
+
+
 class RankReport(Observed):
     """The progress of a rank.
 
     Attributes:
         stage: the last stage that it reached, "none" before the first, in the order of ``times``.
+        error_kind: set for errors of our own: a wrong sum, or a torch without NCCL.
         pid: its PID on the host; interpreter, torch and NCCL are those that it really loaded.
         times: seconds from its start to each stage.
         exit_code: that of exit(3); ``signal`` is the number if it was killed.
@@ -249,6 +253,7 @@ class RankReport(Observed):
     stage: Stage
     ok: bool
     error: Clipped | None = None
+    error_kind: ErrorKind | None = None
     pid: Pid | None = None
     torch: Version | None = None
     nccl: Version | None = None

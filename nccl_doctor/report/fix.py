@@ -144,7 +144,7 @@ def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:
     yield [line for one in report.results if one.outcome != "done" for line in _failed(one, steps[one.number], screen)]
     if screen.verbose:
         yield [f"  {step.host or 'this machine'}: {clean(step.command)}" for step in report.plan]
-    still = {name.partition(" ")[0] for name in report.remaining}
+    still = {fault.name for fault in report.remaining}
     yield [
         line for one in done if steps[one.number].mends in still for line in _printed(one, steps[one.number], screen)
     ]
@@ -155,7 +155,10 @@ def _outcome(report: FixReport, screen: Screen) -> Iterator[list[str]]:
         ("Mended", report.mended),
     )
     yield [
-        line for name, found in rows if found for line in wrap(f"{name}: {'; '.join(found)}", screen.prose, "", "  ")
+        line
+        for name, found in rows
+        if found
+        for line in wrap(f"{name}: {'; '.join(map(str, found))}", screen.prose, "", "  ")
     ]
     if report.note:
         yield wrap(report.note, screen.prose)

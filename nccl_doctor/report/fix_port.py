@@ -120,7 +120,7 @@ def _notes(report: PortReport) -> Iterator[str]:
     if report.source:
         yield from wrap(report.source, WIDTH, "    from      ")
     if report.hint and not report.free:
-        yield from wrap(report.hint.partition(": sudo ")[0], WIDTH, "    note      ")
+        yield from wrap(report.hint, WIDTH, "    note      ")
     for one in report.elsewhere[:_SOCKETS]:
         where = f" ({one.unit})" if one.unit else ""
         yield from wrap(f"In another network namespace{where}, pid {one.pid} has this port: {one.command}. A job that "

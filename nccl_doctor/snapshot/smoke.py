@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 from nccl_doctor.model.base import Clipped, Count, Observed, Phased, Seconds, skipped
 from nccl_doctor.model.report import Growth, IsolationReport, RankReport, SizeReport
 
-ENDED = "the process that starts its ranks ended with status"
-
 
 class Smoke(Observed):
     """The all-reduce of a run."""
@@ -28,7 +26,8 @@ class Smoke(Observed):
     output: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # by host, the last lines of output
     # by host, how the process that forks its ranks ended, if not well: "… was killed by SIGKILL"
     launchers: dict[str, Clipped] = Field(default_factory=dict)
-    # by host, the number of the signal that killed that process
+    # by host, the exit status of that process, or the number of the signal that killed it
+    launcher_exits: dict[str, Count] = Field(default_factory=dict)
     launcher_signals: dict[str, Count] = Field(default_factory=dict)
     # ranks in the order of each channel's ring; ``trees``: by rank, as NCCL prints them
     rings: tuple[tuple[Count, ...], ...] = ()
@@ -48,5 +47,5 @@ class Smoke(Observed):
     @property
     def names(self) -> set[str]:
         """All hosts in it: of ranks, output or launchers."""
-        ended = self.launchers.keys() | self.launcher_signals.keys()
+        ended = self.launchers.keys() | self.launcher_exits.keys() | self.launcher_signals.keys()
         return {rank.host for rank in self.ranks} | self.output.keys() | ended | self.rdma_grown.keys()

@@ -96,6 +96,11 @@ def argument(text: str) -> Line:
     return Line(word(text))
 
 
+def split(text: str) -> list[str]:
+    """Return the words of a line that a user typed; ValueError for an unmatched quote."""
+    return shlex.split(text)
+
+
 def nested(command: Line | str) -> Line:
     """Return a command as one quoted word of another command."""
     return Line(_quoted(str(command)))

@@ -42,9 +42,7 @@ def reach(all_reduce: AllReduceRun, stage: str, *ranks: tuple[str, int]) -> None
 def test_ranks_are_numbered_node_by_node() -> None:
     all_reduce = begun()
     all_reduce.event("node2", RankEvent.model_validate({"local_rank": 0, "stage": "store", "since": 2.5}))
-    all_reduce.event(
-        "node1", RankEvent.model_validate({"local_rank": 1, "error": "ValueError: x", "wrong": False, "since": 3.0})
-    )
+    all_reduce.event("node1", RankEvent.model_validate({"local_rank": 1, "error": "ValueError: x", "since": 3.0}))
     all_reduce.event("node1", RankEvent.model_validate({"local_rank": 0, "state": "S", "stack": ["a", "b"]}))
     assert [(rank.host, rank.local_rank) for rank in all_reduce.ranks] == [("node1", 0), ("node1", 1), ("node2", 0)]
     assert all_reduce.ranks[2].times == {"store": 2.5}
@@ -112,7 +110,7 @@ def test_a_death_leaves_the_others_a_moment_but_none_of_one_that_was_done() -> N
 def test_a_wrong_sum_leaves_time_to_find_its_source() -> None:
     all_reduce = begun(clock=Clock())
     reach(all_reduce, "torch")
-    all_reduce.event("node1", RankEvent(local_rank=0, error="WrongSumError", wrong=True, since=1.0))
+    all_reduce.event("node1", RankEvent(local_rank=0, error="WrongSumError", error_kind="wrong-sum", since=1.0))
     assert all_reduce.left_s == all_reduce_run.ACCUSE_S
     all_reduce.event("node1", RankEvent(local_rank=0, wrong_group=(0, 1), since=1.0))
     all_reduce.event("node1", RankEvent(local_rank=1, wrong_group=(0, 1), since=1.0))
@@ -188,6 +186,7 @@ def test_how_each_launcher_ended_is_kept() -> None:
     smoke = result(PLAN, all_reduce)
     ended = "the process that starts its ranks ended with status 1"
     assert smoke.launchers == {"node1": ended, "node2": "the connection ended"}
+    assert smoke.launcher_exits == {"node1": 1}
 
 
 def test_a_deadline_before_any_failure_is_a_timeout() -> None:
@@ -203,7 +202,7 @@ def test_a_deadline_before_any_failure_is_a_timeout() -> None:
         ({"state": "X", "exit_code": 7}, "failed"),
         ({"state": "X", "exit_code": None}, "failed"),
         ({"state": "X", "exit_code": -6}, "timeout"),
-        ({"state": "X", "exit_code": 1, "error": "Connection closed by peer", "wrong": False}, "timeout"),
+        ({"state": "X", "exit_code": 1, "error": "Connection closed by peer"}, "timeout"),
         ({"state": "T"}, "timeout"),
     ],
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.distributed import launch, run
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import behind_dashes, own_lines, read_line
+from nccl_doctor.launch.line import behind_dashes, joined, own_lines, read_line
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.probe.options import LAUNCHERS, port_words, source_options
 
@@ -25,7 +25,8 @@ def read(text: str) -> object:
 
 def corrected(text: str, gpus: dict[str, int] | None = None) -> list[str]:
     return [
-        str(line) for line in own_lines(read_line(shlex.split(text)), CLUSTER, {"n0": 2, "n1": 2}, gpus or {}).values()
+        str(joined(words))
+        for words in own_lines(read_line(shlex.split(text)), CLUSTER, {"n0": 2, "n1": 2}, gpus or {}).values()
     ]
 
 
@@ -136,7 +137,7 @@ def test_any_words_are_read_or_refused(words: list[str]) -> None:
     except UsageError:
         return
     for written in own_lines(line, CLUSTER, {}, {}).values():
-        assert shlex.split(str(written)) or not any(words)
+        assert shlex.split(str(joined(written))) == [*written]
 
 
 @given(st.lists(st.sampled_from(
@@ -144,7 +145,7 @@ def test_any_words_are_read_or_refused(words: list[str]) -> None:
 ))  # fmt: skip
 def test_a_written_line_reads_as_it_was(options: list[str]) -> None:
     line = read_line(["torchrun", *options, "t.py", "--x=1"])
-    again = read_line(shlex.split(str(line.written({}, line.script, {}))))
+    again = read_line(line.written({}, line.script, {}))
     assert (again.options, again.script) == (line.options, line.script)
 
 

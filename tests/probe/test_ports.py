@@ -186,7 +186,7 @@ def test_without_any_table_the_trial_still_counts(monkeypatch: pytest.MonkeyPatc
     with port_in("listener") as port:
         trial = PortTrial.model_validate(ports.try_port(port))
     assert (trial.free, trial.cause) == (False, "unknown")
-    assert f"sport = :{port}" in (trial.hint or "")
+    assert trial.hint == "no process that this user can see has it; root can see all"
 
 
 def test_the_holder_is_named() -> None:
@@ -238,7 +238,7 @@ def test_a_hint_says_whose_socket_it_is_where_the_process_is_hidden(monkeypatch:
             trial = ports.try_port(port)
             assert trial["sockets"][0]["pid"] is None
             hints.append(trial["hint"])
-    assert f"that only root may look at: sudo ss -tanp 'sport = :{port}'" in hints[0]
+    assert "that only root may look at" in hints[0]
     assert "look outside this container" in hints[1]
 
 

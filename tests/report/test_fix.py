@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nccl_doctor.model.acts import ByHand, FixReport, Step, StepResult
+from nccl_doctor.model.acts import ByHand, FixReport, NamedFault, Step, StepResult
 from nccl_doctor.model.finding import Severity, on
 from nccl_doctor.model.operations.firewall import FirewalldAllow
 from nccl_doctor.report.fix import plan_screen, question, script_of
@@ -84,7 +84,7 @@ def test_results_tell_what_failed_and_what_is_still_there() -> None:
             StepResult(number=3, host="node3", outcome="unknown", reason="the connection ended while it ran"),
             StepResult(number=4, host="node4", outcome="changed", reason="the host was restarted since it was checked"),
         ),
-        remaining=("firewall-blocks-port on node[2-4]",),
+        remaining=(NamedFault(name="firewall-blocks-port", hosts=("node2", "node3", "node4")),),
         verdict="1 error, 0 warnings.",
     )
     assert render("fix", "human", report) == (

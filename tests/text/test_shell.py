@@ -87,7 +87,6 @@ PROSE = {
     "launch/launched.py": "named in a sentence, with the user's own file",
     "probe/facts/firewall.py": "a sentence that begins with sudo",
     "probe/guard.py": "a sentence that begins with our name",
-    "probe/ports/requests.py": "named in a sentence, with a port as a number",
 }
 """Where a text with something put into it begins like a command, and is none to paste."""
 

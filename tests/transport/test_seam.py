@@ -121,7 +121,7 @@ def boxed(monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr("nccl_doctor.inventory.load.engines", lambda: known)
     for module in ("nccl_doctor.transport", "nccl_doctor.inventory.load"):
         monkeypatch.setattr(f"{module}.kinds", lambda: {engine.name: engine for engine in known})
-    monkeypatch.setitem(TRANSPORTS, "box", lambda _kind, _config: BoxTransport())
+    monkeypatch.setitem(TRANSPORTS, "box", lambda *_: BoxTransport())
     return load(None, where="here,away", exclude=None, environ={}, transport="box")
 
 

@@ -28,10 +28,6 @@ ADVICE = {
 }
 
 
-WITHOUT_NCCL = "is built without NCCL"
-"""The end of our worker's error about a CPU-only torch (probe/smoke/worker.py)."""
-
-
 @check("NCD702", severity=Severity.ERROR, needs=("smoke",), in_output=True)
 def allreduce_failed(view: View) -> Findings:
     """Yield a finding if a rank failed; name the ranks whose error is not an echo of another's."""
@@ -43,7 +39,7 @@ def allreduce_failed(view: View) -> Findings:
     launcher = smoke.launcher_signals.get(first.host, 0) if found.why == "launcher" else 0
     advice = ADVICE.get(first.signal or launcher)
     # the output of other ranks shows no more
-    alone = all((rank.error or "").endswith(WITHOUT_NCCL) for rank in found.ranks)
+    alone = all(rank.error_kind == "no-nccl" for rank in found.ranks)
     if alone:
         advice = "install a torch that is built with CUDA, or leave --backend out: without GPUs gloo is taken"
     failed = Finding(

@@ -28,7 +28,7 @@ from nccl_doctor.text.hostlist import fold
 def allreduce_wrong_result(view: View) -> Findings:
     """Yield a finding if a rank found a wrong sum."""
     smoke = view.smoke
-    wrong = [rank for rank in smoke.ranks if rank.error and rank.error.startswith("WrongSumError")]
+    wrong = [rank for rank in smoke.ranks if rank.error_kind == "wrong-sum"]
     if not wrong:
         return
     source = [smoke.ranks[rank] for rank in _source(smoke)]

@@ -8,7 +8,7 @@ from nccl_doctor.model.effect import AFTERMATH, DIALS, KILLED, LOST, SIGNALS, Ef
 from nccl_doctor.model.finding import Finding
 from nccl_doctor.model.register import entry
 from nccl_doctor.model.report import RankReport, Stage
-from nccl_doctor.snapshot.smoke import ENDED, Smoke
+from nccl_doctor.snapshot.smoke import Smoke
 
 _WAITING: dict[Stage, str] = {"none": "not-started", "started": "not-started", "torch": "no-store", "store": "no-group"}
 """The symptom by the last stage that ranks reached; in all later stages they wait in a collective."""
@@ -43,8 +43,8 @@ def _of(kind: str, ranks: list[RankReport], smoke: Smoke) -> Iterable[Symptom]:
 def _kind(rank: RankReport, found: Culprits) -> str:
     if found.why in ("signal", "launcher"):
         number = rank.signal if found.why == "signal" else found.smoke.launcher_signals.get(rank.host)
-        ended = number is None and found.smoke.launchers[rank.host].startswith(ENDED)
-        return "exit" if ended else "gone" if number is None else SIGNALS.get(number, "signal")
+        ended = found.why == "launcher" and rank.host in found.smoke.launcher_exits
+        return "exit" if ended and number is None else "gone" if number is None else SIGNALS.get(number, "signal")
     if found.why == "stopped":
         return "in-kernel" if (rank.state or "").startswith("D") else "suspended"
     if found.why in ("exit", "elsewhere"):

@@ -17,8 +17,7 @@ References: torch/distributed/run.py, torch/distributed/rendezvous.py (env://, t
 """
 
 import re
-import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from nccl_doctor.checks.environment import _launch_numbers as line_numbers
@@ -27,7 +26,7 @@ from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.engines.advertise import PORTS
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import batch_notes, host_options, line_to_judge, own_lines, read_line
+from nccl_doctor.launch.line import batch_notes, host_options, joined, line_to_judge, own_lines, read_line
 from nccl_doctor.launch.plan import is_number
 from nccl_doctor.logs.rule import USAGE, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
@@ -38,7 +37,6 @@ from nccl_doctor.snapshot.hosts import gpu_counts
 from nccl_doctor.text.hostlist import capital, fold, grouped
 from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.text.secrets import part
-from nccl_doctor.text.shell import Line
 
 
 @check("NCD805", severity=Severity.ERROR, row="software")
@@ -139,14 +137,14 @@ def _commands(judged: Judged) -> tuple[Command, ...]:
     lines = own_lines(line, judged.view.snapshot.cluster, counts, gpu_counts(judged.view.snapshot))
     if not all(_passes(judged, one) for one in lines.values()):
         return ()
-    if len({str(line) for line in lines.values()}) == 1:
-        return on(None, next(iter(lines.values())))
-    return tuple(command for host, line in lines.items() for command in on(host, line))
+    if len({*lines.values()}) == 1:
+        return on(None, joined(next(iter(lines.values()))))
+    return tuple(command for host, words in lines.items() for command in on(host, joined(words)))
 
 
-def _passes(judged: Judged, line: Line) -> bool:
-    """Return whether the corrected line, or each host's line, has no fault itself: only such a line is printed."""
-    again = replace(judged, line=read_line(shlex.split(str(line))))
+def _passes(judged: Judged, words: Sequence[str]) -> bool:
+    """Return whether a corrected line has no fault itself: only such a line is printed."""
+    again = replace(judged, line=read_line(words))
     return not _faults(again).all
 
 

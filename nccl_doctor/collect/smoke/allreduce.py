@@ -20,11 +20,11 @@ from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.smoke.plan import Plan, SmokeLimits, environment, plan
 from nccl_doctor.model.base import Phased, Skipped, skipped
 from nccl_doctor.model.cluster import Cluster
-from nccl_doctor.model.report import STAGES, RankReport, SizeReport, Stage
+from nccl_doctor.model.report import STAGES, ErrorKind, RankReport, SizeReport, Stage
 from nccl_doctor.snapshot.hosts import HostFacts
 from nccl_doctor.snapshot.mesh import Mesh, Stall
 from nccl_doctor.snapshot.network import PortTrial
-from nccl_doctor.snapshot.smoke import ENDED, Smoke
+from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.text.hostlist import fold, grouped
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Rank:
     local_rank: int
     stage: Stage = "none"
     error: str | None = None
-    wrong: bool = False
+    error_kind: ErrorKind | None = None
     pid: int | None = None
     torch: str | None = None
     nccl: str | None = None
@@ -160,7 +160,7 @@ class Rank:
         if event.stage is not None:
             self.stage = event.stage
             self.times[self.stage] = round(event.since, 3)
-        for name in ("error", "wrong", "pid", "torch", "nccl", "state", "exit_code", "own_s"):
+        for name in ("error", "error_kind", "pid", "torch", "nccl", "state", "exit_code", "own_s"):
             if name in event.model_fields_set and getattr(event, name) is not None:
                 setattr(self, name, getattr(event, name))
         self.stack = event.stack or self.stack
@@ -210,7 +210,7 @@ class AllReduceRun:
                 return
             self.ranks[number].take(event)
             if event.error is not None:
-                self._fail(ACCUSE_S if event.wrong else GRACE_S)
+                self._fail(ACCUSE_S if event.error_kind == "wrong-sum" else GRACE_S)
             elif event.exit_code and self.ranks[number].stage != "done":
                 self._fail(GRACE_S)
             if event.stage in ("started", "torch") and not self._failed:
@@ -299,7 +299,7 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
         facts.update({} if told is None else {name: told})
     world = range(len(ranks))
     rings = next((one.rings for one in facts.values() if one.rings), {})
-    wrong = any(rank.wrong for rank in all_reduce.ranks)
+    wrong = any(rank.error_kind == "wrong-sum" for rank in all_reduce.ranks)
     outcome: Literal["ok", "failed", "timeout", "wrong-result"] = "wrong-result" if wrong else "failed"
     ends = all_reduce.ends.values()
     if all(rank.stage == "done" for rank in all_reduce.ranks) and not any(end.broken for end in ends):
@@ -317,6 +317,7 @@ def result(plan: Plan, all_reduce: AllReduceRun) -> Smoke:
         wrong_groups=tuple(sorted(all_reduce.wrong_groups)),
         output={name: tuple(kept(end.output)) for name, end in all_reduce.ends.items()},
         launchers=_launchers(plan, all_reduce, ranks),
+        launcher_exits={name: end.exit for name, end in all_reduce.ends.items() if end.exit and end.broken is None},
         launcher_signals={
             name: end.signal for name, end in all_reduce.ends.items() if end.signal is not None and end.broken is None
         },
@@ -354,7 +355,7 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
     own = None
     if facts is not None and rank.pid is not None:
         own = next((p for p in facts.processes.values() if p.pid == str(rank.pid)), None)
-    same = {key: value for key, value in vars(rank).items() if key not in ("wrong", "exit_code", "own_s")}
+    same = {key: value for key, value in vars(rank).items() if key not in ("exit_code", "own_s")}
     return RankReport(
         rank=number,
         **same,
@@ -386,7 +387,7 @@ def _launchers(plan: Plan, all_reduce: AllReduceRun, ranks: Iterable[RankReport]
         elif end.signal is not None:
             found[name] = f"the process that starts its ranks was killed by {signal_name(end.signal)}"
         elif end.exit not in (0, None) and name not in explained:
-            found[name] = f"{ENDED} {end.exit}"
+            found[name] = f"the process that starts its ranks ended with status {end.exit}"
     return found
 
 

@@ -139,21 +139,20 @@ def _in_use(port: int, *, described: bool) -> dict[str, Any]:
         explained["time_wait_s"] = max((one.expires_s for one in found if one.expires_s is not None), default=None)
     elif not processes:
         few = "" if is_whole else "; processes with more than a thousand open files could not all be looked at in time"
-        explained["hint"] = _hint(port, found) + few
+        explained["hint"] = _hint(found) + few
     return explained
 
 
-def _hint(port: int, found: list[DiagSocket]) -> str:
-    command = f"sudo ss -tanp 'sport = :{port}'"
+def _hint(found: list[DiagSocket]) -> str:
     users = sorted({guard.user(one.uid) for one in found if one.inode and one.uid >= 0})
     if users and os.getuid() == 0:
         return f"a process of {', '.join(users)} that can't be seen from here: look outside this container"
     if users:
-        return f"a process of {', '.join(users)} that only root may look at: {command}"
+        return f"a process of {', '.join(users)} that only root may look at"
     suspects = unlisted_holders()
     if suspects:
         return f"pid {', '.join(map(str, suspects))} has a TCP socket that no table lists and that may be bound to it"
-    return f"nothing of ours is on it; to see all: {command}"
+    return "no process that this user can see has it; root can see all"
 
 
 def unlisted_holders() -> list[int]:

@@ -81,7 +81,7 @@ def all_reduce() -> None:
     backend = ORDER["backend"]
     if backend == "nccl":
         if not dist.is_nccl_available():
-            raise RuntimeError(f"torch {torch.__version__} is built without NCCL")
+            raise WithoutNcclError(f"torch {torch.__version__} is built without NCCL")
         report(nccl=loaded_nccl(torch))
         torch.cuda.set_device(local_rank)
     timeout = dt.timedelta(seconds=ORDER["deadline_s"])
@@ -146,6 +146,14 @@ class WrongSumError(Exception):
     """The all-reduce ended with a wrong result."""
 
 
+class WithoutNcclError(RuntimeError):
+    """torch has no NCCL."""
+
+
+ERROR_KINDS = {WrongSumError: "wrong-sum", WithoutNcclError: "no-nccl"}
+"""Kinds of errors that the controller judges by more than their text."""
+
+
 class Device(Protocol):
     """A torch.device, as far as it is used here; ``type`` is "cuda" or "cpu"."""
 
@@ -194,7 +202,7 @@ class Bench:
                 place = int(differs.nonzero()[0])
                 got, wanted = float(values[place]), float(expected[place])
                 text = f"{wrong} of {count} sums are wrong; the first at {place}: {got} instead of {wanted}"
-            report(error=f"WrongSumError: {text}", wrong=True)
+            report(error=f"WrongSumError: {text}", error_kind="wrong-sum")
             self.locate_wrong_rank()
             raise WrongSumError(text)
         summed: Tensor = values
@@ -282,7 +290,7 @@ def guarded(run: Callable[[], object]) -> int:
         run()
     except Exception as error:  # noqa: BLE001 - reported whole; the controller judges
         traceback.print_exc()
-        report(error=f"{type(error).__name__}: {error}"[:600], wrong=isinstance(error, WrongSumError))
+        report(error=f"{type(error).__name__}: {error}"[:600], error_kind=ERROR_KINDS.get(type(error)))
         return 1
     return 0
 

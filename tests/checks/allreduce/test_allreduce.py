@@ -160,6 +160,7 @@ MESH = "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo
 def failed(said: str, **change: object) -> dict[str, object]:
     ranks = [{"rank": r, "host": f"node{r + 1}", "local_rank": 0, "stage": "none", "ok": False} for r in range(3)]
     launchers = {"node1": "the process that starts its ranks ended with status 1"}
+    exits = {"node1": 1}
     return {
         "smoke": {
             "outcome": "failed",
@@ -167,6 +168,7 @@ def failed(said: str, **change: object) -> dict[str, object]:
             "sizes": [],
             "output": {"node1": [said]},
             "launchers": launchers,
+            "launcher_exits": exits,
         },
         **change,
     }
@@ -282,7 +284,7 @@ def test_what_killed_a_launcher_is_known_by_number(ended: str) -> None:
 
 def test_a_torch_without_nccl_is_the_reason_alone() -> None:
     error = "RuntimeError: torch 2.13.0+cpu is built without NCCL"
-    rank = {"local_rank": 0, "stage": "torch", "ok": False, "error": error}
+    rank = {"local_rank": 0, "stage": "torch", "ok": False, "error": error, "error_kind": "no-nccl"}
     ranks = [{**rank, "rank": number, "host": f"node{number + 1}"} for number in range(3)]
     c10d = "[W socket.cpp:204] [c10d] The client socket has failed to connect to [node1]:29500 (errno: 111)."
     smoke = {"backend": "nccl", "outcome": "failed", "ranks": ranks, "output": {"node2": [c10d] * 10}, "sizes": []}

@@ -38,6 +38,7 @@ from nccl_doctor.model.report import (
 )
 from nccl_doctor.model.report import Phase as Row
 from nccl_doctor.model.report import PhaseOutcome as RowOutcome
+from nccl_doctor.nccl.host_nccl import socket_interfaces
 from nccl_doctor.snapshot.hosts import Host, Snapshot, gpu_counts, rank_counts
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import FirewallFacts, PortTrial
@@ -425,12 +426,16 @@ class _Texts:
 
     def _interfaces(self) -> str:
         listed = {host.name: _listed_by(host) for host in self._snapshot.reached}
+        data = {host.name: tuple(one.name for one in socket_interfaces(host)) for host in self._snapshot.reached}
         chosen = grouped(
-            ((used.name, listed.get(host.name)), host.name) for host in self._hosts if (used := host.nccl_interface)
+            ((used.name, listed.get(host.name), data.get(host.name, ())), host.name)
+            for host in self._hosts
+            if (used := host.nccl_interface)
         )
         return "; ".join(
-            f"NCCL will use {name} on {fold(hosts)}" + (f", listed by {by}" if by not in (None, name) else "")
-            for (name, by), hosts in chosen.items()
+            f"NCCL will use {fold(dict.fromkeys((name, *others)))} on {fold(hosts)}"
+            + (f", listed by {by}" if by not in (None, name) else "")
+            for (name, by, others), hosts in chosen.items()
         )
 
     def _ports(self) -> str:

@@ -205,6 +205,17 @@ def nccl_version(facts: HostFacts) -> Version | None:
     return None
 
 
+def socket_interfaces(host: Host) -> tuple[Chosen, ...]:
+    """Return the interfaces over which NET/Socket transfers data, with GPUs or without.
+
+    There are none if NCCL uses RDMA devices, and if a necessary fact is unknown.
+    """
+    side = host_nccl(host)
+    if not isinstance(side, HostNccl) or host.facts is None:
+        return ()
+    return side.choice.net_socket if host.facts.rdma == () or side.values.get("NCCL_IB_DISABLE") == "1" else ()
+
+
 def nccl_interface(host: Host) -> NcclInterface | None:
     """Return the interface that NCCL uses on a host, if any."""
     one = host_nccl(host)

@@ -25,8 +25,8 @@ from nccl_doctor.engines.advertise import STEPS, advertised, side_of
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.nccl.gloo import gloo_devices, is_initiator
-from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface
-from nccl_doctor.nccl.interfaces import Chosen, Failure, is_read
+from nccl_doctor.nccl.host_nccl import HostNccl, host_nccl, nccl_interface, socket_interfaces
+from nccl_doctor.nccl.interfaces import Chosen, Failure
 from nccl_doctor.nccl.rdma import list_rdma
 from nccl_doctor.nccl.rdma_pairs import ClusterRdma, Side, Way
 from nccl_doctor.snapshot.hosts import Host, HostFacts, nproc
@@ -192,7 +192,7 @@ class Rails:
 
 def of_host(node: Node, facts: HostFacts) -> Rails:
     """Return the rails of a host; none if a necessary fact is unknown."""
-    return Rails(_of_nccl(node, facts), _of_gloo(node, facts))
+    return Rails(socket_interfaces(Host(node=node, facts=facts)), _of_gloo(node, facts))
 
 
 def between(source: HostFacts, own: Rails, target: Rails) -> list[str]:
@@ -214,20 +214,6 @@ def on_link(source: HostFacts, address: str) -> bool:
     if there.is_loopback or there.is_link_local or there in METADATA:
         return False
     return any(there in net and there != net.broadcast_address for net in own_networks(source) if net.num_addresses > 1)
-
-
-def _of_nccl(node: Node, facts: HostFacts) -> tuple[Chosen, ...]:
-    """Return NET/Socket's interfaces: none if there are RDMA devices; without GPUs only if NCCL's variables are set."""
-    seen = host_nccl(Host(node=node, facts=facts))
-    if not isinstance(seen, HostNccl):
-        return ()
-    wanted = seen.variables.get("NCCL_SOCKET_IFNAME")
-    is_meant = (wanted is not None and is_read(wanted.value)) or (
-        not isinstance(facts.gpus, Unknown) and bool(facts.gpus)
-    )
-    without_rdma = seen.variables.get("NCCL_IB_DISABLE")
-    by_socket = facts.rdma == () or (without_rdma is not None and without_rdma.value == "1")
-    return seen.choice.net_socket if is_meant and by_socket else ()
 
 
 def _of_gloo(node: Node, facts: HostFacts) -> tuple[Chosen, ...]:

@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.model.acts import Machine, Step, StepOutcome
 from nccl_doctor.model.base import FrozenModel
-from nccl_doctor.model.operation import State
+from nccl_doctor.model.operation import State, same
 from nccl_doctor.text.machine import state_folder, write_atomically
 
 _MOST_BYTES = 64 << 20
@@ -67,7 +67,7 @@ class RanStep(FrozenModel):
     @property
     def can_be_undone(self) -> bool:
         """True if it may have changed something that can be restored."""
-        changed = self.after is None or self.after != self.before
+        changed = self.after is None or not same(self.after, self.before)
         return not self.undone and bool(self.settings or (self.undo is not None and changed))
 
 
@@ -107,12 +107,13 @@ class Journal:
         return cls(path, record)
 
     def write(self, step: RanStep) -> None:
-        """Write a step, in place of an earlier entry of it."""
+        """Write a step, in place of an earlier entry of it; DoctorError if that fails, with the record as before."""
         with self._lock:
             others = (one for one in self.record.steps if one.number != step.number)
             steps = tuple(sorted((*others, step), key=lambda one: one.number))
-            self.record = self.record.model_copy(update={"steps": steps})
-            _write(self.path, self.record)
+            record = self.record.model_copy(update={"steps": steps})
+            _write(self.path, record)
+            self.record = record
 
     def mark(self, number: int, **flags: bool) -> None:
         """Mark a step as ``undone`` or ``left``."""

@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import partial
@@ -30,9 +30,10 @@ from nccl_doctor.act.root import (
     without,
 )
 from nccl_doctor.act.shell import ANSWER_S, ENDED_BY_TIMEOUT, LONGEST, RemoteShell, shell_program
+from nccl_doctor.errors import DoctorError
 from nccl_doctor.model.acts import Machine, Step, StepOutcome, StepResult, Undo
 from nccl_doctor.model.cluster import Node
-from nccl_doctor.model.operation import QUICK_S, Operation, State
+from nccl_doctor.model.operation import QUICK_S, Operation, State, same
 from nccl_doctor.snapshot.access import SshAuthFailed
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.shell import clean, nested
@@ -195,9 +196,10 @@ class Execution:
         back = {one.number: _reverted(undo.get(one.number), opened.shell) for one in changed[::-1]}
         for ran in begun:
             if self.journal is not None and back.get(ran.number) == TAKEN_BACK:
-                self.journal.write(ran.model_copy(update={"undone": True}))
+                with suppress(DoctorError):  # an undo looks, and finds that nothing is left of it
+                    self.journal.write(ran.model_copy(update={"undone": True}))
         return [
-            one.model_copy(update={"outcome": "failed", "reason": f"{LOCKED_OUT} {back[one.number]}"})
+            one.model_copy(update={"outcome": "failed", "over": False, "reason": f"{LOCKED_OUT} {back[one.number]}"})
             if one.number in back
             else one
             for one in results
@@ -300,7 +302,10 @@ class _Taking:
             survives_reboot=None if operation is None else operation.survives_reboot,
             at=at,
         )
-        self._write(mine)
+        try:
+            self._write(mine)
+        except DoctorError as error:
+            raise _StoppedError("failed", f"it could not be recorded, so nothing was changed: {error}") from None
         self.begun.append(mine)
         ended = self.opened.shell.run(self.step.command, operation.deadline_s if operation else QUICK_S)
         after = None if look is None else self._state_or_none(str(look))
@@ -313,7 +318,10 @@ class _Taking:
             told |= {"outcome": "unknown" if after is None else "failed", "reason": why}
         outcome = {"outcome": told.get("outcome", "done"), "exit_code": ended.status, "output": told["output"]}
         self.begun[-1] = mine.model_copy(update={**outcome, "after": after})
-        self._write(self.begun[-1])
+        try:
+            self._write(self.begun[-1])
+        except DoctorError as error:  # what was written before the command suffices to undo it
+            told |= {"outcome": "failed", "reason": f"its result could not be recorded: {error}"}
         return told
 
     def _undone(self, undoes: Undo) -> dict[str, object]:
@@ -321,14 +329,14 @@ class _Taking:
         if undoes.look is None:
             raise _StoppedError("not-run", "there is nothing to look at")
         now = self._state(undoes.look)
-        if now == undoes.before:
+        if same(now, undoes.before):
             raise _StoppedError("changed", "it is not there any more", over=True)
         left = undoes.after if undoes.after is not None else undoes.expected
-        if left is not None and now != left:
+        if left is not None and not same(now, left):
             raise _StoppedError("changed", "somebody else has changed it since")
         ended = self.opened.shell.run(self.step.command, QUICK_S)
         told: dict[str, object] = {"exit_code": ended.status, "output": "\n".join(ended.lines[-12:])}
-        if ended.status or self._state(undoes.look) != undoes.before:
+        if ended.status or not same(self._state(undoes.look), undoes.before):
             reason = "" if ended.status else "it is still not as it was before"
             return told | {"outcome": "failed", "reason": reason}
         return told | {"over": True}

@@ -144,12 +144,7 @@ class _Fix:
         facts = {host.name: host.facts.identity for host in snapshot.reached if host.facts is not None}
         self._of_root = {name for name, it in facts.items() if isinstance(it, Identity) and it.uid == 0}
         document = FixReport(plan=steps, by_hand=by_hand, before=report.diagnoses, verdict=_verdict(report))
-        if self._wanted.script is not None:
-            document = document.model_copy(update={"scripts": _write_scripts(self._wanted.script, steps)})
-            written = ", ".join(document.scripts) or "no script: there is no command"
-            document = document.model_copy(update={"note": f"Written: {written}."})
-        if not steps or self._wanted.dry_run or self._wanted.script is not None:
-            self._out.show(document)
+        if self._is_only_shown(document):
             return exit_code(report, self._out.fail_on)
         ran = self._run(document)
         if ran is None:
@@ -160,6 +155,18 @@ class _Fix:
             self._say_interrupted(ran)
             return 130
         return code_of_run(ran, code)
+
+    def _is_only_shown(self, document: FixReport) -> bool:
+        """Show a plan that is not to be run, and write its scripts; return False for one that is to be run."""
+        if self._wanted.script is not None:
+            scripts = _write_scripts(self._wanted.script, document.plan)
+            written = f"Written: {', '.join(scripts) or 'no script: there is no command'}."
+            note = " ".join(filter(None, (document.note, written)))
+            document = document.model_copy(update={"scripts": scripts, "note": note})
+        shown = not document.plan or self._wanted.dry_run or self._wanted.script is not None
+        if shown:
+            self._out.show(document)
+        return shown
 
     def take_back(self) -> int:
         """Offer to undo the last run's steps; return 0 if nothing of them is left."""
@@ -175,8 +182,7 @@ class _Fix:
         record = journal.record
         steps = undo_plan(record.steps, record.file)
         document = FixReport(plan=steps, undo=True, note=f"The run of {record.began_at} on {record.hosts}.")
-        if self._wanted.dry_run:
-            self._out.show(document)
+        if self._is_only_shown(document):
             return int(bool(steps))
         known = {node.name for node in self._cluster.nodes}
         missing = sorted({step.host for step in steps if step.host is not None} - known)
@@ -186,10 +192,13 @@ class _Fix:
         if ran is None:
             return 1
         back = {step.number: step.takes_back for step in steps}
-        for result in ran.results:
-            number = back[result.number]
-            if number is not None and (result.over or result.outcome == "changed"):
-                journal.mark(number, undone=result.over, left=not result.over)
+        try:
+            for result in ran.results:
+                number = back[result.number]
+                if number is not None and (result.over or result.outcome == "changed"):
+                    journal.mark(number, undone=result.over, left=not result.over)
+        except DoctorError as error:  # the next undo looks, and finds that nothing is left to be done
+            ran = ran.model_copy(update={"note": f"The record could not be updated: {clean(str(error))}."})
         self._out.show(ran)
         if self._interrupted:
             self._say_interrupted(ran)

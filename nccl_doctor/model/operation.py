@@ -18,10 +18,15 @@ from typing import ClassVar
 from nccl_doctor.text.shell import Line, script
 
 State = tuple[str, ...]
-"""Lines that an operation's ``look`` printed: a host's own words."""
+"""Lines that an operation's ``look`` printed: a host's own words. A line with "#" in front is a note for ``undo``."""
 
 QUICK_S, SLOW_S = 60.0, 600.0  # building kernel modules is slow, and so is a process that gets time to exit
 UNKNOWN = 3  # exit status of a ``look`` that could not look
+
+
+def same(one: State, other: State) -> bool:
+    """Return whether two states are equal but for their notes."""
+    return [text for text in one if text[:1] != "#"] == [text for text in other if text[:1] != "#"]
 
 
 class Operation(ABC):

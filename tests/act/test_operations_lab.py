@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nccl_doctor.model.operation import Operation, State
+from nccl_doctor.model.operation import Operation, State, same
 from nccl_doctor.model.operations.firewall import FirewalldAllow, IptablesAllow, NftAllow, UfwAllow
 from nccl_doctor.model.operations.system import (
     FileMode,
@@ -43,6 +43,7 @@ CASES: dict[str, tuple[str, Operation, str]] = {
     "rule for IPv6": ("true", IpRule("fd00:7::/64"), "ip -6 rule show"),
     "route": ("ip route add blackhole 10.99.0.0/24 metric 7", IpRouteDelete("blackhole", "10.99.0.0/24"), "ip route show"),
     "route of a table": ("ip route add prohibit 10.99.0.7 table 70; ip rule add to 10.99.0.7 lookup 70", IpRouteDelete("prohibit", "10.99.0.7", "70"), "ip route show table 70"),
+    "default route of a table": ("ip route add blackhole default table 71; ip rule add to 10.99.0.7 lookup 71", IpRouteDelete("blackhole", "0.0.0.0/0", "71"), "ip route show table 71"),
     "route for IPv6": ("ip -6 route add unreachable fd00:9::/64 metric 7", IpRouteDelete("unreachable", "fd00:9::/64"), "ip -6 route show | sed 's/ error.*//'"),
     "mode": ("touch /root/k; chmod 644 /root/k", FileMode("600", ("/root/k",)), "stat -c %a /root/k"),
     "shm": ("umount /dev/shm; true", ShmMount(), "grep -c ' /dev/shm ' /proc/mounts; true"),
@@ -87,7 +88,8 @@ def goes_and_comes(host: LabHost, prepare: str, operation: Operation, shown: str
         if operation.line is not None and "||" in str(operation.line):
             sh(host, operation.line)  # pasted twice
         sh(host, operation.undo(before))
-        assert (state(host, operation), sh(host, shown)) == (before, whole)
+        assert same(state(host, operation), before)
+        assert sh(host, shown) == whole
 
 
 def state(host: LabHost, operation: Operation) -> State:
@@ -102,6 +104,30 @@ def test_it_goes_and_comes(fresh_lab: Lab, name: str) -> None:
 @pytest.mark.parametrize("name", FIREWALLD)
 def test_it_goes_and_comes_with_firewalld(firewalld: LabHost, name: str) -> None:
     goes_and_comes(firewalld, *FIREWALLD[name])
+
+
+def test_what_somebody_wrote_into_the_zone_since_stays(firewalld: LabHost) -> None:
+    """Only the entries go; a file that says something else than the zone as installed is somebody's."""
+    ours = FIREWALLD["sources for good"][1]
+    before = state(firewalld, ours)
+    sh(firewalld, ours.line)
+    sh(firewalld, "firewall-cmd -q --permanent --zone=trusted --add-masquerade")
+    sh(firewalld, ours.undo(before))
+    try:
+        assert same(state(firewalld, ours), before)
+        assert sh(firewalld, "firewall-cmd --permanent --zone=trusted --query-masquerade").strip() == "yes"
+    finally:
+        sh(firewalld, "rm -f /etc/firewalld/zones/trusted.xml*")
+
+
+def test_a_larger_shm_is_undone_whatever_lies_in_it(fresh_lab: Lab) -> None:
+    host, larger = fresh_lab.host("node1"), Remount(1)
+    sh(host, "mount -o remount,size=4096k /dev/shm")
+    before = state(host, larger)
+    sh(host, larger.line)
+    sh(host, "echo 1 > /dev/shm/torch_1")
+    sh(host, larger.undo(before))
+    assert state(host, larger) == before == ("4096",)
 
 
 def test_an_interface_comes_up(fresh_lab: Lab) -> None:

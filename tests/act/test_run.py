@@ -263,13 +263,34 @@ def test_what_keeps_a_second_connection_out_is_taken_back_over_the_first(tmp_pat
     assert [one.can_be_undone for one in journal.record.steps] == [False, True, False]
 
 
+@pytest.mark.parametrize("full_from", [1, 2, 3])
+def test_a_record_that_can_not_be_written_leaves_no_host_locked_out(
+    tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, full_from: int
+) -> None:
+    """The disk is full from one of the writes on: the door is tried all the same."""
+    file = tmp_path / "file"
+    file.write_text("old\n", encoding="ascii")
+    writes, real = iter(range(1, 9)), record._write
+
+    def write(path: Path, text: Record) -> None:
+        if next(writes) >= full_from:
+            raise DoctorError(f"{path}: can't be written: No space left on device")
+        real(path, text)
+
+    monkeypatch.setattr(record, "_write", write)
+    transport = ClosingDoor(lambda: file.read_text() == "new\n")
+    (result,) = run(step(door(file, "new")), journal=journal, transport=transport)
+    assert (file.read_text(encoding="ascii"), result.outcome) == ("old\n", "failed")
+    assert ("nothing was changed" in result.reason) is (full_from == 1)
+
+
 def test_an_undo_that_keeps_connections_out_is_done_again(tmp_path: Path, journal: Journal) -> None:
     file = tmp_path / "file"
     file.write_text("old\n", encoding="ascii")
     run(step(door(file, "new")), journal=journal)
     transport = ClosingDoor(lambda: file.read_text() == "old\n")
     (result,) = run(*undo_plan(journal.record.steps, None), transport=transport)
-    assert (result.outcome, file.read_text(encoding="ascii")) == ("failed", "new\n")
+    assert (result.outcome, result.over, file.read_text(encoding="ascii")) == ("failed", False, "new\n")
 
 
 def test_a_connection_that_ends_takes_the_command_with_it(tmp_path: Path) -> None:

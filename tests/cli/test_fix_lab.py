@@ -298,6 +298,18 @@ def test_a_script_for_each_host_does_the_same(fresh_lab: Lab) -> None:
     assert fix(fresh_lab, "--dry-run").code == 0
 
 
+def test_a_script_that_undoes_is_written_and_not_run(fresh_lab: Lab) -> None:
+    host = rejecting(fresh_lab)
+    before = host.run(RULES).stdout
+    assert fix(fresh_lab, "--yes").code == 0
+    mended = host.run(RULES).stdout
+    written = fix(fresh_lab, "--undo", "--yes", "--script", "/root/back.sh")
+    assert (written.code, written.document["scripts"], written.document["results"]) == (1, ["/root/back-node1.sh"], [])
+    assert host.run(RULES).stdout == mended
+    host.run(["sh", "-c", fresh_lab.controller.read("/root/back-node1.sh")])
+    assert host.run(RULES).stdout == before
+
+
 def test_steps_run_over_the_connections_of_the_check(fresh_lab: Lab) -> None:
     """The second connection, which shows that SSH still comes in, and those of the check after it are their own."""
     host = rejecting(fresh_lab)

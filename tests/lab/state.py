@@ -1,13 +1,15 @@
 """Where a lab that outlives its maker is written down, for `scripts/lab`."""
 
 import json
+import os
 from pathlib import Path
 
 from tests.lab.cluster import Lab
 from tests.lab.errors import LabError
 from tests.lab.host import LabHost
 
-STATE = Path("/run/nccl-doctor-lab.json")
+STATE = Path(os.environ.get("NCCL_DOCTOR_LAB", "/run/nccl-doctor-lab.json"))
+"""File of the standing lab; with another one in NCCL_DOCTOR_LAB, a second lab stands beside the first."""
 
 
 def save(lab: Lab) -> None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 from nccl_doctor.model.operation import UNKNOWN, Operation, State, in_turn
 from nccl_doctor.text.shell import Line, argument, line, nested, script
 
-ZONES = "/etc/firewalld/zones"
+ZONES, VENDOR_ZONES = "/etc/firewalld/zones", "/usr/lib/firewalld/zones"
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,11 @@ class FirewalldAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """Print "yes" or "no" for each entry, and whether the zone has a file of its own."""
+        """Print "yes" or "no" for each entry, and as notes which files the zone has."""
         queries = [self._call("query", (place,)) for place in range(max(1, len(self.entries)))]
         asked = [one and script("{one}; [ $? -lt 2 ] || exit {unknown}", one=one, unknown=UNKNOWN) for one in queries]
-        file = self._file
-        own = [line("stat -c file {file}", file=file)] if file else []
-        return in_turn([*asked, *(one and script("{one} 2>/dev/null || echo none", one=one) for one in own)])
+        kept = [line("[ ! -e {file} ] || echo {note}", file=file, note=f"#{file}") for file in self._files]
+        return in_turn([*asked, *kept, script(":")])
 
     def holds(self, state: State) -> bool:
         """Return whether every entry is there."""
@@ -69,23 +68,28 @@ class FirewalldAllow(_Allow):
         return len(state) >= count and all(word == "yes" for word in state[:count])
 
     def undo(self, before: State) -> Line | None:
-        """Return the line that removes the entries that were not there, and a file that the zone did not have."""
+        """Return the line that removes the entries that were not there, and with them new files of the zone.
+
+        A file that says anything else than the zone as firewalld has it (``/usr/lib``) stays.
+        """
         count = max(1, len(self.entries))
         new = [place for place, word in enumerate(before[:count]) if word == "no"]
         if len(before) < count or not new:
             return None
-        removal, file = self._call("remove", new), self._file
-        if file is None or before[count:] != ("none",):
+        removal, made = self._call("remove", new), [file for file in self._files if f"#{file}" not in before]
+        if not made or made[0] != self._files[0]:
             return removal
-        unused = line("grep -qE {entries} {file}", entries="<(source|rule|service|port|interface)[ />]", file=file)
-        gone = line("rm -f {*files}", files=(file, f"{file}.old"))
+        unused = line("cmp -s {vendor} {file}", vendor=f"{VENDOR_ZONES}/{self.zone}.xml", file=made[0])
+        gone = line("rm -f {*files}", files=made)
         return removal and unused and gone and script(
-            "{removal} && {{ {unused} || {gone}; }}", removal=removal, unused=unused, gone=gone
+            "{removal} && {{ ! {unused} || {gone}; }}", removal=removal, unused=unused, gone=gone
         )  # fmt: skip
 
     @property
-    def _file(self) -> str | None:
-        return f"{ZONES}/{self.zone}.xml" if self.permanent and self.zone is not None else None
+    def _files(self) -> tuple[str, ...]:
+        """The zone's own file, and firewalld's copy of the one before."""
+        file = f"{ZONES}/{self.zone}.xml"
+        return (file, f"{file}.old") if self.permanent and self.zone is not None else ()
 
     def _call(self, verb: str, places: range | tuple[int, ...] | list[int]) -> Line | None:
         kept = script("--permanent" if self.permanent else "")
@@ -220,8 +224,8 @@ class UfwAllow(_Allow):
 
     @property
     def look(self) -> Line | None:
-        """Print the rules about the peer, as ufw writes them."""
-        found = line("grep -wF {peer}", peer=self.peers[0])
+        """Print the rules about the peer and the ports, as ufw writes them."""
+        found = line("grep -wF {peer} | grep -wF {ports}", peer=self.peers[0], ports=f"port {self.ports}")
         return found and script(
             "rules=$(ufw show added) || exit {unknown}; printf '%s\\n' \"$rules\" | {found}; :",
             unknown=UNKNOWN,

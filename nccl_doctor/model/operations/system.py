@@ -165,37 +165,24 @@ class IpRouteDelete(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print the routes of that kind in the table."""
+        """Print the routes of that kind to the destination, from the table."""
         family = script("-6" if ":" in self.destination else "-4")
-        table, kind = line("{table}", table=self.table), line("{kind}", kind=self.kind_of_route)
-        if table is None or kind is None:
-            return None
-        return script(
-            "routes=$(ip {family} route show table {table}) || exit {unknown}; "
-            "printf '%s\\n' \"$routes\" | grep -w ^{kind}; :",
+        shown = line(
+            "ip {family} route show table {table} exact {destination} type {kind}",
             family=family,
-            table=table,
-            unknown=UNKNOWN,
-            kind=kind,
+            table=self.table,
+            destination=self.destination,
+            kind=self.kind_of_route,
         )
+        return shown and script("{shown} || exit {unknown}", shown=shown, unknown=UNKNOWN)
 
     def holds(self, state: State) -> bool:
         """Return whether no such route is there."""
-        return not self._own(state)
+        return not state
 
     def undo(self, before: State) -> Line | None:
         """Return the lines that add the routes again, each with its metric."""
-        found = self._own(before)
-        return all_of([self._change("add", _metric(route)) for route in found]) if found else None
-
-    def _own(self, state: State) -> list[list[str]]:
-        whole = self.destination.removesuffix("/32").removesuffix("/128")
-        routes = [route.split() for route in state]
-        return [
-            words
-            for words in routes
-            if words[:2] in ([self.kind_of_route, whole], [self.kind_of_route, self.destination])
-        ]
+        return all_of([self._change("add", _metric(route.split())) for route in before]) if before else None
 
     def _change(self, verb: str, more: tuple[str, ...] = ()) -> Line | None:
         table = () if self.table == "main" else ("table", self.table)
@@ -283,10 +270,11 @@ class Remount(Operation):
 
     @property
     def look(self) -> Line | None:
-        """Print the size in KiB, as the second word."""
+        """Print the size in KiB."""
         inside = self._inside
         return inside and script(
-            "size=$({inside} df -P -k /dev/shm) || exit {unknown}; printf '%s\\n' \"$size\" | tail -n1",
+            "size=$({inside} df -P -k /dev/shm) || exit {unknown}; "
+            'printf \'%s\\n\' "$size" | tail -n1 | {{ read -r _ size _; echo "$size"; }}',
             inside=inside,
             unknown=UNKNOWN,
         )
@@ -306,8 +294,8 @@ class Remount(Operation):
 
 
 def _size(state: State) -> int | None:
-    words = state[0].split() if len(state) == 1 else []
-    return int(words[1]) if len(words) > 5 and words[1].isdecimal() and len(words[1]) < 16 else None
+    known = len(state) == 1 and re.fullmatch("[0-9]{1,15}", state[0])
+    return int(state[0]) if known else None
 
 
 class InContainer(Remount):

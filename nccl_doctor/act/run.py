@@ -2,7 +2,7 @@
 
 A step first looks at what it is about. What is there already is not run; what could not be looked at is not changed.
 After steps that could keep SSH out, a second connection is opened while the first one stands; if that fails, these
-steps are taken back over the first one.
+steps are taken back over the first one. Until then the host's shell itself takes them back if the first one ends.
 """
 
 from __future__ import annotations
@@ -187,23 +187,28 @@ class Execution:
         self, steps: Sequence[Step], results: list[StepResult], begun: Sequence[RanStep], opened: _Opened
     ) -> list[StepResult]:
         """Return the results; steps that keep a second connection out are taken back, and have failed."""
-        risky = {step.number for step in steps if step.cuts_connection and step.host is not None}
+        risky = {step.number for step in steps if step.cuts_connection}
         changed = [one for one in results if one.number in risky and one.changed_something]
-        if not changed or self._second_connection(steps[0]):
+        if not changed:
+            return results
+        if self._second_connection(steps[0]):
+            try:
+                opened.shell.keep()
+            except _LOST as error:
+                lost = f"the host took it back, since the connection ended before it was kept ({_why_lost(error)})"
+                return [_failed(one, lost) if one in changed else one for one in results]
             return results
         undo = {one.number: one.undo for one in begun}
         undo |= {step.number: step.undoes.redo for step in steps if step.undoes is not None}
         back = {one.number: _reverted(undo.get(one.number), opened.shell) for one in changed[::-1]}
+        if set(back.values()) == {TAKEN_BACK}:
+            with suppress(*_LOST):
+                opened.shell.keep()
         for ran in begun:
             if self.journal is not None and back.get(ran.number) == TAKEN_BACK:
                 with suppress(DoctorError):  # an undo looks, and finds that nothing is left of it
                     self.journal.write(ran.model_copy(update={"undone": True}))
-        return [
-            one.model_copy(update={"outcome": "failed", "over": False, "reason": f"{LOCKED_OUT} {back[one.number]}"})
-            if one.number in back
-            else one
-            for one in results
-        ]
+        return [_failed(one, f"{LOCKED_OUT} {back[one.number]}") if one in changed else one for one in results]
 
     def _second_connection(self, step: Step) -> bool:
         """Return whether another connection to the host can be opened now; one that asks who we are is open."""
@@ -307,6 +312,8 @@ class _Taking:
         except DoctorError as error:
             raise _StoppedError("failed", f"it could not be recorded, so nothing was changed: {error}") from None
         self.begun.append(mine)
+        if self.step.cuts_connection and undo is not None:
+            self.opened.shell.revert_unless_kept(str(undo))
         ended = self.opened.shell.run(self.step.command, operation.deadline_s if operation else QUICK_S)
         after = None if look is None else self._state_or_none(str(look))
         told: dict[str, object] = {"exit_code": ended.status, "output": "\n".join(ended.lines[-12:])}
@@ -334,6 +341,8 @@ class _Taking:
         left = undoes.after if undoes.after is not None else undoes.expected
         if left is not None and not same(now, left):
             raise _StoppedError("changed", "somebody else has changed it since")
+        if self.step.cuts_connection and undoes.redo:
+            self.opened.shell.revert_unless_kept(undoes.redo)
         ended = self.opened.shell.run(self.step.command, QUICK_S)
         told: dict[str, object] = {"exit_code": ended.status, "output": "\n".join(ended.lines[-12:])}
         if ended.status or not same(self._state(undoes.look), undoes.before):
@@ -360,6 +369,10 @@ class _Taking:
             self.journal.write(mine)
 
 
+def _failed(result: StepResult, reason: str) -> StepResult:
+    return result.model_copy(update={"outcome": "failed", "over": False, "reason": reason})
+
+
 def _reverted(undo: str | None, shell: RemoteShell) -> str:
     """Take a step back over the connection that still stands; return what became of it."""
     if undo is None:
@@ -367,7 +380,7 @@ def _reverted(undo: str | None, shell: RemoteShell) -> str:
     try:
         ended = shell.run(undo, QUICK_S)
     except _LOST as error:
-        return f"it was to be taken back, and that was not seen: {_why_lost(error)}"
+        return f"the host itself takes it back when the connection ends; that was not seen ({_why_lost(error)})"
     if ended.status:
         return f"it was to be taken back, which failed: {' '.join(ended.lines[-1:])}"
     return TAKEN_BACK

@@ -1,6 +1,8 @@
 """A shell on a host that runs the commands that it is sent, one at a time, and nothing else.
 
-If the connection ends, the shell ends the running command and itself; ``timeout`` limits each command.
+If the connection ends, the shell ends the running command and itself; ``timeout`` limits each command. What was
+registered by :meth:`RemoteShell.revert_unless_kept` is run before that, so that a change which keeps us out is taken
+back whatever becomes of this machine: killed, asleep, or cut off.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nccl_doctor.model.operation import QUICK_S
 from nccl_doctor.probe.tools import SYSTEM
 from nccl_doctor.text.shell import Line, argument, clean, script
 from nccl_doctor.transport.base import Allowance, Channel
@@ -27,12 +30,17 @@ one() {{ tr -d ' \\t' 2>/dev/null < "$1" | grep . || echo -; }}
 keys=$(cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null | cksum | tr ' ' :)
 echo; echo {nonce} ready "$(id -u)" "$(one /proc/sys/kernel/random/boot_id)" "$(one /etc/machine-id)" "$keys"
 exec 4<&0 </dev/null
+back=
 command -v timeout >/dev/null && bounded=yes || bounded=
 run() {{
 if [ "$bounded" ]; then exec timeout -k {kill} "$1" /bin/sh -c "$2"; else exec /bin/sh -c "$2"; fi
 }}
 while read -r mark number seconds command <&4; do
 [ "$mark" = {nonce} ] || continue
+case $number in
+revert) back="$command; $back"; trap : HUP PIPE TERM; continue ;;
+keep) back=; trap - HUP PIPE TERM; continue ;;
+esac
 run "$seconds" "$command" 4<&- 2>&1 &
 command=$!
 (while read -r word <&4; do [ "$word" = ended ] && exit; done; kill "$command") &
@@ -41,6 +49,7 @@ wait "$command"; status=$?
 echo; echo {nonce} end "$number" "$status"
 wait "$guard"
 done
+[ ! "$back" ] || (run {quick} "$back") >/dev/null 2>&1
 """
 """A program for /bin/sh that says which machine it is on, and runs the command of each line that begins with the nonce;
 other lines, such as a password that sudo did not ask for, are passed over.
@@ -52,7 +61,7 @@ def shell_program(nonce: str, *, root: bool) -> Line:
     system = argument(":".join(SYSTEM))
     # root runs no program that another user may have put into a directory of the login's PATH
     path = system if root else script("$PATH:{system}", system=system)
-    return script(_SHELL, path=path, nonce=argument(nonce), kill=_KILL_S)
+    return script(_SHELL, path=path, nonce=argument(nonce), kill=_KILL_S, quick=int(QUICK_S))
 
 
 @dataclass(frozen=True)
@@ -68,6 +77,14 @@ class RemoteShell:
 
     def __init__(self, channel: Channel, nonce: str, hidden: Callable[[str], str] = lambda text: text) -> None:
         self._channel, self._nonce, self._hidden, self._number = channel, nonce, hidden, 0
+
+    def revert_unless_kept(self, undo: str) -> None:
+        """Have the shell run ``undo`` before those that it was sent earlier, if the connection ends before `keep`."""
+        self._channel.send(f"{self._nonce} revert 0 {undo}\n".encode(), time.monotonic() + ANSWER_S)
+
+    def keep(self) -> None:
+        """Have the shell forget what it would have reverted."""
+        self._channel.send(f"{self._nonce} keep\n".encode(), time.monotonic() + ANSWER_S)
 
     def run(self, command: str, seconds: float) -> Ended:
         """Run a command; TimeoutError, OSError, EOFError or FloodError if its end was not seen."""

@@ -95,7 +95,8 @@ class Step(FrozenModel):
     @property
     def cuts_connection(self) -> bool:
         """True if a wrong one could keep SSH from the host, as an undo may, too."""
-        return self.undoes is not None or (self.operation is not None and self.operation.cuts_connection)
+        risky = self.undoes is not None or (self.operation is not None and self.operation.cuts_connection)
+        return risky and self.host is not None
 
 
 class ByHand(FrozenModel):

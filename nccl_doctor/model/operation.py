@@ -24,9 +24,9 @@ QUICK_S, SLOW_S = 60.0, 600.0  # building kernel modules is slow, and so is a pr
 UNKNOWN = 3  # exit status of a ``look`` that could not look
 
 
-def same(one: State, other: State) -> bool:
+def same(state: State, other: State) -> bool:
     """Return whether two states are equal but for their notes."""
-    return [text for text in one if text[:1] != "#"] == [text for text in other if text[:1] != "#"]
+    return [text for text in state if text[:1] != "#"] == [text for text in other if text[:1] != "#"]
 
 
 class Operation(ABC):

@@ -263,6 +263,35 @@ def test_what_keeps_a_second_connection_out_is_taken_back_over_the_first(tmp_pat
     assert [one.can_be_undone for one in journal.record.steps] == [False, True, False]
 
 
+@pytest.mark.parametrize("undoing", [False, True])
+def test_a_host_takes_back_by_itself_what_nobody_kept(tmp_path: Path, journal: Journal, undoing: bool) -> None:
+    """A second Ctrl-C, a kill, or a lost connection while it is tried whether SSH still comes in."""
+    file = tmp_path / "file"
+    file.write_text("old\n", encoding="ascii")
+    steps = [step(door(file, "new"))]
+    if undoing:
+        run(*steps, journal=journal)
+        steps = list(undo_plan(journal.record.steps, None))
+    text, changed = file.read_text(), threading.Event()
+
+    def wait_at_the_door() -> bool:
+        if file.read_text() != text:
+            changed.set()
+            time.sleep(1.0)
+        return False
+
+    ours = execution(None if undoing else journal, ClosingDoor(wait_at_the_door))
+    thread = threading.Thread(target=ours.run, args=(steps,))
+    thread.start()
+    assert changed.wait(LONG_S)
+    ours.abandon()
+    thread.join(LONG_S)
+    deadline = time.monotonic() + LONG_S
+    while file.read_text() != text and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert file.read_text() == text
+
+
 @pytest.mark.parametrize("full_from", [1, 2, 3])
 def test_a_record_that_can_not_be_written_leaves_no_host_locked_out(
     tmp_path: Path, journal: Journal, monkeypatch: pytest.MonkeyPatch, full_from: int

@@ -70,6 +70,22 @@ def test_a_step_after_which_no_ssh_comes_in_is_taken_back(fresh_lab: Lab) -> Non
     assert "nccl-doctor" not in host.run(RULES).stdout
 
 
+@pytest.mark.parametrize("ends", [(signal.SIGKILL,), (signal.SIGINT, signal.SIGINT)], ids=["kill", "two interrupts"])
+def test_a_closed_door_opens_again_without_us(fresh_lab: Lab, ends: tuple[signal.Signals, ...]) -> None:
+    """The end comes while it is tried whether SSH still comes in: the host itself takes the step back."""
+    host = rejecting(fresh_lab)
+    host.background(["sh", "-c", CLOSES])
+    with start_in(fresh_lab.controller, "fix", "hosts.yaml", "--no-smoke", "--yes", "--connect-timeout", "9") as process:
+        host.wait_until(lambda: host.run("test -e /tmp/closed", check=False).returncode == 0, "the closed door")
+        time.sleep(0.5)
+        for number in ends:
+            process.signal(number)
+            time.sleep(0.5)
+        host.wait_until(lambda: "nccl-doctor" not in host.run(RULES).stdout, "the way back")
+        process.signal(signal.SIGKILL)
+    host.wait_until(lambda: not ours(host), "the end of what ran there")
+
+
 SHARED = "Host node1\n  ControlMaster auto\n  ControlPath /root/.ssh/shared-%C\n"
 
 

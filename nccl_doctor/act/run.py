@@ -295,7 +295,13 @@ class _Taking:
         before = () if look is None else self._state(str(look))
         if operation is not None and look is not None and operation.holds(before):
             raise _StoppedError("done")
+        if operation is not None and operation.is_outdated(before):
+            raise _StoppedError("changed", "somebody else has changed it since it was checked")
         undo = None if operation is None or look is None else operation.undo(before)
+        if self.opened.shell.hides(before):
+            raise _StoppedError("failed", "its present value contains the password, so nothing was changed")
+        if undo is None and self.step.undo is not None:
+            raise _StoppedError("failed", "its present state could not be read, so nothing was changed")
         mine = entry(
             self.step,
             address=self.address,
@@ -324,7 +330,8 @@ class _Taking:
             why = "the change could not be looked at afterwards" if after is None else gone
             told |= {"outcome": "unknown" if after is None else "failed", "reason": why}
         outcome = {"outcome": told.get("outcome", "done"), "exit_code": ended.status, "output": told["output"]}
-        self.begun[-1] = mine.model_copy(update={**outcome, "after": after})
+        recorded = None if after is not None and self.opened.shell.hides(after) else after
+        self.begun[-1] = mine.model_copy(update={**outcome, "after": recorded})
         try:
             self._write(self.begun[-1])
         except DoctorError as error:  # what was written before the command suffices to undo it
@@ -352,9 +359,10 @@ class _Taking:
 
     def _state(self, look: str) -> State:
         """Return what a look prints; _StoppedError if it could not look."""
-        looked = self.opened.shell.run(look, ANSWER_S)
+        looked = self.opened.shell.run(look, ANSWER_S, whole=True)
         if looked.status:
-            said = f": {looked.lines[-1]}" if looked.lines else ""
+            shown = looked.lines and not self.opened.shell.hides(looked.lines)
+            said = f": {looked.lines[-1]}" if shown else ""
             raise _StoppedError("failed", f"it could not be looked at, so nothing was changed{said}"[:LONGEST])
         return looked.lines
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from nccl_doctor.model.operation import QUICK_S
@@ -66,7 +66,7 @@ def shell_program(nonce: str, *, root: bool) -> Line:
 
 @dataclass(frozen=True)
 class Ended:
-    """The end of one command: its status, and the last lines that it printed."""
+    """The end of one command: its status, and the lines that it printed, or the last of many."""
 
     status: int
     lines: tuple[str, ...]
@@ -86,13 +86,20 @@ class RemoteShell:
         """Have the shell forget what it would have reverted."""
         self._channel.send(f"{self._nonce} keep\n".encode(), time.monotonic() + ANSWER_S)
 
-    def run(self, command: str, seconds: float) -> Ended:
-        """Run a command; TimeoutError, OSError, EOFError or FloodError if its end was not seen."""
+    def hides(self, lines: Iterable[str]) -> bool:
+        """Return whether there is something in a text that must not be shown."""
+        return any(self._hidden(line) != line for line in lines)
+
+    def run(self, command: str, seconds: float, *, whole: bool = False) -> Ended:
+        """Run a command; TimeoutError, OSError, EOFError or FloodError if its end was not seen.
+
+        ``whole``: its lines are a value, so they are all returned as they are; otherwise they are to be shown.
+        """
         self._number += 1
         until = time.monotonic() + seconds + _KILL_S + ANSWER_S
         self._channel.send(f"{self._nonce} {self._number} {int(seconds)} {command}\n".encode(), until)
         allowance = Allowance(MOST_OUTPUT)
-        kept: deque[str] = deque(maxlen=_LINES)
+        kept: deque[str] = deque(maxlen=None if whole else _LINES)
         while (line := self._channel.read_line(until)) is not None:
             allowance.spend(line)
             text = line.decode(errors="replace")
@@ -100,6 +107,10 @@ class RemoteShell:
             if words[:3] == [self._nonce, "end", str(self._number)] and len(words) == 4 and words[3].isdecimal():
                 self._channel.send(b"ended\n", until)
                 return Ended(int(words[3]), tuple(kept))
-            if text.strip():
+            if whole:
+                kept.append(clean(text).strip())
+            else:
                 kept.append(self._hidden(clean(text)[:LONGEST].strip()))
+            if not kept[-1]:
+                kept.pop()
         raise EOFError("the shell there ended")

@@ -335,12 +335,15 @@ class _Fix:
         if not wanting:
             return None
         import getpass
+        import warnings
 
         from nccl_doctor.text.hostlist import fold
 
         try:
-            return getpass.getpass(f"Password of sudo on {fold(wanting)}: ").encode()
-        except EOFError:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", getpass.GetPassWarning)  # it would read another file, with an echo
+                return getpass.getpass(f"Password of sudo on {fold(wanting)}: ").encode()
+        except (EOFError, getpass.GetPassWarning):
             raise UsageError("--ask-sudo asks for the password on a terminal, and there is none") from None
 
     def _checked_again(self, ran: FixReport) -> tuple[FixReport, int]:

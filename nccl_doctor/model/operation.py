@@ -70,6 +70,10 @@ class Operation(ABC):
         """Return whether the change is there, whoever made it."""
         return self.expected is not None and state == self.expected
 
+    def is_outdated(self, before: State) -> bool:  # noqa: ARG002 - for those that are made from an earlier value
+        """Return whether the machine is no longer as it was when it was checked, so that the change may be wrong."""
+        return False
+
     def undo(self, before: State) -> Line | None:  # noqa: ARG002 - for those that can be undone
         """Return the command that restores the state before; None if that can't be restored."""
         return None

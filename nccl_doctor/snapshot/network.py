@@ -395,6 +395,16 @@ class PortRange(Observed):
         """The reserved ports in the kernel's notation; "" if there are none."""
         return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in self.reserved)
 
+    def reserving(self, port: int) -> str:
+        """Return the reserved ports with one more, as the kernel writes them: in order, neighbours as one range."""
+        spans: list[list[int]] = []
+        for low, high in sorted((*self.reserved, (port, port))):
+            if spans and low <= spans[-1][1] + 1:
+                spans[-1][1] = max(high, spans[-1][1])
+            else:
+                spans.append([low, high])
+        return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
+
     @property
     def size(self) -> int:
         """The number of ports that can be assigned."""

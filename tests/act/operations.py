@@ -48,6 +48,21 @@ class Risky(Text):
     cuts_connection: ClassVar[bool] = True
 
 
+@dataclass(frozen=True)
+class Outdated(Text):
+    """One that was made from another state than there is."""
+
+    def is_outdated(self, before: State) -> bool:
+        return bool(before)
+
+
+@dataclass(frozen=True)
+class ByRoot(Text):
+    """One that needs root."""
+
+    root: ClassVar[bool] = True
+
+
 def step(operation: Operation | str, number: int = 1, **fields: object) -> Step:
     """A step on host "a"."""
     made = Text(operation) if isinstance(operation, str) else operation

@@ -37,6 +37,8 @@ CASES: dict[str, tuple[str, Operation, str]] = {
     "sysctl": ("sysctl -w net.ipv4.ip_local_port_range='32768 60999'", SysctlSet((("net.ipv4.ip_local_port_range", "15000 65000"),)), "sysctl -n net.ipv4.ip_local_port_range"),
     "an empty sysctl": ("true", SysctlSet((("net.ipv4.ip_local_reserved_ports", "29500"), ("net.ipv4.ip_local_port_range", "20000 60000"))), "sysctl -n net.ipv4.ip_local_reserved_ports net.ipv4.ip_local_port_range"),
     "hosts": ("true", HostsEntry((("10.77.0.9", "node9"),)), "cat /etc/hosts"),
+    "hosts behind a link": ("mkdir -p /etc/kept; mv /etc/hosts /etc/kept/hosts; ln -s kept/hosts /etc/hosts", HostsEntry((("10.77.0.9", "node9"),)), "cat /etc/kept/hosts; readlink /etc/hosts"),
+    "hosts of a container": ("cp /etc/hosts /root/hosts; mount --bind /root/hosts /etc/hosts", HostsEntry((("10.77.0.9", "node9"),)), "cat /etc/hosts /root/hosts; ls /etc"),
     "hosts without a last newline": ("printf %s \"$(cat /etc/hosts)\" > /etc/hosts", HostsEntry((("10.77.0.9", "node9"), ("10.77.0.8", "node8"))), "cat /etc/hosts; stat -c '%a %U' /etc/hosts"),
     "rule": ("true", IpRule("10.77.0.0/24"), "ip rule show"),
     "rule for one address": ("true", IpRule("10.77.0.3/32"), "ip rule show"),

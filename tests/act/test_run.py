@@ -13,13 +13,13 @@ import pytest
 from nccl_doctor.act import record
 from nccl_doctor.act.plan import undo_plan
 from nccl_doctor.act.record import Journal, Record, all_open, latest
-from nccl_doctor.act.root import read_root_access
+from nccl_doctor.act.root import RootAccess, read_root_access
 from nccl_doctor.act.run import Execution
 from nccl_doctor.errors import DoctorError
 from nccl_doctor.model.acts import Machine, Step, StepResult
 from nccl_doctor.model.operation import Operation
 from nccl_doctor.transport.process import LocalTransport
-from tests.act.operations import Risky, Text, step
+from tests.act.operations import ByRoot, Outdated, Risky, Text, step
 from tests.collect.nodes import node
 from tests.patience import LONG_S
 
@@ -119,6 +119,41 @@ def test_a_command_that_ends_well_without_its_change_has_failed(tmp_path: Path) 
     file.write_text("old\n", encoding="ascii")
     (result,) = run(step(Text("true", f"cat {file}", "new", "true")))
     assert (result.outcome, result.reason) == ("failed", "the command ended well, but its change is not there")
+
+
+def test_what_somebody_changed_since_the_check_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("theirs\n", encoding="ascii")
+    (result,) = run(step(Outdated(f"echo new > {file}", f"cat {file}", "new", "true")))
+    assert (result.outcome, result.reason) == ("changed", "somebody else has changed it since it was checked")
+    assert file.read_text(encoding="ascii") == "theirs\n"
+
+
+def test_a_state_of_many_and_long_lines_is_kept_whole(tmp_path: Path, journal: Journal) -> None:
+    file = tmp_path / "file"
+    lines = [f"{number} {'x' * 400}" for number in range(200)]
+    file.write_text("\n".join(lines) + "\n", encoding="ascii")
+    run(step(Text(f"echo new > {file}", f"cat {file}", "new", "true")), journal=journal)
+    (ran,) = journal.record.steps
+    assert ran.before == tuple(lines)
+
+
+def test_a_state_with_the_password_in_it_is_not_recorded(tmp_path: Path, journal: Journal) -> None:
+    """Its undo would say "***", or tell the password."""
+    file = tmp_path / "file"
+    file.write_text("30000-30010\n", encoding="ascii")
+    sudo = tmp_path / "sudo"
+    sudo.write_text('#!/bin/sh\nread -r _\nwhile [ "$1" != /bin/sh ]; do shift; done\nexec "$@"\n', encoding="ascii")
+    sudo.chmod(0o755)
+    roots: dict[str | None, RootAccess] = {"a": RootAccess("password", str(sudo))}
+    change = ByRoot(f"echo new > {file}", f"cat {file}", "new", "true")
+    ours = Execution({"a": node(name="a")}, LocalTransport(), roots, no_shell, journal, b"30000")
+    (result,) = ours.run([step(change)])
+    assert (result.outcome, result.reason) == (
+        "failed",
+        "its present value contains the password, so nothing was changed",
+    )
+    assert (file.read_text(encoding="ascii"), journal.record.steps) == ("30000-30010\n", ())
 
 
 def test_the_record_is_written_before_and_after_the_step(tmp_path: Path, journal: Journal) -> None:

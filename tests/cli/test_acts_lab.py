@@ -75,7 +75,9 @@ def test_a_closed_door_opens_again_without_us(fresh_lab: Lab, ends: tuple[signal
     """The end comes while it is tried whether SSH still comes in: the host itself takes the step back."""
     host = rejecting(fresh_lab)
     host.background(["sh", "-c", CLOSES])
-    with start_in(fresh_lab.controller, "fix", "hosts.yaml", "--no-smoke", "--yes", "--connect-timeout", "9") as process:
+    with start_in(
+        fresh_lab.controller, "fix", "hosts.yaml", "--no-smoke", "--yes", "--connect-timeout", "9"
+    ) as process:
         host.wait_until(lambda: host.run("test -e /tmp/closed", check=False).returncode == 0, "the closed door")
         time.sleep(0.5)
         for number in ends:

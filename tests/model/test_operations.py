@@ -18,6 +18,7 @@ from nccl_doctor.model.operations.system import (
     InContainer,
     IpRouteDelete,
     IpRule,
+    LinkMtu,
     LinkUp,
     ModuleLoad,
     ModulesBuild,
@@ -90,6 +91,24 @@ UNDONE: list[tuple[Operation, State, str | None]] = [
 def test_what_undoes_it(operation: Operation, before: State, undo: str | None) -> None:
     found = operation.undo(before)
     assert (None if found is None else str(found)) == undo
+
+
+OUTDATED: list[tuple[Operation, State, bool]] = [
+    (SysctlSet((("a.b", "1,2"),), ("1",)), ("=1",), False),
+    (SysctlSet((("a.b", "1,2"),), ("1",)), ("=3",), True),
+    (SysctlSet((("a.b", "9 9"), ("c.d", "2")), ("1\t2",)), ("=1 2", "=7"), False),
+    (SysctlSet((("a.b", "1,2"),)), ("=3",), False),
+    (LinkMtu("eth0", 9000, 1500), ("1500",), False),
+    (LinkMtu("eth0", 9000, 1500), ("1400",), True),
+    (LinkMtu("eth0", 9000), ("1400",), False),
+]
+
+
+@pytest.mark.parametrize(("operation", "state", "outdated"), OUTDATED)
+def test_what_was_made_from_an_earlier_value_is_outdated_by_another(
+    operation: Operation, state: State, outdated: bool
+) -> None:
+    assert operation.is_outdated(state) is outdated
 
 
 HELD: list[tuple[Operation, State, bool]] = [

@@ -206,8 +206,7 @@ def suggestion(fleet: Fleet, after: int, holders: Iterable[HolderJob] = ()) -> S
     answer = machines[0].ask(FREE, ports=[port], ephemeral=False)
     reserve = None
     if port not in answer.free and answer.drawn is not None:
-        kept = ",".join(filter(None, (answer.drawn.reserved_text, str(port))))
-        reserve = line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=kept)
+        reserve = line("sysctl -w net.ipv4.ip_local_reserved_ports={kept}", kept=answer.drawn.reserving(port))
     by = [member.launcher for job in holders for member in job.members if member.launcher is not None]
     return Suggestion(
         port=port,

@@ -81,7 +81,7 @@ def _same(links: Mapping[str, tuple[str, int]], differing: Sequence[str]) -> Fix
     if len(usual) != 1:
         return Fix(summary="Set the same MTU on all of them, one that the switches between them pass.")
     (mtu,) = usual
-    commands = tuple(one for host in differing for one in on(host, LinkMtu(links[host][0], mtu)))
+    commands = tuple(one for host in differing for one in on(host, LinkMtu(links[host][0], mtu, links[host][1])))
     return pasted("Set the others' MTU there (for good: in what sets up the network):", commands, needs_root=True)
 
 

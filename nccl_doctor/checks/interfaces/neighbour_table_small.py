@@ -55,7 +55,7 @@ def neighbour_table_small(view: View) -> Findings:
         raised = 1 << (peers * ROOM).bit_length()
         limits = ((3, raised), (2, raised // 2), (1, raised // 8))
         summary = "Raise the limits (for good: the same settings in /etc/sysctl.d/):"
-        raising = SysctlSet(tuple((f"{NAME}{number}", str(value)) for number, value in limits))
+        raising = SysctlSet(tuple((f"{NAME}{number}", str(value)) for number, value in limits), (str(limit),))
         # with a full table the kernel drops the packet or the ARP answer: "no route to host" (net/ipv4/arp.c)
         slow = [dial for dial in view.dials.unexplained if dial.outcome in ("timed-out", "no-route")]
         lost = {dial for dial in slow if not {dial.src, dial.dst}.isdisjoint(short[limit, peers])}

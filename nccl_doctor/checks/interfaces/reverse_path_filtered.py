@@ -42,7 +42,7 @@ def reverse_path_filtered(view: View) -> Findings:
             fix=pasted(
                 f"Give {peers} a route to {found.host} by the right interface; or filter loosely (for good: the same "
                 "setting in /etc/sysctl.d/):",
-                on(found.host, SysctlSet(tuple((key, "2") for key in keys))),
+                on(found.host, SysctlSet(tuple((key, "2") for key in keys), ("1",) * len(keys))),
                 needs_root=True,
             ),
         )

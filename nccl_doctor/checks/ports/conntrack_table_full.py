@@ -59,7 +59,7 @@ def conntrack_table_full(view: View) -> Findings:
             fix=pasted(
                 "Raise the limit (for good: the same setting in /etc/sysctl.d/), and look for what has so many "
                 "connections (conntrack -L):",
-                on_each(hosts, SysctlSet(((MAX, str(raised)),))) if raised > most else (),
+                on_each(hosts, SysctlSet(((MAX, str(raised)),), (str(most),))) if raised > most else (),
                 needs_root=True,
             ),
         )

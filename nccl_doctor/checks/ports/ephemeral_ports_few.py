@@ -19,7 +19,7 @@ ports in this way (public issue NVIDIA/nccl#1882).
 Fix: widen the range on every host. If the master port is then inside it, the same command reserves it on the master.
 """
 
-from nccl_doctor.checks.ports.port_in_ephemeral_range import reserving
+from nccl_doctor.checks.ports.port_in_ephemeral_range import RESERVED
 from nccl_doctor.checks.view import Findings, View, check, pairs_of, pasted
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import Grade, failed_connects, root
@@ -90,10 +90,11 @@ def ephemeral_ports_few(view: View) -> Findings:
 def _widen(host: Host, master_port: int) -> tuple[Command, ...]:
     assert host.facts
     own = known(host.facts.port_range)
-    settings = [("net.ipv4.ip_local_port_range", f"{WIDE[0]} {WIDE[1]}")]
+    settings, earlier = [("net.ipv4.ip_local_port_range", f"{WIDE[0]} {WIDE[1]}")], [f"{own.low} {own.high}"]
     if host.node.node_rank == 0 and WIDE[0] <= master_port <= WIDE[1] and master_port not in own.reserved_ports:
-        settings.append(reserving(own, master_port))
-    return on(host.name, SysctlSet(tuple(settings)))
+        settings.append((RESERVED, own.reserving(master_port)))
+        earlier.append(own.reserved_text)
+    return on(host.name, SysctlSet(tuple(settings), tuple(earlier)))
 
 
 ADVICE = make_advice(

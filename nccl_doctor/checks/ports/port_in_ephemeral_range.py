@@ -37,12 +37,15 @@ def port_in_ephemeral_range(view: View) -> Findings:
             fix=pasted(
                 "Set a master_port outside of that range in the hosts file, or have the kernel reserve this "
                 "one (for good: the same line in /etc/sysctl.d/):",
-                on(host.name, SysctlSet((reserving(own, port),))),
+                on(host.name, reserving(own, port)),
                 needs_root=True,
             ),
         )
 
 
-def reserving(own: PortRange, port: int) -> tuple[str, str]:
-    """Return the sysctl setting that reserves one more port, and its value."""
-    return "net.ipv4.ip_local_reserved_ports", ",".join(filter(None, (own.reserved_text, str(port))))
+RESERVED = "net.ipv4.ip_local_reserved_ports"
+
+
+def reserving(own: PortRange, port: int) -> SysctlSet:
+    """Return the operation that reserves one more port."""
+    return SysctlSet(((RESERVED, own.reserving(port)),), (own.reserved_text,))

@@ -33,7 +33,6 @@ from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.effect import DIALS, GIVING_UP, Effect, Reach
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.model.finding import Finding, Fix, Severity, on
-from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.model.ports import age_words
 from nccl_doctor.snapshot.hosts import Host
 from nccl_doctor.snapshot.network import PortRange, PortTrial
@@ -132,7 +131,7 @@ def _fix(cluster: Cluster, host: Host, trial: PortTrial) -> Fix:
             summary="Wait until that connection has ended, and keep others away from the port (in /etc/sysctl.d the "
             f"same line lasts); or {MOVE}:",
             needs_root=True,
-            commands=on(host.name, SysctlSet((reserving(ports, trial.port),))),
+            commands=on(host.name, reserving(ports, trial.port)),
         )
     # a line for the job of each holder, if all of them are proven leftovers
     pids = {holder.pid for holder in trial.holders}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,9 +17,13 @@ _BARE = re.compile(r"[\w./-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class SysctlSet(Operation):
-    """Kernel settings: names, and their values."""
+    """Kernel settings: names, and their values.
+
+    ``earlier`` are the values of the first settings when the host was checked, from which the new ones were made.
+    """
 
     settings: tuple[tuple[str, str], ...]
+    earlier: tuple[str, ...] = ()
     cuts_connection: ClassVar[bool] = True
 
     @property
@@ -43,7 +48,11 @@ class SysctlSet(Operation):
     @property
     def expected(self) -> State:
         """The values, with single blanks as the shell prints them."""
-        return tuple("=" + " ".join(value.split()) for _, value in self.settings)
+        return _printed(value for _, value in self.settings)
+
+    def is_outdated(self, before: State) -> bool:
+        """Return whether a setting has another value than when the host was checked."""
+        return before[: len(self.earlier)] != _printed(self.earlier)
 
     def undo(self, before: State) -> Line | None:
         """Return the lines that set the earlier values, the last one first; None if one of them is not known."""
@@ -51,6 +60,10 @@ class SysctlSet(Operation):
             return None
         pairs = zip((name for name, _ in self.settings), before, strict=True)
         return all_of([_restored(name, value[1:]) for name, value in pairs][::-1])
+
+
+def _printed(values: Iterable[str]) -> State:
+    return tuple("=" + " ".join(value.split()) for value in values)
 
 
 def _restored(name: str, value: str) -> Line | None:
@@ -99,7 +112,12 @@ class HostsEntry(Operation):
             return None
         deletions = [nested(f"0,/^{re.escape(entry)}$/{{//d;}}") for entry in new]
         edits = [script("-e {edit}", edit=edit) for edit in deletions]
-        deleting = script("sed -i {edits} /etc/hosts", edits=edits)
+        # a bind mount, as in containers, can't be replaced as a whole; what a link leads to is edited, not the link
+        deleting = script(
+            'file=$(readlink -f /etc/hosts) && {{ sed -i {edits} "$file" 2>/dev/null || '
+            '{{ text=$(sed {edits} "$file"; echo .) && printf %s "${{text%.}}" > "$file"; }}; }}',
+            edits=edits,
+        )
         if before[0] == "closed":
             return deleting
         last = line("{last}", last=new[-1])
@@ -221,10 +239,11 @@ class LinkUp(Operation):
 
 @dataclass(frozen=True)
 class LinkMtu(Operation):
-    """The MTU of an interface, in bytes."""
+    """The MTU of an interface, in bytes; ``earlier`` is the one when the host was checked."""
 
     name: str
     mtu: int
+    earlier: int | None = None
     cuts_connection: ClassVar[bool] = True
 
     @property
@@ -242,6 +261,10 @@ class LinkMtu(Operation):
     def expected(self) -> State:
         """The MTU."""
         return (str(self.mtu),)
+
+    def is_outdated(self, before: State) -> bool:
+        """Return whether the MTU is another one than when the host was checked."""
+        return self.earlier is not None and before != (str(self.earlier),)
 
     def undo(self, before: State) -> Line | None:
         """Return the line that sets the earlier MTU."""

@@ -283,6 +283,7 @@ class GpuHealth(Observed):
     mig: bool | None = None  # multi-instance mode is on
     fabric: str | None = None  # state of the NVLink fabric registration: "Completed", "In Progress", …
     warning: str | None = None  # nvidia-smi's warning about it: "infoROM is corrupted"
+    fault: str | None = None  # its message in place of one of the values: "GPU requires reset"
 
 
 class Xid(Observed):

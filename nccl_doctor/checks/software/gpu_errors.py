@@ -23,6 +23,7 @@ from nccl_doctor.logs.rule import likely, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.system import GpuHealth, Xid
 from nccl_doctor.text.hostlist import grouped
 
@@ -38,21 +39,32 @@ MENDED = re.compile(r"recovery action changed from .{1,60} to 0x0\b")
 _AFTER = "if the errors come back, leave the host out (-x) and have the GPU looked at."
 
 
-@check("NCD510", severity=Severity.WARNING, needs=("gpu_health",), in_logs=("cuda-error",), row="GPUs")
+@check(
+    "NCD510",
+    severity=Severity.WARNING,
+    needs=("gpus",),
+    also=("gpu_health", "xids"),
+    in_logs=("cuda-error",),
+    row="GPUs",
+)
 def gpu_errors(view: View) -> Findings:
     """Yield one finding per host."""
     for host, facts in view.facts:
-        gpu_health = known(facts.gpu_health)
-        gone = [gpu for gpu in (() if isinstance(facts.gpus, Unknown) else facts.gpus) if gpu.fault]
+        gpu_health = () if isinstance(facts.gpu_health, Unknown) else facts.gpu_health
+        gone = {gpu.index: gpu.fault for gpu in known(facts.gpus) if gpu.fault}
+        gone |= {gpu.index: gpu.fault for gpu in gpu_health if gpu.fault}
         counted = [line for gpu in gpu_health for line in _health(gpu)]
         logged = list(_standing(() if isinstance(facts.xids, Unknown) else facts.xids))
         if not (gone or counted or logged):
+            if isinstance(facts.gpu_health, Unknown):
+                yield Unjudged((host.name,), facts.gpu_health.reason)
             continue
         lost = bool(gone) or any(x.number in LOST for x in logged) or any(gpu.remap_failed for gpu in gpu_health)
         warned = [gpu for gpu in gpu_health if gpu.warning]
         said = ""
         if gone:
-            said = f"{host.name}: nvidia-smi reports “{gone[0].fault}” for GPU {gone[0].index}, which no job can use."
+            first = min(gone)
+            said = f"{host.name}: nvidia-smi reports “{gone[first]}” for GPU {first}, which no job can use."
         elif len(warned) == len(counted) and not logged:
             said = f"{host.name}: nvidia-smi warns about GPU {warned[0].index}: {warned[0].warning}."
         yield Finding(
@@ -60,11 +72,11 @@ def gpu_errors(view: View) -> Findings:
             message=said
             or f"A GPU on {host.name} is faulty or needs a reset: "
             + ("the driver has lost it." if lost else "it reported errors in the last day."),
-            evidence=(*(f"GPU {gpu.index}: {gpu.fault}" for gpu in gone), *counted, *_log(logged)),
-            facts={"xids": sorted({x.number for x in logged}), "gpus": [gpu.index for gpu in gone]},
+            evidence=(*(f"GPU {index}: {fault}" for index, fault in sorted(gone.items())), *counted, *_log(logged)),
+            facts={"xids": sorted({x.number for x in logged}), "gpus": sorted(gone)},
             severity=Severity.ERROR if lost else None,
             fix=f"Reboot; {_AFTER}"
-            if any("lost" in (gpu.fault or "").lower() for gpu in gone)
+            if any("lost" in fault.lower() for fault in gone.values())
             else f"Reset the GPU (nvidia-smi --gpu-reset -i N, with no job on it) or reboot; {_AFTER}",
         )
 

@@ -245,7 +245,8 @@ def read_gpu_health(deadline: float) -> list[dict[str, Any]]:
 def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the rows of the query; invalid lines and values are ignored."""
     found = []
-    for row in (dict(zip(fields, (part.strip() for part in line.split(",")))) for line in text.splitlines()):
+    for line in text.splitlines():
+        row = dict(zip(fields, (part.strip() for part in line.split(","))))
         errors, fabric = row.get("ecc.errors.uncorrected.volatile.total", ""), row.get("fabric.state", "")
         if len(row) == len(fields) and re.fullmatch(r"[0-9]{1,4}", row["index"]):
             known = re.fullmatch(r"[A-Za-z][A-Za-z ]{0,30}", fabric) and fabric != "N/A"
@@ -255,6 +256,7 @@ def parse_gpu_health(text: str, fields: tuple[str, ...]) -> list[dict[str, Any]]
                 "mig": _flag(row.get("mig.mode.current", "")),
                 "ecc_uncorrected": int(errors) if re.fullmatch(r"[0-9]{1,15}", errors) else None,
                 "fabric": fabric if known else None,
+                "fault": gpus.fault_in(line),
             }
             found.append(health)
     said = {match[2]: match[1] for match in map(WARNED.fullmatch, text.lower().splitlines()) if match}

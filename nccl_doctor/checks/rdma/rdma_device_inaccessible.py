@@ -46,7 +46,7 @@ def rdma_device_inaccessible(view: View) -> Findings:
     reasons = ((side.rdma.closed[0].problem or "", name) for name, side in closed.items())
     for problem, names in grouped(reasons).items():
         without = [name for name in names if not rdma.sides[name].rdma.entries]
-        what = end(rdma, without) if without else "NCCL skips them"
+        what = end(view, without) if without else "NCCL skips them"
         devices = ((name, _nodes(closed[name])) for name in names)
         yield Finding(
             hosts=tuple(names),
@@ -68,7 +68,7 @@ def _unmanaged(view: View) -> Findings:
     }
     if waiting:
         without = [name for name in waiting if not rdma.sides[name].rdma.entries]
-        what = end(rdma, without) if without else "NCCL skips them"
+        what = end(view, without) if without else "NCCL skips them"
         shown = (
             (name, ", ".join(f"{d.name} port {p.number}: {p.state}" for d, p in its)) for name, its in waiting.items()
         )

@@ -44,7 +44,7 @@ def rdma_hca_no_match(view: View) -> Findings:
         there = {name: ", ".join(dict.fromkeys(device.name for device, _ in lost[name].present)) for name in names}
         yield Finding(
             hosts=tuple(names),
-            message=f"NCCL_IB_HCA={quoted(value)} matches no RDMA device on {fold(names)}: {end(rdma, names)}.",
+            message=f"NCCL_IB_HCA={quoted(value)} matches no RDMA device on {fold(names)}: {end(view, names)}.",
             evidence=folded((name, f"ports are up on {devices}") for name, devices in there.items()),
             facts={"NCCL_IB_HCA": value, "devices": {name: devices.split(", ") for name, devices in there.items()}},
             severity=gravity(view, names),
@@ -54,25 +54,30 @@ def rdma_hca_no_match(view: View) -> Findings:
 
 def gravity(view: View, names: list[str]) -> Severity | None:
     """Return an error if NCCL needs RDMA or uses it on other hosts; gloo uses none."""
-    gloo = all(facts.gpus == () and gpu_wish(host) is None for host, facts in view.facts)
     rdma = view.nccl.rdma
-    return Severity.ERROR if _is_bound(rdma, names) or (rdma.having and not gloo) else None
+    return Severity.ERROR if _is_bound(rdma, names) or (rdma.having and not _over_gloo(view)) else None
+
+
+def _over_gloo(view: View) -> bool:
+    """Return whether the job runs on CPUs, over gloo."""
+    return all(facts.gpus == () and gpu_wish(host) is None for host, facts in view.facts)
 
 
 def _is_bound(rdma: ClusterRdma, names: list[str]) -> bool:
     return any(rdma.sides[name].rdma.variables.get("NCCL_NET", "").lower() == "ib" for name in names)
 
 
-def end(rdma: ClusterRdma, names: list[str]) -> str:
+def end(view: View, names: list[str]) -> str:
     """Return a phrase for what NCCL does without RDMA devices: it fails, or it uses TCP sockets."""
+    rdma = view.nccl.rdma
     if _is_bound(rdma, names):
         return "with NCCL_NET=IB, NCCL fails"
     others = fold(rdma.having)
-    return (
-        f"NCCL uses TCP sockets there but RDMA on {others}, and these can't connect"
-        if others
-        else "NCCL falls back to TCP sockets"
-    )
+    if not others:
+        return "NCCL falls back to TCP sockets"
+    if _over_gloo(view):
+        return f"NCCL would use TCP sockets there but RDMA on {others}, and these can't connect; gloo uses no RDMA"
+    return f"NCCL uses TCP sockets there but RDMA on {others}, and these can't connect"
 
 
 def _fix(lists: dict[str, RdmaList]) -> Fix:

@@ -54,7 +54,7 @@ def rdma_mismatch(view: View) -> Findings:
     yield Finding(
         hosts=hosts,
         message=f"RDMA on {fold(hosts)} differs from the other hosts: {', '.join(one.subject for one in found)}.",
-        evidence=(*map(str, found), *([f"{fold(bare)}: {end(view.nccl.rdma, bare)}"] if bare else [])),
+        evidence=(*map(str, found), *([f"{fold(bare)}: {end(view, bare)}"] if bare else [])),
         facts={"differences": {one.subject: one.groups for one in found}},
         severity=gravity(view, bare) if bare else None,
         fix="Bring the ports and modules of these hosts to the same state as on the others, or name in NCCL_IB_HCA "

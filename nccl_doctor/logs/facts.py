@@ -108,6 +108,9 @@ RULES: tuple[FactRule, ...] = (
     FactRule("chosen", r"Bytes -> Algo (?P<algorithm>\w+ proto \w+)"),
     FactRule("chosen", r"(?P<algorithm>NCCL_(?:ALGO|PROTO)) set by environment to (?P<value>[\w^,:;/@-]{1,64})"),
     FactRule("chosen", r"NCCL INFO (?P<channels>\d{1,4} coll channels, .{1,160}per peer)"),
+    FactRule("chosen", r"NCCL_TOPO_FILE(?: set by environment to|[:=])? ?(?P<topology>/\S{1,300})"),
+    FactRule("chosen", r"device +\d{1,3} \[0x\w{1,8}\] (?P<gpu>NVIDIA \w[\w .-]{1,60}\w)"),  # nccl-tests
+    FactRule("chosen", r"^\|\s+\d{1,3}\s+(?P<gpu>NVIDIA \w[\w .-]{1,40}?\w) {2,}\S+ *\|"),  # nvidia-smi
     FactRule("chosen", r"GPU Direct RDMA (?P<gdr>Enabled|Disabled)"),
     FactRule("chosen", r"use ring PXN \d GDR (?P<gdr>[01])"),
     FactRule(

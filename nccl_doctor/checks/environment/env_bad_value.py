@@ -18,11 +18,13 @@ file.
 See NCCL's documentation of its environment variables, and src/misc/param.cc in its source.
 """
 
+import re
+
 from nccl_doctor.checks.effects import SETTING
 from nccl_doctor.checks.own_names import is_without_gpus, on_nccl2
 from nccl_doctor.checks.view import Findings, View, check, folded
 from nccl_doctor.logs.rule import Grade, likely, roots
-from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, make_advice
 from nccl_doctor.model.effect import WAITS, Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
@@ -31,6 +33,7 @@ from nccl_doctor.nccl.variables import LEGACY_ONLY, NEWEST, TORCH_NCCL_VALUES, T
 from nccl_doctor.nccl.versions import newer
 from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text.hostlist import fold, quoted
+from nccl_doctor.text.secrets import part
 
 ONE_HOST = Effect(
     ("duplicate-gpu", "shm-attach-failed", "gdr-p2p-fault", "nccl-unknown-error", "hang"),
@@ -112,10 +115,29 @@ def _same_host_ids(view: View) -> Findings:
             )
 
 
-ADVICE = make_advice(
+_ANY = make_advice(
     "NCCL does not use a setting as intended on {who}.",
     "Correct or unset the variable or the file that the line names; look into ~/.nccl.conf and /etc/nccl.conf too:",
 )
+_TOPOLOGY = re.compile(r"XML|Attribute \S{1,40} of node \S{1,40} not found|NCCL_TOPO_FILE")
+"""Words of NCCL's reader of topologies (src/graph/xml.h, xml.cc)."""
+
+
+def _advice(case: Case) -> Advice:
+    if not any(_TOPOLOGY.search(event.text) for event in case.cause.events):
+        return _ANY(case)
+    files = [path for topic, path, _ in case.log.facts.chosen if topic == "topology"]
+    named = f": {part(files[0], 0, 160)} (NCCL_TOPO_FILE)" if files else ""
+    which = (
+        "that file" if files else "the file in NCCL_TOPO_FILE, or the one that a network plugin brings (aws-ofi-nccl)"
+    )
+    return advise(
+        f"NCCL can't use the description of the topology on {case.who}{named}.",
+        f"Correct {which}: it must fit this NCCL and this machine. Without NCCL_TOPO_FILE, and with "
+        "NCCL_NET_PLUGIN=none if a plugin sets it, NCCL finds the topology by itself.",
+        case.check(),
+    )
+
 
 # NCCL's warnings about a setting or a file that it can't use.
 RULES = (
@@ -141,4 +163,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, ADVICE, after=("plugin-fault",), warning_up_to=Grade.LIKELY)
+SIGNS = LogSigns(RULES, _advice, after=("plugin-fault",), warning_up_to=Grade.LIKELY)

@@ -5,6 +5,9 @@ target afterwards, and may wait for the sender's first bytes, require TLS, close
 sender's address. NCCL and gloo then hang, fail with "Connection reset", or get all data of a host through one busy
 process.
 
+In a log, torch's client of the store "failed to connect/validate" several times because it "got 0 bytes": its
+connections are accepted and closed at once, which a store that is starting does not do.
+
 How we know: each host kept a port without a listener, and another host dialled it. A kernel refuses that; here the
 connection was accepted. It is also reported if a listener's random word came only after the dialling host had sent
 something. Without a sidecar, a host's own rule that redirects connections is reported instead (firewall-blocks-port).
@@ -17,8 +20,13 @@ References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-fir
 Detection".
 """
 
+from collections import Counter
+
 from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.view import Findings, View, check, pairs_of, ports_of
+from nccl_doctor.logs.log import Event
+from nccl_doctor.logs.rule import Grade, likely
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped
 
@@ -78,3 +86,38 @@ def proxy_intercepts(view: View) -> Findings:
         severity=Severity.ERROR if failed else None,
         explains=None if kinds else ("port-unreachable", CONNECTIONS),
     )
+
+
+def _advice(case: Case) -> Advice:
+    return advise(
+        f"Connections of {case.who} to the store at {case.target} are accepted and closed at once, so something other "
+        "than torch's store answers there: the sidecar of a service mesh, a proxy, or another program on that port.",
+        f"{OTHERWISE} On hosts without a mesh, see which program listens on that port of the master "
+        "(nccl-doctor fix-port there).",
+        case.check(),
+    )
+
+
+_CLOSED = r"TCP client failed to connect/validate to host .*retrying.*got 0 bytes"
+
+RULES = (
+    likely(
+        _CLOSED,
+        "[W822 03:54:49 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host ddp-0.ddp:29500 - "
+        "retrying (try=0, timeout=60000ms, delay=1103ms): failed to recv, got 0 bytes",
+    ),
+)
+
+
+def _repeated(scene: Scene) -> list[Event]:
+    """Take a single closed connection for the end of the store's process; a repeated one has another reason."""
+    closed = [event for event in scene.events if event.wording == _CLOSED]
+    times = Counter((event.file, event.prefix.host, event.rank) for event in closed)
+
+    def is_single(event: Event) -> bool:
+        return event.wording == _CLOSED and times[event.file, event.prefix.host, event.rank] < 2
+
+    return scene.renamed("peer-died", Grade.SYMPTOM, is_single)
+
+
+SIGNS = LogSigns(RULES, _advice, after=("peer-died", "rendezvous-timeout"), passes={Stage.MEANING: _repeated})

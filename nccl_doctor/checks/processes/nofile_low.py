@@ -83,7 +83,7 @@ def _raise(view: View, hosts: Sequence[str]) -> str:
 
 
 ADVICE = make_advice(
-    "{who} has too many open files: each NCCL connection is one, and their number grows with the job.",
+    "{who} opened too many files: each NCCL connection is one, and their number grows with the job.",
     "Raise the limit where the job starts (ulimit -n 1048576 in the batch script; LimitNOFILE for services), "
     "and see what a process started over SSH gets:",
 )

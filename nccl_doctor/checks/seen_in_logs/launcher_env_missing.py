@@ -25,7 +25,7 @@ _TOO_EARLY = r"Default process group has not been initialized"
 _PMI = r"PMIX? (?:server|init)\S* .*fail|was not built with SLURM's PMI support|PMI2?_Init failed"
 _MPI = r"Fatal error in (?:P?MPI|internal)_Init|It looks like MPI_INIT failed"
 _PLAIN = make_advice(
-    "{who} was started without the variables that torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, "
+    "{who} started without the variables that torch.distributed reads (RANK, WORLD_SIZE, LOCAL_RANK, "
     "MASTER_ADDR, MASTER_PORT).",
     "Start it with torchrun, which sets them; a script that wants --local_rank can read LOCAL_RANK instead. "
     "nccl-doctor launch prints the command for each host.",

@@ -11,6 +11,8 @@ the host fewer workers or more memory for the job. `nccl-doctor check` shows lef
 References: torch's CUDA memory notes; kernel documentation on the OOM killer.
 """
 
+import re
+
 from nccl_doctor.logs.log import Event
 from nccl_doctor.logs.rule import KILLED_FOR_MEMORY, roots
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, make_advice
@@ -39,7 +41,36 @@ def _advice(case: Case) -> Advice:
             "Ask for more of it (Slurm: --mem, 0 for all of a node; docker: --memory), or start fewer data loading "
             "workers; the GPUs' own memory is another.",
         )
+    if any(_OF_RAY.search(event.text) for event in case.cause.events):
+        return advise(
+            f"The host's memory ran out on {case.who}: Ray ended workers there.",
+            "Give the host or the container more memory, or start fewer workers and actors on it; Ray ends a worker at "
+            "RAY_memory_usage_threshold (0.95) of the memory.",
+            case.check(),
+        )
+    for event in case.cause.events:
+        others = [(pid, _gib(size, unit)) for pid, size, unit in _OTHER.findall(event.text)]
+        own = next((_gib(*found.groups()) for found in [_OWN.search(event.text)] if found), 0.0)
+        if others and max(size for _, size in others) > own:
+            pid, size = max(others, key=lambda one: one[1])
+            return advise(
+                f"A GPU's memory ran out on {case.who}, and another process has most of it: pid {pid} uses {size:.1f} "
+                f"GiB, the rank {own:.1f} GiB.",
+                f"See what process {pid} is (ps -o user,etime,args -p {pid}; in a container it has another number: "
+                "nvidia-smi on the host), and end it or take another GPU. See what is left over on the GPUs:",
+                case.check(),
+            )
     return _ANY(case)
+
+
+_OTHER = re.compile(r"[Pp]rocess (\d{1,9}) has (\d{1,6}(?:\.\d{1,4})?) ([KMG])iB memory in use")
+"""Other processes on the GPU, as torch names them (c10/cuda/CUDACachingAllocator.cpp)."""
+_OWN = re.compile(r"this process has (\d{1,6}(?:\.\d{1,4})?) ([KMG])iB memory in use")
+_OF_RAY = re.compile(r"killed due to (?:the node running low on memory|memory pressure)")
+
+
+def _gib(size: str, unit: str) -> float:
+    return float(size) / {"K": 1 << 20, "M": 1 << 10, "G": 1}[unit]
 
 
 RULES = roots(
@@ -59,7 +90,7 @@ RULES = roots(
     "allocate 9 bytes.",
     r"(?:RESOURCE_EXHAUSTED|Resource exhausted): .*(?:[Oo]ut of memory|OOM|allocat)",
     "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.",
-    r"(?:was|been|were) killed due to .{0,40}(?:low on memory|out of memory|memory pressure|memory usage)",
+    r"(?:was|been|were|\)) killed due to .{0,40}(?:low on memory|out of memory|memory pressure|memory usage)",
     "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
 )
 

@@ -59,7 +59,7 @@ RULES = (
     hint(
         r"INFO NET/Plugin ?: ?(?:Could not find: |Plugin load \(|No plugin found \(|Failed to (?:load|open) )\S",
         "n1:1:2 [0] NCCL INFO NET/Plugin: Could not find: aws-ofi libnccl-net-aws-ofi.so. Using internal plugin.",
-        unless=r"(?:find: |\(|load |open )(?:\S*/)?(?:libnccl-net\.so|none)",
+        unless=r"(?:find: |\(|load |open )(?:\S*/)?(?:lib[nr]ccl-net\.so|none)",
     ),
     likely(
         r"\bOFI (?:call|plugin|fi_\w+).{0,60}(?:fail|error)|[Nn]o OFI NICs? found"

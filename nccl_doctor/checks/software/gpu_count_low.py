@@ -22,7 +22,7 @@ from typing import NamedTuple
 from nccl_doctor.checks.effects import CUDA
 from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.logs.rule import likely, roots
-from nccl_doctor.logs.signs import LogSigns, make_advice
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, make_advice
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.model.register import Unjudged
@@ -229,10 +229,24 @@ def _short(
     )
 
 
-ADVICE = make_advice(
+_FEWER = make_advice(
     "{who} sees fewer GPUs than the job needs, or none.",
     "Look at CUDA_VISIBLE_DEVICES, at the container's --gpus, at the scheduler's request and at nvidia-smi:",
 )
+_INVISIBLE = make_advice(
+    "NCCL on {who} asks for a GPU of the same host that is not visible there: ranks of one host run in containers, or "
+    "under a scheduler, that show each of them other GPUs.",
+    "Show all containers of a job on one host all of its GPUs and choose by CUDA_VISIBLE_DEVICES, or give each "
+    "container another NCCL_HOSTID: NCCL then takes them for several hosts, and connects them by the network:",
+)
+
+
+def _advice(case: Case) -> Advice:
+    return _INVISIBLE(case) if case.first.wording == _NOT_FOUND else _FEWER(case)
+
+
+_NOT_FOUND = r"nvmlDeviceGetHandleByPciBusId\w{0,8}\(.{0,60}\) failed: Not Found"
+"""NVML's word for a PCI address that this container does not show (src/misc/nvmlwrap.cc)."""
 
 # CUDA's error 100, and messages of launchers, Ray and NCCL about too few GPUs.
 RULES = (
@@ -244,6 +258,8 @@ RULES = (
         r"(?:no CUDA-capable device is detected|cudaErrorNoDevice|No CUDA GPUs are available|no GPUs found!"
         r"|nccl2 requires at least one CUDA device)",
         "RuntimeError: No CUDA GPUs are available",
+        _NOT_FOUND,
+        "n1:1:2 [0] misc/nvmlwrap.cc:187 NCCL WARN nvmlDeviceGetHandleByPciBusId() failed: Not Found",
         r"You requested gpu: .* But your machine only has|(?i:not enough (?:gpus|cuda devices)|fewer gpus"
         r"|number of (?:visible )?(?:gpus|devices).{0,20}less than)",
         "MisconfigurationException: You requested gpu: [0, 1, 2, 3] But your machine only has: [0, 1]",
@@ -256,4 +272,4 @@ RULES = (
     ),
 )
 
-SIGNS = LogSigns(RULES, ADVICE, after=("local-rank-invalid",))
+SIGNS = LogSigns(RULES, _advice, after=("local-rank-invalid",))

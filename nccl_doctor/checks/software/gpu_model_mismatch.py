@@ -38,7 +38,7 @@ RULES = (
 SIGNS = LogSigns(
     RULES,
     make_advice(
-        "The ranks' GPUs are of different models, by NCCL's diagnostics: {who} has another one.",
+        "The ranks' GPUs are of different models, by NCCL's diagnostics: the odd ones are those of {who}.",
         "Leave those hosts out, or choose the batch size for the smallest GPU:",
     ),
     warning_up_to=Grade.LIKELY,

@@ -3,6 +3,9 @@
 What it means: somebody with the same GPUs and the same NCCL reported a hang, a crash or wrong results. A note (info)
 means that the cause is not settled.
 
+In a log: NCCL's "ncclMaxSharedMem … exceeds device/fn maxSharedMem" before a CUDA error: its kernels need more shared
+memory than a GPU of this generation has.
+
 How we know: the NCCL version that torch loads, the GPUs' names and number, the CPU, the network plugin, and
 `nccl_doctor/nccl/known_bad.json`, in which each row names its thread and that thread's last date.
 
@@ -21,6 +24,8 @@ from typing import Any
 
 from nccl_doctor import nccl
 from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.logs.rule import Grade, hint
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
@@ -29,6 +34,7 @@ from nccl_doctor.nccl.versions import parse_version, show
 from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
 from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.secrets import part
 
 
 @cache
@@ -94,3 +100,29 @@ def _matching(host: Host, facts: HostFacts, size: int) -> Iterator[tuple[int, st
 def parse_plugin(text: str) -> tuple[int, ...]:
     """Return the numbers of a plugin's version: "1.17.1-aws" is (1, 17, 1)."""
     return tuple(int(part) for part in text.partition("-")[0].split(".") if part.isdecimal())
+
+
+_TOO_NEW = r"ncclMaxSharedMem \d{1,9} exceeds device/fn maxSharedMem \d{1,9}"
+"""src/enqueue.cc ``ncclInitKernelsForDevice``: kernels that don't fit are not prepared."""
+
+
+def _advice(case: Case) -> Advice:
+    facts = case.log.facts
+    version = next(iter(facts.nccl_versions), None)
+    names = [name for topic, name, _ in facts.chosen if topic == "gpu"]
+    gpu = f" ({part(names[0], 0, 60)})" if names else ""
+    return advise(
+        f"NCCL{f' {version}' if version else ''} does not support the GPUs of {case.who}{gpu}: its kernels need more "
+        "shared memory than these have (ncclMaxSharedMem).",
+        "Install a newer NCCL (for Blackwell 2.26 or later; pip install -U nvidia-nccl-cu12 or -cu13), or a torch that "
+        "brings one.",
+        case.check(),
+    )
+
+
+SIGNS = LogSigns(
+    (hint(_TOO_NEW, "n1:1:2 [0] NCCL INFO ncclMaxSharedMem 82240 exceeds device/fn maxSharedMem 79856"),),
+    _advice,
+    hint=Grade.ROOT,
+    hint_beside=("cuda-error", "nccl-unknown-error"),
+)

@@ -111,6 +111,7 @@ RULES: tuple[FactRule, ...] = (
     FactRule("chosen", r"NCCL_TOPO_FILE(?: set by environment to|[:=])? ?(?P<topology>/\S{1,300})"),
     FactRule("chosen", r"device +\d{1,3} \[0x\w{1,8}\] (?P<gpu>NVIDIA \w[\w .-]{1,60}\w)"),  # nccl-tests
     FactRule("chosen", r"^\|\s+\d{1,3}\s+(?P<gpu>NVIDIA \w[\w .-]{1,40}?\w) {2,}\S+ *\|"),  # nvidia-smi
+    FactRule("chosen", r"WARN .{0,40}Missing \"?(?P<iommu>(?:amd_)?iommu=\w{1,4})"),  # RCCL, src/init.cc
     FactRule("chosen", r"GPU Direct RDMA (?P<gdr>Enabled|Disabled)"),
     FactRule("chosen", r"use ring PXN \d GDR (?P<gdr>[01])"),
     FactRule(
@@ -152,6 +153,7 @@ RULES: tuple[FactRule, ...] = (
     FactRule("well", r"worker group successfully finished|'train_runtime': \d"),
     FactRule("serving", r"INFO: +Application startup complete|The server is fired up and ready to roll"),
     FactRule("well", r"`Trainer\.fit` stopped: `max_"),
+    FactRule("well", r"^(?i:(?:training|train|done training)[:,]? (?:is )?(?:done|complete|completed|finished))[.!]?$"),
 )
 """Facts that are read from every log."""
 

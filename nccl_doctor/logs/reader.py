@@ -88,6 +88,7 @@ class Reader:
         wordings = rules()
         best: tuple[LogRule, re.Match[str]] | None = None
         prefix: Prefix | None = None
+        is_benign = False
         for index in line.rules:
             if index >= len(wordings):
                 fact = RULES[index - len(wordings)]
@@ -97,11 +98,10 @@ class Reader:
                     self.reading.note(fact.kind, stated, line.number, prefix)
                     self.reading.facts.take(fact.kind, stated, prefix)
             elif (match := wordings[index].match(part)) and not _SOURCE.search(part):
-                if wordings[index].grade is Grade.BENIGN:
-                    return None
+                is_benign = is_benign or wordings[index].grade is Grade.BENIGN
                 if best is None or wordings[index].grade > best[0].grade:
                     best = (wordings[index], match)
-        return best
+        return None if is_benign else best
 
     def _is_enough(self, rule: LogRule) -> bool:
         """Count the line without reading it if enough lines of its rule are known."""

@@ -16,15 +16,18 @@ References: torch/csrc/distributed/c10d/socket.cpp and TCPStore.cpp; torch/distr
 import re
 
 from nccl_doctor.checks.seen_in_logs.collective_timeout import likely_hang
-from nccl_doctor.logs.log import Address, Event
+from nccl_doctor.logs.log import Address, Event, rank_progress
 from nccl_doctor.logs.rule import MEETING, RAS_STARTING, STARTED, Grade, clue, generic, hint, likelies, likely
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.register import from_logs
+from nccl_doctor.text.hostlist import fold
 
 from_logs(__name__, "NCD902")
 
 
 def _advice(case: Case) -> Advice:
+    if all(event.wording == STARTED for event in case.cause.events):
+        return _begun(case)
     if _LOOPBACK.fullmatch(case.address.ip or case.address.host or ""):
         return advise(
             f"{case.who} waited for the master at {case.target} until the timeout. That is a loopback address, where "
@@ -39,6 +42,33 @@ def _advice(case: Case) -> Advice:
         "Not all ranks arrived: a host that did not start, another master address, port or --rdzv-id, a firewall. Test "
         "the hosts:",
         case.check(),
+    )
+
+
+def _begun(case: Case) -> Advice:
+    """Return the advice for a log that ends while ranks initialise NCCL: no time-out is in it."""
+    facts, where = case.log.facts, rank_progress(case.log.facts)
+    place = f" on {fold(facts.hosts)}" if facts.hosts else ""
+    whole = not where.missing and facts.world_size is not None
+    message = f"The log ends while NCCL initialises{place}: {where.phrase()}."
+    if whole:
+        message = (
+            f"All {facts.world_size} ranks{place} began to initialise NCCL and none completed: the log ends there."
+        )
+    if not whole or len(facts.hosts) != 1:
+        return advise(message, "If the job hangs there, test the hosts' interfaces and ports:", case.check())
+    lacking = [value for topic, value, _ in facts.chosen if topic == "iommu"]
+    first = (
+        f"RCCL warns that {lacking[0]} is missing from the kernel's command line, without which transfers between GPUs "
+        "can hang: add it and reboot. "
+        if lacking
+        else ""
+    )
+    return advise(
+        message,
+        f"{first}If the job hangs there, run it once with NCCL_P2P_DISABLE=1: a test, not a cure. If it goes on then, "
+        "P2P between these GPUs is broken (PCIe ACS or the IOMMU; nvidia-smi topo -p2p r). See where the ranks are:",
+        case.check(command="hang"),
     )
 
 

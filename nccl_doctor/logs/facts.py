@@ -130,7 +130,7 @@ RULES: tuple[FactRule, ...] = (
     FactRule(  # srun, pdsh, Hydra and Open MPI
         "exited",
         r"(?:srun: error: |pdsh@[\w.-]+: |RUNNING AT |with PID \d+ on node )(?P<host>[\w.-]+)"
-        r"(?:: task|: ssh exited| exited on signal|$)",
+        r"(?:: tasks? (?P<tasks>\d[\d,-]{0,200})|: task|: ssh exited| exited on signal|$)",
     ),
     FactRule("stated", r"(?:dist_rank|global_rank|GLOBAL_RANK)\S{0,3} ?(?P<rank>\d{1,6})\b"),
     FactRule("ras", r"RAS failed to establish a client listening socket"),
@@ -171,6 +171,8 @@ MAX_PROCESSES = 65_536
 """Most processes that are distinguished, so that a forged log can't fill the memory."""
 
 
+_OF_SOURCES = frozenset({"exited"})
+"""Kinds of facts that only :meth:`nccl_doctor.logs.log.Reading.note` records."""
 _FLAGS = {"failed": "gave_up", "serving": "serving", "torn": "torn_down", "well": "ended_well"}
 _COUNTS = {"ras": "ras_failures", "row": "rows"}
 """Counters by kind of line."""
@@ -201,7 +203,7 @@ class Facts:
         torn_down: whether a communicator was destroyed or aborted after use.
         summary_host: host of the first failure in torchrun's summary; ``summary_rank`` is its rank.
         ended_well: whether there is a line that only a finished run prints.
-        failed_hosts: hosts named in the launcher's errors.
+        tasks: pairs of a task of srun and the rank that its own line names.
         world_size: the largest communicator.
         chosen: topic, value and host of NCCL's other choices.
     """
@@ -213,7 +215,7 @@ class Facts:
     rings: dict[int, tuple[int, ...]] = field(default_factory=dict)
     trees: dict[int, str] = field(default_factory=dict)
     ended_well: bool = False
-    failed_hosts: dict[str, None] = field(default_factory=dict)
+    tasks: dict[tuple[int, int], None] = field(default_factory=dict)
     stated_ranks: dict[int, None] = field(default_factory=dict)
     world_size: int | None = None
     nodes: int | None = None
@@ -262,7 +264,7 @@ class Facts:
                 process.milestone = max(process.milestone, _REACHED[kind])
                 for name, value in match.groupdict().items():
                     setattr(process, name, value)
-        else:
+        elif kind not in _OF_SOURCES:
             getattr(self, f"_{kind}")(match, prefix)
 
     def merge(self, other: Facts) -> None:
@@ -276,7 +278,7 @@ class Facts:
                 self.processes[key] = process
         for name in ("rings", "trees"):
             setattr(self, name, getattr(other, name) | getattr(self, name))
-        for name in ("chosen", "failed_hosts", "stated_ranks"):
+        for name in ("chosen", "stated_ranks", "tasks"):
             setattr(self, name, getattr(self, name) | getattr(other, name))
         for name in (*_FLAGS.values(), "ifname"):
             setattr(self, name, getattr(self, name) or getattr(other, name))
@@ -295,7 +297,7 @@ class Facts:
         if key not in self.processes and len(self.processes) >= MAX_PROCESSES:
             return None
         process = self.processes.setdefault(key, Process(*key))
-        if process.rank is None and prefix.rank is not None:
+        if process.rank is None and prefix.rank is not None and not prefix.rank_is_task:
             process.rank = prefix.rank
         return process
 
@@ -323,6 +325,17 @@ class Facts:
         done = match["end"] == "COMPLETE"
         process = self._reached(prefix, Milestone.COMPLETE if done else Milestone.INIT_START)
         self._note_rank(process, match)
+        self.note_task(prefix, number(match["rank"]))
+
+    def note_task(self, prefix: Prefix, rank: int | None) -> None:
+        """Record which rank a line of one of srun's tasks is about."""
+        if prefix.task is not None and rank is not None and len(self.tasks) < MAX_PROCESSES:
+            self.tasks.setdefault((prefix.task, rank))
+
+    @property
+    def tasks_are_ranks(self) -> bool | None:
+        """True if srun's tasks are the ranks by their own lines, False if they are not, None if no line shows it."""
+        return all(task == rank for task, rank in self.tasks) if self.tasks else None
 
     def _rank(self, match: re.Match[str], prefix: Prefix) -> None:
         self._note_rank(self._enter(prefix), match)
@@ -360,9 +373,6 @@ class Facts:
             self.summary_host = match["host"]
         elif match["rank"]:
             self.summary_rank = number(match["rank"])
-
-    def _exited(self, match: re.Match[str], _prefix: Prefix) -> None:
-        self.failed_hosts.setdefault(match["host"])
 
     def _stated(self, match: re.Match[str], _prefix: Prefix) -> None:
         rank = number(match["rank"])

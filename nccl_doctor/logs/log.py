@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -106,6 +107,7 @@ class Reading:
         well: the last line that only a finished run prints; ``row``: that of a benchmark's table; otherwise 0.
         torn: the last line about the end of communicators, by rank and size.
         summary: the processes in torchrun's summaries of failures.
+        failed_hosts: hosts named in the launcher's errors, with srun's tasks there, if it names any.
     """
 
     name: str
@@ -120,6 +122,7 @@ class Reading:
     row: int = 0
     torn: dict[tuple[int, int], int] = field(default_factory=dict)
     summary: list[Failed] = field(default_factory=list)
+    failed_hosts: dict[str, set[int]] = field(default_factory=dict)
     _telling: dict[_Label, dict[str, str]] = field(default_factory=dict)
 
     def after(self, line: int) -> list[_Bytes] | None:
@@ -139,6 +142,8 @@ class Reading:
             self.row = line
         elif kind == "torn":
             self.torn[int(stated["rank"]), int(stated["size"])] = line
+        elif kind == "exited" and len(self.failed_hosts) < KEPT:
+            self.failed_hosts.setdefault(stated["host"], set()).update(task_numbers(stated["tasks"] or ""))
         elif kind == "summary" and len(self.summary) < KEPT:
             of = label(prefix)
             told = self._telling.setdefault(of, {})
@@ -149,13 +154,21 @@ class Reading:
                 del self._telling[of]
 
     def take_summary(self, later: Reading) -> None:
-        """Append the summaries of the next part, including one that is split between the parts."""
+        """Append what launchers say in the next part, including a summary that is split between the parts."""
+        for host, tasks in later.failed_hosts.items():
+            self.failed_hosts.setdefault(host, set()).update(tasks)
         for one in later.summary[: KEPT - len(self.summary)]:
             told = self._telling.pop(one.label, {})
             rank = number(told.get("rank")) if one.rank is None else one.rank
             self.summary.append(one._replace(rank=rank, host=one.host or told.get("host")))
         for of, told in later._telling.items():
             self._telling.setdefault(of, {}).update(told)
+
+
+def task_numbers(text: str) -> Iterator[int]:
+    """Yield the numbers in srun's list of tasks: ``0,2-3``."""
+    for first, last in re.findall(r"(\d{1,6})(?:-(\d{1,6}))?", text):
+        yield from range(int(first), min(int(last or first), int(first) + KEPT) + 1)
 
 
 _STREAM = re.compile(r"\b(?:std)?(?:out|err)\b")

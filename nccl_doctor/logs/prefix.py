@@ -139,7 +139,7 @@ _TAGS: tuple[re.Pattern[str], ...] = tuple(
             r"(?P<compose>(?P<host>[A-Za-z][\w.-]*[-_]\d{1,5})) +\|(?: |$)",
             r"(?P<host>[A-Za-z][\w.-]*) +\| ",
             # srun -l: "12: "   pdsh, clush, DeepSpeed: "gpu02: "
-            r"(?P<rank>\d{1,5}): ",
+            r"(?P<task>\d{1,5}): ",
             r"(?P<host>(?=[\w.-]*[\d-])[A-Za-z][\w.-]{1,62}): " + _NO_TABLE,
             r"(?P<host>(?=[\w-]*\d)[A-Za-z][\w-]{1,62}):\d{1,5}[:>] " + _NO_TABLE,
         ),
@@ -167,12 +167,15 @@ class Prefix:
     Attributes:
         level: "INFO", "WARN" (or ATTN), … if it is a line of NCCL.
         where: ``file.cc:12`` in a WARN of NCCL.
+        task: the number that srun -l prints; a rank only if each task is one, which ``rank_is_task`` supposes.
         time: (date or month and day, time of day) as written; comparable between lines of one log.
         start: index at which the message begins in the line.
     """
 
     host: str | None = None
     rank: int | None = None
+    task: int | None = None
+    rank_is_task: bool = False
     pid: str | None = None
     ip: str | None = None
     device: int | None = None
@@ -215,7 +218,9 @@ def peel(record: str) -> Prefix:
     host = found.get("host")
     return Prefix(
         host=None if host is None or ("compose" not in found and nccl is None and _NO_HOSTS.search(host)) else host,
-        rank=number(found.get("rank")),
+        rank=number(found.get("rank", found.get("task"))),
+        task=number(found.get("task")),
+        rank_is_task="rank" not in found and "task" in found,
         pid=found.get("pid"),
         ip=found.get("ip"),
         device=number(found.get("dev")),

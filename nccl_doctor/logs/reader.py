@@ -118,6 +118,8 @@ class Reader:
         # a rank prints it for all others: the rank named in it is at fault, not the one that prints it
         if _REPORT in part:
             prefix = replace(prefix, host=match.groupdict().get("host"), rank=None, pid=None)
+        if not prefix.rank_is_task:
+            self.reading.facts.note_task(prefix, prefix.rank)
         name, grade, message = rule.name, rule.grade, part[prefix.start :].strip() or part
         general = name in having("of_catalogue")
         doubtful = general or (prefix.level == "WARN" and grade <= Grade.LIKELY)

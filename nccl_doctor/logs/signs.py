@@ -70,8 +70,19 @@ class Case:
     @property
     def hosts(self) -> tuple[str, ...]:
         """Hosts whose lines show the fault."""
-        names = [event.prefix.host for event in self.cause.events if event.prefix.host]
-        return tuple(dict.fromkeys(names or self.log.facts.failed_hosts))
+        placed = [(self.rank_of(event), event.prefix.host) for event in self.cause.events]
+        # a rank and a host that no line names together are not one process
+        ranked = any(rank is not None for rank, _ in placed)
+        names = [host for rank, host in placed if host and (rank is not None or not ranked)]
+        return tuple(dict.fromkeys(names or self._failed_hosts()))
+
+    def _failed_hosts(self) -> list[str]:
+        """Return the hosts that launchers name as failed in the same sources, for the same tasks."""
+        files = {event.file for event in self.cause.events}
+        tasks = {event.prefix.task for event in self.cause.events} - {None}
+        named = [one for reading in self.log.readings if reading.name in files for one in reading.failed_hosts.items()]
+        ranks = any(self.rank_of(event) is not None for event in self.cause.events)
+        return [host for host, its in named if (its & tasks if tasks else not (its and ranks))]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -96,7 +107,8 @@ class Case:
 
     def rank_of(self, event: Event) -> int | None:
         """Return the rank of an event: its own, its process' according to NCCL, or that in its file's name."""
-        if event.rank is not None:
+        unlike = event.prefix.rank_is_task and self.log.facts.tasks_are_ranks is False
+        if event.rank is not None and not (unlike and event.rank == event.prefix.task):
             return event.rank
         process = self.log.facts.process(event.prefix)
         return process.rank if process and process.rank is not None else rank_of_file(event.file)
@@ -120,14 +132,19 @@ class Case:
         """Return the contract's entities that the log names; ``interface`` is set if the diagnosis has its own."""
         facts, address, own = self.log.facts, self.address, self.interface()
         summary_rank, summary_host = self._summary
-        ranks = [*(self.rank_of(event) for event in self.cause.events), summary_rank]
+        ranks, hosts = [*(self.rank_of(event) for event in self.cause.events), summary_rank], self.hosts
         # if only one rank reports the consequences, it is the rank of this log
         files = {event.file for event in self.cause.events}
-        follows = (event for _, events in self.cause.follows for event in events if event.file in files)
+        follows = (
+            event
+            for _, events in self.cause.follows
+            for event in events
+            if event.file in files and (not hosts or event.prefix.host in (None, *hosts))
+        )
         after = {self.rank_of(event) for event in follows} - {None}
         ranks += after if len(after) == 1 else ()
         found = {
-            "host": next(iter(self.hosts), None) or address.host or summary_host,
+            "host": next(iter(hosts), None) or address.host or summary_host,
             "ip": address.ip or (own.address.partition("%")[0] if own else self.first.prefix.ip),
             "port": self.port,
             "iface": (interface and interface(self)) or address.iface or (own.name if own else None) or facts.ifname,
@@ -177,7 +194,9 @@ class Case:
         ranks, hosts, first = self.ranks, self.hosts, self._summary[0]
         if not ranks and first is not None and self.cause.name in _OF_SUMMARY:
             ranks = (first,)
-        named = ranks_of(ranks) if ranks else ""
+        unlinked = self.log.facts.tasks_are_ranks is None
+        tasks = unlinked and all(event.prefix.rank_is_task for event in self.cause.events)
+        named = ranks_of(ranks, "task" if tasks else "rank") if ranks else ""
         place = fold([host for host in hosts if _HOST.fullmatch(host)])
         if named and place:
             return f"{named} on {place}"

@@ -186,7 +186,7 @@ def _bracket(numbers: list[str]) -> str:
     return "[" + ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) + "]"
 
 
-def ranks_of(ranks: Iterable[int]) -> str:
+def ranks_of(ranks: Iterable[int], noun: str = "rank") -> str:
     """Return ``rank 3``, ``ranks 0-2,7``."""
     names = sorted(ranks)
-    return f"{nouns(len(names), 'rank')} {fold_numbers(names)}"
+    return f"{nouns(len(names), noun)} {fold_numbers(names)}"

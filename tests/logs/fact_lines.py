@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 FACT_LINES: tuple[tuple[str, str], ...] = (
+    ("chosen", "n1:1:2 [0] NCCL INFO NCCL_TOPO_FILE set by environment to /opt/topo.xml"),
+    ("chosen", "#  Rank  0 Group  0 Pid   4766 on   n1 device  0 [0x21] NVIDIA GeForce RTX 5090"),
+    ("chosen", "|   0  NVIDIA H100 80GB HBM3          On  | 00000000:1B:00.0 Off |                    0 |"),
+    ("chosen", 'n1:1:2 [0] init.cc:1 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to hang!'),
+    ("well", "training done"),
     ("nccl", "INFO 06-25 08:03:40 [pynccl.py:111] vLLM is using nccl==2.28.9"),
     (
         "chosen",

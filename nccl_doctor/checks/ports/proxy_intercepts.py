@@ -20,12 +20,13 @@ References: Istio, "Installing the Sidecar" and "Protocol Selection" (server-fir
 Detection".
 """
 
+import re
 from collections import Counter
 
 from nccl_doctor.checks.effects import CONNECTIONS
 from nccl_doctor.checks.view import Findings, View, check, pairs_of, ports_of
 from nccl_doctor.logs.log import Event
-from nccl_doctor.logs.rule import Grade, likely
+from nccl_doctor.logs.rule import Grade
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.text.hostlist import fold, grouped
@@ -98,26 +99,16 @@ def _advice(case: Case) -> Advice:
     )
 
 
-_CLOSED = r"TCP client failed to connect/validate to host .*retrying.*got 0 bytes"
-
-RULES = (
-    likely(
-        _CLOSED,
-        "[W822 03:54:49 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host ddp-0.ddp:29500 - "
-        "retrying (try=0, timeout=60000ms, delay=1103ms): failed to recv, got 0 bytes",
-    ),
-)
+_CLOSED = re.compile(r"TCP client failed to connect/validate to host .{1,300}retrying.{1,200}got 0 bytes")
+"""torch's client of the store, which has connected and gets no answer (torch/csrc/distributed/c10d/TCPStore.cpp)."""
 
 
 def _repeated(scene: Scene) -> list[Event]:
-    """Take a single closed connection for the end of the store's process; a repeated one has another reason."""
-    closed = [event for event in scene.events if event.wording == _CLOSED]
+    """Blame what is between, if a store closes the connections of a rank again and again: its end does so once."""
+    closed = [event for event in scene.events if event.name == "peer-died" and _CLOSED.search(event.text)]
     times = Counter((event.file, event.prefix.host, event.rank) for event in closed)
-
-    def is_single(event: Event) -> bool:
-        return event.wording == _CLOSED and times[event.file, event.prefix.host, event.rank] < 2
-
-    return scene.renamed("peer-died", Grade.SYMPTOM, is_single)
+    repeated = [event for event in closed if times[event.file, event.prefix.host, event.rank] > 1]
+    return scene.renamed("proxy-intercepts", Grade.LIKELY, lambda event: event in repeated)
 
 
-SIGNS = LogSigns(RULES, _advice, after=("peer-died", "rendezvous-timeout"), passes={Stage.MEANING: _repeated})
+SIGNS = LogSigns((), _advice, passes={Stage.MEANING: _repeated})

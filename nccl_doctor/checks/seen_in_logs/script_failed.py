@@ -17,9 +17,9 @@ from dataclasses import replace
 
 from nccl_doctor.checks.seen_in_logs.killed import ABORTED, CRASHED, only_frames
 from nccl_doctor.launch.plan import nearest
-from nccl_doctor.logs.log import Event, Reading
+from nccl_doctor.logs.log import Event, Reading, task_numbers
 from nccl_doctor.logs.rule import EXITED, TERMINATING, USAGE, WEB, Grade, clue, generic, hint, likely
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, Stage, advise, having
 from nccl_doctor.model.register import from_logs
 from nccl_doctor.text.secrets import part
 
@@ -198,10 +198,42 @@ def _first_to_fail(event: Event, reading: Reading) -> Event:
     return replace(found, name="killed", grade=Grade.LIKELY, wording=crashed or found.wording)
 
 
+_OWN = re.compile(r"(?:[\w.]+\.)?" + _PLAIN + r"(?:: |$)")
+
+
+def _not_missed_for_it(scene: Scene) -> list[Event]:
+    """Blame an exception of a process that others could not connect to, or waited for.
+
+    What a process did by itself is no consequence of a connection to it that failed, wherever its line stands in a log
+    that several processes wrote. The launcher's word about another process is none about this one.
+    """
+    missed = having("dials") | having("waits") | {"rendezvous-timeout"}
+    waiting = {_process(e) for e in scene.events if e.name in missed}
+    own = [e for e in scene.events if e.name == "script-failed" and _OWN.match(e.message) and _process(e) is not None]
+    first = [e for e in own if waiting and _process(e) not in waiting]
+    if not first or any(e.grade is Grade.ROOT and e.name not in missed for e in scene.events):
+        return scene.events
+    tasks = {e.prefix.task for e in first if e.prefix.task is not None}
+
+    def is_of_others(event: Event) -> bool:
+        exited = _EXITED_TASKS.search(event.text)
+        return bool(tasks and exited and tasks.isdisjoint(task_numbers(exited[1])))
+
+    return [replace(e, grade=Grade.ROOT) if e in first else e for e in scene.events if not is_of_others(e)]
+
+
+_EXITED_TASKS = re.compile(r"srun: error: \S{1,255}: tasks? (\d[\d,-]{0,200}): Exited")
+
+
+def _process(event: Event) -> tuple[str | None, int] | None:
+    """Return what identifies the process of a line; None if nothing does."""
+    return None if event.rank is None else (event.file if event.prefix.task is None else None, event.rank)
+
+
 SIGNS = LogSigns(
     RULES,
     _advice,
     gives_up=True,
     weigh=lambda _event, scene: Grade.GENERIC if "script-failed" in scene.stuck else Grade.HINT,
-    passes={Stage.MEANING: _summarised, Stage.GIVING_UP: _given_up},
+    passes={Stage.MEANING: _summarised, Stage.GIVING_UP: _given_up, Stage.CONSEQUENCES: _not_missed_for_it},
 )

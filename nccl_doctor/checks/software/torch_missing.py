@@ -12,12 +12,10 @@ Fix: name the interpreter of the environment in the hosts file (`python: /opt/tr
 one), or install torch for the named interpreter.
 """
 
-import re
-
 from nccl_doctor.checks.effects import STARTING
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import root
-from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, make_advice
+from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.base import known
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.hosts import visible_gpus
@@ -63,30 +61,10 @@ def _without_cuda(view: View) -> Findings:
         )
 
 
-_NONE = make_advice(
+ADVICE = make_advice(
     "The Python of {who} has no torch, or one without CUDA or NCCL.",
     "Install a build of torch for this CUDA into the very environment that the job runs in:",
 )
-_UNLOADED = re.compile(
-    r"(?:Failed to load NCCL library from (?P<path>/\S{1,300}\w)"
-    r"|(?P<library>lib[nr]ccl\S{0,100}): (?:cannot open shared object file|undefined symbol|version .{1,40} not found)"
-    r"|undefined symbol: (?P<symbol>nccl\w{1,60}))"
-)
-
-
-def _advice(case: Case) -> Advice:
-    found = next((match for event in case.cause.events if (match := _UNLOADED.search(event.text))), None)
-    if found is None:
-        return _NONE(case)
-    path = found["path"] or found["library"] or f"with the symbol {found['symbol']}"
-    return advise(
-        f"{case.who} failed to load NCCL's library {path}.",
-        "See whether the file is there and what it needs (ldd), on each host and inside the container. The path comes "
-        "from VLLM_NCCL_SO_PATH, LD_LIBRARY_PATH or LD_PRELOAD if one of them is set: unset it to use the NCCL that "
-        "torch brings.",
-        case.check(),
-    )
-
 
 # No module, or a build without CUDA or NCCL.
 RULES = (
@@ -95,13 +73,6 @@ RULES = (
         r"|is not built with NCCL|No module named '?torch\.distributed)",
         "RuntimeError: Distributed package doesn't have NCCL built in",
     ),
-    root(
-        r"Failed to load NCCL library from \S"
-        r"|lib[nr]ccl\.so\S{0,40}: (?:cannot open shared object file|undefined symbol|version .{1,40} not found)"
-        r"|undefined symbol: nccl[A-Z]",
-        "ERROR 08-20 09:48:31 [pynccl_wrapper.py:229] Failed to load NCCL library from /opt/nccl/lib/libnccl.so.2. It "
-        "is expected if you are not running on NVIDIA/AMD GPUs.",
-    ),
 )
 
-SIGNS = LogSigns(RULES, _advice)
+SIGNS = LogSigns(RULES, ADVICE)

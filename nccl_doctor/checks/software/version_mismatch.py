@@ -38,6 +38,7 @@ from nccl_doctor.snapshot.hosts import HostFacts, rocm_gpus
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.system import GpuDriver, LibncclAnswer, TorchInfo
 from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.secrets import part
 
 MATTERS = {
     "torch": Severity.ERROR,
@@ -105,12 +106,24 @@ def _versions(facts: HostFacts) -> dict[str, str]:
     return found
 
 
+_UNLOADED = re.compile(r"Failed to load NCCL library from (?P<path>\S{1,300}\w)")
+"""vLLM's words (vllm/distributed/device_communicators/pynccl_wrapper.py)."""
+
+
 def _advice(case: Case) -> Advice:
     if case.first.wording == _OF_RAY:
         return advise(
             f"Ray or Python on {case.who} is of another version than that of the cluster which it joins.",
             "Install the same Ray and the same Python, down to the patch release, on all hosts (ray --version; "
             "python --version).",
+        )
+    unloaded = next((match for event in case.cause.events if (match := _UNLOADED.search(event.text))), None)
+    if unloaded is not None:
+        return advise(
+            f"{case.who} failed to load NCCL's library {part(unloaded['path'], 0, 160)}.",
+            "See whether the file is there and what it needs (ldd), on each host and inside the container. Its path "
+            "comes from VLLM_NCCL_SO_PATH or LD_LIBRARY_PATH: unset them to use the NCCL that torch brings.",
+            case.check(),
         )
     versions = " and ".join(case.log.facts.nccl_versions)
     seen = f" The log names NCCL {versions}." if len(case.log.facts.nccl_versions) > 1 else ""
@@ -135,6 +148,10 @@ RULES = (
     likely(
         r"WARN .*(?:Message truncated ?: received \d+|socketFinalizeAccept.*: wrong (?:type|magic))",
         "n1:9:9 [0] bootstrap.cc:60 NCCL WARN Message truncated : received 1024 bytes instead of 256",
+    ),
+    root(
+        r"Failed to load NCCL library from \S",
+        "ERROR 08-20 09:48:31 [pynccl_wrapper.py:229] Failed to load NCCL library from /opt/lib/libnccl.so.2. It is",
     ),
     root(_OF_RAY, "RuntimeError: Version mismatch: The cluster was started with:"),
     root(

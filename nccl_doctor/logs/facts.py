@@ -130,7 +130,7 @@ RULES: tuple[FactRule, ...] = (
     FactRule(  # srun, pdsh, Hydra and Open MPI
         "exited",
         r"(?:srun: error: |pdsh@[\w.-]+: |RUNNING AT |with PID \d+ on node )(?P<host>[\w.-]+)"
-        r"(?:: tasks? (?P<tasks>\d[\d,-]{0,200})|: task|: ssh exited| exited on signal|$)",
+        r"(?:: tasks? (?P<tasks>\d[\d,-]{0,200}): [^T]|: task [^\d]|: ssh exited| exited on signal|$)",
     ),
     FactRule("stated", r"(?:dist_rank|global_rank|GLOBAL_RANK)\S{0,3} ?(?P<rank>\d{1,6})\b"),
     FactRule("ras", r"RAS failed to establish a client listening socket"),

@@ -207,6 +207,10 @@ def without_bars(text: str) -> tuple[str, str]:
     return (text, text) if end == start or not text[end:].strip() else (text[end:], text[:start] + text[end:])
 
 
+_OF_LAUNCHER = ("slurmstepd: ", "srun: ")
+"""Beginnings of messages about a whole job step."""
+
+
 def peel(record: str) -> Prefix:
     """Return a line without the prefixes of launchers, loggers and containers, and their contents."""
     found: dict[str, str] = {}
@@ -215,6 +219,8 @@ def peel(record: str) -> Prefix:
     if nccl is not None:
         found |= {name: value for name, value in nccl.groupdict().items() if value}
         position += nccl.end()
+    if record.startswith(_OF_LAUNCHER, position):  # srun -l prints them behind the number of any task
+        found.pop("task", None)
     host = found.get("host")
     return Prefix(
         host=None if host is None or ("compose" not in found and nccl is None and _NO_HOSTS.search(host)) else host,

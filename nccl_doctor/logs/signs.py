@@ -133,16 +133,6 @@ class Case:
         facts, address, own = self.log.facts, self.address, self.interface()
         summary_rank, summary_host = self._summary
         ranks, hosts = [*(self.rank_of(event) for event in self.cause.events), summary_rank], self.hosts
-        # if only one rank reports the consequences, it is the rank of this log
-        files = {event.file for event in self.cause.events}
-        follows = (
-            event
-            for _, events in self.cause.follows
-            for event in events
-            if event.file in files and (not hosts or event.prefix.host in (None, *hosts))
-        )
-        after = {self.rank_of(event) for event in follows} - {None}
-        ranks += after if len(after) == 1 else ()
         found = {
             "host": next(iter(hosts), None) or address.host or summary_host,
             "ip": address.ip or (own.address.partition("%")[0] if own else self.first.prefix.ip),

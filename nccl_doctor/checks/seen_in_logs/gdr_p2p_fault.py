@@ -12,13 +12,31 @@ nvidia-peermem, use --ipc=host.
 References: NCCL's src/graph/paths.cc and src/transport/p2p.cc; NCCL user guide, troubleshooting.
 """
 
+import re
+
 from nccl_doctor.logs.rule import hint, likely, root, roots
-from nccl_doctor.logs.signs import Case, LogSigns, make_advice
+from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise, make_advice
 from nccl_doctor.model.register import from_logs
 
 from_logs(__name__, "NCD911", explains=("cuda-error", "ib-fault", "out-of-memory"), in_logs=("memlock-low",))
 
-ADVICE = make_advice(
+_IMEX = re.compile(r"MNNVL|IMEX", re.IGNORECASE)
+
+
+def _advice(case: Case) -> Advice:
+    if any(_IMEX.search(event.text) for event in case.cause.events):
+        return advise(
+            f"NVLink between hosts (MNNVL) does not work on {case.who}: its IMEX channel is missing, or the IMEX "
+            "domain is not ready.",
+            "See on each host whether /dev/nvidia-caps-imex-channels has channel0, also inside the container, and "
+            "whether the service nvidia-imex has all hosts of the rack (nvidia-imex-ctl -N). With NCCL_MNNVL_ENABLE=0, "
+            "NCCL uses the network instead.",
+            case.check(),
+        )
+    return _ANY(case)
+
+
+_ANY = make_advice(
     "GPUs of {who} do not reach each other or the network adapter directly.",
     "Try NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC to see which way it is; then ACS and IOMMU off, "
     "nvidia-peermem loaded, the container with --ipc=host.",
@@ -58,10 +76,11 @@ RULES = (
     ),
     root(
         r"(?:UCX|ucp|uct).{0,80}(?:failed to register .{0,200}mem_type|ibv_reg_\w*mr\w*\(.{0,160}failed: (?:Bad address"
-        r"|Invalid argument|Operation not supported))|failed to register address .{0,200}(?:cuda|mem_type)",
+        r"|Invalid argument|Operation not supported))|failed to register address .{0,200}(?:cuda|mem_type)"
+        r"|UCX +ERROR +failed to insert region .{0,200}(?:Invalid parameter|Input/output error|Unsupported)",
         "[1739.1] [gpu03:812 :0] ib_md.c:293 UCX ERROR ibv_reg_mr(address=0x7f2a, length=8192, access=0xf) failed: "
         "Bad address",
     ),
 )
 
-SIGNS = LogSigns(RULES, ADVICE, interface=Case.adapter, after=("out-of-memory",))
+SIGNS = LogSigns(RULES, _advice, interface=Case.adapter, after=("out-of-memory",))

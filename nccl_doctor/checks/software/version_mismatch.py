@@ -159,8 +159,8 @@ RULES = (
         "n1:1:2 [0] init.cc:1 NCCL WARN Mismatched NCCL version detected : rank 0 version 22703 rank 1 version 22105",
     ),
     root(
-        r"undefined symbol: (?:nccl|ncclx|rccl|cu[a-zA-Z]+|__nv|cudnn|_ZN\S*c10|_ZN\S*at[0-9]|_ZN\S*torch|iJIT|MPI_"
-        r"|ucs_|uct_|ucp_)",
+        r"undefined symbol: (?:nccl|ncclx|rccl|nvml|cu[a-zA-Z]+|__nv|cudnn|_ZN\S*c10|_ZN\S*at[0-9]|_ZN\S*torch|iJIT"
+        r"|MPI_|ucs_|uct_|ucp_)",
         "ImportError: libtorch_cuda.so: undefined symbol: ncclMemFree",
         unless=r"version MLX5",
     ),

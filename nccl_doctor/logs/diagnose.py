@@ -65,11 +65,12 @@ class Investigation:
         self._wide: codecs.IncrementalDecoder | None = None
         self._width: int | None = None
         self._held = b""
+        self._is_binary = False
 
     def begin(self, name: str) -> None:
         """Begin a source; the one before it must be closed."""
         self._reader = Reader(name, self.log.facts, self._order)
-        self._head, self._dump, self._width, self._held = b"", None, None, b""
+        self._head, self._dump, self._width, self._held, self._is_binary = b"", None, None, b"", False
         self.log.readings.append(self._reader.reading)
 
     def feed(self, data: bytes) -> list[Event]:
@@ -91,6 +92,8 @@ class Investigation:
         assert self._reader is not None, "begin() comes first"
         events = self._begun() if self._head is not None else []
         reader, self._reader = self._reader, None
+        if self._is_binary:
+            return []
         if self._dump is not None:
             self._recorded(reader, bytes(self._dump))
             return []
@@ -116,12 +119,19 @@ class Investigation:
         head = self._narrow(head)
         if is_record_file(head[:_SAMPLE]):
             self._dump = bytearray()
+        elif is_binary(head[:_SAMPLE]):
+            assert self._reader is not None, "begin() comes first"
+            self.log.refused[self._reader.reading.name] = "it is not text"
+            self._is_binary = True
         elif not self._live:
             self._width = width(head[:_SAMPLE])
         return self._take(head)
 
     def _take(self, data: bytes) -> list[Event]:
         assert self._reader is not None, "begin() comes first"
+        if self._is_binary:
+            self._reader.reading.bytes += len(data)
+            return []
         if self._dump is not None:
             self._dump += data
             if len(self._dump) <= flight.MAX_BYTES:
@@ -144,7 +154,7 @@ class Investigation:
         except MalformedAnswerError:
             dump = answer = None
         except CrowdedError as error:
-            self.log.refused[reader.reading.name] = str(error)
+            self.log.refused[reader.reading.name] = f"it is not a valid dump of a recorder or RAS: {error}"
             reader.reading.bytes = len(data)
             return
         if dump is not None:
@@ -192,6 +202,16 @@ class Investigation:
             if better and (not found or better[0].grade > found[0].grade):
                 return better
         return found
+
+
+_CONTROLS = bytes({*range(9), *range(14, 27), *range(28, 32), 127})
+"""Control characters that no log has, but for a few: not tabs, line ends, backspaces or escapes."""
+_MOST_CONTROLS = 0.03
+
+
+def is_binary(head: bytes) -> bool:
+    """Return whether a file that begins so is no text, in any encoding that logs have."""
+    return len(head) - len(head.translate(None, _CONTROLS)) > _MOST_CONTROLS * len(head)
 
 
 def is_record_file(head: bytes) -> bool:

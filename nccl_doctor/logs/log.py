@@ -182,7 +182,7 @@ class Log:
     Attributes:
         joined: whether lines were joined that may not belong together, so that their order means nothing.
         cut: sources with an incomplete archive, whose rest is unknown.
-        refused: dumps and answers of RAS that exceed the limits, with the reason.
+        refused: sources that were not read, with the reason: binary files, dumps that exceed the limits.
     """
 
     facts: Facts

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.logs.diagnose import CutOffError, Investigation, LogSource, LogVerdict, is_record_file
+from nccl_doctor.logs.diagnose import CutOffError, Investigation, LogSource, LogVerdict, is_binary, is_record_file
 from nccl_doctor.logs.facts import Facts
 from nccl_doctor.logs.log import KEPT, LAST, Event, Reading
 from nccl_doctor.logs.prefix import decode, wide, width
@@ -88,7 +88,7 @@ def _read(part: Part) -> Reading | None:
     """Read one part, in a separate process; return None if the caller must read it."""
     with suppress(OSError), part.path.open("rb", buffering=0) as file:
         head = file.read(_HEAD)
-        if not (compressed(head) or wide(head) or is_record_file(head) or width(head)):
+        if not (compressed(head) or wide(head) or is_record_file(head) or is_binary(head) or width(head)):
             reader = Reader(str(part.path), Facts())
             for block in _owned(file.read, file.seek, part):
                 reader.feed(block)

@@ -25,6 +25,7 @@ from nccl_doctor.model.finding import (
 )
 from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import Phase, Report
+from nccl_doctor.nccl.known_bad import fitting
 from nccl_doctor.text.hostlist import capital, fold, grouped, plural, ranks_of
 
 MOST_EVENTS = 500
@@ -88,15 +89,32 @@ def finding(case: Case) -> Finding:
     """Return the finding for a cause, in the form of a live check."""
     shown = signs()[case.cause.name]
     advice = shown.advice(case)
+    fix = _with_known_faults(advice.fix, case)
     of_rank = advice.message.startswith(("rank", "a rank"))  # a host's name is not capitalised
     return Finding(
         hosts=case.hosts,
         message=capital(advice.message) if of_rank else advice.message,
         evidence=case.evidence(),
         facts={"ranks": list(case.ranks), "lines": case.count, "reached": _reached(rank_progress(case.log.facts))},
-        fix=advice.fix,
+        fix=fix,
         entities=case.entities(shown.interface),
     )
+
+
+_MAY_BE_OF_NCCL = frozenset({"collective-timeout", "rendezvous-timeout", "cuda-error", "nccl-unknown-error", "killed"})
+"""Diagnoses that a fault of NCCL itself can have."""
+
+
+def _with_known_faults(fix: Fix, case: Case) -> Fix:
+    """Return the remedy, after known faults of the NCCL version that fit what the log names."""
+    facts = case.log.facts
+    version = next(iter(facts.nccl_versions), None)
+    if case.cause.name not in _MAY_BE_OF_NCCL or version is None:
+        return fix
+    gpus = [name for topic, name, _ in facts.chosen if topic == "gpu"]
+    ranks = {host: sum(len(one.ranks) for one in facts.of_host(host)) for host in facts.hosts}
+    known = [f"NCCL {version} {row['fault']} ({row['source']}). {row['way']}" for row in fitting(version, gpus, ranks)]
+    return fix.model_copy(update={"summary": " ".join([*known[:2], fix.summary])})
 
 
 def _diagnosis(case: Case) -> Diagnosis:
@@ -215,10 +233,7 @@ def summed(verdict: LogVerdict, *, whole: bool = False) -> tuple[Phase, ...]:
     unknown = [f"{fold(empty)} is empty"] if empty else []
     unknown += [f"{fold(cut)} is a truncated archive: the rest is missing"] if cut else []
     refused = grouped((why, name) for name, why in verdict.log.refused.items())
-    unknown += [
-        f"{fold(names)} was not read; it is not a valid dump of a recorder or RAS: {why}"
-        for why, names in refused.items()
-    ]
+    unknown += [f"{fold(names)} was not read: {why}" for why, names in refused.items()]
     gaps = grouped((host or "a rank", value) for topic, value, host in verdict.log.facts.chosen if topic == "unjudged")
     unknown += [f"NCCL's diagnostics of {host} left out {_few(told)}" for host, told in gaps.items()]
     rows = tuple(Phase(name="log", outcome="unknown", text=text) for text in unknown)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from datetime import date
 
-from nccl_doctor.checks.software.nccl_known_bad import parse_plugin, rows
+from nccl_doctor.checks.software.nccl_known_bad import parse_plugin
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.model.finding import Severity
+from nccl_doctor.nccl.known_bad import rows
 from nccl_doctor.nccl.versions import parse_version
 from tests.checks.live import HERE
 from tests.checks.snapshots import load
 
 KEYS = {"nccl", "where", "severity", "fault", "way", "unless", "shows", "date", "source"}
-WHERE = {"machine", "wheel", "gpu", "gpus", "hosts", "ofi_below"}
+WHERE = {"machine", "wheel", "gpu", "gpus", "hosts", "ofi_below", "uneven"}
 
 
 def test_every_row_is_dated_and_has_its_thread() -> None:

@@ -58,9 +58,9 @@ def _advice(case: Case) -> Advice:
                 "A command over SSH, and a job's script, have another PATH than a login shell: write the program's "
                 "whole path, or activate its environment in the same line.",
             )
-        inner = next((one for one in case.cause.events if "RayTaskError(" not in one.message), case.first)
+        event = next((event for event in case.cause.events if "RayTaskError(" not in event.message), case.first)
         return advise(
-            f"The script itself failed on {case.who}: {part(' '.join(inner.message.split()), 0, 160)}",
+            f"The script itself failed on {case.who}: {part(' '.join(event.message.split()), 0, 160)}",
             "Read the lines above it, and its traceback if there is one; nothing in the log points at NCCL or the "
             "network.",
         )

@@ -15,14 +15,9 @@ newer one than its own).
 References: the thread that is shown with the diagnosis.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from typing import Any
 
-from nccl_doctor import nccl
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.logs.rule import Grade, hint
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
@@ -30,18 +25,12 @@ from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.nccl.host_nccl import nccl_version
+from nccl_doctor.nccl.known_bad import rows
 from nccl_doctor.nccl.versions import parse_version, show
-from nccl_doctor.snapshot.hosts import Host, HostFacts, visible_gpus
+from nccl_doctor.snapshot.hosts import Host, HostFacts, rank_counts, visible_gpus
 from nccl_doctor.snapshot.system import Identity
 from nccl_doctor.text.hostlist import fold, grouped
 from nccl_doctor.text.secrets import part
-
-
-@cache
-def rows() -> tuple[dict[str, Any], ...]:
-    """Known faults; .github/CONTRIBUTING.md explains the rows."""
-    return tuple(json.loads((Path(nccl.__path__[0]) / "known_bad.json").read_text("utf-8")))
-
 
 FAULT = Effect(
     ("hang", "collective-timeout", "cuda-error", "SIGABRT"),
@@ -55,7 +44,8 @@ FAULT = Effect(
 def nccl_known_bad(view: View) -> Findings:
     """Yield one finding per fault, with the hosts that are affected."""
     size = len(view.snapshot.cluster.nodes)
-    known_on = [(one, host.name) for host, facts in view.facts for one in _matching(host, facts, size)]
+    uneven = len({*rank_counts(view.snapshot).values()}) > 1
+    known_on = [(one, host.name) for host, facts in view.facts for one in _matching(host, facts, size, uneven=uneven)]
     for (number, version, subject), hosts in grouped(known_on).items():
         row = rows()[number]
         yield Finding(
@@ -69,7 +59,7 @@ def nccl_known_bad(view: View) -> Findings:
         )
 
 
-def _matching(host: Host, facts: HostFacts, size: int) -> Iterator[tuple[int, str, str]]:
+def _matching(host: Host, facts: HostFacts, size: int, *, uneven: bool) -> Iterator[tuple[int, str, str]]:
     """Yield the numbers of the rows that apply to a host, with its NCCL version and the affected hardware."""
     version, torch = nccl_version(facts), known(facts.torch)
     gpus = visible_gpus(host.node, facts)
@@ -89,6 +79,7 @@ def _matching(host: Host, facts: HostFacts, size: int) -> Iterator[tuple[int, st
             and len(named) >= where.get("gpus", 1)
             and size >= where.get("hosts", 1)
             and where.get("machine", machine) == machine
+            and uneven >= where.get("uneven", False)
             and ("wheel" not in where or torch.nccl is not None)
             and ("ofi_below" not in where or old)
             and not any(env.get(name) == value for name, value in unless.items())

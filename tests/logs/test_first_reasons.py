@@ -1,0 +1,109 @@
+"""What a log's own words name as the reason, where other words of it are louder, and what is harmless."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nccl_doctor.logs.diagnose import LogSource, diagnose
+from nccl_doctor.logs.verdict import report
+from nccl_doctor.model.report import Report
+
+CLOSED = (
+    "[W822 03:54:{s}.64 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host head:29500 - retrying "
+    "(try={n}, timeout=60000ms, delay=1103ms): failed to recv, got 0 bytes"
+)
+START = "{host}:4{r}2:4{r}2 [{r}] NCCL INFO ncclCommInitRank comm 0x7f{r} rank {r} nranks 2 cudaDev {r} busId 43000 commId 0x51 - Init START"
+PLUGIN = "n1:412:412 [1] NCCL INFO NET/Plugin: Could not find: librccl-net.so. Using internal network plugin."
+SOCKET = "n1:412:412 [1] NCCL INFO Using network Socket"
+IOMMU = (
+    'n1:402:402 [0] rccl/src/init.cc:179 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to hang!'
+)
+VERSION = "n1:402:402 [0] NCCL INFO NCCL version {}"
+CUDA = "n1: Test NCCL failure common.cu:1005 'unhandled cuda error (run with NCCL_DEBUG=INFO for details) / '"
+SHARED = "n1:402:402 [0] NCCL INFO ncclMaxSharedMem 82240 exceeds device/fn maxSharedMem 79856"
+TOPOLOGY = "NCCL_TOPO_FILE: /opt/xml/p5.xml\n[rank0]: ncclInternalError: Internal check failed.\n[rank0]: Last error:\n[rank0]: Attribute arch of node cpu not found"
+NVML = "n1:402:402 [0] misc/nvmlwrap.cc:187 NCCL WARN nvmlDeviceGetHandleByPciBusId() failed: Not Found"
+RAY = (
+    "ray.exceptions.RayTaskError(ValueError): ray::_RayTrainWorker__execute.get_next() (pid=40390, ip=10.42.7.19)\n"
+    "ValueError: the batch has no rows"
+)
+LIBRARY = (
+    "(VllmWorker rank=3 pid=4) ERROR 08-20 09:48:31 [pynccl_wrapper.py:229] Failed to load NCCL library from "
+    "/opt/nccl/libnccl.so.2. It is expected if you are not running on NVIDIA/AMD GPUs.\n"
+    "[E820 09:53:31.201 socket.cpp:1023] [c10d] The client socket has timed out after 300000ms while trying to connect "
+    "to (0.0.0.0, 51216)."
+)
+MNNVL = "n1:1:2 [0] mnnvl.cc:60 NCCL WARN MNNVL (cliqueSize 64) is available but not working on this system. Check the IMEX channel"
+
+
+def read(text: str | bytes) -> Report:
+    data = text if isinstance(text, bytes) else f"{text}\n".encode()
+    return report(diagnose([LogSource("run.log", [data])]), 0.1)
+
+
+def begun(host: str = "n1") -> str:
+    return "\n".join(START.format(host=host, r=r) for r in range(2))
+
+
+CASES = {
+    "a store that closes again and again": (
+        "\n".join(CLOSED.format(s=40 + n, n=n) for n in range(3)), "proxy-intercepts", "accepted and closed at once", "service mesh",
+    ),
+    "a topology": (TOPOLOGY, "env-bad-value", "/opt/xml/p5.xml (NCCL_TOPO_FILE)", "must fit this NCCL"),
+    "a library": (LIBRARY, "version-mismatch", "failed to load NCCL's library /opt/nccl/libnccl.so.2", "VLLM_NCCL_SO_PATH"),
+    "NVML in a container": (f"{NVML}\nunhandled system error", "gpu-count-low", "not visible there", "NCCL_HOSTID"),
+    "kernels for another GPU": (f"{VERSION.format('2.25.1')}\n{SHARED}\n{CUDA}", "nccl-known-bad", "NCCL 2.25.1 does not support", "newer NCCL"),
+    "MNNVL": (MNNVL, "gdr-p2p-fault", "IMEX channel", "/dev/nvidia-caps-imex-channels"),
+    "a task of Ray": (RAY, "script-failed", "ValueError: the batch has no rows", "traceback"),
+    "Ray's memory": ("(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)", "out-of-memory", "host's memory", "RAY_memory_usage_threshold"),
+    "UCX": ("rcache.c:985  UCX  ERROR failed to insert region 0x1 [0x0..0x0]: Invalid parameter", "gdr-p2p-fault", "directly", "nvidia-peermem"),
+    "one host that begins": (f"{begun()}\n{IOMMU}", "rendezvous-timeout", "All 2 ranks on n1 began to initialise NCCL and none completed", "iommu=pt"),
+    "hosts of unequal size": (
+        f"{VERSION.format('2.31.2')}\n" + "\n".join(START.format(host=h, r=r).replace("nranks 2", "nranks 3") for h, r in (("n1", 0), ("n1", 1), ("n2", 2))),
+        "rendezvous-timeout", "log ends", "deadlocks at its start if hosts have unequal numbers of ranks",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_reason_is_named(name: str) -> None:
+    text, diagnosis, said, mends = CASES[name]
+    found = read(text).diagnoses[0]
+    assert found.name == diagnosis
+    assert said in found.message
+    assert mends in found.fix.summary
+    for word in ("Xid", "CUDA_LAUNCH_BLOCKING", "had exited", "firewall", "until the timeout"):
+        assert word not in f"{found.message} {found.fix.summary}"
+
+
+def test_one_closed_connection_is_the_end_of_the_other_process() -> None:
+    assert [one.name for one in read(CLOSED.format(s=41, n=0)).diagnoses] == ["peer-died"]
+
+
+HEALTHY = (
+    f"{PLUGIN}\n{SOCKET}\n{IOMMU}\n{begun()}\n{begun().replace('START', 'COMPLETE')}\nstep 10 loss 2.31\ntraining done"
+)
+
+
+@pytest.mark.parametrize(
+    "text", [HEALTHY, f"{HEALTHY.replace('training done', 'Training complete.')}", f"{SHARED}\n{HEALTHY}"]
+)
+def test_words_of_a_healthy_log_of_rccl_are_no_fault(text: str) -> None:
+    assert read(text).diagnoses == ()
+
+
+def test_bytes_are_not_read_as_a_log() -> None:
+    found = read(random.Random(1).randbytes(300_000))
+    assert (found.diagnoses, found.complete) == ((), False)
+    assert [(row.outcome, row.text) for row in found.phases if row.name == "log"] == [
+        ("unknown", "run.log was not read: it is not text")
+    ]
+
+
+def test_sentences_fit_one_rank_and_several() -> None:
+    line = "[rank{}]: RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:31337: Connection refused"
+    for ranks in (["1"], ["1", "2"]):
+        found = read("\n".join(line.format(rank) for rank in ranks)).diagnoses[0]
+        assert found.message.startswith("10.0.0.2:31337 refused a connection of rank")

@@ -17,7 +17,7 @@ from nccl_doctor.errors import DoctorError, describe
 from nccl_doctor.model import base
 from nccl_doctor.model.report import DialOutcome, DialSeconds, ErrorKind, Growth, MachineLoad, Reported, SizeReport
 from nccl_doctor.snapshot.access import AnyAccessFailure
-from nccl_doctor.snapshot.network import FirewallFacts, PortTrial, Way
+from nccl_doctor.snapshot.network import FirewallFacts, PortTrial, Resolution, Way
 from nccl_doctor.snapshot.rate import Figures, RateLink
 from nccl_doctor.text.machine import out_of_threads
 from nccl_doctor.transport.base import AccessError
@@ -243,6 +243,7 @@ TRIAL_END = TypeAdapter(TrialEnd)
 FREE_PORT: TypeAdapter[int] = TypeAdapter(Annotated[int, Field(ge=1024, le=65535)])
 CLOCK: TypeAdapter[float] = TypeAdapter(base.SignedSeconds)
 RULES = TypeAdapter(FirewallAgain)
+RESOLVED = TypeAdapter(Annotated[dict[str, Resolution], Field(max_length=8)])
 TURN = TypeAdapter(TurnAnswer)
 WAYS = TypeAdapter(tuple[Way, ...])
 NOTHING: TypeAdapter[None] = TypeAdapter(None)

@@ -159,6 +159,7 @@ class Run:
             self._failures[name] = lost
         self._sessions = [self._opened[name] for name in hosts if name in self._facts]
         self._failures |= failed_dials.ask_reachability_from_peers(self._sessions, self._failures, self._clock.until)
+        self._facts = host_facts.resolve_meeting(self._sessions, self._facts, self._cluster)
         self._leave_lost("unreachable hosts were being identified")
 
     def _connected(self, name: str) -> None:

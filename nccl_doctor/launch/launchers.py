@@ -73,6 +73,8 @@ def _c10d(job: LaunchPlan, start: Start) -> Line:
         "--rdzv_backend=c10d",
         f"--rdzv_endpoint={endpoint(job.cluster.master_addr, job.cluster.master_port)}",
         f"--rdzv_id=job-{job.digest}",
+        # by itself torchrun compares the endpoint with what the host's own name resolves to, which may be 127.0.1.1
+        f"--rdzv_conf=is_host={int(start is job.starts[0])}",
         *own,
     ]
     return _module(job, start, "torch.distributed.run", options)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
@@ -16,9 +16,10 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import is_number, nearest
 from nccl_doctor.launch.wrappers import ASSIGNMENT, SHELLS, front_of, the_start
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.probe.options import LAUNCHERS, Launcher, Option, find_launcher, read_words
 from nccl_doctor.snapshot.hosts import Snapshot
+from nccl_doctor.snapshot.network import Engines
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import plural, quoted
 from nccl_doctor.text.inet import endpoint
@@ -137,6 +138,11 @@ class LaunchLine:
         return self.is_placed and self.options.get("rdzv_backend", "static") == "static" and self.launcher != "sglang"
 
     @property
+    def is_of_c10d(self) -> bool:
+        """True if the ranks of torchrun meet by its c10d rendezvous."""
+        return self.launcher == "torchrun" and self.options.get("rdzv_backend") == "c10d"
+
+    @property
     def is_configured(self) -> bool:
         """True if settings may be in a file that the line names (accelerate's)."""
         return "config_file" in self.options
@@ -231,6 +237,17 @@ def read_line(words: Sequence[str], known: Mapping[str, bool] | None = None) -> 
         launcher = launcher._replace(options={**known, **{n: v for n, v in launcher.options.items() if n in known}})
     found = read_words(launcher, rest[count:])
     return replace(line, options=found.told, own=found.options, unknown=found.unknown, script=found.rest)
+
+
+def meeting_name(line: LaunchLine, nodes: int, engines: Iterable[Engines | Unknown | None]) -> str | None:
+    """Return the host name under which torchrun's c10d rendezvous has all ranks meet; None if it is none or not known.
+
+    That is the full name (socket.getfqdn) of the agent with rank 0, unless --local-addr replaces it. Agents are ranked
+    by their names (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py, ``_NodeDesc``, ``next_rendezvous``).
+    """
+    names = [one.fqdn for one in engines if isinstance(one, Engines) and one.fqdn]
+    by_name = line.is_of_c10d and "local_addr" not in line.options and nodes > 1
+    return min(names) if by_name and len(names) == nodes else None
 
 
 def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
@@ -328,9 +345,17 @@ def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
 
 
 def own_lines(
-    line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int]
+    line: LaunchLine,
+    cluster: Cluster,
+    counts: Mapping[str, int],
+    gpus: Mapping[str, int],
+    *,
+    is_met_by_name: bool = False,
 ) -> dict[str, tuple[str, ...]]:
-    """Return the words of each host's line; ``counts`` are the planned ranks of each, ``gpus`` its GPUs."""
+    """Return the words of each host's line; ``counts`` are the planned ranks of each, ``gpus`` its GPUs.
+
+    ``is_met_by_name``: torchrun's c10d rendezvous would fail by the hosts' names, so the lines say what it derives.
+    """
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
     if line.launcher == "vllm":
@@ -341,6 +366,8 @@ def own_lines(
         own = options | ({"node_rank": str(node.node_rank)} if ranked else {})
         if line.launcher == "vllm" and ranked and node.node_rank:
             own["headless"] = ""
+        if line.is_of_c10d and is_met_by_name:
+            own |= _of_c10d(line, node, is_host=node is cluster.nodes[0])
         most = node.nproc_per_node or gpus.get(node.name)
         if is_number(told) and most is not None and (node.nproc_per_node or int(told) > most):
             own["nproc_per_node"] = str(most)
@@ -352,6 +379,12 @@ def own_lines(
             here |= ranks
         found[node.name] = line.written(own, script, here)
     return found
+
+
+def _of_c10d(line: LaunchLine, node: Node, *, is_host: bool) -> dict[str, str]:
+    """Return a node's own options of torchrun's c10d rendezvous: whose store it is, and the address to be met at."""
+    given = [item for item in line.options.get("rdzv_conf", "").split(",") if item and not item.startswith("is_host=")]
+    return {"rdzv_conf": ",".join([*given, f"is_host={int(is_host)}"]), "local_addr": node.address}
 
 
 def _placed(

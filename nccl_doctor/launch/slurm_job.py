@@ -86,7 +86,10 @@ def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
         place = shell.script('--local_addr="$SLURMD_NODENAME"' if takes_local_addr(job) else "")
         known = shell.argument(endpoint(job.cluster.master_addr, port))
         where_to = known if running.job else shell.script('"$MASTER_ADDR:$MASTER_PORT"')
-        rendezvous = '--rdzv_backend=c10d --rdzv_endpoint={endpoint} --rdzv_id="job-$SLURM_JOB_ID"'
+        rendezvous = (
+            '--rdzv_backend=c10d --rdzv_endpoint={endpoint} --rdzv_id="job-$SLURM_JOB_ID" '
+            '--rdzv_conf="is_host=$((SLURM_NODEID == 0))"'
+        )
         meeting = shell.script(rendezvous, endpoint=where_to)
     task = shell.script(TASK, counts=cases, python=python, place=place, nproc=nproc, meeting=meeting, script=words)
     start = "{head}\nsrun {where}--kill-on-bad-exit=1 bash -c {task}\n"

@@ -60,6 +60,7 @@ class Server:
             "facts": self._facts,
             "clock": lambda _request: time.time(),
             "firewall": self._firewall,
+            "resolve": self._resolve,
             "listen": self._listen,
             "dial": self._dial,
             "unlisten": self._unlisten,
@@ -153,6 +154,11 @@ class Server:
         from nccl_doctor.probe.facts import collect
 
         return collect(request)
+
+    def _resolve(self, request: dict[str, Any]) -> dict[str, Any]:
+        from nccl_doctor.probe.facts.network import resolve
+
+        return resolve(request["names"], time.monotonic() + request["deadline_s"])
 
     def _fix_port(self, request: dict[str, Any]) -> dict[str, Any]:
         from nccl_doctor.probe.ports.requests import HANDLERS

@@ -310,7 +310,7 @@ def test_a_batch_script_has_c10d_number_the_nodes(torch: str | None, own: str, t
     made = replace(job(8, 8), torch=torch)
     assert slurm_run(str(slurm_script(made, c10d=True)), tmp_path) == [
         f" -m torch.distributed.run --nnodes=2 {own.format(node)}--nproc_per_node=8 --rdzv_backend=c10d "
-        "--rdzv_endpoint=node1:29500 --rdzv_id=job-7 train.py"
+        f"--rdzv_endpoint=node1:29500 --rdzv_id=job-7 --rdzv_conf=is_host={int(node == 1)} train.py"
         for node in (1, 2)
     ]
     with pytest.raises(UsageError, match=r"torch 1\.8\.0 has no c10d rendezvous"):

@@ -26,7 +26,7 @@ from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.engines.advertise import PORTS
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import batch_notes, host_options, joined, line_to_judge, own_lines, read_line
+from nccl_doctor.launch.line import batch_notes, host_options, joined, line_to_judge, meeting_name, own_lines, read_line
 from nccl_doctor.launch.plan import is_number
 from nccl_doctor.logs.rule import USAGE, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
@@ -34,6 +34,7 @@ from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.finding import Command, Finding, Severity, on
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.snapshot.hosts import gpu_counts
+from nccl_doctor.snapshot.network import Engines, Interfaces, Names
 from nccl_doctor.text.hostlist import capital, fold, grouped
 from nccl_doctor.text.inet import is_loopback
 from nccl_doctor.text.secrets import part
@@ -61,8 +62,9 @@ def launch_line_wrong(view: View) -> Findings:
         first, *others = *found.all, *batch
         programs = (line.launcher, *line.started[:1])  # as typed
         only_meeting = found.all and found.all == found.meeting
-        how = f"Give {view.snapshot.hosts[0].name}'s address:" if only_meeting else "Start it like this:"
-        commands = () if found.beyond_a_line or line.nested or line.started else _commands(judged)
+        by_address = only_meeting and not line.is_of_c10d
+        how = f"Give {view.snapshot.hosts[0].name}'s address:" if by_address else "Start it like this:"
+        commands = () if found.beyond_a_line or line.nested or line.started else _commands(judged, found.meeting)
         yield Finding(
             hosts=(),
             message=f"{first if first.startswith(programs) else capital(first)}.",
@@ -129,12 +131,13 @@ def _apart(found: Iterable[Fault]) -> tuple[list[str], list[Unjudged]]:
     return [one for one in both if isinstance(one, str)], [one for one in both if isinstance(one, Unjudged)]
 
 
-def _commands(judged: Judged) -> tuple[Command, ...]:
-    """Return the corrected line: one for all hosts if it fits all."""
+def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
+    """Return the corrected line, without faults in the meeting: one for all hosts if it fits all."""
     counts = {name: place.nproc for name, place in judged.places.items()}
     lacking = {option for option, _ in _lacking(judged)}
     line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
-    lines = own_lines(line, judged.view.snapshot.cluster, counts, gpu_counts(judged.view.snapshot))
+    gpus, cluster = gpu_counts(judged.view.snapshot), judged.view.snapshot.cluster
+    lines = own_lines(line, cluster, counts, gpus, is_met_by_name=bool(meeting))
     if not all(_passes(judged, one) for one in lines.values()):
         return ()
     if len({*lines.values()}) == 1:
@@ -181,10 +184,85 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
         addr, port, what = options.get("master_addr"), options.get("master_port"), "master address"
     else:
         addr, port, what = *_split(options.get("rdzv_endpoint")), "rendezvous endpoint"
+    if line.is_of_c10d and addr is not None and not (addr == "localhost" or is_loopback(addr)):
+        yield from _c10d(judged, addr, port)
+        return
     if addr is None:
         yield f"without a {what} each host waits for itself; the first host is {judged.master}"
     else:
         yield from _wrong_place(judged, f"{what} {addr}", addr, port)
+
+
+def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[Fault]:
+    """Yield faults in torchrun's c10d rendezvous, whose store may be on any host, and whose ranks meet by a name."""
+    hosts = judged.view.snapshot.hosts
+    first = hosts[0].name
+    takes = _stores(judged, addr)
+    at = [name for name, host in takes.items() if host]
+    if not at and None not in takes.values():
+        yield (
+            f"no host takes itself for {addr}, so each would wait for the rendezvous' store: a host does so if its own "
+            "name is, or resolves to, that address"
+        )
+    elif len(at) > 1:
+        yield f"several hosts take themselves for {addr} ({fold(at)}), so each would wait alone"
+    elif not at:
+        yield Unjudged((), f"it is not known which host takes itself for {addr}")
+    elif at != [first]:
+        yield Unjudged(tuple(at), f"the rendezvous endpoint {addr} is on {at[0]}, and the ports of {first} were tested")
+    elif port and port != str(judged.view.snapshot.cluster.master_port):
+        yield f"rendezvous endpoint {addr} goes with port {port}, but another port was tested"
+    yield from _met_by_name(judged)
+
+
+def _stores(judged: Judged, addr: str) -> dict[str, bool | None]:
+    """Return for each host whether torchrun takes it for the store's host; None if a fact is unknown.
+
+    torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py ``_create_tcp_store``, utils.py
+    ``_matches_machine_hostname``: the host's own name, its canonical name, or an address to which its name resolves.
+    """
+    conf = dict(item.partition("=")[::2] for item in judged.line.options.get("rdzv_conf", "").split(","))
+    if "is_host" in conf:  # each host's line has its own
+        return {judged.view.snapshot.hosts[0].name: True}
+    found: dict[str, bool | None] = {}
+    for host in judged.view.snapshot.hosts:
+        facts = host.facts
+        if facts is None or isinstance(facts.identity, Unknown) or not isinstance(facts.resolution, Names):
+            found[host.name] = None
+            continue
+        own = facts.resolution.get(facts.identity.hostname)
+        names = {facts.identity.hostname, facts.engines.fqdn if isinstance(facts.engines, Engines) else None}
+        found[host.name] = addr in names or (None if own is None else addr in own.addresses)
+    return found
+
+
+def _met_by_name(judged: Judged) -> Iterator[Fault]:
+    """Yield a fault if hosts do not resolve the name under which the ranks meet to the address of its host."""
+    view = judged.view
+    engines = {host.name: host.facts.engines for host in view.snapshot.hosts if host.facts is not None}
+    name = meeting_name(judged.line, judged.count, engines.values())
+    if name is None:
+        return
+    at = next(host for host, its in engines.items() if isinstance(its, Engines) and its.fqdn == name)
+    there = next((facts for host, facts in view.facts if host.name == at), None)
+    own = there.interfaces.addresses if there is not None and isinstance(there.interfaces, Interfaces) else ()
+    lost: list[str] = []
+    unknown: list[str] = []
+    for host, facts in view.facts:
+        answer = facts.resolution.get(name) if isinstance(facts.resolution, Names) else None
+        if host.name == at:
+            continue
+        if answer is None:
+            unknown.append(host.name)
+        elif not {*answer.addresses} & {entry.address for entry in own if not is_loopback(entry.address)}:
+            lost.append(host.name)
+    if lost:
+        yield (
+            f"the name {name}, under which the ranks of torchrun's c10d rendezvous meet on {at}, does not resolve to "
+            f"it on {fold(lost)}: give each host's line its address (--local-addr)"
+        )
+    elif unknown:
+        yield Unjudged(tuple(unknown), f"it is not known whether they resolve {name}, under which c10d's ranks meet")
 
 
 def _deepspeed(judged: Judged) -> Iterator[Fault]:

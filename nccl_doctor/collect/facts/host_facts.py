@@ -22,7 +22,7 @@ from nccl_doctor.collect import probe_answers
 from nccl_doctor.collect.connect.parallel import Window, ask_all, failure_of, fan_out
 from nccl_doctor.collect.connect.session import ProbeSession
 from nccl_doctor.collect.probe_answers import MalformedError, NoAnswerError, ProbeError, problems, typed_items
-from nccl_doctor.launch.line import read_line
+from nccl_doctor.launch.line import meeting_name, read_line
 from nccl_doctor.model.base import MALFORMED, IpAddress, Unknown, ip_address, unknown
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.model.engine import place_of
@@ -207,6 +207,31 @@ def firewalls_again(
 
     found = zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
     return {session.node.name: result for session, result in found if isinstance(result, HostFacts)}
+
+
+def resolve_meeting(
+    sessions: list[ProbeSession], facts: dict[str, HostFacts], cluster: Cluster
+) -> dict[str, HostFacts]:
+    """Return the facts with each host's answer for the name under which torchrun's c10d rendezvous has ranks meet."""
+    line = read_line(shlex.split(cluster.line)) if cluster.line else None
+    engines = (its.engines for its in facts.values())
+    name = None if line is None else meeting_name(line, len(cluster.nodes), engines)
+    if name is None:
+        return facts
+
+    def ask(session: ProbeSession) -> HostFacts:
+        own, deadline = facts[session.node.name], time.monotonic() + NAME_S + GRACE_S
+        told = session.ask(probe_answers.RESOLVED, "resolve", deadline, names=[name], deadline_s=NAME_S)
+        known = own.resolution
+        if not isinstance(known, Names) or told.keys() != {name}:
+            return own
+        return own.model_copy(update={"resolution": known.model_copy(update={"own": {**known.own, **told}})})
+
+    found = zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
+    return facts | {session.node.name: result for session, result in found if isinstance(result, HostFacts)}
+
+
+NAME_S = 5.0  # time for a host's resolver, as for its other names
 
 
 def _read_clock(session: ProbeSession, deadline: float) -> Clock | Unknown:

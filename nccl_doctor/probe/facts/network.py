@@ -218,12 +218,16 @@ def unpacked(text: str) -> dict[str, list[Any] | None]:
 @fact("resolution")
 def resolve_names(names: dict[str, list[Any] | None], deadline: float) -> dict[str, Any]:
     """Return snapshot.Names with only the names that resolve differently than on others (``[addresses, error]``)."""
-    wanted = list(dict.fromkeys([*names, socket.gethostname()]))
+    return deviating(resolve(list(dict.fromkeys([*names, socket.gethostname()])), deadline), names)
+
+
+def resolve(wanted: list[str], deadline: float) -> dict[str, dict[str, Any]]:
+    """Return the snapshot.Resolution of each name."""
     found = {name: look_up(name) for name in wanted if is_literal(name)}
     pending = [name for name in wanted if name not in found]
     found.update(side_by_side(look_up, pending, deadline))
     late = {"addresses": [], "error": "no answer in time"}
-    return deviating({name: found.get(name, late) for name in wanted}, names)
+    return {name: found.get(name, late) for name in wanted}
 
 
 def deviating(found: dict[str, dict[str, Any]], names: dict[str, list[Any] | None]) -> dict[str, Any]:

@@ -350,11 +350,11 @@ def own_lines(
     counts: Mapping[str, int],
     gpus: Mapping[str, int],
     *,
-    is_met_by_name: bool = False,
+    spelled_out: bool = False,
 ) -> dict[str, tuple[str, ...]]:
     """Return the words of each host's line; ``counts`` are the planned ranks of each, ``gpus`` its GPUs.
 
-    ``is_met_by_name``: torchrun's c10d rendezvous would fail by the hosts' names, so the lines say what it derives.
+    ``spelled_out``: torchrun's c10d rendezvous would fail by the hosts' names, so the lines say what it derives.
     """
     told, options = line.options.get("nproc_per_node", ""), _of_all(line, cluster, counts)
     ranked = line.is_ranked and not (line.table.engine and not options)
@@ -366,7 +366,7 @@ def own_lines(
         own = options | ({"node_rank": str(node.node_rank)} if ranked else {})
         if line.launcher == "vllm" and ranked and node.node_rank:
             own["headless"] = ""
-        if line.is_of_c10d and is_met_by_name:
+        if line.is_of_c10d and spelled_out:
             own |= _of_c10d(line, node, is_host=node is cluster.nodes[0])
         most = node.nproc_per_node or gpus.get(node.name)
         if is_number(told) and most is not None and (node.nproc_per_node or int(told) > most):

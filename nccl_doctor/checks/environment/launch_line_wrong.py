@@ -137,7 +137,7 @@ def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
     lacking = {option for option, _ in _lacking(judged)}
     line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
     gpus, cluster = gpu_counts(judged.view.snapshot), judged.view.snapshot.cluster
-    lines = own_lines(line, cluster, counts, gpus, is_met_by_name=bool(meeting))
+    lines = own_lines(line, cluster, counts, gpus, spelled_out=bool(meeting))
     if not all(_passes(judged, one) for one in lines.values()):
         return ()
     if len({*lines.values()}) == 1:
@@ -173,14 +173,21 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
     line, options = judged.line, judged.line.options
     if line.launcher == "deepspeed" and judged.count > 1:
         yield from _deepspeed(judged)
-    if not line.is_placed or judged.count == 1 or "standalone" in options or line.meets_elsewhere:
+    if not line.is_placed or judged.count == 1 or "standalone" in options:
+        return
+    if line.meets_elsewhere:
+        where = options.get("rdzv_endpoint", "the default endpoint")
+        yield Unjudged((), f"its ranks meet by {options['rdzv_backend']} at {where}, which was not tested")
         return
     if line.is_configured and not options.keys() >= {"nnodes", "master_addr"}:
         yield Unjudged((), f"where its ranks meet stands in {options['config_file']}, which was not read")
         return
     if line.table.engine and "nnodes" not in options:
         return
-    if line.is_static:
+    if line.is_static and line.launcher == "torchrun" and "rdzv_endpoint" in options:
+        # it takes precedence over the master's address (torch/distributed/run.py, ``get_rdzv_endpoint``)
+        addr, port, what = *_split(options["rdzv_endpoint"]), "rendezvous endpoint"
+    elif line.is_static:
         addr, port, what = options.get("master_addr"), options.get("master_port"), "master address"
     else:
         addr, port, what = *_split(options.get("rdzv_endpoint")), "rendezvous endpoint"
@@ -212,7 +219,10 @@ def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[Fault]:
         yield Unjudged(tuple(at), f"the rendezvous endpoint {addr} is on {at[0]}, and the ports of {first} were tested")
     elif port and port != str(judged.view.snapshot.cluster.master_port):
         yield f"rendezvous endpoint {addr} goes with port {port}, but another port was tested"
-    yield from _met_by_name(judged)
+    own = judged.line.options.get("local_addr")
+    if own is not None and (own == "localhost" or is_loopback(own)):
+        yield f"--local-addr={own} has each host's ranks meet at that host itself"
+    yield from _meeting_by_name(judged)
 
 
 def _stores(judged: Judged, addr: str) -> dict[str, bool | None]:
@@ -236,7 +246,7 @@ def _stores(judged: Judged, addr: str) -> dict[str, bool | None]:
     return found
 
 
-def _met_by_name(judged: Judged) -> Iterator[Fault]:
+def _meeting_by_name(judged: Judged) -> Iterator[Fault]:
     """Yield a fault if hosts do not resolve the name under which the ranks meet to the address of its host."""
     view = judged.view
     engines = {host.name: host.facts.engines for host in view.snapshot.hosts if host.facts is not None}

@@ -205,6 +205,7 @@ def test_what_stands_in_front_hides_no_fault_and_no_remedy_fails_itself(line: st
     assert commands or found.fix.summary
 
 
+C10D = "torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d"
 SGL = "python -m sglang.launch_server --model-path m"
 
 
@@ -220,8 +221,8 @@ SGL = "python -m sglang.launch_server --model-path m"
         # lightning.ai, Trainer: an int is a count
         ("python train.py --devices=8 --num_nodes=2", 2),
         ("python train.py --devices 8", 1),
-        # pytorch.org, torchrun: an etcd server is none of the hosts
-        ("torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=etcd-v2 --rdzv_endpoint=etcd.internal:2379 t.py", 2),
+        # torch/distributed/run.py, get_rdzv_endpoint
+        ("torchrun --nnodes=2 --nproc_per_node=8 --node-rank=0 --rdzv-endpoint=10.0.0.1:29500 t.py", 2),
         ("ray start --head --node-ip-address=10.0.0.1 --port=6379", 2),
         ("deepspeed --no_ssh --node_rank 0 --master_addr 10.0.0.1 train.py", 2),
     ],
@@ -240,6 +241,8 @@ def test_a_line_of_a_documentation_is_right(line: str, hosts: int) -> None:
         ("python train.py --devices 9", 1, "--devices 9 asks for 9 GPUs"),
         ("python train.py --devices 0,8", 1, "asks for GPU 8"),
         ("deepspeed --no_ssh --master_addr 10.0.0.1 train.py", 2, "--no_ssh without --node_rank"),
+        (f"{C10D} --rdzv_endpoint=10.0.0.1:29500 --local-addr=localhost t.py", 2, "meet at that host itself"),
+        (f"{C10D} --rdzv_endpoint=10.9.9.9:29500 t.py", 2, "No host takes itself for 10.9.9.9"),
     ],
 )
 def test_a_line_that_is_like_it_and_wrong_is_named(line: str, hosts: int, said: str) -> None:
@@ -252,6 +255,14 @@ def test_a_file_of_accelerate_s_that_nobody_read_is_not_judged() -> None:
     (check,) = (one for one in report.checks if one.name == "launch-line-wrong")
     assert (report.diagnoses, check.outcome) == ((), Outcome.UNKNOWN)
     assert "stands in fsdp.yaml, which was not read" in (check.reason or "")
+
+
+def test_a_server_that_is_none_of_the_hosts_is_not_judged() -> None:
+    line = "torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=etcd-v2 --rdzv_endpoint=etcd.internal:2379 t.py"
+    report = judged(line, hosts=2, gpus=8)
+    (check,) = (one for one in report.checks if one.name == "launch-line-wrong")
+    assert (report.diagnoses, check.outcome) == ((), Outcome.UNKNOWN)
+    assert "its ranks meet by etcd-v2 at etcd.internal:2379, which was not tested" in (check.reason or "")
 
 
 def test_the_line_for_vllm_has_the_options_that_it_knows() -> None:

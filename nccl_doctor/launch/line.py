@@ -345,12 +345,7 @@ def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
 
 
 def own_lines(
-    line: LaunchLine,
-    cluster: Cluster,
-    counts: Mapping[str, int],
-    gpus: Mapping[str, int],
-    *,
-    spelled_out: bool = False,
+    line: LaunchLine, cluster: Cluster, counts: Mapping[str, int], gpus: Mapping[str, int], *, spelled_out: bool = False
 ) -> dict[str, tuple[str, ...]]:
     """Return the words of each host's line; ``counts`` are the planned ranks of each, ``gpus`` its GPUs.
 

@@ -292,7 +292,7 @@ def failed_where(view: View, follows: Callable[[FailedDial], bool]) -> list[dict
 
 def described(job: TrainingJob) -> str:
     """Describe a job in a line: user, age, ranks, place and command."""
-    what = [f"pid {job.pid} of {job.user}", f"{age_words(job.age_s)} old"]
+    what = [f"pid {job.pid} of {job.user}", f"started {age_words(job.age_s)} ago"]
     what += [plural(job.ranks, "rank")] if job.ranks else []
     what += [f"in {job.unit}"] if job.unit else []
     return f"{', '.join(what)}: {job.command}"

@@ -33,6 +33,7 @@ def check(
         ),
     ] = "auto",
     rate: options.Rate = False,
+    yes: options.RateBesideJobs = False,
     sudo: options.Sudo = False,
     no_smoke: options.NoSmoke = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
@@ -74,6 +75,7 @@ def check(
             overrides=job.overrides(),
             mesh=mesh,
             rate=rate,
+            rate_beside_jobs=yes,
             sudo=sudo,
             smoke=not no_smoke,
             # Enough to show that the job will start; `smoke` measures longer.

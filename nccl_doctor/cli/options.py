@@ -167,6 +167,9 @@ NoDiagnostics = Annotated[
 Rate = Annotated[
     bool, of_run("--rate", help="Measure the TCP throughput of each pair and rail. Loads the network, 1 s per round.")
 ]
+RateBesideJobs = Annotated[
+    bool, of_run("-y", "--yes", help="With --rate, measure although training jobs run on the hosts, which it slows.")
+]
 Transport = Annotated[
     str,
     of_hosts(

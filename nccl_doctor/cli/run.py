@@ -63,6 +63,7 @@ class Request:
     mesh: MeshSize = "auto"
     sudo: bool = False
     rate: bool = False
+    rate_beside_jobs: bool = False
     smoke: bool = True
     import_ahead: bool = True
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
@@ -222,6 +223,7 @@ def _opened(request: Request, selected: Codes, out: Out) -> Iterator[Run]:
         facts_limits=host_facts.FactLimits(sudo=request.sudo),
         mesh_limits=MeshLimits(size=request.mesh if "mesh" in needs else "none"),
         rate=request.rate,
+        rate_beside_jobs=request.rate_beside_jobs,
         smoke=request.smoke and "smoke" in needs,
         import_ahead=request.import_ahead,
         smoke_limits=request.smoke_limits,

@@ -48,6 +48,7 @@ def smoke(
         ),
     ] = None,
     rate: options.Rate = False,
+    yes: options.RateBesideJobs = False,
     isolate: Annotated[
         bool,
         options.of_run("--isolate", help="Repeat an unexplained failure over groups of hosts to find the faulty one."),
@@ -83,6 +84,7 @@ def smoke(
             save_logs=save_logs,
             isolate=isolate,
             rate=rate,
+            rate_beside_jobs=yes,
             kept=options.KeepOptions(save),
         )
         return check_cluster(request, out)

@@ -45,6 +45,7 @@ class RunOptions:
     smoke: bool = True
     import_ahead: bool = True
     rate: bool = False  # streams at full speed, which load the network
+    rate_beside_jobs: bool = False  # also while training jobs run on the hosts, which it slows
     mesh_limits: MeshLimits = field(default_factory=MeshLimits)
     smoke_limits: SmokeLimits = field(default_factory=SmokeLimits)
     silence_s: float = SILENCE_S

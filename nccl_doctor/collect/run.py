@@ -27,13 +27,13 @@ from nccl_doctor.model.base import NOT_ASKED, PENDING, IpAddress, Phased, Unknow
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.report import IsolationReport, Load
 from nccl_doctor.snapshot.access import AnyAccessFailure
-from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot
+from nccl_doctor.snapshot.hosts import Host, HostFacts, Snapshot, running_jobs
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import FirewallFacts, Names, PortTrial, ResolverAnswer
 from nccl_doctor.snapshot.rate import NO_RATES, Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import KubeFacts
-from nccl_doctor.text.hostlist import plural
+from nccl_doctor.text.hostlist import fold, plural
 from nccl_doctor.transport.base import Transport
 
 NAMES_S = 3.0  # time for this machine's resolver for all names; a name without an answer by then confirms nothing
@@ -276,6 +276,11 @@ class Run:
             return
         if self._refused is not None:
             self._rates = self._refused
+            return
+        jobs = running_jobs(self._facts)
+        if jobs and not self._options.rate_beside_jobs:
+            hosts = fold(dict.fromkeys(chain(*jobs.values())))
+            self._rates = unknown(f"not measured: a job is running on {hosts}, which it would slow (--yes measures)")
             return
         if late := self._clock.lacks(rate.ROUND_S, "the rates"):
             self._rates = unknown(late)

@@ -22,7 +22,6 @@ from nccl_doctor.launch.line import joined, line_to_judge, own_lines
 from nccl_doctor.model.base import NOT_SELECTED, PENDING, Skipped, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import CheckResult, Diagnosis, Outcome, Severity
-from nccl_doctor.model.ports import as_port
 from nccl_doctor.model.register import Check, entry
 from nccl_doctor.model.report import (
     AllReduceReport,
@@ -39,7 +38,7 @@ from nccl_doctor.model.report import (
 from nccl_doctor.model.report import Phase as Row
 from nccl_doctor.model.report import PhaseOutcome as RowOutcome
 from nccl_doctor.nccl.host_nccl import socket_interfaces
-from nccl_doctor.snapshot.hosts import Host, Snapshot, gpu_counts, rank_counts
+from nccl_doctor.snapshot.hosts import Host, Snapshot, gpu_counts, rank_counts, running_jobs
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import FirewallFacts, PortTrial
 from nccl_doctor.snapshot.rate import NO_RATES, Rates
@@ -495,16 +494,9 @@ class _Texts:
 
     def _running_jobs(self) -> Iterator[str]:
         """Yield a phrase for each job of somebody that runs on the hosts, by its master port."""
-        found = grouped(
-            (job.env.get("MASTER_PORT"), host.name)
-            for host in self._snapshot.reached
-            if host.facts is not None and not isinstance(host.facts.processes, Unknown)
-            for job in host.facts.processes
-            if job.kind == "ranks" and not job.left_behind
-        )
-        for port, hosts in found.items():
-            known = f", port {port}" if port is not None and as_port(port) else ""
-            yield f"a job is running on {fold(dict.fromkeys(hosts))}{known}"
+        facts = {host.name: host.facts for host in self._snapshot.reached if host.facts is not None}
+        for port, hosts in running_jobs(facts).items():
+            yield f"a job is running on {fold(hosts)}{'' if port is None else f', port {port}'}"
 
     def _allreduce(self) -> str:
         smoke = self._snapshot.smoke

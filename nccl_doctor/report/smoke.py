@@ -132,11 +132,16 @@ def counter_words(result: AllReduceReport, most: int = _ROWS) -> str:
 
 
 def _spread(sizes: Sequence[SizeReport]) -> list[SizeReport]:
-    """Return a few evenly spaced rows of each type; -v shows all."""
+    """Return a few evenly spaced rows of each type, and the one with the best rate; -v shows all."""
     kinds = grouped((size.dtype, size) for size in sizes)
     most = max(_ROWS // max(len(kinds), 1), 2)
-    rows = [(its, min(len(its), most)) for its in kinds.values()]
-    return [its[round(row * (len(its) - 1) / max(count - 1, 1))] for its, count in rows for row in range(count)]
+    found: list[SizeReport] = []
+    for its in kinds.values():
+        count = min(len(its), most)
+        places = {round(row * (len(its) - 1) / max(count - 1, 1)) for row in range(count)}
+        places.add(max(range(len(its)), key=lambda place: its[place].busbw))
+        found += [its[place] for place in sorted(places)]
+    return found
 
 
 def gradient(sizes: Sequence[SizeReport]) -> str:
@@ -205,11 +210,13 @@ def time_words(seconds: float) -> str:
 
 def rates(measured: Sequence[RateReport], screen: Screen) -> Iterator[list[str]]:
     """Yield a table of the slowest rates, and a line about all."""
-    worst = sorted(measured, key=lambda one: one.gbps)[: _MOST if screen.verbose else _WORST]
+    most = _MOST if screen.verbose else _WORST
+    worst = sorted(measured, key=lambda one: one.gbps)[: most + (len(measured) == most + 1)]
     if not worst:
         return
+    first = "slowest" if len(worst) < len(measured) else "pair"
     links = any(one.of_link is not None for one in worst)
-    header = ("slowest", "by", "rate", *(("of its link",) if links else ()), "round trip", "sent again", "")
+    header = (first, "by", "rate", *(("of its link",) if links else ()), "round trip", "sent again", "limited by")
     rows = []
     for one in worst:
         share = ("" if one.of_link is None else f"{100 * one.of_link:.0f} %",) if links else ()

@@ -13,7 +13,7 @@ only addresses that something else confirms. Each of these is enough:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
@@ -36,7 +36,7 @@ from nccl_doctor.model.base import (
     unknown,
 )
 from nccl_doctor.model.cluster import Cluster, Node
-from nccl_doctor.model.ports import TcpSocket
+from nccl_doctor.model.ports import TcpSocket, as_port
 from nccl_doctor.model.report import Load
 from nccl_doctor.snapshot import network, system
 from nccl_doctor.snapshot.access import AnyAccessFailure
@@ -44,6 +44,7 @@ from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.rate import NO_RATES, Rates
 from nccl_doctor.snapshot.smoke import Smoke
 from nccl_doctor.snapshot.surroundings import Outside, StepLimits, Surroundings
+from nccl_doctor.text.hostlist import grouped
 from nccl_doctor.text.inet import Address, numeric
 
 
@@ -371,3 +372,15 @@ def _usable(texts: Iterable[object]) -> Iterator[Address]:
         address = numeric(str(text))
         if address is not None and not (address.is_loopback or address.is_unspecified or address.is_multicast):
             yield address
+
+
+def running_jobs(facts: Mapping[str, HostFacts]) -> dict[int | None, list[str]]:
+    """Return the hosts of each training job that runs, by its master port; None if that is not known."""
+    found = grouped(
+        (as_port(job.env.get("MASTER_PORT", "")), name)
+        for name, own in facts.items()
+        if not isinstance(own.processes, Unknown)
+        for job in own.processes
+        if job.kind == "ranks" and not job.left_behind
+    )
+    return {port: list(dict.fromkeys(hosts)) for port, hosts in found.items()}

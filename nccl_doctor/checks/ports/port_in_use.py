@@ -91,7 +91,7 @@ def _evidence(trial: PortTrial) -> Iterator[str]:
     yield f"bind to port {trial.port} as torch's TCPStore does: {trial.error}"
     for holder in trial.holders:
         left = ", orphaned" if holder.orphan else ""
-        yield f"pid {holder.pid} of {holder.user}, {age_words(holder.age_s)} old{left}: {holder.command}"
+        yield f"pid {holder.pid} of {holder.user}, started {age_words(holder.age_s)} ago{left}: {holder.command}"
     for sock in trial.sockets[:4]:
         remote = f" to {sock.remote_address}:{sock.remote_port}" if sock.remote_port else ""
         yield f"socket {sock.local_address}:{sock.local_port}{remote}, {sock.state}"

@@ -188,12 +188,14 @@ def _finding(
     *,
     losses: Sequence[LostConnections] = (),
 ) -> Finding:
-    groups = grouped(((dial.dst, dial.address, dial.outcome), dial) for dial in dials)
+    groups = grouped(((dial.dst, dial.address, _means(dial)), dial) for dial in dials)
     evidence = [
-        f"{fold(sorted({dial.src for dial in those}))} -> {address}:{ports_of(those, len(those))}: {MEANS[outcome]}"
-        for (_dst, address, outcome), those in ({} if losses else groups).items()
+        f"{fold(sorted({dial.src for dial in those}))} -> {address}:{ports_of(those, len(those))}: {what}"
+        for (_dst, address, what), those in ({} if losses else groups).items()
     ]
     evidence += [f"{one.src} -> {one.address}:{one.port}: {one.lost} of {one.tried} got no answer" for one in losses]
+    if refused := _refused_at_home(sentence, dials, evidence):
+        return refused
     ends = {name for dial in dials for name in (dial.src, dial.dst)}
     told = {host.name: host.facts.firewall for host in view.snapshot.reached if host.facts}
     judged = {name for name, firewall in told.items() if isinstance(firewall, FirewallFacts)}
@@ -215,6 +217,32 @@ def _finding(
         evidence=tuple(evidence),
         facts={"failed": pairs_of(dials)},
         fix=(rail and _leave_out(view, rail)) or fix,
+    )
+
+
+def _means(dial: FailedDial) -> str:
+    """Return what became of a connection, with the errno if the dialling host itself refused it."""
+    what = MEANS[dial.outcome]
+    return f"{what} ({dial.error})" if dial.outcome == "failed" and dial.error else what
+
+
+def _refused_at_home(sentence: str, dials: Sequence[FailedDial], evidence: Sequence[str]) -> Finding | None:
+    """Return the finding if the dialling host itself refuses all these connections with EACCES (ip-rule(8))."""
+    if not dials or any((dial.outcome, dial.error) != ("failed", "EACCES") for dial in dials):
+        return None
+    sources = tuple(sorted({dial.src for dial in dials}))
+    to = dials[0]
+    asked = line("ip route get {to} ipproto tcp dport {port}", to=to.address, port=to.port)
+    return Finding(
+        hosts=sources,
+        message=f"{sentence}: {fold(sources)} refuses to send these packets.",
+        evidence=tuple(evidence),
+        facts={"failed": pairs_of(dials)},
+        fix=pasted(
+            "A rule of its own routing prohibits them (EACCES): `ip rule` with prohibit, for these ports or this user. "
+            "Find it and delete it (ip rule del):",
+            on_each(sources, line("ip rule show"), asked),
+        ),
     )
 
 

@@ -195,8 +195,8 @@ class Execution:
             try:
                 opened.shell.keep()
             except _LOST as error:
-                lost = f"the host took it back, since the connection ended before it was kept ({_why_lost(error)})"
-                return [_failed(one, lost) if one in changed else one for one in results]
+                lost = f"the host takes it back, since it was not kept; that was not seen: {_why_lost(error)}"
+                return [_ended(one, "unknown", lost) if one in changed else one for one in results]
             return results
         undo = {one.number: one.undo for one in begun}
         undo |= {step.number: step.undoes.redo for step in steps if step.undoes is not None}
@@ -208,7 +208,7 @@ class Execution:
             if self.journal is not None and back.get(ran.number) == TAKEN_BACK:
                 with suppress(DoctorError):  # an undo looks, and finds that nothing is left of it
                     self.journal.write(ran.model_copy(update={"undone": True}))
-        return [_failed(one, f"{LOCKED_OUT} {back[one.number]}") if one in changed else one for one in results]
+        return [_ended(one, "failed", f"{LOCKED_OUT} {back[one.number]}") if one in changed else one for one in results]
 
     def _second_connection(self, step: Step) -> bool:
         """Return whether another connection to the host can be opened now; one that asks who we are is open."""
@@ -377,8 +377,8 @@ class _Taking:
             self.journal.write(mine)
 
 
-def _failed(result: StepResult, reason: str) -> StepResult:
-    return result.model_copy(update={"outcome": "failed", "over": False, "reason": reason})
+def _ended(result: StepResult, outcome: StepOutcome, reason: str) -> StepResult:
+    return result.model_copy(update={"outcome": outcome, "over": False, "reason": reason})
 
 
 def _reverted(undo: str | None, shell: RemoteShell) -> str:

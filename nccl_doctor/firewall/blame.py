@@ -296,8 +296,16 @@ def _unexpected_passes(
                 yield source, port
 
 
-def opening(blame: Blame, blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> Opening:
+def opening(
+    blame: Blame,
+    blames: Sequence[Blame],
+    snapshot: Snapshot,
+    listens: Mapping[str, str],
+    claimed: Sequence[tuple[str, str]] = (),
+) -> Opening:
     """Return the opening that is needed on a host, for the peers of all ``blames``, which are alike.
+
+    It leaves out addresses that are only ``claimed`` by their hosts, unless there are no others.
 
     The ports are the master port and the host's own ephemeral range; what it sends also goes to ranges that at least
     two hosts have, since the word of a single one opens nothing elsewhere.
@@ -308,8 +316,9 @@ def opening(blame: Blame, blames: Sequence[Blame], snapshot: Snapshot, listens: 
     others = Counter(ephemeral(host.facts) for host in snapshot.reached if host.facts)
     ranges = [own, *(span for span, hosts in others.items() if hosts > 1 and blame.direction == "output")]
     ports = merged([(snapshot.cluster.master_port, snapshot.cluster.master_port), *ranges])
-    peers = dict.fromkeys(address for blame in blames for _, address in _peers(blame, snapshot, mesh, listens))
-    return Opening(blame.direction, tuple(peers), ports)
+    peers = dict.fromkeys(peer for blame in blames for peer in _peers(blame, snapshot, mesh, listens))
+    certain = [peer for peer in peers if peer not in claimed]
+    return Opening(blame.direction, tuple(dict.fromkeys(address for _, address in certain or peers)), ports)
 
 
 def unconfirmed(blames: Sequence[Blame], snapshot: Snapshot, listens: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -7,6 +7,7 @@ Accelerate 1.15. Each host also gets its own address, by the variable or option 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import LaunchPlan, Start
@@ -31,6 +32,15 @@ _SIZES = {"vllm": ("-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-
 Addresses = Mapping[str, str]  # by host, its address in the cluster's network, if known
 
 
+_WHOLE = {
+    "vllm": (("vllm", "serve"),),
+    "sglang": (("python", "-m", "sglang.launch_server"), ("python3", "-m", "sglang.launch_server")),
+    "deepspeed": (("deepspeed",),),
+    "accelerate": (("accelerate", "launch"),),
+}
+"""Beginnings of whole lines, as a guide has them: the printed lines have their own."""
+
+
 def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Command, ...]:
     """Return the line of each node; UsageError if this engine can't be started like this."""
     forms: dict[str, Callable[[LaunchPlan, Start, str | None], Line]] = {
@@ -40,6 +50,8 @@ def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Comma
         "deepspeed": _deepspeed,
         "accelerate": _accelerate,
     }
+    begins = next((words for words in _WHOLE.get(engine, ()) if job.script[: len(words)] == words), ())
+    job = replace(job, script=job.script[len(begins) :])
     if not job.script and engine != "ray":
         what = "model" if engine in _SIZES else "script"
         raise UsageError(f"which {what}? nccl-doctor launch hosts.yaml --engine {engine} -- {what.upper()} OPTIONS")

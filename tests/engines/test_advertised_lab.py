@@ -106,7 +106,7 @@ def test_one_address_for_all_is_named_on_the_hosts_it_is_wrong_for(two_nets: Lab
 
 
 def test_an_address_that_is_set_is_dialled(two_nets: Lab) -> None:
-    chosen = {host.name: {"VLLM_HOST_IP": second(host)} for host in two_nets.hosts}
+    chosen = {host.name: {"VLLM_HOST_IP": second(host), "NCCL_SOCKET_IFNAME": "=eth0"} for host in two_nets.hosts}
     is_healthy(check(two_nets, chosen, engine="vllm"))
     two_nets.switch(["ip", "link", "set", "node2b", "nomaster"])
     try:

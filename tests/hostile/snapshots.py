@@ -103,7 +103,7 @@ PROGRAMS = {
     "cat": r"/proc/net/bonding/[^\s/]+",
     "sysctl": r"-w net\.netfilter\.nf_conntrack_max=\d{6,8}|-w( net\.ipv4\.(ip_local_port_range=15000 65000|ip_local_reserved_ports=[\d,-]+"
     r"|neigh\.default\.gc_thresh\d=\d+|conf\.[\w.@-]+\.rp_filter=2))+",
-    "ip": r"rule add to [0-9a-f.:/]+ lookup main priority 1|link set [\w.@-]+ up",
+    "ip": r"rule add to [0-9a-f.:/]+ lookup main priority 1|link set (dev )?[\w.@-]+ (up|mtu \d+)",
     "mount": r"-o remount,size=\d+g /dev/shm|-t tmpfs -o mode=1777 tmpfs /dev/shm",
     "mkdir": "-p /dev/shm",
     "systemctl": r"enable --now nvidia-fabricmanager",
@@ -338,7 +338,7 @@ def _wrong(line: str, shell: ShellWithoutPrograms, document: dict[str, Any]) -> 
 
 
 LOOKS = {
-    *("exit", ":", "command", "head"),
+    *("exit", ":", "command", "head", "read"),
     *("[", "echo", "grep", "ip", "printf", "sed", "sysctl", "firewall-cmd", "ufw", "nft", "tee", "tail", "truncate"),
     *("cat", "stat", "df", "docker", "podman", "nerdctl", "mount", "umount", "chmod", "rm", "rmdir", "systemctl"),
 }

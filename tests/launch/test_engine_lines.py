@@ -211,6 +211,20 @@ def test_vllms_and_sglangs_lines() -> None:
     assert lines(job("org/model", names=("a",)), "vllm") == ["vllm serve org/model --tensor-parallel-size=2"]
 
 
+@pytest.mark.parametrize(
+    ("engine", "whole", "rest"),
+    [
+        ("vllm", ("vllm", "serve", "org/model"), ("org/model",)),
+        ("sglang", ("python3", "-m", "sglang.launch_server", "--model-path", "m"), ("--model-path", "m")),
+        ("sglang", ("python", "-m", "sglang.launch_server", "--model-path", "m"), ("--model-path", "m")),
+        ("deepspeed", ("deepspeed", "train.py"), ("train.py",)),
+        ("accelerate", ("accelerate", "launch", "train.py"), ("train.py",)),
+    ],
+)
+def test_a_whole_line_gives_what_its_script_gives(engine: str, whole: tuple[str, ...], rest: tuple[str, ...]) -> None:
+    assert lines(job(*whole), engine) == lines(job(*rest), engine)
+
+
 def test_an_address_that_nobody_knows_is_left_out_and_said() -> None:
     named = job("m", names=("node1", "node2"))
     assert lines(named, "vllm", node2="10.0.0.2")[1].startswith("VLLM_HOST_IP=10.0.0.2 vllm")

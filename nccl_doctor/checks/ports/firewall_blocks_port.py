@@ -132,7 +132,8 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
     first = blames[0]
     snapshot, listens = view.snapshot, view.nccl.addresses
     by_direction = grouped((blame.direction, blame) for blame in blames)
-    ways = [opening(blame, by_direction[blame.direction], snapshot, listens) for blame in blames]
+    claimed = unconfirmed(blames, snapshot, listens)
+    ways = [opening(blame, by_direction[blame.direction], snapshot, listens, claimed) for blame in blames]
     unclear = {name for gap in view.dials.firewall.gaps for name in gap.hosts}
     return Finding(
         hosts=_hosts(blames),
@@ -150,7 +151,7 @@ def finding(blames: Sequence[Blame], view: View, message: str) -> Finding:
                 for name, those in grouped((blame.host.name, blame) for blame in blames).items()
             },
         },
-        fix=_fix(blames, ways, unconfirmed(blames, snapshot, listens)),
+        fix=_fix(blames, ways, claimed),
         explains=None if any(blame.host.name in unclear for blame in blames) else (CONNECTIONS,),
     )
 
@@ -189,10 +190,17 @@ def _fix(blames: Sequence[Blame], ways: Sequence[Opening], claimed: Sequence[tup
     commands = tuple(one for name, part in found for one in on(name, *part.operations))
     advice = " ".join(dict.fromkeys(part.advice for _, part in found if part.advice))
     who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")
-    if claimed:
-        said = ", ".join(f"{host} by {address}" for host, address in claimed)
+    uncertain = {address for _, address in claimed}
+    only_claimed = any(uncertain.intersection(way.peers) for way in ways)
+    said = ", ".join(f"{address} of {host}" for host, address in claimed)
+    if only_claimed:
         advice = f"First make sure that these addresses are theirs (only the hosts themselves say so): {said}. {advice}"
-    if not commands or claimed:
+    elif claimed:
+        advice = (
+            f"Only the hosts themselves say that these addresses are theirs, too: {said}. Make sure of that,"
+            f" then let them {'in' if blames[0].direction == 'input' else 'out'} in the same way. {advice}"
+        )
+    if not commands or only_claimed:
         where = fold(_hosts(blames))
         return Fix(summary=f"Let {who} (on {where}, as root). {advice}".strip(), needs_root=True)
     return pasted(f"Let {who}. {advice}".strip(), commands, needs_root=True)

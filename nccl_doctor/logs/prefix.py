@@ -6,6 +6,7 @@ Their contents are used: host, rank, process, time. NCCL's own prefixes (src/deb
 - 2.26 on: WARN after ``[2025-03-01 10:00:33] ``; any level and format with NCCL_DEBUG_TIMESTAMP_FORMAT and _LEVELS
 - 2.30.7 on: ``file.cc:12 (function) NCCL WARN text``; plugins put a C++ signature there
 - 2.31 on: ``host:pid NCCL DIAG [OK] text``, without thread and device
+- RCCL's errors: ``host:pid:tid [dev] [FATAL ERROR]: text``
 
 Lines wrapped by a terminal or a mail program, which all have the same width, are joined. Empty lines are added for
 those that were joined, so that line numbers stay correct.
@@ -78,12 +79,16 @@ def quote(text: str, start: int, end: int) -> str:
 
 _LEVELS = r"(?:NCCL|RCCL) (?:INFO|WARN|ATTN|VERSION|CALL|TRACE|ABORT|DIAG)(?: |$)"
 _LEVEL = re.compile(_LEVELS)
+_LEVEL_NAMES = {"ATTN": "WARN", "ERROR]:": "WARN"}  # the second is RCCL's "[FATAL ERROR]: "
 _PROCESS = r"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<pid>\d+)"
 _DIAGNOSTIC = safe_regex(_PROCESS + r" (?P<level>NCCL DIAG)(?: |$)")
 _USUAL = re.compile(
-    _PROCESS + r":(?P<tid>\d+) \[(?P<dev>-?\d+)\] (?P<where>(?:[^ \[\]]+:\d+ )?)(?P<level>" + _LEVELS + ")"
+    _PROCESS
+    + r":(?P<tid>\d+) \[(?P<dev>-?\d+)\] (?P<where>(?:[^ \[\]]+:\d+ )?)(?P<level>"
+    + _LEVELS
+    + r"|\[FATAL ERROR\]: )"
 )
-"""The usual beginning of NCCL's lines, found in linear time."""
+"""The usual beginning of NCCL's lines, and of RCCL's errors, found in linear time."""
 
 _OWN = safe_regex(
     r"(?:" + _PROCESS + r":(?P<tid>\d+) )?(?:\[(?P<dev>-?\d+)\] )?"
@@ -230,7 +235,7 @@ def peel(record: str) -> Prefix:
         pid=found.get("pid"),
         ip=found.get("ip"),
         device=number(found.get("dev")),
-        level=found["level"].split()[1].replace("ATTN", "WARN") if "level" in found else None,
+        level=_LEVEL_NAMES.get(word := found["level"].split()[1], word) if "level" in found else None,
         where=found.get("where", "").strip(),
         time=_time(found),
         start=position,
@@ -239,7 +244,7 @@ def peel(record: str) -> Prefix:
 
 def _nccl(text: str) -> re.Match[str] | None:
     """Return NCCL's own prefix in ``text``, at the beginning or after other text."""
-    if "CCL " not in text:
+    if "CCL " not in text and "] [FATAL ERROR]: " not in text:
         return None
     usual = _USUAL.match(text)
     level = _LEVEL.search(text) if usual is None else None

@@ -1,8 +1,12 @@
-"""Messages of NCCL and torch whose meaning is certain: NCCL's warnings, and errors about a port.
+"""Messages of NCCL, RCCL and torch whose meaning is certain: warnings, and errors about a port.
 
 ``messages.json`` has the WARN texts of NVIDIA/nccl at 62 tags (2.3.5 to 2.30.7), as printf templates with the first and
 the last tag, by diagnosis. ``benign`` are those after which NCCL goes on unharmed; ``nccl-unknown-error`` has those
 that only its developers can act on.
+
+``rccl_messages.json`` has those that RCCL alone prints (ROCm/rocm-systems, projects/rccl at 2026-11: src/init.cc,
+rccl_wrap.cc, misc, graph, transport), by diagnosis, without releases. Some are errors without a level:
+``host:pid:tid [dev] [FATAL ERROR]: text`` (src/debug.cc).
 
 Forms of "Address already in use", with the first torch that has each (torch/csrc/distributed/c10d/socket.cpp,
 TCPStoreLibUvBackend.cpp):
@@ -38,12 +42,12 @@ _LEAST = 8  # a template needs a literal part of this length, otherwise it would
 
 @dataclass(frozen=True)
 class Meaning:
-    """A known NCCL warning: its diagnosis, "benign" or "nccl-unknown-error", and the releases that have it."""
+    """A known warning: its diagnosis, "benign" or "nccl-unknown-error", and the releases that have it ("": unknown)."""
 
     name: str
     template: str
-    first: str
-    last: str
+    first: str = ""
+    last: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,11 @@ def _entries() -> dict[str, list[tuple[int, _Entry]]]:
 @cache
 def catalogue() -> tuple[Meaning, ...]:
     """Return all templates."""
-    path = Path(__file__).with_name("messages.json")
-    names: dict[str, list[list[str]]] = json.loads(path.read_text(encoding="utf-8"))
-    return tuple(Meaning(name, *row) for name, rows in names.items() for row in rows)
+    here = Path(__file__).parent
+    nvidia: dict[str, list[list[str]]] = json.loads((here / "messages.json").read_text(encoding="utf-8"))
+    rccl: dict[str, list[str]] = json.loads((here / "rccl_messages.json").read_text(encoding="utf-8"))
+    of_nvidia = (Meaning(name, *row) for name, rows in nvidia.items() for row in rows)
+    return (*of_nvidia, *(Meaning(name, template) for name, templates in rccl.items() for template in templates))
 
 
 def _entry(found: Meaning) -> _Entry:

@@ -35,7 +35,7 @@ def number(version: str) -> tuple[int, ...]:
 
 
 def there(found: Meaning, version: str) -> bool:
-    return number(found.first) <= number(version) <= number(found.last)
+    return not found.first or number(found.first) <= number(version) <= number(found.last)
 
 
 def run(version: str) -> str:

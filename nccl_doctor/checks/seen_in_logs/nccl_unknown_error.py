@@ -25,12 +25,19 @@ from_logs(__name__, "NCD918")
 
 def _advice(case: Case) -> Advice:
     known = case.first.catalogued
-    since = f" (in NCCL since {known.first})" if known else ""
+    since = f" (in NCCL since {known.first})" if known and known.first else ""
     if any(event.wording == STRANGER.pattern for event in case.cause.events):
         return advise(
             f"A peer that is not a rank of this job connected to NCCL's port on {case.who} ({case.target}).",
             "Another job's rank, a port scanner, another NCCL_SOCKET_MAGIC or another version of NCCL does so, or one "
             "that encrypts its sockets where the others don't; see who that address is.",
+            case.check(),
+        )
+    if known and "MSCCL" in known.template:
+        return advise(
+            f"RCCL could not use the algorithm files of its MSCCL scheduler on {case.who}.",
+            "Set RCCL_MSCCL_ENABLE=0 to run without it, or reinstall the files (share/rccl/msccl-algorithms beside "
+            "librccl.so, or the folder that MSCCL_ALGO_DIR names).",
             case.check(),
         )
     because = case.hinted("In many cases this error indicates ")
@@ -69,6 +76,9 @@ RULES = (
         unless=r"NCCL/NET \(shim\) mismatch recommended|HINT: (?:In many cases|To confirm)",
     ),
     HINTED,
+    generic(  # RCCL (projects/rccl/src/debug.cc)
+        r":\d+ \[-?\d+\] \[FATAL ERROR\]: ", "n1:1:2 [0] [FATAL ERROR]: Something that no table here knows"
+    ),
     generic(r"NCCL DIAG \[?(?:ERROR|FAIL|FATAL|WARN)\w*\]? ", "n1:4242 NCCL DIAG [ERROR] GPU 3: ATS is off"),
     generic(
         r"(?:NCCL error in: |NCCL [Ee]rror:? |[Nn]ccl(?:System|Internal|InvalidUsage|InvalidArgument)(?:Error)?:"

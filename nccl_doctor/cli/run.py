@@ -29,6 +29,7 @@ from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.summary import decided
 from nccl_doctor.launch.launched import Hosts, remember
 from nccl_doctor.launch.line import LaunchLine, joined, read_line
+from nccl_doctor.launch.shell_variables import is_of_shell
 from nccl_doctor.model.base import Skipped
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import written
@@ -112,7 +113,7 @@ def _of_the_job(line: LaunchLine, cluster: Cluster) -> dict[str, str]:
     """Return the variables that a line sets for the job, without those for a rank's place and for a host's GPUs."""
     own = any(node.cuda_visible_devices or node.nproc_per_node for node in cluster.nodes)
     left = {*PLACES, *(("CUDA_VISIBLE_DEVICES",) if own else ())}
-    return {name: value for name, value in line.variables.items() if name not in left}
+    return {name: value for name, value in line.variables.items() if name not in left and not is_of_shell(value)}
 
 
 def check_cluster(request: Request, out: Out, then: Callable[[Snapshot, Report], int] | None = None) -> int:

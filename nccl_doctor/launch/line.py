@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import is_number, nearest
+from nccl_doctor.launch.shell_variables import in_cluster, is_of_shell
 from nccl_doctor.launch.wrappers import ASSIGNMENT, SHELLS, front_of, the_start
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
@@ -51,6 +52,7 @@ class LaunchLine:
         started: the words of srun or mpirun that start it on the hosts.
         nested: whether it is inside an argument of a shell, or in a shell script.
         unread: why it is unknown what the line starts; None if it is known.
+        lost: options whose value only the shell knows that runs the line, as typed; "" if each host has the right one.
     """
 
     launcher: str
@@ -64,6 +66,7 @@ class LaunchLine:
     started: tuple[str, ...] = ()
     nested: bool = False
     unread: str | None = None
+    lost: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def master(self) -> dict[str, str]:
@@ -73,7 +76,8 @@ class LaunchLine:
         if place and (self.url or self.launcher == "sglang" or self.options.get("rdzv_backend", "static") != "static"):
             addr, _, port = place.rpartition(":")
         named = {"MASTER_ADDR": (addr or "").strip("[]"), "MASTER_PORT": port if port and is_number(port) else ""}
-        return {name: self.variables.get(name) or value for name, value in named.items()}
+        told = {name: self.variables.get(name) or value for name, value in named.items()}
+        return {name: "" if is_of_shell(value) else value for name, value in told.items()}
 
     @property
     def url(self) -> str | None:
@@ -103,6 +107,8 @@ class LaunchLine:
         kept, left = [], dict(options)
         for _, name, written, value in self.own:
             new = left.pop(name, value)
+            if value is not None and is_of_shell(value) and new == self.options.get(name, value):
+                new = value
             if name != "standalone":
                 kept += (
                     [written] if new is None else [f"{written}={new}"] if written.startswith("--") else [written, new]
@@ -172,8 +178,11 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
 
 def _out_of_script(words: Sequence[str]) -> Sequence[str]:
     """Return the line in the script on this machine that these words run, if any; it is read, not run."""
-    path = next((word for word in words if not word.startswith("-") and PurePath(word).name not in SHELLS), "")
-    if PurePath(path).suffix not in SCRIPTS or PurePath(words[0]).name not in {*SHELLS, PurePath(path).name}:
+    readers = {*SHELLS, "sbatch"}
+    path = next((word for word in words if not word.startswith("-") and PurePath(word).name not in readers), "")
+    if words[:1] == ["sbatch"]:  # an option's value may stand before it
+        path = next((word for word in words if PurePath(word).suffix in SCRIPTS), "")
+    if PurePath(path).suffix not in SCRIPTS or PurePath(words[0]).name not in {*readers, PurePath(path).name}:
         return words
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as file:
@@ -187,8 +196,8 @@ def _out_of_script(words: Sequence[str]) -> Sequence[str]:
 
 
 def joined(words: Sequence[str]) -> Line:
-    """Return the words as one line, quoted for a shell."""
-    return shell.script("{line}", line=[*map(shell.argument, words)])
+    """Return the words as one line, quoted for a shell, which replaces the variables in them."""
+    return shell.script("{line}", line=[*map(shell.with_variables, words)])
 
 
 def _split(words: Sequence[str]) -> list[str]:
@@ -255,7 +264,7 @@ def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
     if snapshot.cluster.line is None:
         return None
     known = {name: takes for options in host_options(snapshot).values() for name, takes in options.items()}
-    return read_line(shell.split(snapshot.cluster.line), known)
+    return in_cluster(read_line(shell.split(snapshot.cluster.line), known), snapshot.cluster)
 
 
 def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:
@@ -358,7 +367,7 @@ def own_lines(
     script = _better_script(line, cluster, sum(counts.values()))
     found = {}
     for node in cluster.nodes:
-        own = options | ({"node_rank": str(node.node_rank)} if ranked else {})
+        own = options | ({"node_rank": str(node.node_rank)} if ranked and line.lost.get("node_rank") != "" else {})
         if line.launcher == "vllm" and ranked and node.node_rank:
             own["headless"] = ""
         if line.is_of_c10d and spelled_out:

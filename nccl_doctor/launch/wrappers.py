@@ -14,13 +14,14 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from nccl_doctor.errors import UsageError
+from nccl_doctor.launch.shell_variables import filled, is_of_shell
 from nccl_doctor.probe.options import find_launcher
 from nccl_doctor.text import shell
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _COMMAND = re.compile(r"-[a-z]*c")
-_SHELL_WORDS = re.compile(r"[$`]|[<>|]")
+_SHELL_WORDS = re.compile(r"\$(?![A-Za-z_{])|[`<>|]")
 
 
 class Wrapper(NamedTuple):
@@ -224,13 +225,15 @@ def the_start(script: str) -> tuple[str, ...]:
     for line in _commands(script):
         own = line[1:] if line[0] in ("export", "declare", "set") else line
         if all(ASSIGNMENT.fullmatch(word) for word in own):
-            variables |= {name: value for name, _, value in (word.partition("=") for word in own)}
+            variables |= {name: filled(value, variables) for name, _, value in (word.partition("=") for word in own)}
             continue
         front = front_of(line)
         rest = line[front.count :]
         known = bool(rest) and (find_launcher(rest)[0].name != "script" or "python" in PurePath(rest[0]).name)
         if front.inner is not None or known:
-            found.append(tuple(f"{name}={value}" for name, value in variables.items()) + tuple(line))
+            literal = {name: value for name, value in variables.items() if not is_of_shell(value)}
+            words = [filled(word, literal) for word in line]
+            found.append((*(f"{name}={value}" for name, value in literal.items()), *words))
     if len(found) != 1:
         raise UsageError(f"{len(found) or 'no'} lines of the shell's words start a job; give the one that does")
     (start,) = found

@@ -96,6 +96,20 @@ def argument(text: str) -> Line:
     return Line(word(text))
 
 
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*(?::?-[\w.,:@%/+-]*)?\})", re.ASCII)
+
+
+def with_variables(text: str) -> Line:
+    """Return the user's own text as one shell word in which the shell replaces variables, and runs nothing."""
+    rest = _VARIABLE.sub("", text)
+    if rest == text or "$" in rest or "`" in rest:
+        return argument(text)
+    if _PLAIN.fullmatch(rest.replace("=", "") or "x"):
+        return Line(text)
+    pieces = zip(_VARIABLE.split(text), [*_VARIABLE.findall(text), ""], strict=True)
+    return Line("".join((_quoted(plain) if plain else "") + (f'"{name}"' if name else "") for plain, name in pieces))
+
+
 def split(text: str) -> list[str]:
     """Return the words of a line that a user typed; ValueError for an unmatched quote."""
     return shlex.split(text)

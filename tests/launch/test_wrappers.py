@@ -93,7 +93,7 @@ def test_a_shell_s_own_words_are_read(words: tuple[str, ...]) -> None:
         ("nosuchpython train.py", "what nosuchpython starts is not known here"),
         ("bash run", "what bash run starts is not known here"),
         ("docker compose up", "what docker compose starts is not known here"),
-        ("bash -c 'torchrun --nnodes=$N train.py'", "only the shell can tell what --nnodes='$N' is"),
+        ("bash -c 'torchrun --nnodes=$(nodes) train.py'", "only the shell can tell what --nnodes='$' is"),
         ("bash -c 'torchrun a.py; torchrun b.py'", "2 lines of the shell's words start a job"),
         ("bash -c 'echo hello'", "no lines of the shell's words start a job"),
     ],

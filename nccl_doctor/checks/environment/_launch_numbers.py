@@ -53,6 +53,8 @@ def nodes(judged: Judged) -> Iterator[str]:
     if "standalone" in line.options and count > 1:
         yield f"--standalone starts a separate job on each of the {count} hosts"
         return
+    if "nnodes" in line.lost:
+        return
     if told is not None and not line.spans(count):
         static = ", and a range needs --rdzv_backend=c10d" if ":" in told and line.is_static else ""
         yield f"the line says {told} nodes, but there are {count} hosts{static}"
@@ -100,7 +102,7 @@ def _rank(judged: Judged, nodes: str | None, rank: str | None) -> Iterator[str]:
     line, count = judged.line, judged.count
     if line.launcher == "deepspeed" and "no_ssh" in line.options and rank is None and count > 1:
         yield "--no_ssh without --node_rank: every host takes itself for node 0"
-    if line.is_ranked and count > 1 and (nodes is not None or not line.table.engine):
+    if line.is_ranked and count > 1 and "node_rank" not in line.lost and (nodes is not None or not line.table.engine):
         if rank is None:
             yield "without a node rank every host takes itself for node 0"
         elif not is_number(rank) or int(rank) >= count:

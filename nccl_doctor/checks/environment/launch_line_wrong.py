@@ -28,6 +28,7 @@ from nccl_doctor.engines.advertise import PORTS
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.line import batch_notes, host_options, joined, line_to_judge, meeting_name, own_lines, read_line
 from nccl_doctor.launch.plan import is_number
+from nccl_doctor.launch.shell_variables import in_cluster
 from nccl_doctor.logs.rule import USAGE, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown
@@ -55,6 +56,10 @@ def launch_line_wrong(view: View) -> Findings:
     judged = Judged(view, line, dict(planned_nodes(view.snapshot)))
     if line.unread is not None:
         yield Unjudged((), f"the launch line was not judged: {line.unread}")
+    for name, typed in line.lost.items():
+        if typed:
+            option = line.table.written(name)
+            yield Unjudged((), f"only the shell that runs the line knows the value of {typed} for {option}")
     found = _faults(judged)
     yield from found.gaps
     batch = batch_notes(line.script, judged.world)[1]
@@ -104,8 +109,12 @@ class Faults:
         return "Correct the launch line."
 
 
+_OF_MEETING = {"master_addr", "master_port", "rdzv_endpoint", "rdzv_backend", "rdzv_conf", "local_addr"}
+
+
 def _faults(judged: Judged) -> Faults:
-    meeting, gaps = _apart((*_meeting(judged), *_url(judged), *_by_hand(judged)))
+    met = () if judged.line.lost.keys() & _OF_MEETING else _meeting(judged)
+    meeting, gaps = _apart((*met, *_url(judged), *_by_hand(judged)))
     devices, of_devices = _apart(line_numbers.devices(judged))
     ports = list(_own_ports(judged))
     ranks, of_ranks = _apart((*line_numbers.ranks(judged), *line_numbers.sizes(judged)))
@@ -147,7 +156,7 @@ def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
 
 def _passes(judged: Judged, words: Sequence[str]) -> bool:
     """Return whether a corrected line has no fault itself: only such a line is printed."""
-    again = replace(judged, line=read_line(words))
+    again = replace(judged, line=in_cluster(read_line(words), judged.view.snapshot.cluster))
     return not _faults(again).all
 
 

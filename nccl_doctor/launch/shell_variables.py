@@ -1,0 +1,52 @@
+"""Variables of the shell in a line, as a script for Slurm has them.
+
+What Slurm and the hosts file set is known before the start: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"; srun(1), the
+same section. Other variables are known only to the shell that runs the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nccl_doctor.model.cluster import Cluster
+
+if TYPE_CHECKING:
+    from nccl_doctor.launch.line import LaunchLine
+
+_VARIABLE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)(?::?-[^{}$`]*)?\}|(?P<plain>[A-Za-z_]\w*))")
+_OF_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES")
+_OF_PLACE = frozenset({"SLURM_NODEID", "SLURM_PROCID"})
+"""A node's place in the step; SLURM_PROCID, too, if each node has one task, as launchers need it."""
+
+
+def is_of_shell(text: str) -> bool:
+    """Return whether a shell would replace a part of the text."""
+    return "$" in text or "`" in text
+
+
+def filled(text: str, values: Mapping[str, str]) -> str:
+    """Return the text with those variables replaced that have a value."""
+    return _VARIABLE.sub(lambda match: values.get(match["braced"] or match["plain"], match[0]), text)
+
+
+def in_cluster(line: LaunchLine, cluster: Cluster) -> LaunchLine:
+    """Return the line with the variables replaced whose value is known; the others are ``lost``."""
+    values = dict.fromkeys(_OF_NODES, str(len(cluster.nodes)))
+    values |= {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}
+    values |= {name: value for name, value in line.variables.items() if not is_of_shell(value)}
+    options: dict[str, str] = {}
+    lost: dict[str, str] = {}
+    for name, typed in line.options.items():
+        value = filled(typed, values)
+        if name == "node_rank" and (match := _VARIABLE.fullmatch(typed)) and {*match.groups()} & _OF_PLACE:
+            lost[name] = ""
+        elif is_of_shell(value):
+            lost[name] = typed
+        else:
+            options[name] = value
+    if options == line.options:
+        return line
+    return replace(line, options=options, lost=lost)

@@ -42,7 +42,7 @@ def build(
             twice = f"host {quoted(entry.name.value)} is listed twice{f' (first on line {first})' if first else ''}"
             raise entry.name.place.error(f"{twice}; keep one, or give one machine that is two nodes two names")
         given = _settle_devices(entry.own.over(entry.shared), entry)
-        if (ranks := given.nproc_per_node) and (devices := given.cuda_visible_devices):
+        if (ranks := given.nproc_per_node) and ranks.value and (devices := given.cuda_visible_devices):
             refuse_more_ranks_than_gpus(entry.name.value, ranks.value, devices.value, ranks.place)
         settings[entry.name.value] = entry, given
     local = {entry.name.value: _why_local(entry, here) for entry in parsed.entries}
@@ -158,7 +158,7 @@ def _node(rank: int, entry: Entry, given: Settings, local: str | None, origins: 
         name=name,
         address=entry.address.value,
         node_rank=rank,
-        nproc_per_node=given.nproc_per_node.value if given.nproc_per_node else None,
+        nproc_per_node=given.nproc_per_node.value or None if given.nproc_per_node else None,
         cuda_visible_devices=given.cuda_visible_devices.value if given.cuda_visible_devices else None,
         python=given.python.value if given.python else "python3",
         access=access(

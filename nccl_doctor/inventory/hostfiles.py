@@ -160,7 +160,7 @@ def _settings(keys: Keys, note: str) -> Settings:
         user=_value(ssh, "user", values.user, note),
         port=_value(ssh, "port", values.port, note),
         identity_file=_value(ssh, "identity_file", values.path, note),
-        nproc_per_node=_value(keys, "nproc_per_node", values.nproc, note),
+        nproc_per_node=_value(keys, "nproc_per_node", values.nproc_per_node, note),
         cuda_visible_devices=_value(keys, "cuda_visible_devices", values.devices, note),
         inside=_inside(keys["inside"][1], note) if "inside" in keys else None,
         env=env,

@@ -63,11 +63,19 @@ def port(text: str, place: SourceLocation) -> int:
     return number
 
 
-def nproc(text: str, place: SourceLocation) -> int:
-    """Return the number of ranks on one host (at least 1) in a text."""
+def nproc(text: str, place: SourceLocation, words: tuple[str, ...] = ()) -> int:
+    """Return the number of ranks on one host (at least 1) in a text; 0 for one of ``words``."""
+    if text in words:
+        return 0
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= MAX_NPROC:
-        raise place.error(f"{quoted(text)} is not a valid number of processes (1 to {MAX_NPROC})")
+        allowed = ", ".join((f"1 to {MAX_NPROC}", *words))
+        raise place.error(f"{quoted(text)} is not a valid number of processes ({allowed})")
     return int(text)
+
+
+def nproc_per_node(text: str, place: SourceLocation) -> int:
+    """Return the number of ranks on one host; 0 for torchrun's ``gpu`` and ``auto``: as many as it has GPUs."""
+    return nproc(text, place, ("gpu", "auto"))
 
 
 def path(text: str, place: SourceLocation) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.plan import LaunchPlan, Start
+from nccl_doctor.launch.plan import LaunchPlan, Start, secrets
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import plural
@@ -85,7 +85,7 @@ def _asked(script: Sequence[str], engine: str) -> bool:
 
 
 def _line(start: Start, own: Mapping[str, str], program: Sequence[str], rest: Sequence[str]) -> Line:
-    front = shell.assignments({**start.variables, **own})
+    front = shell.assignments({**start.variables, **own}, secrets(start.variables))
     python = [] if program else [shell.program(start.node.python)]
     words = [*map(shell.argument, program), *shell.words(rest, {})]
     return shell.script("{line}", line=[*front, *python, *words])

@@ -22,7 +22,7 @@ from nccl_doctor.launch import slurm_job
 from nccl_doctor.launch.engine_lines import engine_commands, engine_notes, own_addresses
 from nccl_doctor.launch.launchers import commands, default_launcher, start_over_ssh, tcp_script
 from nccl_doctor.launch.line import batch_notes, divides
-from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
+from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan, secrets
 from nccl_doctor.model.base import FrozenModel, Unknown, Version
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource, place_of, placed
@@ -209,6 +209,11 @@ def launched(
     if wishes.batch_size is not None:
         divides(wishes.batch_size, job.world_size)
     notes, warnings = batch_notes(job.script, job.world_size)
+    unprinted = _unprinted(job, wishes.form)
+    if wishes.form == "slurm":  # a batch script shows no notes
+        warnings += unprinted
+    else:
+        notes += unprinted
     if wishes.diagnosable:
         traces = f"/tmp/{job.name}-{job.digest}"  # noqa: S108 - a file a rank, named after the job
         job = job.with_variables(recorded(job.torch, traces))
@@ -235,6 +240,14 @@ def launched(
     return _launch(job, launcher, lines, notes, [*warnings, *doubts(last, these, now)])
 
 
+def _unprinted(job: LaunchPlan, form: str) -> list[str]:
+    names = sorted({name for start in job.starts for name in secrets(start.variables)})
+    if not names:
+        return []
+    place = {"ssh": "in your login's profile on each host", "slurm": "in the shell that runs sbatch"}
+    return [f"secrets are not printed: export {', '.join(names)} {place.get(form, 'in the shell that runs a line')}"]
+
+
 def _of_engine(
     job: LaunchPlan, engine: str, hosts: Hosts, last: LastCheck | None, wishes: Wishes, now: float
 ) -> Launch:
@@ -243,6 +256,7 @@ def _of_engine(
     seen = last.hosts.items() if last else ()
     own = own_addresses(job, {name: one.address for name, one in seen if one.address is not None})
     notes, warnings = engine_notes(job, engine, own)
+    notes += _unprinted(job, wishes.form)
     return _launch(job, engine, engine_commands(job, engine, own), notes, [*warnings, *doubts(last, hosts, now)])
 
 

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.plan import LaunchPlan, Start
+from nccl_doctor.launch.plan import LaunchPlan, Start, secrets
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.model.finding import Command, on
@@ -96,7 +96,7 @@ def _module(job: LaunchPlan, start: Start, module: str, options: list[str]) -> L
 
 
 def _start(variables: Mapping[str, str], start: Start) -> list[Line]:
-    return [*shell.assignments(variables), shell.program(start.node.python)]
+    return [*shell.assignments(variables, secrets(variables)), shell.program(start.node.python)]
 
 
 def _env(job: LaunchPlan, start: Start) -> Line:
@@ -109,7 +109,7 @@ def _env(job: LaunchPlan, start: Start) -> Line:
     }
 
     def of_rank(rank: Mapping[str, Line]) -> Line:
-        front = shell.assignments({**start.variables, **own})
+        front = shell.assignments({**start.variables, **own}, secrets(start.variables))
         python, script = shell.program(start.node.python), shell.words(job.script, {})
         template = "{front} RANK={rank} LOCAL_RANK={local_rank} {python} {script}"
         return shell.script(template, front=front, python=python, script=script, **rank)

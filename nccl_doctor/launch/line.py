@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.plan import is_number, nearest
-from nccl_doctor.launch.shell_variables import in_cluster, is_of_shell
+from nccl_doctor.launch.shell_variables import is_of_shell, known_options
 from nccl_doctor.launch.wrappers import ASSIGNMENT, SHELLS, front_of, the_start
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
@@ -67,6 +67,11 @@ class LaunchLine:
     nested: bool = False
     unread: str | None = None
     lost: Mapping[str, str] = field(default_factory=dict)
+
+    def in_cluster(self, cluster: Cluster) -> LaunchLine:
+        """Return the line with the variables replaced whose value is known; the others are ``lost``."""
+        known, lost = known_options(self.options, self.variables, cluster)
+        return replace(self, options=known, lost=lost)
 
     @property
     def master(self) -> dict[str, str]:
@@ -264,7 +269,7 @@ def line_to_judge(snapshot: Snapshot) -> LaunchLine | None:
     if snapshot.cluster.line is None:
         return None
     known = {name: takes for options in host_options(snapshot).values() for name, takes in options.items()}
-    return in_cluster(read_line(shell.split(snapshot.cluster.line), known), snapshot.cluster)
+    return read_line(shell.split(snapshot.cluster.line), known).in_cluster(snapshot.cluster)
 
 
 def host_options(snapshot: Snapshot) -> dict[str, Mapping[str, bool]]:

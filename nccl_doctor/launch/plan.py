@@ -24,6 +24,7 @@ from nccl_doctor.snapshot.hosts import named_devices
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, plural
 from nccl_doctor.text.inet import numeric
+from nccl_doctor.text.secrets import without_secrets
 
 if TYPE_CHECKING:
     from nccl_doctor.model.documents import RankPlace
@@ -50,6 +51,12 @@ class CheckedHost(FrozenModel):
     gpus: int | None = None
     address: IpAddress | None = None  # address at which the other hosts reach it
     variables: dict[str, str] = Field(default_factory=dict)
+
+
+def secrets(variables: Mapping[str, str]) -> frozenset[str]:
+    """Return the names of variables that no printed line may hold: the shell that runs it has them."""
+    said = {name: f"{name}={value}" for name, value in variables.items()}
+    return frozenset(name for name, text in said.items() if without_secrets(text) != text)
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from nccl_doctor.model.cluster import Cluster
-
-if TYPE_CHECKING:
-    from nccl_doctor.launch.line import LaunchLine
 
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)(?::?-[^{}$`]*)?\}|(?P<plain>[A-Za-z_]\w*))")
 _OF_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES")
@@ -32,21 +27,27 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     return _VARIABLE.sub(lambda match: values.get(match["braced"] or match["plain"], match[0]), text)
 
 
-def in_cluster(line: LaunchLine, cluster: Cluster) -> LaunchLine:
-    """Return the line with the variables replaced whose value is known; the others are ``lost``."""
+def known_options(
+    options: Mapping[str, str], variables: Mapping[str, str], cluster: Cluster
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return a line's options with the variables replaced whose value is known, and those whose value is unknown.
+
+    Args:
+        options: the line's, as typed.
+        variables: those set before it.
+        cluster: what Slurm will start the line on.
+    """
     values = dict.fromkeys(_OF_NODES, str(len(cluster.nodes)))
     values |= {"MASTER_ADDR": cluster.master_addr, "MASTER_PORT": str(cluster.master_port)}
-    values |= {name: value for name, value in line.variables.items() if not is_of_shell(value)}
-    options: dict[str, str] = {}
+    values |= {name: value for name, value in variables.items() if not is_of_shell(value)}
+    known: dict[str, str] = {}
     lost: dict[str, str] = {}
-    for name, typed in line.options.items():
+    for name, typed in options.items():
         value = filled(typed, values)
         if name == "node_rank" and (match := _VARIABLE.fullmatch(typed)) and {*match.groups()} & _OF_PLACE:
             lost[name] = ""
         elif is_of_shell(value):
             lost[name] = typed
         else:
-            options[name] = value
-    if options == line.options:
-        return line
-    return replace(line, options=options, lost=lost)
+            known[name] = value
+    return known, lost

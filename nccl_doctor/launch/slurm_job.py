@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.launchers import takes_local_addr
-from nccl_doctor.launch.plan import LaunchPlan
+from nccl_doctor.launch.plan import LaunchPlan, secrets
 from nccl_doctor.model.engines.slurm import SlurmOptions
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold
@@ -60,7 +60,9 @@ def script(job: LaunchPlan, *, c10d: bool = False) -> Line:
     extra = [shell.script("#SBATCH --nodelist={names}\n", names=shell.host_names(names))] if named else []
     on_gpus = job.starts[0].gpus != ()
     extra += [shell.script("#SBATCH --gpus-per-node={count}\n", count=counts[0])] if even and on_gpus else []
-    exports = _joined([shell.script("export {one}\n", one=one) for one in shell.assignments(shared[0])])
+    exports = _joined(
+        [shell.script("export {one}\n", one=one) for one in shell.assignments(shared[0], secrets(shared[0]))]
+    )
     port, running = job.cluster.master_port, nodes[0].options(SlurmOptions)
     if running.job:
         master = shell.argument(job.cluster.master_addr)

@@ -83,7 +83,10 @@ _WORD = (
     + r"""|(?<=[^\s'",;&])['"](?=[^\s'",;&)}\]])|[,;&](?![\s'"\])}]|$|[\w.$-]{1,64}[=:])){1,4000})"""
 )
 """A value in shells, YAML, JSON, or JSON within JSON: up to the closing quote, a blank or the next name."""
-_GIVEN = r"(?!\(left out\))(?!(?:none|null|nil|true|false)\b|\"\"|''|[{\[(](?:\s|$))"
+_VARIABLE = r"[A-Z0-9_]{0,60}(?:TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH|JWT|PAT)[A-Z0-9_]{0,60}"
+_OF_SHELL = rf"(?-i:[\"']?\$\{{?{_VARIABLE}\}}?[\"']?)(?![^\s,;&)}}\]])"
+"""A variable, whose value only the shell has that runs the command: ``HF_TOKEN="$HF_TOKEN"``."""
+_GIVEN = rf"(?!\(left out\))(?!(?:none|null|nil|true|false)\b|\"\"|''|[{{\[(](?:\s|$)|{_OF_SHELL})"
 _NO_COUNT = r"(?![\"']?[-+]?\d[\d.,_]{0,15}[kmb%]?[\"']?(?![\w.]))"
 _KEYS = r"(?:api|access|private|account|auth|service|signing|encryption|license|subscription|storage)[_-]?key"
 _STRONG = (

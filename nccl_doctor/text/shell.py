@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -132,9 +132,10 @@ def program(path: str) -> Line:
     return Line("~/" + _quoted(path[2:]) if path.startswith("~/") and len(path) > 2 else _quoted(path))
 
 
-def assignments(variables: Mapping[str, str]) -> list[Line]:
-    """Return ``NAME=value`` pairs for the beginning of a command."""
-    return [Line(f"{name}={_quoted(value) if value else ''}") for name, value in variables.items()]
+def assignments(variables: Mapping[str, str], exported: Collection[str] = ()) -> list[Line]:
+    """Return ``NAME=value`` pairs for the beginning of a command; ``exported`` ones have the shell's own value."""
+    texts = {name: _quoted(value) if value else "" for name, value in variables.items()}
+    return [Line(f'{name}="${name}"' if name in exported else f"{name}={text}") for name, text in texts.items()]
 
 
 def words(texts: Sequence[str], replaced: Mapping[str, Line]) -> list[Line]:

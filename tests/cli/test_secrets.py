@@ -237,13 +237,20 @@ def test_what_tee_passes_through_stays_as_it_is(folder: Path) -> None:
     assert leaks(done.stdout) == []
 
 
-def test_the_lines_of_launch_are_whole_and_it_says_so(folder: Path) -> None:
-    for form in ("shell", "json"):
-        done = run("launch", "hosts.yaml", "--nproc-per-node", "1", "--format", form, "--", "train.py", cwd=folder)
-        assert done.returncode == 0, done.stderr
-        assert VARIABLES["HF_TOKEN"] in done.stdout
-        assert "hold what looks like a secret" in done.stderr
-        assert leaks(done.stderr) == []
+@pytest.mark.parametrize("form", ["shell", "ssh", "json"])
+def test_the_lines_of_launch_hold_the_scripts_own_secrets_and_it_says_so(folder: Path, form: str) -> None:
+    call = ("launch", "hosts.yaml", "--nproc-per-node", "1", "--format", form, "--", "train.py")
+    done = run(*call, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert leaks(done.stdout + done.stderr) == []
+    assert 'HF_TOKEN="$HF_TOKEN"' in done.stdout.replace('\\"', '"')
+    assert "secrets are not printed: export AWS_SECRET_ACCESS_KEY, HF_TOKEN, " in done.stdout
+    assert "hold what looks like a secret" not in done.stderr
+    done = run(*call, "--hub-token", VARIABLES["HF_TOKEN"], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert VARIABLES["HF_TOKEN"] in done.stdout
+    assert "hold what looks like a secret" in done.stderr
+    assert leaks(done.stderr) == []
 
 
 def test_files_of_reports_are_their_owners_alone(folder: Path) -> None:

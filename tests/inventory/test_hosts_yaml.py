@@ -183,8 +183,8 @@ NOT_A_HOST = (
         (H + "master_port: 70000", ':2: "70000" is not a valid port (1 to 65535)'),
         (H + "master_port: 0", ':2: "0" is not a valid port (1 to 65535)'),
         (H + "ssh: {port: 22.0}", ':2: "22.0" is not a valid port (1 to 65535)'),
-        (H + "nproc_per_node: 0", ':2: "0" is not a valid number of processes (1 to 1024)'),
-        (H + "nproc_per_node: two", ':2: "two" is not a valid number of processes (1 to 1024)'),
+        (H + "nproc_per_node: 0", ':2: "0" is not a valid number of processes (1 to 1024, gpu, auto)'),
+        (H + "nproc_per_node: two", ':2: "two" is not a valid number of processes (1 to 1024, gpu, auto)'),
         (H + "env: {1A: x}", ':2: "1A" is not a variable name: letters, digits and "_", not beginning with a digit'),
         (
             H + 'env: {A: "x\\ny"}',
@@ -298,3 +298,9 @@ def test_paths_that_have_to_be_the_same(understand: Understand, refusal: Refusal
     assert "must be a list" in refusal("same: train.py\nhosts: [a]\n")
     assert "not a file path" in refusal("same: ['-rf']\nhosts: [a]\n")
     assert "at most 100" in refusal(f"same: [{', '.join(['x'] * 101)}]\nhosts: [a]\n")
+
+
+@pytest.mark.parametrize("word", ["gpu", "auto"])
+def test_torchruns_words_for_as_many_ranks_as_gpus(understand: Understand, word: str) -> None:
+    first, second = understand(f"nproc_per_node: 2\nhosts: [a, {{name: b, nproc_per_node: {word}}}]\n").nodes
+    assert (first.nproc_per_node, second.nproc_per_node) == (2, None)

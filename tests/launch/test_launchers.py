@@ -17,6 +17,7 @@ from nccl_doctor.launch.plan import CheckedHost, LaunchPlan, plan
 from nccl_doctor.launch.slurm_job import script as slurm_script
 from nccl_doctor.model.cluster import Cluster, Node
 from nccl_doctor.text import shell
+from tests.cli.program import run
 from tests.patience import LONG_S
 
 
@@ -342,3 +343,15 @@ def test_slurm_refuses_what_one_script_can_not_say() -> None:
     with pytest.raises(UsageError, match="two nodes"):
         slurm_script(made)
     assert json.dumps([r.gpu for r in made.ranks]) == '["0", "1"]'
+
+
+@pytest.mark.parametrize("form", ["shell", "ssh", "slurm"])
+def test_no_line_holds_a_secret(tmp_path: Path, form: str) -> None:
+    (tmp_path / "hosts.yaml").write_text(
+        "nproc_per_node: 1\nhosts: [a, b]\nenv: {HF_TOKEN: hf_1234567890abcdef, A: b}\n"
+    )
+    done = run("launch", "hosts.yaml", "--format", form, "--", "t.py", cwd=tmp_path, XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "hf_1234" not in done.stdout + done.stderr
+    assert 'HF_TOKEN="$HF_TOKEN"' in done.stdout
+    assert "secrets are not printed: export HF_TOKEN" in done.stdout + done.stderr

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.launch.line import behind_dashes, joined, read_line
-from nccl_doctor.launch.shell_variables import in_cluster
 from nccl_doctor.model.finding import Outcome
 from nccl_doctor.text.shell import with_variables
 from tests.checks.snapshots import patched
@@ -79,7 +78,7 @@ def test_a_script_is_read(tmp_path: Path, words: list[str]) -> None:
     argv = ["hosts.yaml", "--", *(word.format(path) for word in words)]
     _, line = behind_dashes([one for one in argv if one != "--"], argv)
     cluster = patched({}).cluster
-    own = in_cluster(read_line(line), cluster).options
+    own = read_line(line).in_cluster(cluster).options
     assert (own["nnodes"], own["nproc_per_node"], own["master_addr"]) == ("3", "8", cluster.master_addr)
     assert shlex.split(str(joined(line))) == list(line)
 

@@ -28,7 +28,6 @@ from nccl_doctor.engines.advertise import PORTS
 from nccl_doctor.errors import UsageError
 from nccl_doctor.launch.line import batch_notes, host_options, joined, line_to_judge, meeting_name, own_lines, read_line
 from nccl_doctor.launch.plan import is_number
-from nccl_doctor.launch.shell_variables import in_cluster
 from nccl_doctor.logs.rule import USAGE, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown
@@ -156,7 +155,7 @@ def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
 
 def _passes(judged: Judged, words: Sequence[str]) -> bool:
     """Return whether a corrected line has no fault itself: only such a line is printed."""
-    again = replace(judged, line=in_cluster(read_line(words), judged.view.snapshot.cluster))
+    again = replace(judged, line=read_line(words).in_cluster(judged.view.snapshot.cluster))
     return not _faults(again).all
 
 

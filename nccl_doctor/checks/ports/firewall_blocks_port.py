@@ -192,7 +192,7 @@ def _fix(blames: Sequence[Blame], ways: Sequence[Opening], claimed: Sequence[tup
     who = "the cluster's own addresses " + ("in" if blames[0].direction == "input" else "out")
     uncertain = {address for _, address in claimed}
     only_claimed = any(uncertain.intersection(way.peers) for way in ways)
-    said = ", ".join(f"{address} of {host}" for host, address in claimed)
+    said = ", ".join(f"{host} by {address}" for host, address in claimed)
     if only_claimed:
         advice = f"First make sure that these addresses are theirs (only the hosts themselves say so): {said}. {advice}"
     elif claimed:

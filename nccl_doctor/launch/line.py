@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
@@ -80,7 +80,8 @@ class LaunchLine:
         place = self.options.get("rdzv_endpoint") or (self.url or "").removeprefix("tcp://")
         if place and (self.url or self.launcher == "sglang" or self.options.get("rdzv_backend", "static") != "static"):
             addr, _, port = place.rpartition(":")
-        named = {"MASTER_ADDR": (addr or "").strip("[]"), "MASTER_PORT": port if port and is_number(port) else ""}
+        port = port if port and is_number(port) and int(port) else ""  # 0: any free one
+        named = {"MASTER_ADDR": (addr or "").strip("[]"), "MASTER_PORT": port}
         told = {name: self.variables.get(name) or value for name, value in named.items()}
         return {name: "" if is_of_shell(value) else value for name, value in told.items()}
 
@@ -154,9 +155,13 @@ class LaunchLine:
         return self.launcher == "torchrun" and self.options.get("rdzv_backend") == "c10d"
 
     @property
-    def is_configured(self) -> bool:
-        """True if settings may be in a file that the line names (accelerate's)."""
-        return "config_file" in self.options
+    def settings_file(self) -> str | None:
+        """The file in which accelerate finds what the line leaves out; it reads its default file without being told.
+
+        accelerate/commands/launch.py, ``_validate_launch_command``; config/config_args.py, ``default_config_file``.
+        """
+        default = "accelerate's default_config.yaml" if self.launcher == "accelerate" else None
+        return self.options.get("config_file", default)
 
     @property
     def meets_elsewhere(self) -> bool:
@@ -353,6 +358,16 @@ def model_size(line: LaunchLine) -> int | None:
     return math.prod(int(one) if is_number(one) and int(one) else 1 for one in told)
 
 
+def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
+    """Return the number of ranks that accelerate's line means if its total is that of each machine; None if not so.
+
+    ``counts`` are the planned ranks of each host.
+    """
+    told, total = line.options.get("world_size", ""), sum(counts)
+    per_machine = line.launcher == "accelerate" and is_number(told) and {*counts} == {int(told)}
+    return total if per_machine and total > int(told) else None
+
+
 def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
     """Return whether an engine's line needs more GPUs than any single host has."""
     return line.table.engine and (model_size(line) or 0) > max(counts.values(), default=1)
@@ -419,6 +434,8 @@ def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> di
     if line.table.engine and not (line.is_placed and ("nnodes" in line.options or needs_all(line, counts))):
         return {}
     options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
+    if (total := meant_total(line, counts.values())) is not None:
+        options["world_size"] = str(total)
     if line.is_static:
         options |= {"master_addr": cluster.master_addr, "master_port": str(cluster.master_port)}
     elif line.is_placed and not line.meets_elsewhere:

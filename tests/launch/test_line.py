@@ -161,3 +161,8 @@ def test_the_line_stands_behind_dashes() -> None:
     ):
         with pytest.raises(UsageError):
             behind_dashes(words, argv)
+
+
+def test_port_0_of_an_endpoint_is_not_the_port_to_test() -> None:
+    line = "torchrun --nnodes=2 --rdzv_backend c10d --rdzv_endpoint=localhost:{} -m torchtitan.train"
+    assert [read_line(line.format(port).split()).master["MASTER_PORT"] for port in (0, 29501)] == ["", "29501"]

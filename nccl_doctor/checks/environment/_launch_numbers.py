@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from nccl_doctor.checks.view import View
-from nccl_doctor.launch.line import LaunchLine, model_size
+from nccl_doctor.launch.line import LaunchLine, meant_total, model_size
 from nccl_doctor.launch.plan import PlannedNode, is_number
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.register import Unjudged
@@ -48,7 +48,7 @@ def nodes(judged: Judged) -> Iterator[str]:
     """Yield faults in the number of nodes and in their ranks."""
     line, count = judged.line, judged.count
     told, rank = line.options.get("nnodes"), line.options.get("node_rank")
-    if line.is_configured and told is None and count > 1:
+    if line.settings_file and not line.options.keys() >= {"nnodes", "node_rank"} and count > 1:
         return  # the file's content is unknown here
     if "standalone" in line.options and count > 1:
         yield f"--standalone starts a separate job on each of the {count} hosts"
@@ -193,6 +193,16 @@ def ranks(judged: Judged) -> Iterator[Fault]:
         yield "0 ranks a node start nothing"
     elif is_number(told) and not few and planned and {int(told)} != planned:
         yield f"{told} ranks per node, but the hosts file says {', '.join(map(str, sorted(filter(None, planned))))}"
+
+
+def idle(judged: Judged) -> Iterator[str]:
+    """Yield a doubt if accelerate's total, which counts the ranks of all machines, is meant for each of them."""
+    told, meant = (
+        judged.line.options.get("world_size"),
+        meant_total(judged.line, [place.nproc for place in judged.places.values()]),
+    )
+    if meant is not None:
+        yield f"--num_processes {told} counts the ranks of all hosts, which can have {meant} together"
 
 
 def devices(judged: Judged) -> Iterator[Fault]:

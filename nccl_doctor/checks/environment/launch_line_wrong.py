@@ -61,9 +61,9 @@ def launch_line_wrong(view: View) -> Findings:
             yield Unjudged((), f"only the shell that runs the line knows the value of {typed} for {option}")
     found = _faults(judged)
     yield from found.gaps
-    batch = batch_notes(line.script, judged.world)[1]
-    if found.all or batch:
-        first, *others = *found.all, *batch
+    doubts = [*batch_notes(line.script, judged.world)[1], *line_numbers.idle(judged)]
+    if found.all or doubts:
+        first, *others = *found.all, *doubts
         programs = (line.launcher, *line.started[:1])  # as typed
         only_meeting = found.all and found.all == found.meeting
         by_address = only_meeting and not line.is_of_c10d
@@ -187,8 +187,8 @@ def _meeting(judged: Judged) -> Iterator[Fault]:
         where = options.get("rdzv_endpoint", "the default endpoint")
         yield Unjudged((), f"its ranks meet by {options['rdzv_backend']} at {where}, which was not tested")
         return
-    if line.is_configured and not options.keys() >= {"nnodes", "master_addr"}:
-        yield Unjudged((), f"where its ranks meet stands in {options['config_file']}, which was not read")
+    if line.settings_file and not options.keys() >= {"nnodes", "node_rank", "master_addr"}:
+        yield Unjudged((), f"where its ranks meet may stand in {line.settings_file}, which was not read")
         return
     if line.table.engine and "nnodes" not in options:
         return
@@ -225,6 +225,8 @@ def _c10d(judged: Judged, addr: str, port: str | None) -> Iterator[Fault]:
         yield Unjudged((), f"it is not known which host takes itself for {addr}")
     elif at != [first]:
         yield Unjudged(tuple(at), f"the rendezvous endpoint {addr} is on {at[0]}, and the ports of {first} were tested")
+    elif port == "0":
+        yield f"rendezvous endpoint {addr} goes with port 0, which is any free port: the other hosts would not know it"
     elif port and port != str(judged.view.snapshot.cluster.master_port):
         yield f"rendezvous endpoint {addr} goes with port {port}, but another port was tested"
     own = judged.line.options.get("local_addr")
@@ -316,6 +318,8 @@ def _wrong_place(judged: Judged, words: str, addr: str, port: str | None) -> Ite
         first = judged.view.snapshot.hosts[0].name
         known = f"it is not known whether {addr} is an address of {first}"
         yield (f"{words} is not the first host, {judged.master}" if own is False else Unjudged((first,), known))
+    elif port == "0":
+        yield f"{words} goes with port 0, which is any free port: the other hosts would not know it"
     elif port and port != planned:
         yield f"{words} goes with port {port}, but port {planned} was tested"
 

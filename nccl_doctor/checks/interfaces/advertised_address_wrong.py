@@ -30,7 +30,7 @@ from nccl_doctor.checks.nccl_choice import good_interfaces
 from nccl_doctor.checks.view import Findings, View, check
 from nccl_doctor.engines.advertise import STEPS, TITLES, Advertised, Side, advertised, programs, side_of
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import line_to_judge
+from nccl_doctor.launch.line import LaunchLine, line_to_judge
 from nccl_doctor.logs.log import Event, Log
 from nccl_doctor.logs.rule import Grade, clue, hint, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, Scene, advise, ifname_command
@@ -124,7 +124,7 @@ _SIDE_CHANNELS = {"vllm": ("nixl", "mooncake", "ucx"), "sglang": ("mooncake", "u
 
 
 def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
-    given, own = _by_line(view, program) or advertised(program, side), view.nccl.by_host[name]
+    given, own = _by_line(view, program, name) or advertised(program, side), view.nccl.by_host[name]
     better, listed = _right_address(view, name, own)
     address = _numeric(view, name, side, given)
     said = _fault(view, own, given, address, {better, *listed})
@@ -141,15 +141,24 @@ def _judge(view: View, program: str, name: str, side: Side) -> Misled | None:
     return Misled(name, given, said, f"{name}: {told}{why}{right}", better)
 
 
-def _by_line(view: View, program: str) -> Advertised | None:
-    """Return the address that the launch line gives the program, which is the same on every host."""
+def _by_line(view: View, program: str, name: str) -> Advertised | None:
+    """Return the address that the launch line gives the program on the host; None if the line is not for that host."""
     with suppress(ValueError, UsageError):
         line, option = line_to_judge(view.snapshot), _OPTIONS.get(program)
         if line is None or option is None or line.launcher != program:
             return None
         address = line.options.get(option)
-        return Advertised(address, f"--{option} says so", option) if address else None
+        if not address or (program == "ray" and not _is_meant(view, line, name, address)):
+            return None
+        return Advertised(address, f"--{option} says so", option)
     return None
+
+
+def _is_meant(view: View, line: LaunchLine, name: str, address: str) -> bool:
+    """Return whether a line of ``ray start``, which is for one host, is for this one."""
+    owners = [other for other, own in view.nccl.by_host.items() if own.owns(address)]
+    is_first = name == view.snapshot.cluster.nodes[0].name
+    return name in owners if owners else is_first == ("head" in line.options)
 
 
 def _fault(view: View, own: HostNccl, given: Advertised, address: str | None, right: set[str | None]) -> str | None:

@@ -181,8 +181,11 @@ def behind_dashes(words: Sequence[str], argv: Sequence[str]) -> tuple[str | None
     if len(before) > 1:
         raise UsageError(f"unexpected argument {before[1]}; put the launch line after --")
     if "--" in argv:
-        line = list(_out_of_script(line))
-        read_line(line)
+        out = _out_of_script(line)
+        read = read_line(out)
+        # of several words, the user's shell has replaced the variables that were not quoted
+        kept = {word for word in read.script if "$" in word} if out is line and len(line) > 1 else ()
+        line = [shell.Literal(word) if word in kept else word for word in out]
     return (before[0] if before else None), tuple(line)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.text.shell import Literal
 
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>[A-Za-z_]\w*)(?::?-[^{}$`]*)?\}|(?P<plain>[A-Za-z_]\w*))")
 _OF_NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES")
@@ -19,12 +20,16 @@ _OF_PLACE = frozenset({"SLURM_NODEID", "SLURM_PROCID"})
 
 def is_of_shell(text: str) -> bool:
     """Return whether a shell would replace a part of the text."""
-    return "$" in text or "`" in text
+    return not isinstance(text, Literal) and ("$" in text or "`" in text)
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
     """Return the text with those variables replaced that have a value."""
-    return _VARIABLE.sub(lambda match: values.get(match["braced"] or match["plain"], match[0]), text)
+    return (
+        text
+        if isinstance(text, Literal)
+        else _VARIABLE.sub(lambda match: values.get(match["braced"] or match["plain"], match[0]), text)
+    )
 
 
 def known_options(

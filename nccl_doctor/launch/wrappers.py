@@ -247,7 +247,7 @@ def _commands(script: str) -> list[list[str]]:
     """Return the words of each simple command, without commands that a shell would parse differently."""
     found: list[list[str]] = []
     for line in re.sub(r"\\\n", " ", script).split("\n"):
-        reader = shlex.shlex(line, posix=True, punctuation_chars=";&|()")
+        reader = shlex.shlex(shell.marked(line), posix=True, punctuation_chars=";&|()")
         reader.whitespace_split, reader.commenters = True, "#"
         command: list[str] = []
         try:
@@ -256,7 +256,7 @@ def _commands(script: str) -> list[list[str]]:
                     found += [command] if command else []
                     command = []
                 else:
-                    command.append(word)
+                    command.append(shell.unmarked(word))
         except ValueError:
             continue
     return found

@@ -99,8 +99,16 @@ def argument(text: str) -> Line:
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*(?::?-[\w.,:@%/+-]*)?\})", re.ASCII)
 
 
+class Literal(str):
+    """A word of a user's line in which no shell replaces a variable, since the user quoted it."""
+
+    __slots__ = ()
+
+
 def with_variables(text: str) -> Line:
     """Return the user's own text as one shell word in which the shell replaces variables, and runs nothing."""
+    if isinstance(text, Literal):
+        return argument(text)
     rest = _VARIABLE.sub("", text)
     if rest == text or "$" in rest or "`" in rest:
         return argument(text)
@@ -112,7 +120,25 @@ def with_variables(text: str) -> Line:
 
 def split(text: str) -> list[str]:
     """Return the words of a line that a user typed; ValueError for an unmatched quote."""
-    return shlex.split(text)
+    return [*map(unmarked, shlex.split(marked(text)))]
+
+
+_KEPT = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+
+
+def marked(text: str) -> str:
+    """Return a shell's text with a null character for each "$" that the shell keeps, for :func:`unmarked` of a word."""
+
+    def kept(match: re.Match[str]) -> str:
+        quoted = match[0].replace("\\$", "\0")
+        return quoted.replace("$", "\0") if quoted.startswith("'") else quoted
+
+    return _KEPT.sub(kept, text.replace("\0", ""))
+
+
+def unmarked(word: str) -> str:
+    """Return a word of :func:`marked` text, a :class:`Literal` if a "$" in it is kept."""
+    return Literal(word.replace("\0", "$")) if "\0" in word else word
 
 
 def nested(command: Line | str) -> Line:

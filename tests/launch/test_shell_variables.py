@@ -9,7 +9,7 @@ import pytest
 
 from nccl_doctor.launch.line import behind_dashes, joined, read_line
 from nccl_doctor.model.finding import Outcome
-from nccl_doctor.text.shell import with_variables
+from nccl_doctor.text.shell import split, with_variables
 from tests.checks.snapshots import patched
 from tests.launch.test_lines import told
 
@@ -97,3 +97,24 @@ def test_a_script_is_read(tmp_path: Path, words: list[str]) -> None:
 )
 def test_a_shell_replaces_variables_and_runs_nothing(text: str, shown: str) -> None:
     assert str(with_variables(text)) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (
+            ("torchrun", "--nnodes=$N", "t.py", "--note", "two words; $HOME"),
+            "--nnodes=$N t.py --note 'two words; $HOME'",
+        ),
+        (("torchrun --nnodes=$N t.py --note '$HOME' $OUT",), "--nnodes=$N t.py --note '$HOME' $OUT"),
+        (('torchrun t.py "$A" "\\$A" \\$A "it\'s $A"',), "t.py $A '$A' '$A' 'it'\"'\"'s '\"$A\""),
+    ],
+)
+def test_a_variable_that_the_user_quoted_stays_one(words: tuple[str, ...], shown: str) -> None:
+    argv = ["hosts.yaml", "--", *words]
+    _, line = behind_dashes([one for one in argv if one != "--"], argv)
+    read = read_line(line)
+    once = str(joined(read.written(read.options, read.script, {})))
+    assert once == f"torchrun {shown}"
+    again = read_line(split(once))
+    assert str(joined(again.written(again.options, again.script, {}))) == once

@@ -123,7 +123,7 @@ PROGRAMS = {
     "iptables-save": "",
     "nft": r"list ruleset|(list chain|insert rule) \w+ [\w./-]+ [\w./-]+( (ip|ip6) [sd]addr \{ [0-9a-f.:/, ]+ \} tcp dport "
     r"\{ [\d, -]+ \} accept comment \"nccl-doctor [0-9a-f]{8}\")?",
-    "grep": r"-qF nccl-doctor [0-9a-f]{8}|NVRM",
+    "grep": r"-qF nccl-doctor [0-9a-f]{8}|NVRM|-nwF -- .+ /etc/hosts",
     "dmesg": r"",
     **dict.fromkeys(
         [f"ip{six}tables{end}" for six in ("", "6") for end in ("", "-legacy", "-nft")],

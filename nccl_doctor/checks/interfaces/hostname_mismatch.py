@@ -20,13 +20,14 @@ from collections import Counter
 
 from nccl_doctor.checks.effects import NAMES
 from nccl_doctor.checks.own_names import CHANCE, OwnName, finding, own_names
-from nccl_doctor.checks.view import Findings, View, check, failed_by
+from nccl_doctor.checks.view import Findings, View, check, failed_by, on_each, pasted
 from nccl_doctor.logs.rule import root
 from nccl_doctor.logs.signs import LogSigns, make_advice
 from nccl_doctor.model.finding import Finding, Severity
 from nccl_doctor.snapshot.mesh import Mesh
 from nccl_doctor.snapshot.network import Names, ResolverAnswer, deviations
 from nccl_doctor.text.hostlist import fold, grouped, quoted
+from nccl_doctor.text.shell import line
 
 
 @check(
@@ -75,7 +76,11 @@ def hostname_mismatch(view: View) -> Findings:
                     "matrix": {host: list(real) for host, real in column.items()},
                     "failed": failed_by(view, name, outliers),
                 },
-                fix="Make /etc/hosts the same on all hosts, or use IP addresses in the hosts file.",
+                fix=pasted(
+                    f"Make {quoted(name)} the same address on all hosts, or use IP addresses in the hosts file. Look "
+                    "for it there; if no line has it, the name is from DNS:",
+                    on_each(outliers, line("grep -nwF -- {name} /etc/hosts", name=name)),
+                ),
                 severity=Severity.ERROR if name == master else None,
             )
 

@@ -25,6 +25,7 @@ from nccl_doctor.model.register import Unjudged
 from nccl_doctor.snapshot.mesh import Stall, accused
 from nccl_doctor.snapshot.network import Interfaces
 from nccl_doctor.text.hostlist import fold, grouped
+from nccl_doctor.text.shell import line
 
 HEADERS = 100  # bytes: IPv6 and TCP with options, or less
 
@@ -89,6 +90,12 @@ def _mtus(view: View, hosts: Iterable[str]) -> str:
     return "; ".join(f"{what} on {fold(names)}" for what, names in alike.items())
 
 
+def _lowered(view: View) -> str:
+    """Return the command that sets 1500 bytes, with the interface's name if it is the same on all hosts."""
+    names = {chosen.name for chosen in view.nccl.interfaces.values()}
+    return f"`{line('ip link set dev {name} mtu 1500', name=names.pop() if len(names) == 1 else 'NAME')}`"
+
+
 def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[Stall]) -> Finding:
     mtus = _mtus(view, _ends(stalls))
     seen = grouped(((stall.src, stall.unacked, stall.sent, stall.segment), stall.address) for stall in stalls)
@@ -101,7 +108,7 @@ def _finding(view: View, hosts: tuple[str, ...], where: str, stalls: Sequence[St
         ),
         facts={"pairs": [{"src": stall.src, "dst": stall.dst, "segment": stall.segment} for stall in stalls]},
         fix=f"Choose: lower the MTU of NCCL's interfaces{f' ({mtus})' if mtus else ''} on all hosts to what the path "
-        "passes, `ip link set dev NAME mtu 1500` where the switches carry no jumbo frames, and 1450 or less inside a "
+        f"passes, {_lowered(view)} where the switches carry no jumbo frames, and 1450 or less inside a "
         "tunnel; or raise it on what lies between (jumbo frames on the switches' ports). Let ICMP “fragmentation "
         "needed” through.",
     )

@@ -34,6 +34,7 @@ SAME = {
     "DISABLED": "DISABLE",
     "ENABLED": "ENABLE",
     "SUBSYSTEM": "SUBSYS",
+    "ERR": "ERROR",
 }
 HABITS = {  # what people are used to from elsewhere
     "NCCL_LOG_LEVEL": "NCCL_DEBUG",
@@ -56,11 +57,20 @@ class Meant:
 def reader(name: str) -> str | None:
     """Return whose variable the name seems to be: NCCL's, torch's or gloo's; None for others."""
     first, _, rest = _bare(name).partition("_")
+    if _of_torch(name) is not None:
+        return "torch"
     if first == "TORCH":
         return "torch" if rest.startswith(("NCCL_", "FR_")) else None
     if _is_alike(first, "NCCL") and f"NCCL_{rest}" in register():
         return "NCCL"  # NCLL_DEBUG
     return {"NCCL": "NCCL", "GLOO": "gloo"}.get(first) if rest else None
+
+
+def _of_torch(name: str) -> str | None:
+    """Return torch's variable of which the name differs in the first two words: TORH_NCCL_…, TORCH_NCLL_…."""
+    first, second, rest = (*_bare(name).split("_", 2), "", "")[:3]
+    right = f"TORCH_NCCL_{rest}"
+    return right if right in TORCH_NAMES and _is_alike(first, "TORCH") and _is_alike(second, "NCCL") else None
 
 
 def is_known(name: str) -> bool:
@@ -76,6 +86,8 @@ def meant(name: str) -> Meant | None:
     same = HABITS.get(_bare(name), f"NCCL_{_bare(name).partition('_')[2]}")
     if same in register():
         return Meant(same)
+    if (right := _of_torch(name)) is not None:
+        return Meant(right)
     own = _words(name)
     others = _known(gloo=reader(name) == "gloo")
     if found := _closest(name, own, others):

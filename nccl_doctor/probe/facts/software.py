@@ -268,7 +268,8 @@ SIZE_LIMIT = 64 * 1024
 def read_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return the variables that matter for training; others may be secrets and are not reported."""
     variables = os.environ if environ is None else environ
-    return {name: value for name, value in sorted(variables.items()) if name in NAMES or name.startswith(PREFIXES)}
+    ours = {name for name in variables if name in NAMES or name.startswith(PREFIXES) or "NCCL_" in name}
+    return {name: variables[name] for name in sorted(ours)}
 
 
 @fact("config_files")

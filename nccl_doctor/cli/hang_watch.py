@@ -17,9 +17,10 @@ from nccl_doctor.cli.progress import Silent
 from nccl_doctor.cli.snapshots import keep
 from nccl_doctor.collect.hang.watching import Watcher
 from nccl_doctor.errors import DoctorError, UsageError
+from nccl_doctor.hang.ending import ending
 from nccl_doctor.hang.verdict import judge_hang
-from nccl_doctor.judge.hang_report import report
-from nccl_doctor.judge.hang_watch import JobProgress, paired, rank_hosts
+from nccl_doctor.judge.hang_report import ended_report, report
+from nccl_doctor.judge.hang_watch import JobProgress, found_ranks, paired
 from nccl_doctor.model.documents import STANDS_STILL, HangReport, HangWatch, WatchedRank
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, plural
@@ -29,7 +30,7 @@ from nccl_doctor.transport import make_transport
 if TYPE_CHECKING:
     from nccl_doctor.cli.options import HostOptions, KeepOptions, LoginOptions, ReachOptions, WatchOptions
     from nccl_doctor.collect.hang.hang import HangOptions
-    from nccl_doctor.snapshot.hang import HangSnapshot
+    from nccl_doctor.snapshot.hang import HangSnapshot, JobRank
 
 LIFE_S = 7 * 86400.0  # lifetime of a connection; then it is opened again
 HOUR_S = 3600.0
@@ -46,7 +47,7 @@ def watch(
     kept: KeepOptions,
     out: Out,
 ) -> int:
-    """Watch a job; return 1 at the first hang or lost rank, 3 if it ended (how is not seen) or if there is none."""
+    """Watch a job; return 1 at the first hang or failed rank, 0 if all ranks ended well, 3 if that is unknown."""
     command = _argv(wanted.on_hang)
     cluster = which.cluster(login.overrides(), transport=reached.transport)
     watcher = Watcher(
@@ -83,7 +84,7 @@ class _Watch:
         self._blind: tuple[str, ...] = ()
         self._hung = self._dead = ""
         self._spoke_at = -HOUR_S
-        self._homes: dict[int, str] = {}
+        self._ranks: dict[int, tuple[str, JobRank]] = {}  # where each was last found
         self._present_at = 0.0  # when a rank was last found
         self._puzzle, self._puzzled_at = "", -HOUR_S
         self._reported = False  # a hang was reported, and the job has made no progress since
@@ -106,8 +107,8 @@ class _Watch:
             return None
         before, self._last = self._last, sample
         state = self._progress.feed(sample, now)
-        found = dict(rank_hosts(sample))
-        self._homes = found if state == "new-job" else self._homes | found
+        found = {rank.rank: (host, rank) for host, rank in found_ranks(sample)}
+        self._ranks = found if state == "new-job" else self._ranks | found
         self._present_at = now if found else self._present_at
         self._doubt = state != "moves"
         self._say_hourly(state, now)
@@ -135,22 +136,22 @@ class _Watch:
         again = self._watcher.sample(stacks=False)
         if again is None or self._progress.feed(again, now) != "no-job":
             return None
-        watched = _words(now - self._progress.began)
-        between = _words(now - self._present_at)
-        message = (
-            f"The job has ended; it was watched for {watched}. Its last process ended in the {between} since the "
-            "sample before, and its exit status was not seen: its log shows whether it ended well."
-        )
-        self._progress = JobProgress()
-        if self._wanted.wait and self._wanted.keep_watching:
-            self._say(message, always=True)
+        end = ending(self._ranks.values(), (sample, again))
+        when = f"it was watched for {_words(now - self._progress.began)}"
+        if end.verdict == "unknown":
+            when += f", and its last process ended in the {_words(now - self._present_at)} since the sample before"
+        found = ended_report(end, when)
+        self._progress, self._ranks = JobProgress(), {}
+        goes_on = self._wanted.wait and self._wanted.keep_watching
+        if end.verdict == "gone":
+            self._report(sample, found)
+            return None if goes_on else 1
+        if goes_on:
+            self._say(found.message, always=True)
             return None
-        ended = HangReport(
-            verdict="unknown", complete=False, message=message, job=None, ranks=(), looks=(), diagnoses=()
-        )
         if self._out.form != "prometheus":
-            self._out.show(ended)
-        return 3
+            self._out.show(found)
+        return 0 if end.verdict == "not-hanging" else 3
 
     def _looks_dead(self, both: HangSnapshot) -> int | None:
         """Look closely if a rank is gone; report it if others wait for it, or if it is still gone one sample later."""
@@ -202,7 +203,7 @@ class _Watch:
         """Write the metrics of the sample, if requested."""
         if self._out.form != "prometheus":
             return
-        hosts, since = dict(rank_hosts(sample)), self._progress.ranks
+        hosts, since = {rank.rank: host for host, rank in found_ranks(sample)}, self._progress.ranks
         ranks = (WatchedRank(rank=rank, host=host, idle_s=now - since.get(rank, now)) for rank, host in hosts.items())
         began = self._progress.began
         metrics = HangWatch(
@@ -215,6 +216,10 @@ class _Watch:
             hung=self._hung,
         )
         self._out.show(metrics)
+
+    @property
+    def _homes(self) -> dict[int, str]:
+        return {number: host for number, (host, _) in self._ranks.items()}
 
     def _say_hourly(self, state: str, now: float) -> None:
         idle = (

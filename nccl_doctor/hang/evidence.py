@@ -9,6 +9,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 from nccl_doctor.hang import observed_rank, rendezvous
+from nccl_doctor.hang.ending import how
 from nccl_doctor.hang.observed_rank import Link, ObservedRank, world_size
 from nccl_doctor.hang.rendezvous import Rendezvous, RendezvousFault
 from nccl_doctor.logs import flight
@@ -172,6 +173,8 @@ def _absent(rank: int, host: HangHost) -> Lost:
             f"the kernel on {host.name} killed {one.name} (pid {one.pid}) for want of memory, {one.age_s:.0f} s ago"
             for one in killed
         ]
+    exits = host.job.exits if host.job is not None else ()
+    evidence += [f"pid {one.pid} on {host.name} {how(one.status)}" for one in exits if one.status is not None]
     if defunct:
         pid = defunct[0] if len(defunct) == 1 else None
         return Lost(rank, (host.name,), pid, "has ended, and its launcher has not noticed (a zombie)", tuple(evidence))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
+from nccl_doctor.hang.ending import Ending
 from nccl_doctor.hang.evidence import DIAGNOSTICS
 from nccl_doctor.hang.findings import NEXT_TIME, findings, gaps, sentence
 from nccl_doctor.hang.observed_rank import ObservedRank, doing, folded
@@ -66,6 +67,20 @@ def report(
         stacks=snapshot.stacks,
         next_time=NEXT_TIME if judged.verdict == "unknown" and evidence.ranks else None,
         timings=snapshot.timings,
+    )
+
+
+def ended_report(end: Ending, when: str) -> HangReport:
+    """Return the document on a job that has ended; ``when`` is a clause about what was watched of it."""
+    failure = () if end.finding is None else attach_consequences([(entry("rank-gone"), end.finding)])
+    return HangReport(
+        verdict=end.verdict,
+        complete=end.verdict != "unknown",
+        message=f"The job {end.sentence}; {when}.",
+        job=None,
+        ranks=(),
+        looks=(),
+        diagnoses=tuple(failure),
     )
 
 

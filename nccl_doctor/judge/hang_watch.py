@@ -8,7 +8,7 @@ from typing import Literal
 
 from nccl_doctor.hang.evidence import HangEvidence, counted_calls, gather_evidence
 from nccl_doctor.hang.observed_rank import ObservedRank
-from nccl_doctor.snapshot.hang import HangHost, HangSnapshot
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, JobRank
 
 LEAST_SAMPLES = 3
 """Number of samples without progress before a job is examined closely, however far apart they are."""
@@ -114,8 +114,8 @@ def _both(before: HangHost | None, sample: HangHost) -> HangHost:
     return sample.model_copy(update={"looks": looks if sample.looks else ()})
 
 
-def rank_hosts(sample: HangSnapshot) -> Iterator[tuple[int, str]]:
-    """Yield each rank with its host."""
+def found_ranks(sample: HangSnapshot) -> Iterator[tuple[str, JobRank]]:
+    """Yield each rank that was found, with its host."""
     for host in sample.hosts:
         for rank in host.job.ranks if host.job else ():
-            yield rank.rank, host.name
+            yield host.name, rank

@@ -222,6 +222,14 @@ class Starter(Observed):
     dials: Annotated[tuple[tuple[IpAddress, SocketPort, Short], ...], Field(max_length=64)]
 
 
+class Exit(Observed):
+    """The end of a process that was a rank before; ``status`` is negative for a signal, None if it is not known."""
+
+    pid: Pid
+    started: Count  # as in JobProcess
+    status: Annotated[int, Field(ge=-128, le=255)] | None
+
+
 class JobRanks(Observed):
     """The ranks on a host; ``hidden`` is the number of Python processes that we can't examine."""
 
@@ -229,6 +237,7 @@ class JobRanks(Observed):
     launchers: tuple[Launcher, ...]
     unnumbered: Fact[Annotated[tuple[StoreClient, ...], Field(max_length=4096)]] = ()
     starters: Fact[Annotated[tuple[Starter, ...], Field(max_length=64)]] = ()
+    exits: Annotated[tuple[Exit, ...], Field(max_length=4096)] = ()
     hidden: Count
     # by list, the number of invalid items, and the reason for the first
     misfits: Annotated[dict[Short, Clipped], Field(max_length=8)] = Field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import sys
@@ -37,6 +38,8 @@ for number in set(os.listdir(f"/proc/{pid}/fd")) - set(before):
         if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             connection.shutdown(socket.SHUT_RDWR)
 """
+STATUS_IS_KEPT = tuple(int(part) for part in os.uname().release.split(".")[:2]) >= (6, 15)
+"""Whether the kernel keeps the exit status of a process for an open descriptor (fs/pidfs.c)."""
 PATIENCE_S = 240.0
 """For what a busy machine takes long to do: it bounds a test that fails, not one that passes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tracemalloc
 
 from nccl_doctor.hang.verdict import judge_hang
-from nccl_doctor.judge.hang_watch import LEAST_SAMPLES, JobProgress, rank_hosts
+from nccl_doctor.judge.hang_watch import LEAST_SAMPLES, JobProgress, found_ranks
 from nccl_doctor.snapshot.hang import HangSnapshot
 from tests.hang.made_up import UNREACHED, Job, at
 
@@ -106,7 +106,8 @@ def test_no_job_and_another_job() -> None:
     progress, states = fed(none, linked(0), other, none)
     assert states == ["no-job", "new-job", "new-job", "no-job"]
     assert progress.began == MINUTE_S
-    assert dict(rank_hosts(sample(linked(0), 0.0))) == {rank: f"node{rank // 2 + 1}" for rank in range(8)}
+    found = {rank.rank: host for host, rank in found_ranks(sample(linked(0), 0.0))}
+    assert found == {rank: f"node{rank // 2 + 1}" for rank in range(8)}
 
 
 def test_a_day_of_samples_takes_no_memory() -> None:

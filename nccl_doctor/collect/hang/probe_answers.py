@@ -43,6 +43,7 @@ class RanksAnswer(BaseModel):
     launchers: Annotated[list[Any], Field(max_length=4096)]
     unnumbered: Any = ()
     starters: Any = ()
+    exits: Any = ()
 
 
 RANKS = TypeAdapter(RanksAnswer)
@@ -51,6 +52,7 @@ _ITEMS: dict[str, TypeAdapter[Any]] = {
     "launchers": TypeAdapter(hang.Launcher),
     "unnumbered": TypeAdapter(hang.StoreClient),
     "starters": TypeAdapter(hang.Starter),
+    "exits": TypeAdapter(hang.Exit),
 }
 _JOB = TypeAdapter(hang.JobRanks)
 

@@ -24,6 +24,7 @@ from typing import Any, Callable
 from nccl_doctor.probe import children, gpus, privileges, progress, tools
 from nccl_doctor.probe.facts import hardware, run
 from nccl_doctor.probe.hang import flows, ranks, recorder
+from nccl_doctor.probe.hang.exits import Exits
 from nccl_doctor.probe.hang.ranks import NcclVersions, find_launchers
 from nccl_doctor.probe.procs import Table
 from nccl_doctor.probe.tools import Unavailable
@@ -39,6 +40,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._spy = Spy()
+        self._exits = Exits()
         self._ranks: dict[int, dict[str, Any]] = {}
         self._found_at = time.monotonic()
         self.handlers: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -62,7 +64,11 @@ class Watch:
         spy = run({"py_spy": self._spy.find}, ASK_S)["py_spy"]
         above = ranks.launchers(table, [row["pid"] for row in some])
         starters = run({"starters": partial(find_launchers, table)}, ASK_S)
-        return {**found, **told, **starters, "launchers": above, "py_spy": spy is True, "machine": os.uname().machine}
+        for row in found["ranks"]:
+            self._exits.follow(row["pid"], row["started"])
+        exits = {"exits": self._exits.ended()}
+        machine = os.uname().machine
+        return {**found, **told, **starters, **exits, "launchers": above, "py_spy": spy is True, "machine": machine}
 
     def _look(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return a snapshot.HostLook at the ranks with these PIDs; ``stacks`` is the mode of stacks, or None."""

@@ -174,7 +174,7 @@ def unlisted_holders() -> list[int]:
 def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
     """Signal a process that began at ``started`` (ticks since boot); PermissionError for another user's."""
     try:
-        descriptor = _open(pid)
+        descriptor = open_pidfd(pid)
     except ProcessLookupError:
         return False
     try:
@@ -190,7 +190,7 @@ def send_signal(pid: int, started: int, number: signal.Signals) -> bool:
     return True
 
 
-def _open(pid: int) -> int | None:
+def open_pidfd(pid: int) -> int | None:
     """Return a pidfd; None if they are not available; ProcessLookupError if the process is gone."""
     try:
         own = getattr(os, "pidfd_open", None)  # Python 3.9

@@ -1,0 +1,110 @@
+"""How a job ended, by what its processes left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from nccl_doctor.hang.ending import ending
+from nccl_doctor.judge.hang_watch import found_ranks
+from nccl_doctor.probe import procs
+from nccl_doctor.probe.hang.exits import Exits
+from nccl_doctor.snapshot.hang import Exit, HangSnapshot
+from tests.hang.made_up import Job
+from tests.hang.running import STATUS_IS_KEPT
+from tests.patience import LONG_S
+
+
+def left(job: HangSnapshot, statuses: Sequence[int | None]) -> HangSnapshot:
+    """The sample after the end of a job whose ranks left these statuses."""
+    hosts = []
+    for host in job.hosts:
+        assert host.job is not None
+        exits = tuple(Exit(pid=one.pid, started=one.started, status=statuses[one.rank]) for one in host.job.ranks)
+        hosts.append(host.model_copy(update={"job": host.job.model_copy(update={"ranks": (), "exits": exits})}))
+    return job.model_copy(update={"hosts": tuple(hosts)})
+
+
+@pytest.mark.parametrize(
+    ("statuses", "verdict", "said"),
+    [
+        ((0, 0, 0, 0), "not-hanging", "ended well: all 4 ranks exited with status 0"),
+        (
+            (1, -15, -9, -15),
+            "gone",
+            "failed: rank 0 on node1 exited with status 1; rank 2 on node2 was killed by SIGKILL",
+        ),
+        ((1, 0, 0, 0), "gone", "failed: rank 0 on node1 exited with status 1"),
+        ((-15, -15, None, None), "unknown", "was ended by a user, a scheduler"),
+        (
+            (0, 0, None, None),
+            "unknown",
+            "has ended: ranks 0-1 on node1 exited with status 0, and the exit status of the",
+        ),
+        ((None,) * 4, "unknown", "has ended: its exit status was not seen"),
+        ((-64, 0, 0, 0), "gone", "failed: rank 0 on node1 was killed by signal 64"),
+    ],
+)
+def test_statuses_say_how_it_ended(statuses: tuple[int | None, ...], verdict: str, said: str) -> None:
+    job = Job(hosts=2, looks=1).snapshot
+    found = ending(found_ranks(job), [left(job, statuses)])
+    assert found.verdict == verdict
+    assert found.sentence.startswith(said)
+    if found.finding is not None:
+        assert found.finding.hosts == (("node2",) if -9 in statuses else ("node1",))
+
+
+def test_another_process_of_the_same_number_is_none_of_the_job() -> None:
+    job = Job(hosts=2, looks=1).snapshot
+    after = left(job, (0,) * 4)
+    hosts = [
+        host.model_copy(
+            update={
+                "job": host.job.model_copy(
+                    update={"exits": [e.model_copy(update={"started": e.started + 1}) for e in host.job.exits]}
+                )
+            }
+        )
+        for host in after.hosts
+        if host.job is not None
+    ]
+    assert ending(found_ranks(job), [after.model_copy(update={"hosts": tuple(hosts)})]).verdict == "unknown"
+
+
+@pytest.mark.parametrize(("code", "status"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)])
+def test_the_status_of_somebody_elses_child(code: str, status: int) -> None:
+    """The kernel keeps it for an open descriptor, after the parent has waited."""
+    parent = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input(); " + {code!r}], stdin=subprocess.PIPE)
+print(child.pid, flush=True)
+input()
+child.communicate(b"\\n")
+"""
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        proc = procs.read_proc(pid)
+        assert proc is not None
+        exits = Exits()
+        exits.follow(pid, proc.started + 1)
+        exits.follow(pid, proc.started)
+        exits.follow(pid, proc.started)
+        assert exits.ended() == []
+        before = len([*Path("/proc/self/fd").iterdir()])
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        deadline = time.monotonic() + LONG_S
+        while (procs.read_proc(pid) is not None or not exits.ended()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert exits.ended() == [{"pid": pid, "started": proc.started, "status": status if STATUS_IS_KEPT else None}]
+        assert len([*Path("/proc/self/fd").iterdir()]) == before - 1
+        process.send_signal(signal.SIGTERM)

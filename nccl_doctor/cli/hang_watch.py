@@ -17,11 +17,9 @@ from nccl_doctor.cli.progress import Silent
 from nccl_doctor.cli.snapshots import keep
 from nccl_doctor.collect.hang.watching import Watcher
 from nccl_doctor.errors import DoctorError, UsageError
-from nccl_doctor.hang.ending import ending
-from nccl_doctor.hang.verdict import judge_hang
+from nccl_doctor.hang.watching import HOUR_S, JobWatch, found_ranks
 from nccl_doctor.judge.hang_report import ended_report, report
-from nccl_doctor.judge.hang_watch import JobProgress, found_ranks, paired
-from nccl_doctor.model.documents import STANDS_STILL, HangReport, HangWatch, WatchedRank
+from nccl_doctor.model.documents import HangReport, HangWatch, WatchedRank
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import fold, plural
 from nccl_doctor.text.shell import clean
@@ -30,11 +28,10 @@ from nccl_doctor.transport import make_transport
 if TYPE_CHECKING:
     from nccl_doctor.cli.options import HostOptions, KeepOptions, LoginOptions, ReachOptions, WatchOptions
     from nccl_doctor.collect.hang.hang import HangOptions
-    from nccl_doctor.snapshot.hang import HangSnapshot, JobRank
+    from nccl_doctor.hang.ending import Ending
+    from nccl_doctor.snapshot.hang import HangSnapshot
 
 LIFE_S = 7 * 86400.0  # lifetime of a connection; then it is opened again
-HOUR_S = 3600.0
-CONFIRM_S = 2.0  # until a missing job is looked for once more
 COMMAND_S = 600.0
 
 
@@ -77,17 +74,11 @@ class _Watch:
         tell: Callable[[HangSnapshot, HangReport], None],
         out: Out,
     ) -> None:
-        self._watcher, self._wanted, self._interval_s, self._tell, self._out = watcher, wanted, interval_s, tell, out
-        self._progress = JobProgress()
-        self._last: HangSnapshot | None = None
-        self._doubt = False
+        self._watcher, self._wanted, self._tell, self._out = watcher, wanted, tell, out
+        self._job = JobWatch(wanted.after, interval_s)
         self._blind: tuple[str, ...] = ()
-        self._hung = self._dead = ""
+        self._hung = ""
         self._spoke_at = -HOUR_S
-        self._ranks: dict[int, tuple[str, JobRank]] = {}  # where each was last found
-        self._present_at = 0.0  # when a rank was last found
-        self._puzzle, self._puzzled_at = "", -HOUR_S
-        self._reported = False  # a hang was reported, and the job has made no progress since
 
     def run(self) -> int:
         """Sample the job until it hangs, loses a rank or ends."""
@@ -99,49 +90,42 @@ class _Watch:
             time.sleep(max(0.0, began + self._wanted.every - time.monotonic()))
 
     def _sample(self, now: float) -> int | None:
-        sample = self._watcher.sample(stacks=self._doubt)
+        sample = self._watcher.sample(stacks=self._job.in_doubt)
         self._say_blind()
         if sample is None:
             self._say("this machine was unresponsive; the job is observed from now on", always=True)
-            self._progress = JobProgress(began=self._progress.began)
+            self._job.unseen()
             return None
-        before, self._last = self._last, sample
-        state = self._progress.feed(sample, now)
-        found = {rank.rank: (host, rank) for host, rank in found_ranks(sample)}
-        self._ranks = found if state == "new-job" else self._ranks | found
-        self._present_at = now if found else self._present_at
-        self._doubt = state != "moves"
-        self._say_hourly(state, now)
+        event = self._job.feed(sample, now)
+        self._say_hourly(event.state, now)
+        while event.wants is not None:
+            time.sleep(event.pause_s)
+            again = self._watcher.examine() if event.wants == "examination" else self._watcher.sample(stacks=False)
+            event = self._job.examined(again, now)
+        if event.state in ("new-job", "moves"):
+            self._hung = ""
+        if event.puzzle is not None:
+            idle = _words(now - self._job.progress.since)
+            self._say(f"no progress was seen for {idle}: {event.puzzle}", always=True)
         code: int | None = None
-        if state == "no-job":
-            code = self._no_job(sample, now)
-        elif state in ("new-job", "moves"):
-            self._hung, self._reported = "", False
-        if state in ("moves", "still") and before is not None:
-            code = self._looks_dead(paired(before, sample))
-        if code is None and state == "still" and not self._reported and self._progress.is_due(now, self._wanted.after):
-            code = self._examine(now)
-        self._refresh(sample, now)
-        return code
-
-    def _no_job(self, sample: HangSnapshot, now: float) -> int | None:
-        if self._progress.began is None:
-            if self._wanted.wait:
-                return None
+        if event.fault is not None and event.sample is not None:
+            code = self._report(event.sample, report(event.sample, event.fault))
+        elif event.ended is not None:
+            code = self._ended(event.ended, sample, now)
+        elif event.state == "no-job" and self._job.progress.began is None and not self._wanted.wait:
             if self._out.form != "prometheus":
                 self._out.show(report(sample))
             self._say("--wait waits for a job to start", always=True)
-            return 3
-        time.sleep(CONFIRM_S)
-        again = self._watcher.sample(stacks=False)
-        if again is None or self._progress.feed(again, now) != "no-job":
-            return None
-        end = ending(self._ranks.values(), (sample, again))
-        when = f"it was watched for {_words(now - self._progress.began)}"
+            code = 3
+        self._refresh(sample, now)
+        return code
+
+    def _ended(self, end: Ending, sample: HangSnapshot, now: float) -> int | None:
+        when = f"it was watched for {_words(now - (self._job.progress.began or now))}"
         if end.verdict == "unknown":
-            when += f", and its last process ended in the {_words(now - self._present_at)} since the sample before"
+            when += f", and its last process ended in the {_words(now - self._job.present_at)} since the sample before"
         found = ended_report(end, when)
-        self._progress, self._ranks = JobProgress(), {}
+        self._job.forget()
         goes_on = self._wanted.wait and self._wanted.keep_watching
         if end.verdict == "gone":
             self._report(sample, found)
@@ -153,79 +137,36 @@ class _Watch:
             self._out.show(found)
         return 0 if end.verdict == "not-hanging" else 3
 
-    def _looks_dead(self, both: HangSnapshot) -> int | None:
-        """Look closely if a rank is gone; report it if others wait for it, or if it is still gone one sample later."""
-        if self._reported or judge_hang(both, homes=self._homes).verdict != "gone":
-            self._dead = ""
-            return None
-        sample = self._watcher.examine()
-        judged = None if sample is None else judge_hang(sample, homes=self._homes)
-        if sample is None or judged is None or judged.verdict != "gone":
-            return None
-        name = ",".join(map(str, judged.culprits))
-        if judged.evidence.waiting or self._dead == name:
-            return self._report(sample, report(sample, homes=self._homes))
-        self._dead = name
-        return None
-
-    def _examine(self, now: float) -> int | None:
-        """Examine the job as ``hang`` does, and once more if it hangs."""
-        first = self._watcher.examine()
-        found = None if first is None else report(first, patient=False, homes=self._homes)
-        if found is not None and found.verdict in STANDS_STILL and not self._watcher.blind:
-            time.sleep(self._interval_s)
-            second = self._watcher.examine()
-            again = None if second is None else report(second, patient=False, homes=self._homes)
-            if second is not None and again is not None and again.verdict == found.verdict:
-                return self._report(second, again)
-            found = again
-        if found is not None and found.verdict in ("not-hanging", "slow"):
-            self._progress.moved(now)
-            return None
-        # it is examined again later, and the time without progress continues
-        self._progress.samples = 0
-        is_new = found is not None and (found.message != self._puzzle or now - self._puzzled_at >= HOUR_S)
-        if found is not None and found.verdict == "unknown" and is_new:
-            self._puzzle, self._puzzled_at = found.message, now
-            self._say(f"no progress was seen for {_words(now - self._progress.since)}: {found.message}", always=True)
-        return None
-
     def _report(self, sample: HangSnapshot, found: HangReport) -> int | None:
         self._hung = found.diagnoses[0].name if found.diagnoses else found.verdict
-        self._reported = True
         self._tell(sample, found)
-        if not self._wanted.keep_watching:
-            self._refresh(sample, time.monotonic())
-            return 1
-        return None
+        return None if self._wanted.keep_watching else 1
 
     def _refresh(self, sample: HangSnapshot, now: float) -> None:
         """Write the metrics of the sample, if requested."""
         if self._out.form != "prometheus":
             return
-        hosts, since = {rank.rank: host for host, rank in found_ranks(sample)}, self._progress.ranks
-        ranks = (WatchedRank(rank=rank, host=host, idle_s=now - since.get(rank, now)) for rank, host in hosts.items())
-        began = self._progress.began
+        hosts, progress = {rank.rank: host for host, rank in found_ranks(sample)}, self._job.progress
+        ranks = (
+            WatchedRank(rank=rank, host=host, idle_s=now - progress.ranks.get(rank, now))
+            for rank, host in hosts.items()
+        )
         metrics = HangWatch(
             at=time.time(),
             job=report(sample).job if hosts else None,
-            idle_s=now - self._progress.since if hosts else None,
-            watched_s=None if began is None else now - began,
+            idle_s=now - progress.since if hosts else None,
+            watched_s=None if progress.began is None else now - progress.began,
             ranks=tuple(ranks),
             blind=self._watcher.blind,
             hung=self._hung,
         )
         self._out.show(metrics)
 
-    @property
-    def _homes(self) -> dict[int, str]:
-        return {number: host for number, (host, _) in self._ranks.items()}
-
     def _say_hourly(self, state: str, now: float) -> None:
         idle = (
             ""
             if state in ("moves", "no-job", "new-job")
-            else f", without progress for {_words(now - self._progress.since)}"
+            else f", without progress for {_words(now - self._job.progress.since)}"
         )
         words = {"no-job": "no job yet", "new-job": "a job is watched", "moves": "the job makes progress"}
         if self._out.verbose or now - self._spoke_at >= HOUR_S:

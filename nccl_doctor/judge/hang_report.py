@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
-from types import MappingProxyType
 
 from nccl_doctor.hang.ending import Ending
 from nccl_doctor.hang.evidence import DIAGNOSTICS
@@ -28,11 +26,9 @@ from nccl_doctor.text.hostlist import ranks_of
 MOST_PLACES = 12
 
 
-def report(
-    snapshot: HangSnapshot, *, patient: bool = True, homes: Mapping[int, str] = MappingProxyType({})
-) -> HangReport:
-    """Return the document of ``hang`` for a snapshot of a job; the others as in :func:`judge_hang`."""
-    judged = judge_hang(snapshot, patient=patient, homes=homes)
+def report(snapshot: HangSnapshot, judged: Judgement | None = None) -> HangReport:
+    """Return the document of ``hang`` for a snapshot of a job, which a watch may have judged before."""
+    judged = judged or judge_hang(snapshot)
     evidence = judged.evidence
     every = frozenset(rank.host for rank in evidence.ranks.values()).union(*(one.hosts for one in evidence.lost))
     own = next((one.job_rank for one in evidence.ranks.values()), None)

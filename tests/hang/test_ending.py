@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nccl_doctor.hang.ending import ending
-from nccl_doctor.judge.hang_watch import found_ranks
+from nccl_doctor.hang.watching import found_ranks
 from nccl_doctor.probe import procs
 from nccl_doctor.probe.hang.exits import Exits
 from nccl_doctor.snapshot.hang import Exit, HangSnapshot

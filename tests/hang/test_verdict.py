@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nccl_doctor.hang.verdict import judge_hang
 from nccl_doctor.judge.hang_report import report
 from nccl_doctor.model.documents import HangReport
 from tests.hang.made_up import IN_BACKWARD, IN_LOADER, Job, at, call, in_all_reduce, recorder
@@ -443,11 +444,11 @@ def test_a_rank_is_missed_where_the_watch_has_seen_it() -> None:
     job.present = {0}
     job.told[0] = {"world_size": 2, "local_world_size": None}
     assert report(job.snapshot).message.startswith("Rank 1 on node2 or node3 has no process")
-    seen = report(job.snapshot, homes={0: "node1", 1: "node2"})
+    seen = report(job.snapshot, judge_hang(job.snapshot, homes={0: "node1", 1: "node2"}))
     assert seen.message.startswith("Rank 1 on node2 has no process any more")
     assert seen.diagnoses[0].hosts == ("node2",)
     job.failed["node2"] = UNREACHED
-    assert report(job.snapshot, homes={0: "node1", 1: "node2"}).verdict == "unknown"
+    assert report(job.snapshot, judge_hang(job.snapshot, homes={0: "node1", 1: "node2"})).verdict == "unknown"
 
 
 def test_a_host_that_was_not_reached() -> None:

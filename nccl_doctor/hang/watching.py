@@ -1,0 +1,270 @@
+"""A watched job as a state machine: samples in, events out. It neither waits nor prints.
+
+:class:`JobProgress` knows what advanced, and for how long nothing has. :class:`JobWatch` adds when the job has to be
+examined closely, and what a hang, a lost rank and an end are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from nccl_doctor.hang.ending import Ending, ending
+from nccl_doctor.hang.evidence import HangEvidence, counted_calls, gather_evidence
+from nccl_doctor.hang.findings import sentence
+from nccl_doctor.hang.observed_rank import ObservedRank
+from nccl_doctor.hang.verdict import Judgement, judge_hang
+from nccl_doctor.model.documents import STANDS_STILL
+from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, JobRank
+
+HOUR_S = 3600.0
+CONFIRM_S = 2.0  # until a missing job is looked for once more
+LEAST_SAMPLES = 3
+"""Number of samples without progress before a job is examined closely, however far apart they are."""
+
+State = Literal["no-job", "new-job", "moves", "still", "blind"]
+"""Result of a sample: no rank found; other processes than before; progress; no progress; or nothing comparable."""
+
+
+@dataclass
+class JobProgress:
+    """State of a watch: the last sample, and when each rank was last seen to advance, on the watcher's clock.
+
+    Attributes:
+        since: when the job last advanced, or was first found.
+        samples: number of consecutive samples without progress.
+        ranks: when each rank last advanced.
+        began: when the watch first found a job; None before that.
+    """
+
+    since: float = 0.0
+    samples: int = 0
+    ranks: dict[int, float] = field(default_factory=dict)
+    began: float | None = None
+    _last: HangSnapshot | None = None
+
+    def feed(self, sample: HangSnapshot, now: float) -> State:
+        """Add a sample, and return its result compared with the previous one."""
+        before, self._last = self._last, sample
+        found = {(host.name, rank.pid, rank.rank) for host in sample.hosts if host.job for rank in host.job.ranks}
+        if not found and any(host.job and host.job.starters for host in sample.hosts):
+            return self._wait_for_ranks(now)
+        if not found:
+            # a host that can't be observed may be the one that the others wait for
+            self._last = before if any(host.failure for host in sample.hosts) else None
+            return "blind" if self._last is not None or any(host.failure for host in sample.hosts) else "no-job"
+        if self.began is None:
+            self.began = now
+        known = (
+            {(host.name, rank.pid, rank.rank) for host in before.hosts if host.job for rank in host.job.ranks}
+            if before
+            else set()
+        )
+        if not known & found:
+            self._begin_anew(now, {rank for *_, rank in found})
+            return "new-job"
+        assert before is not None
+        both = gather_evidence(paired(before, sample))
+        moved = {number for number, one in both.ranks.items() if _moved(one, both)}
+        self.ranks = {number: now if number in moved else self.ranks.get(number, now) for number in both.ranks}
+        if self._advances(both, before, sample):
+            self.since, self.samples = now, 0
+            return "moves"
+        if any(host.failure for host in sample.hosts):
+            return "blind"
+        self.samples += 1
+        return "still"
+
+    def is_due(self, now: float, after_s: float) -> bool:
+        """Return whether the job has made no progress for long enough to be examined closely."""
+        return self.samples >= LEAST_SAMPLES and now - self.since >= after_s
+
+    def moved(self, now: float) -> None:
+        """Record that a closer look saw the job advance."""
+        self.since, self.samples = now, 0
+
+    def _wait_for_ranks(self, now: float) -> State:
+        """Add a sample of launchers that have no rank yet."""
+        if self.began is None or self.ranks:
+            self.began = now if self.began is None else self.began
+            self._begin_anew(now, set())
+            return "new-job"
+        self.samples += 1
+        return "still"
+
+    def _begin_anew(self, now: float, ranks: set[int]) -> None:
+        self.since, self.samples = now, 0
+        self.ranks = dict.fromkeys(sorted(ranks), now)
+
+    @staticmethod
+    def _advances(both: HangEvidence, before: HangSnapshot, sample: HangSnapshot) -> bool:
+        if both.moves or counted_calls(sample) > counted_calls(before) > 0:
+            return True
+        # all of them compute, compile or read, and none waits for another; without stacks this is unknown
+        known = all(one.waits is not None for one in both.present)
+        nobody_waits = known and not any(one.waits for one in both.present)
+        return nobody_waits and any(one.works or one.stepped for one in both.present) and not both.nccl
+
+
+def _moved(rank: ObservedRank, both: HangEvidence) -> bool:
+    links = (link for link in both.links if rank.rank in (link.source, link.target))
+    return bool(rank.calls_moved or rank.stepped) or any(link.moved > 0 for link in links)
+
+
+def paired(before: HangSnapshot, sample: HangSnapshot) -> HangSnapshot:
+    """Return two samples as one snapshot, with two looks at the processes that are in both."""
+    earlier = {host.name: host for host in before.hosts}
+    hosts = tuple(_both(earlier.get(host.name), host) for host in sample.hosts)
+    return sample.model_copy(update={"hosts": hosts})
+
+
+def _both(before: HangHost | None, sample: HangHost) -> HangHost:
+    looks = (*(before.looks[-1:] if before is not None else ()), *sample.looks[-1:])
+    return sample.model_copy(update={"looks": looks if sample.looks else ()})
+
+
+def found_ranks(sample: HangSnapshot) -> Iterator[tuple[str, JobRank]]:
+    """Yield each rank that was found, with its host."""
+    for host in sample.hosts:
+        for rank in host.job.ranks if host.job else ():
+            yield host.name, rank
+
+
+Wanted = Literal["sample", "examination"]
+"""What a watch needs before its next sample: another one, without stacks, or a look as close as that of ``hang``."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a sample means.
+
+    Attributes:
+        state: the job's, compared with the sample before.
+        wants: what to give to :meth:`JobWatch.examined`, after ``pause_s`` seconds; None if the watch can go on.
+        fault: a hang or a lost rank that is to be reported, judged from ``sample``.
+        ended: how the job ended.
+        puzzle: why nothing is reported although the job does not advance; None if that was said within an hour.
+    """
+
+    state: State
+    wants: Wanted | None = None
+    pause_s: float = 0.0
+    fault: Judgement | None = None
+    sample: HangSnapshot | None = None
+    ended: Ending | None = None
+    puzzle: str | None = None
+
+
+class JobWatch:
+    """The state of a watch: reports the job's first hang or lost rank, and how it ended.
+
+    Args:
+        after_s: seconds without progress from which the job is examined closely.
+        interval_s: seconds between two close looks, both of which must agree on a hang.
+    """
+
+    def __init__(self, after_s: float, interval_s: float) -> None:
+        self._after_s, self._interval_s = after_s, interval_s
+        self.progress = JobProgress()
+        self.ranks: dict[int, tuple[str, JobRank]] = {}
+        """Where each rank was last found."""
+        self.present_at = 0.0
+        """When a rank was last found."""
+        self.in_doubt = False
+        """Whether the next sample needs stacks."""
+        self.reported = False
+        """Whether a hang was reported, and the job has made no progress since."""
+        self._last: HangSnapshot | None = None
+        self._why: Literal["gone", "still", "again", "end"] = "still"  # why it is examined
+        self._state: State = "blind"
+        self._first: Judgement | None = None  # the first of two close looks
+        self._dead = ""
+        self._puzzle, self._puzzled_at = "", -HOUR_S
+
+    def unseen(self) -> None:
+        """Forget the samples: this machine was asleep, and the time without progress is unknown."""
+        self.progress = JobProgress(began=self.progress.began)
+
+    def forget(self) -> None:
+        """Forget a job that has ended."""
+        self.progress, self.ranks = JobProgress(), {}
+
+    def feed(self, sample: HangSnapshot, now: float) -> Event:
+        """Add a sample; ``now`` in seconds on the watcher's clock."""
+        before, self._last = self._last, sample
+        state = self._state = self.progress.feed(sample, now)
+        found = {rank.rank: (host, rank) for host, rank in found_ranks(sample)}
+        self.ranks = found if state == "new-job" else self.ranks | found
+        self.present_at = now if found else self.present_at
+        self.in_doubt = state != "moves"
+        if state == "no-job":
+            self._why = "end"
+            return Event(state) if self.progress.began is None else Event(state, "sample", CONFIRM_S)
+        if state in ("new-job", "moves"):
+            self.reported = False
+        if state in ("moves", "still") and before is not None and not self.reported:
+            if self._judged(paired(before, sample)).verdict == "gone":
+                return self._examine("gone")
+            self._dead = ""
+        return self._if_due(now)
+
+    def examined(self, sample: HangSnapshot | None, now: float) -> Event:
+        """Add what the last event wanted; None if it could not be had."""
+        if self._why == "end":
+            if sample is None or self.progress.feed(sample, now) != "no-job" or self._last is None:
+                return Event(self._state)
+            return Event("no-job", ended=ending(self.ranks.values(), (self._last, sample)))
+        if self._why == "gone":
+            return self._gone(sample, now)
+        judged = None if sample is None else self._judged(sample, patient=False)
+        blind = sample is not None and any(host.failure for host in sample.hosts)
+        if judged is not None and judged.verdict in STANDS_STILL and not blind:
+            if self._why == "still":
+                self._first = judged
+                return replace(self._examine("again"), pause_s=self._interval_s)
+            if self._first is not None and self._first.verdict == judged.verdict:
+                return self._report(judged, sample)
+        return self._settle(judged, now)
+
+    def _judged(self, sample: HangSnapshot, *, patient: bool = True) -> Judgement:
+        homes = {number: host for number, (host, _) in self.ranks.items()}
+        return judge_hang(sample, patient=patient, homes=homes)
+
+    def _examine(self, why: Literal["gone", "still", "again"]) -> Event:
+        self._why = why
+        return Event(self._state, "examination")
+
+    def _report(self, judged: Judgement, sample: HangSnapshot | None) -> Event:
+        self.reported = True
+        return Event(self._state, fault=judged, sample=sample)
+
+    def _if_due(self, now: float) -> Event:
+        is_due = self._state == "still" and not self.reported and self.progress.is_due(now, self._after_s)
+        return self._examine("still") if is_due else Event(self._state)
+
+    def _gone(self, sample: HangSnapshot | None, now: float) -> Event:
+        """Report a rank that is gone if others wait for it, or if it is still gone one sample later."""
+        judged = None if sample is None else self._judged(sample)
+        if judged is None or judged.verdict != "gone":
+            return self._if_due(now)
+        name = ",".join(map(str, judged.culprits))
+        if judged.evidence.waiting or self._dead == name:
+            return self._report(judged, sample)
+        self._dead = name
+        return self._if_due(now)
+
+    def _settle(self, judged: Judgement | None, now: float) -> Event:
+        """Go on watching after a close look that showed no hang, or two that differ."""
+        if judged is not None and judged.verdict in ("not-hanging", "slow"):
+            self.progress.moved(now)
+            return Event(self._state)
+        # it is examined again later, and the time without progress continues
+        self.progress.samples = 0
+        if judged is None or judged.verdict != "unknown":
+            return Event(self._state)
+        message = sentence(judged)
+        if message == self._puzzle and now - self._puzzled_at < HOUR_S:
+            return Event(self._state)
+        self._puzzle, self._puzzled_at = message, now
+        return Event(self._state, puzzle=message)

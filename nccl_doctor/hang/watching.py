@@ -132,12 +132,12 @@ def found_ranks(sample: HangSnapshot) -> Iterator[tuple[str, JobRank]]:
 
 
 Wanted = Literal["sample", "examination"]
-"""What a watch needs before its next sample: another one, without stacks, or a look as close as that of ``hang``."""
+"""A further sample without stacks, or an examination as close as that of ``hang``, before the next sample."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """What a sample means.
+    """Meaning of a sample for the watch.
 
     Attributes:
         state: the job's, compared with the sample before.
@@ -167,14 +167,10 @@ class JobWatch:
     def __init__(self, after_s: float, interval_s: float) -> None:
         self._after_s, self._interval_s = after_s, interval_s
         self.progress = JobProgress()
-        self.ranks: dict[int, tuple[str, JobRank]] = {}
-        """Where each rank was last found."""
-        self.present_at = 0.0
-        """When a rank was last found."""
-        self.in_doubt = False
-        """Whether the next sample needs stacks."""
-        self.reported = False
-        """Whether a hang was reported, and the job has made no progress since."""
+        self.ranks: dict[int, tuple[str, JobRank]] = {}  # where each was last found
+        self.present_at = 0.0  # when any was last found
+        self.in_doubt = False  # the next sample needs stacks
+        self.reported = False  # a hang was reported, and the job has made no progress since
         self._last: HangSnapshot | None = None
         self._why: Literal["gone", "still", "again", "end"] = "still"  # why it is examined
         self._state: State = "blind"

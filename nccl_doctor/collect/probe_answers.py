@@ -182,7 +182,7 @@ class RankEvent(base.Observed):
     stack: Annotated[tuple[str, ...], Field(max_length=64)] = ()
     exit_code: Annotated[int, Field(ge=-128, le=255)] | None = None
     own_s: base.SignedSeconds | None = None
-    inside_s: base.SignedSeconds | None = None
+    busy: base.SignedSeconds | None = None
     working: base.Seconds | None = None
     size: SizeReport | None = None
     wrong_group: Annotated[tuple[base.Count, ...], Field(min_length=1, max_length=2)] | None = None

@@ -242,6 +242,7 @@ class RankReport(Observed):
         state: for a rank that had to be ended: the state of proc(5), "D nfs_wait" if it was in the kernel.
         stack: for a rank that had to be ended: its main thread's Python frames, innermost first.
         own_s: seconds outside of the timed all-reduces, during which others may have waited for it.
+        busy: CPUs that its threads used or waited for on average while the sizes were timed.
         interfaces: "eth0:10.0.0.1", as NCCL prints them; ``network`` is "IB", "Socket" or a plugin's name.
         plugin: the network plugin that NCCL loaded, "Libfabric (v8)", which is not used if it finds no device.
         transports: number of channels by transport: "P2P/CUMEM", "SHM/direct/direct", "NET/IB/0/GDRDMA", …
@@ -263,6 +264,7 @@ class RankReport(Observed):
     state: ProcessState | None = None
     stack: tuple[str, ...] = ()
     own_s: Seconds | None = None
+    busy: Seconds | None = None
     interfaces: tuple[str, ...] = ()
     network: str | None = None
     plugin: str | None = None

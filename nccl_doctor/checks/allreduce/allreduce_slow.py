@@ -7,8 +7,9 @@ on a fast link (`NCCL_SOCKET_NTHREADS`, `NCCL_NSOCKS_PERTHREAD`).
 
 How we know: the best bus bandwidth of all sizes, compared with the speed that the slowest host's interface or RDMA
 device reports. Below a quarter of that it counts as slow. With gloo at most 10 Gbit/s are expected on any link, since
-one thread adds and copies. It is not judged if the speed is unknown, for virtual interfaces, on a single machine, or if
-no message was large enough for bandwidth to matter more than latency.
+one thread adds and copies. It is not judged on a single machine, or if no message was large enough for bandwidth to
+matter more than latency. Where the speed is unknown, as for virtual interfaces, gloo is slow below 10 Mbit/s if its
+ranks hardly used a CPU or waited for one: neither their processors nor other processes were the limit.
 
 Over RDMA, counters of the ports are read before and after (/sys/class/infiniband): packets that were lost, out of
 sequence or not acknowledged, and errors of the link, then determine the advice. Congestion notifications alone are
@@ -37,6 +38,9 @@ def allreduce_slow(view: View) -> Findings:
     """Yield a finding if the link is hardly used, or all ranks wait for one."""
     smoke, speed = view.smoke, link(view.snapshot)
     late = straggler(smoke)
+    if smoke.outcome == "ok" and speed is None and late is None and _waits_for_bytes(smoke):
+        yield _without_speed(smoke)
+        return
     slow = speed is not None and _far_under(smoke, speed)
     if smoke.outcome != "ok" or not (slow or late):
         return
@@ -63,6 +67,35 @@ def allreduce_slow(view: View) -> Findings:
         fix="Look at what else that host is busy with."
         if late
         else advice or "Look at the negotiated speed (ethtool), the MTU, and what else uses the link.",
+    )
+
+
+LEAST_GB_PER_S = 0.00125  # 10 Mbit/s, the slowest Ethernet
+IDLE = 0.5  # CPUs; gloo at full rate needs 0.8 and more
+GROWTH = 2  # seconds of the largest message as a multiple of those of the smallest
+
+
+def _waits_for_bytes(smoke: Smoke) -> bool:
+    """Return whether a network of less than 10 Mbit/s, and neither latency nor a processor, limits gloo's ranks."""
+    hosts = {rank.host for rank in smoke.ranks}
+    if smoke.backend != "gloo" or len(smoke.sizes) < 2 or len(hosts) < 2 or best(smoke) >= LEAST_GB_PER_S:
+        return False
+    first, last = (pick(smoke.sizes, key=lambda size: size.bytes) for pick in (min, max))
+    grows = last.seconds >= GROWTH * first.seconds
+    return grows and all(rank.busy is not None and rank.busy < IDLE for rank in smoke.ranks)
+
+
+def _without_speed(smoke: Smoke) -> Finding:
+    reached, busy = best(smoke), max(rank.busy or 0.0 for rank in smoke.ranks)
+    hosts = tuple(dict.fromkeys(rank.host for rank in smoke.ranks))
+    return Finding(
+        hosts=hosts,
+        message=f"The all-reduce reached {figure(reached * 8000, 2)} Mbit/s, less than the slowest Ethernet: a link is "
+        "slow.",
+        evidence=(f"each rank used or wanted at most {figure(busy, 2)} CPUs meanwhile, so the ranks waited for bytes",),
+        facts={"busbw": reached, "link": None, "straggler": None},
+        symptoms=(everywhere("slow", hosts, smoke),),
+        fix="Measure each pair with nccl-doctor check --rate, which names the slow one.",
     )
 
 

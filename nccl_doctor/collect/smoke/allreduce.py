@@ -153,6 +153,7 @@ class Rank:
     stack: tuple[str, ...] = ()
     exit_code: int | None = None
     own_s: float | None = None
+    busy: float | None = None
     times: dict[str, float] = field(default_factory=dict)
 
     def take(self, event: probe_answers.RankEvent) -> None:
@@ -160,7 +161,7 @@ class Rank:
         if event.stage is not None:
             self.stage = event.stage
             self.times[self.stage] = round(event.since, 3)
-        for name in ("error", "error_kind", "pid", "torch", "nccl", "state", "exit_code", "own_s"):
+        for name in ("error", "error_kind", "pid", "torch", "nccl", "state", "exit_code", "own_s", "busy"):
             if name in event.model_fields_set and getattr(event, name) is not None:
                 setattr(self, name, getattr(event, name))
         self.stack = event.stack or self.stack
@@ -355,7 +356,7 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
     own = None
     if facts is not None and rank.pid is not None:
         own = next((p for p in facts.processes.values() if p.pid == str(rank.pid)), None)
-    same = {key: value for key, value in vars(rank).items() if key not in ("exit_code", "own_s")}
+    same = {key: value for key, value in vars(rank).items() if key not in ("exit_code", "own_s", "busy")}
     return RankReport(
         rank=number,
         **same,
@@ -363,6 +364,7 @@ def _rank(number: int, rank: Rank, facts: Facts | None) -> RankReport:
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         own_s=None if rank.own_s is None else max(rank.own_s, 0.0),
+        busy=None if rank.busy is None else max(rank.busy, 0.0),
         interfaces=tuple(f"{one.name}:{one.address}" for one in own.interfaces) if own else (),
         network=own.network if own else None,
         plugin=own.plugin if own else None,

@@ -18,6 +18,7 @@ Values depend on rank and position, so that a sum without a rank or with mixed-u
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime as dt
 import faulthandler
@@ -243,10 +244,11 @@ class Bench:
         dtypes = [self.torch.float32]
         if self.device.type == "cuda":
             dtypes.append(self.torch.bfloat16)
-        began, self.inside_s = time.perf_counter(), 0.0
+        began, wanted_s, self.inside_s = time.perf_counter(), cpu_wanted_s(), 0.0
         for dtype in dtypes:
             self.measure_sizes(dtype, self.largest(), ORDER["budget_s"] / len(dtypes))
-        report(own_s=time.perf_counter() - began - self.inside_s, inside_s=self.inside_s)
+        took_s = time.perf_counter() - began
+        report(own_s=took_s - self.inside_s, busy=(cpu_wanted_s() - wanted_s) / took_s)
 
     def largest(self) -> int:
         """Return the largest message in bytes: the requested one, at most an eighth of any GPU's free memory."""
@@ -282,6 +284,15 @@ class Bench:
                 return
             speed = algbw
             size *= step
+
+
+def cpu_wanted_s() -> float:
+    """Return the seconds in which this process's threads ran or waited for a CPU (/proc/PID/task/TID/schedstat)."""
+    wanted = 0
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/self/task/{thread}/schedstat") as told:
+            wanted += sum(map(int, told.read().split()[:2]))
+    return wanted / 1e9
 
 
 def guarded(run: Callable[[], object]) -> int:

@@ -115,7 +115,7 @@ def test_jumbo_frames_end_at_the_switch(fresh_lab: Lab) -> None:
     fault("jumbo-frames-end")(fresh_lab, fresh_lab.host("node2"))
     found = only(check(fresh_lab), "mtu-blackhole", ALL)
     assert "of 32768 bytes never arrived, in segments of 8948" in " ".join(found["evidence"])
-    assert "`ip link set dev NAME mtu 1500`" in found["fix"]["summary"]
+    assert "`ip link set dev eth0 mtu 1500`" in found["fix"]["summary"]
 
 
 def test_a_route_is_missing(fresh_lab: Lab) -> None:

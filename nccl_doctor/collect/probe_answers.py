@@ -117,6 +117,7 @@ class DialRow(NamedTuple):
     outcome: DialOutcome
     error: base.Clipped | None
     seconds: DialSeconds | None
+    source_port: base.Port | None = None
 
 
 class TripRow(NamedTuple):

@@ -15,11 +15,11 @@ from functools import cache
 from ipaddress import ip_address
 from typing import Any, Literal
 
-from nccl_doctor.firewall.connection import Objection, Ruleset, compile_rules, growth, handshake
+from nccl_doctor.firewall.connection import Ends, Objection, Ruleset, compile_rules, growth, handshake
 from nccl_doctor.firewall.manager import Manager, manager_of, printable
 from nccl_doctor.firewall.remedy import Opening, Remedy, merged, remedy
 from nccl_doctor.firewall.route_lookup import Path, dialled_address, ephemeral, path_of, source_address
-from nccl_doctor.firewall.rules import Direction, RuleRef, Tri, every, some
+from nccl_doctor.firewall.rules import Direction, Packet, RuleRef, Tri, every, some
 from nccl_doctor.model.base import Unknown, known
 from nccl_doctor.model.report import FailedDial
 from nccl_doctor.snapshot.hosts import Host, Snapshot, connections_of_peer, corroborated_addresses
@@ -143,7 +143,9 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
         way = path(dial.src, dial.dst, dial.address)
         if way is None or dial.outcome == "no-source-address":
             continue  # that packet never left the program
-        stopping, doubtful = _in_the_way(way, dial.port, rules[dial.src], rules[dial.dst])
+        stopping, doubtful = _in_the_way(
+            way.syn_to(dial.port, dial.source_port), way.ends, rules[dial.src], rules[dial.dst]
+        )
         sides = {"dialler": dial.src, "listener": dial.dst}
         for objection in stopping:
             place = (sides[objection.side], objection.packet.direction)
@@ -163,7 +165,11 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
         if blame.direction == "input" and mesh.tested == mesh.pairs:
             blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules[blame.host.name], path))
     ways = {one: path(one.src, one.dst, one.address) for one in mesh.intercepted}
-    stops = {one: _in_the_way(way, one.port, rules[one.src], rules[one.dst])[0] for one, way in ways.items() if way}
+    stops = {
+        one: _in_the_way(way.syn_to(one.port), way.ends, rules[one.src], rules[one.dst])[0]
+        for one, way in ways.items()
+        if way
+    }
     redirected = frozenset(one for one, first in stops.items() if first and first[0].verdict.kind == "redirect")
     judged = {name for name, _ in blames} | {name for gap in gaps for name in gap.hosts}
     limits = _limits(snapshot, {name: host for name, host in hosts.items() if name not in judged}, rules, path)
@@ -233,12 +239,12 @@ def _has_rates(facts: FirewallFacts) -> bool:
 
 
 def _in_the_way(
-    way: Path, port: int, dialler: Ruleset, listener: Ruleset
+    packet: Packet, ends: Ends, dialler: Ruleset, listener: Ruleset
 ) -> tuple[list[Objection], tuple[Objection, ...]]:
     """Return all that blocks a connection, and what may still block it afterwards."""
     stopping: list[Objection] = []
     while True:
-        found = handshake(way.syn_to(port), way.ends, dialler, listener)
+        found = handshake(packet, ends, dialler, listener)
         more = [objection for objection in found if objection.verdict.blocks]
         if not more:
             return stopping, found
@@ -353,6 +359,37 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
         address = blame.dials[0].address
         sources = {name: source_address(host, address, listens) for name, host in hosts.items() if name != own}
         yield from ((name, source) for name, source in sources.items() if source is not None)
+    yield from _met_by_chance(blame, hosts, listens)
+
+
+def _met_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the peers, the host itself included, that the rules block at other ports than those of the test.
+
+    Each connection has other ports on both sides, and a rule may be about a part of the range. What is blocked whatever
+    the ports was seen to fail.
+    """
+    rules, own = compiled(blame.host), blame.host
+    places = {_place(rule) for rule in blame.rules}
+
+    def meets(source: Host, target: Host) -> bool:
+        way = path_of(listens.get(target.name, target.node.address), source, target, listens)
+        if way is None or target.facts is None:
+            return False
+        nothing = Ruleset(rules.facts, ())
+        sides = [rules if host is own else nothing for host in (source, target)]
+        found = handshake(replace(way.syn, dport=ephemeral(target.facts)), way.ends, *sides)
+        may = [one.verdict for one in found if one.packet.direction == blame.direction]
+        return any(verdict.kind == "unknown" and _place(verdict.rule) in places for verdict in may)
+
+    for name, host in hosts.items():
+        if host.facts is not None and (meets(host, own) or meets(own, host)):
+            address = source_address(host, listens.get(own.name, own.node.address), listens)
+            if address is not None:
+                yield name, address
+
+
+def _place(rule: RuleRef | None) -> tuple[object, ...]:
+    return () if rule is None else (rule.origin, rule.family, rule.table, rule.chain, rule.place)
 
 
 def remedies(blame: Blame, way: Opening) -> Remedy:

@@ -29,9 +29,10 @@ class Path:
     syn: Packet
     ends: Ends
 
-    def syn_to(self, port: int) -> Packet:
-        """Return the packet with another destination port."""
-        return replace(self.syn, dport=(port, port))
+    def syn_to(self, port: int, source_port: int | None = None) -> Packet:
+        """Return the packet to another port, from any port of the dialler's range if the own one is unknown."""
+        sport = self.syn.sport if source_port is None else (source_port, source_port)
+        return replace(self.syn, dport=(port, port), sport=sport)
 
 
 def path_of(address: str, source: Host, target: Host, listens: Mapping[str, str]) -> Path | None:

@@ -141,7 +141,7 @@ DialSeconds = Annotated[float, Field(ge=0, le=3600)]
 class FailedDial(Observed):
     """A TCP connection from ``src`` to ``dst`` that did not reach our listener; ``error`` is an errno's name.
 
-    ``seconds`` is its duration; None if not recorded.
+    ``seconds`` is its duration, and ``source_port`` that of the dialling socket; None if not recorded.
     """
 
     src: str
@@ -151,6 +151,7 @@ class FailedDial(Observed):
     outcome: DialOutcome
     error: Clipped | None = None
     seconds: DialSeconds | None = None
+    source_port: Port | None = None
 
 
 class SampleReport(FrozenModel):

@@ -82,6 +82,29 @@ def test_answers_are_followed_back() -> None:
     assert judge(snapshot({"node2": tracked}, [("node2", "node1", 29500, "timed-out")])).blames == ()
 
 
+PART = {
+    "match": {
+        "op": "==",
+        "left": {"payload": {"protocol": "tcp", "field": "dport"}},
+        "right": {"range": [40000, 50000]},
+    }
+}
+
+
+@pytest.mark.parametrize(("source_port", "blamed"), [(45000, True), (39999, False), (None, None)])
+def test_the_diallers_own_port_decides_about_answers(source_port: int | None, blamed: bool | None) -> None:
+    """It dropped that dial; the next one of another host may have such a port, so all are let in, and the host itself."""
+    seen = snapshot({"node1": nft_facts([PART, DROP])}, [("node1", "node2", 32768, "timed-out")])
+    dials = [dial.model_copy(update={"source_port": source_port}) for dial in known(seen.mesh).failed]
+    seen = seen.model_copy(update={"mesh": known(seen.mesh).model_copy(update={"failed": tuple(dials)})})
+    judged = judge(seen)
+    assert ([blame.host.name for blame in judged.blames], len(judged.gaps)) == (
+        (["node1"], 0) if blamed else ([], 0 if blamed is False else 1)
+    )
+    if blamed:
+        assert set(opened(judged.blames, seen).peers) == {"10.0.0.1", "10.0.0.2", "10.0.0.3"}
+
+
 def test_a_rule_that_stops_answers_is_said_to() -> None:
     failed = [("node2", "node1", 29500, "timed-out")]
     at_the_dialler = snapshot({"node2": nft_facts(policy="drop")}, failed)

@@ -70,7 +70,7 @@ def test_a_dial_that_finds_no_file_in_its_time_is_told_as_that(port: int) -> Non
 def test_a_name_that_finds_no_file_in_its_time_is_told_as_that(port: int) -> None:
     """It is not a name that does not resolve, nor one at which nobody answers."""
     with no_file_left():
-        ((_, _, *outcome, _),) = dial_all([["localhost", [port], NONCE.decode()]], 0.3)
+        ((_, _, *outcome, _, _),) = dial_all([["localhost", [port], NONCE.decode()]], 0.3)
     assert tuple(outcome) == FULL
 
 

@@ -34,7 +34,8 @@ WORD = b"nccl-doctor\n"
 """The first bytes sent to a silent listener, so that a proxy that waits for them connects to its target."""
 
 Outcome = Tuple[str, Union[str, None]]  # as in snapshot.Dial, and the message of the kernel or the resolver
-Ended = Tuple[str, Union[str, None], Union[float, None]]  # the same, and the seconds that the dial took
+# the same, the seconds that the dial took, and its own port
+Ended = Tuple[str, Union[str, None], Union[float, None], Union[int, None]]
 Key = Tuple[int, int]  # a target's index, and a port
 Place = Tuple[int, Any]  # an address family, and an address as its sockets expect it
 Beside = Tuple[int, Callable[[], None]]  # a file, and a function to call when it is readable, and now and then
@@ -52,6 +53,7 @@ class Dial:
         self._places, self._nonce, self._interface = list(places), nonce, interface
         self._spoken = False
         self.began = 0.0
+        self.source_port: int | None = None
         # set once its nonce was received: its round trip, and its retransmissions
         self.trip: Tuple[int, int] | None = None
         self.sock: socket.socket | None = None
@@ -74,6 +76,7 @@ class Dial:
             if self._interface:  # allowed for all users since Linux 5.7
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, os.fsencode(self._interface))
             number = self.sock.connect_ex(place)
+            self.source_port = self.sock.getsockname()[1] or None
         except OSError as error:
             return self._failed(error)
         return None if number in (0, errno.EINPROGRESS) else self._failed(OSError(number, os.strerror(number)))
@@ -150,7 +153,7 @@ def dial_all(
     trips: dict[int, tuple[int, int]] | None = None,
     beside: Beside | None = None,
 ) -> list[list[Any]]:
-    """Dial each ``[address, ports, nonce]`` and return ``[index, port, outcome, error, seconds]``.
+    """Dial each ``[address, ports, nonce]`` and return ``[index, port, outcome, error, seconds, source port]``.
 
     The port is None for an unknown name.
 
@@ -164,7 +167,7 @@ def dial_all(
         found = places[address]
         for port in ports:
             if isinstance(found, tuple):
-                results[index, port] = (*found, None)
+                results[index, port] = (*found, None, None)
             else:
                 at_port = [(family, (place[0], port, *place[2:])) for family, place in found]
                 waiting.append(((index, port), Dial(at_port, nonce.encode(), *interface)))
@@ -239,7 +242,7 @@ class Round:
             if now < self._full_since + self._timeout_s:
                 self._waiting.append((key, dial))
                 return
-        self._results[key] = (*(outcome or TIMED_OUT), round(now - dial.began, 4))
+        self._results[key] = (*(outcome or TIMED_OUT), round(now - dial.began, 4), dial.source_port)
 
     def _end_late(self, now: float) -> None:
         """End the dials whose time is over; they began in this order, and all have the same limit."""

@@ -359,10 +359,10 @@ def _peers(blame: Blame, snapshot: Snapshot, mesh: Mesh, listens: Mapping[str, s
         address = blame.dials[0].address
         sources = {name: source_address(host, address, listens) for name, host in hosts.items() if name != own}
         yield from ((name, source) for name, source in sources.items() if source is not None)
-    yield from _met_by_chance(blame, hosts, listens)
+    yield from _peers_by_chance(blame, hosts, listens)
 
 
-def _met_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _peers_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the peers, the host itself included, that the rules block at other ports than those of the test.
 
     Each connection has other ports on both sides, and a rule may be about a part of the range. What is blocked whatever

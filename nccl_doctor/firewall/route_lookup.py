@@ -154,7 +154,7 @@ counts."""
 FILTERED = ("EINVAL", "EXDEV")
 """Errors for an incoming packet that rp_filter drops: since Linux 6.x, and before."""
 
-Kind = Literal["no-way", "no-address", "down", "diverted", "filtered"]
+Kind = Literal["no-way", "no-address", "down", "diverted", "masked", "filtered"]
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ class RouteFault:
 
     Attributes:
         host: the host with the fault; ``way`` is its kernel's answer.
-        usual: the interface in whose network the destination is, or would be if it had an address or were up, or that
-            was filtered.
+        usual: the interface in whose network the destination is, or would be if it had an address or were up, or by the
+            destination's own netmask ("masked"), or that was filtered.
     """
 
     host: str
@@ -208,7 +208,7 @@ def _likeliest(faults: list[RouteFault]) -> RouteFault | None:
         if fault.kind in ("no-way", "no-address"):  # a certain cause comes before a possible one
             return 0 if fault.way.error is None else 3
         # a filter that only applies because of a diverted route counts as that route
-        return 2 if fault.kind == "filtered" and fault.host not in diverted else fault.kind == "diverted"
+        return 2 if fault.kind == "filtered" and fault.host not in diverted else fault.kind in ("diverted", "masked")
 
     return max(faults, key=merit, default=None)
 
@@ -224,6 +224,7 @@ def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
     if bare is not None:
         yield RouteFault(source.name, "no-address", out, *bare)
     yield from _leaving(source, (out.prefers and _asked(source.facts, address, out.prefers)) or out)
+    yield from _masked(source, target.facts, out)
     is_known = isinstance(target.facts.interfaces, Interfaces)
     if out.prefers is None or (is_known and interface_of(target.facts, address) is None):
         return  # its kernel knows nothing about packets to another machine's address, or to a translated one
@@ -231,6 +232,7 @@ def _along(source: Host, target: Host, address: str) -> Iterator[RouteFault]:
     back = _asked(target.facts, out.prefers, address)
     if back is not None:
         yield from _leaving(target, back)
+        yield from _masked(target, source.facts, back)
     yield from _coming(source, out.prefers, address)
 
 
@@ -255,6 +257,21 @@ def _leaving(host: Host, way: Way) -> Iterator[RouteFault]:
         by_rule = way.gateway is not None and way.table not in (*MAIN_TABLES, None)
         if elsewhere or by_rule:
             yield RouteFault(host.name, "diverted", way, name, network)
+
+
+def _masked(host: Host, peer: HostFacts, way: Way) -> Iterator[RouteFault]:
+    """Yield a fault if a gateway is used for a peer whose own netmask has both addresses in one subnet."""
+    if host.facts is None or way.error is not None or way.gateway is None or way.table not in (*MAIN_TABLES, None):
+        return
+    holder = interface_of(peer, way.to)
+    network = next((one for one, name in _networks_of(peer, way.to) if name == holder), None)
+    own = (entry.address for entry in _entries(host.facts) if entry.interface.partition(":")[0] == way.dev)
+    if (
+        network is not None
+        and not any(_networks_of(host.facts, way.to))
+        and any(address_of(one) in network for one in own)
+    ):
+        yield RouteFault(host.name, "masked", way, way.dev, network)
 
 
 def _coming(host: Host, to: str, source: str) -> Iterator[RouteFault]:

@@ -127,6 +127,19 @@ def test_a_route_is_missing(fresh_lab: Lab) -> None:
     assert found["facts"]["to"] == {"node1": fresh_lab.host("node1").address}
 
 
+def test_a_netmask_that_is_too_narrow(fresh_lab: Lab) -> None:
+    host = fresh_lab.host("node3")
+    host.run(
+        "ip address del 10.77.0.3/24 dev eth0; ip address add 10.77.0.3/31 dev eth0; ip route add 10.77.0.254 dev eth0"
+    )
+    host.run("ip route add default via 10.77.0.253 dev eth0 onlink")  # nobody has that address
+    found = only(check(fresh_lab), "route-diverted", ["node3"])
+    assert found["message"].startswith("node3 sends packets for node1 to 10.77.0.253 through eth0")
+    assert "Give eth0 there the prefix length of the others, 10.77.0.0/24" in found["fix"]["summary"]
+    host.run("ip address add 10.77.0.3/24 dev eth0; ip address del 10.77.0.3/31 dev eth0")
+    is_healthy(check(fresh_lab))
+
+
 def test_nets_without_a_way_to_each_other(fresh_lab: Lab) -> None:
     """A prefix lets the interface of a dead net through, too: that no host has a route into it follows."""
     for number, host in enumerate(fresh_lab.hosts):

@@ -6,7 +6,8 @@ replies take that route, connections to this host time out, and all others seem 
 
 How we know: dials failed, and the kernels of both ends were asked how they route these packets (as `ip route get
 ADDRESS from OWN` prints): the route uses another interface than the one in whose network the address is, or a gateway
-from a routing table other than main. No packet filter explains the dial.
+from a routing table other than main, or a gateway although the destination's netmask has both in one subnet, so that
+the host's own is too narrow. No packet filter explains the dial.
 
 Fix: let traffic inside the cluster's own network use the main table, ahead of all other rules; if the route is in the
 main table, delete it or exclude the cluster's network from the VPN. `ip rule` and `ip route show table all` show what
@@ -27,7 +28,7 @@ from nccl_doctor.text.hostlist import fold
 @check("NCD219", severity=Severity.ERROR, needs=("mesh",), explains=(CONNECTIONS,))
 def route_diverted(view: View) -> Findings:
     """Yield one finding for each host that sends packets for its peers elsewhere."""
-    for found in hindered_hosts(view, "diverted"):
+    for found in (*hindered_hosts(view, "diverted"), *hindered_hosts(view, "masked")):
         lines = [_lines(fault) for fault in found.route_faults]
         ways = " and ".join(dict.fromkeys(words for words, _ in lines))
         peers = sorted(found.peers)
@@ -48,10 +49,18 @@ def _lines(fault: RouteFault) -> tuple[str, str]:
     via = f" via {way.gateway}" if way.gateway else ""
     answer = f"{fault.host}: ip route get {way.to}{source}: dev {way.dev}{via}, table {way.table}"
     table = f" (table {way.table})" if way.table not in MAIN_TABLES else ""
-    return f"{where}{table}", f"{answer}; {way.to} lies in {fault.network} on {fault.usual}"
+    owner = "by its own netmask" if fault.kind == "masked" else f"on {fault.usual}"
+    return f"{where}{table}", f"{answer}; {way.to} lies in {fault.network} {owner}"
 
 
 def _fix(found: Hindered) -> Fix:
+    masked = next((fault for fault in found.route_faults if fault.kind == "masked"), None)
+    if masked is not None:
+        return Fix(
+            summary=f"Give {masked.usual} there the prefix length of the others, {masked.network}, in what sets up the "
+            "network (`ip addr show` prints it), or give the gateway a way to them.",
+            needs_root=True,
+        )
     networks = dict.fromkeys(fault.network for fault in found.route_faults if fault.network is not None)
     if any(fault.way.table in MAIN_TABLES for fault in found.route_faults):
         return Fix(

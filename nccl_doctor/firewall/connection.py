@@ -19,7 +19,6 @@ from nccl_doctor.firewall.rules import (
     Packet,
     PacketVerdict,
     Plain,
-    Rule,
     RuleRef,
     Span,
     Tri,
@@ -43,8 +42,8 @@ class Ruleset:
 
     @cached_property
     def deciding(self) -> tuple[BaseChain, ...]:
-        """Base chains that can block or change a packet, without rules that have no effect."""
-        return tuple(_without_idle(base) for base in self.bases if _matters(base))
+        """Base chains that can block or change a packet."""
+        return tuple(filter(_matters, self.bases))
 
     def rules(self) -> Iterator[RuleRef]:
         """Yield every rule and policy, once for each base chain that may reach it."""
@@ -134,20 +133,6 @@ def _matters(base: BaseChain) -> bool:
                 elif not isinstance(action, When) and action not in {Plain.ACCEPT, Plain.RETURN}:
                     return True
     return False
-
-
-def _without_idle(base: BaseChain) -> BaseChain:
-    idle: set[str] = set()
-    while more := {name for name, rules in base.chains.items() if all(_idle(rule, idle) for rule in rules)} - idle:
-        idle |= more
-    chains = {name: tuple(rule for rule in rules if not _idle(rule, idle)) for name, rules in base.chains.items()}
-    return replace(base, chains=chains, rules=tuple(rule for rule in base.rules if not _idle(rule, idle)))
-
-
-def _idle(rule: Rule, idle: set[str]) -> bool:
-    """Return whether a rule only tests, or jumps to a chain without effect; a ``goto`` leaves its chain."""
-    acting = (step for step in rule.steps if not isinstance(step, When))
-    return all(isinstance(step, Jump) and step.back and step.chain in idle for step in acting)
 
 
 Side = Literal["dialler", "listener"]

@@ -31,7 +31,6 @@ from nccl_doctor.firewall.rules import (
     every,
     guarded,
     negate,
-    readable,
     some,
     unsure,
     within,
@@ -308,12 +307,27 @@ def options(words: list[str]) -> Iterator[Option]:
 
 def steps(line: str, chains: Collection[str], ipsets: Ipsets) -> tuple[Step, ...]:
     """Return the steps of a rule, ``-A CHAIN …``; ``chains`` are those of its table."""
-    parts = list(options(shlex.split(line)[2:]))
+    parts = list(options(_words(line)[2:]))
     target = next((index for index, part in enumerate(parts) if part.name in {"-j", "-g"}), len(parts))
     tests = tuple(When(_test(part, ipsets)) for part in parts[:target])
     if target == len(parts):
         return tests
     return tests + _target(parts[target], parts[target + 1 :], chains)
+
+
+_WORD = re.compile(r"""\s*(?:"([^"\\]*)"|([^\s"'\\]+))(?=\s|$)""")
+
+
+def _words(line: str) -> list[str]:
+    """Return the words as :func:`shlex.split` does, which is slow: only escapes, and quotes inside a word, need it."""
+    words, at = [], 0
+    while at < len(line):
+        found = _WORD.match(line, at)
+        if found is None:
+            return shlex.split(line)
+        words.append(found[1] if found[2] is None else found[2])
+        at = found.end()
+    return words
 
 
 def _test(part: Option, ipsets: Ipsets) -> Test:
@@ -399,7 +413,7 @@ def _bases(table: _Table, version: Literal[4, 6], origin: Origin, ipsets: Ipsets
     for chain, entries in table.rules.items():
         numbered = enumerate(entries, 1)
         refs = [RuleRef(origin, family, table.name, chain, place, line, count) for place, (count, line) in numbered]
-        chains[chain] = tuple(readable(ref, partial(steps, ref.text, names, ipsets)) for ref in refs)
+        chains[chain] = tuple(Rule(ref, partial(steps, ref.text, names, ipsets)) for ref in refs)
     for chain, (word, packets) in table.policies.items():
         if chain not in _HOOKS:
             continue

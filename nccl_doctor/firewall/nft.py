@@ -33,7 +33,6 @@ from nccl_doctor.firewall.rules import (
     When,
     guarded,
     negate,
-    readable,
     unsure,
     within,
 )
@@ -213,7 +212,7 @@ def _table(table: Table, listing: Objects, texts: dict[RuleKey, str]) -> Iterato
             packets = next((counter["packets"] for counter in counters if isinstance(counter, dict)), None)
             text = texts.get((*table, chain, handle)) or json.dumps(expressions)
             ref = RuleRef("nft", *table, chain, handle, text, packets)
-            rules[chain].append(readable(ref, partial(steps, expressions, elements.__getitem__)))
+            rules[chain].append(Rule(ref, partial(steps, expressions, elements.__getitem__)))
     chains = {name: tuple(entries) for name, entries in rules.items()}
     for kind, body in listing:
         if kind == "chain" and body.get("hook"):

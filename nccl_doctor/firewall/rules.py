@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import Literal, TypeVar
 
 from nccl_doctor.text.inet import Address
@@ -215,10 +216,21 @@ Step = When | Action
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of a chain: its place in the listing, and its steps in order."""
+    """A rule of a chain: its place in the listing, and how its steps are read.
+
+    A Kubernetes node has 25,000 rules, and a packet meets some of them, so a rule is read when the first one meets it.
+    """
 
     ref: RuleRef
-    steps: tuple[Step, ...]
+    read: Callable[[], tuple[Step, ...]]
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps in order; a rule of unknown form may do anything."""
+        try:
+            return self.read()
+        except _STRANGE:
+            return When(unsure), Plain.UNCLEAR
 
 
 @dataclass(frozen=True)
@@ -262,14 +274,6 @@ def guarded(read: Callable[[Packet, Journey], T | None]) -> Callable[[Packet, Jo
             return None
 
     return attempt
-
-
-def readable(ref: RuleRef, steps: Callable[[], tuple[Step, ...]]) -> Rule:
-    """Return the rule; a rule of unknown form may do anything."""
-    try:
-        return Rule(ref, steps())
-    except _STRANGE:
-        return Rule(ref, (When(unsure), Plain.UNCLEAR))
 
 
 DEEPEST = 64

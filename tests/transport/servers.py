@@ -58,8 +58,8 @@ class Sshd:
     pid: int
 
     def connections(self) -> list[psutil.Process]:
-        """The processes of those who are connected."""
-        return psutil.Process(self.pid).children()
+        """The processes of those who are connected; one that has ended may wait for the listener to notice it."""
+        return [one for one in psutil.Process(self.pid).children() if one.status() != psutil.STATUS_ZOMBIE]
 
     @property
     def name(self) -> str:

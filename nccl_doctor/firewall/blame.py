@@ -55,7 +55,7 @@ class Blame:
 
     host: Host
     direction: Direction
-    facts: FirewallFacts
+    ruleset: Ruleset
     dials: list[FailedDial] = field(default_factory=list)
     rules: list[RuleRef] = field(default_factory=list)
     doubtful: list[RuleRef] = field(default_factory=list)
@@ -81,6 +81,11 @@ class Blame:
         rule = objection.verdict.rule
         if rule is not None and rule not in self.doubtful:
             self.doubtful.append(rule)
+
+    @property
+    def facts(self) -> FirewallFacts:
+        """The captured rules of the host."""
+        return self.ruleset.facts
 
     @property
     def verb(self) -> str:
@@ -138,7 +143,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
         known = source in hosts and target in hosts
         return path_of(address, hosts[source], hosts[target], listens) if known else None
 
-    later = {name: compiled(host, after=True) for name, host in hosts.items()}
+    later = cache(lambda name: compiled(hosts[name], after=True))
     for dial in (*mesh.failed, *_undialled(snapshot, mesh, listens)):
         way = path(dial.src, dial.dst, dial.address)
         if way is None or dial.outcome == "no-source-address":
@@ -149,8 +154,8 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
         sides = {"dialler": dial.src, "listener": dial.dst}
         for objection in stopping:
             place = (sides[objection.side], objection.packet.direction)
-            blame = blames.setdefault(place, Blame(hosts[place[0]], place[1], rules[place[0]].facts))
-            blame.enter(dial, _by_counters(objection, later[place[0]]), first=objection is stopping[0])
+            blame = blames.setdefault(place, Blame(hosts[place[0]], place[1], rules[place[0]]))
+            blame.enter(dial, _by_counters(objection, later(place[0])), first=objection is stopping[0])
         for objection in doubtful:
             rule, reason = objection.verdict.rule, objection.verdict.reason
             if stopping:
@@ -204,7 +209,7 @@ def _limits(
             low = [one for one, most in limits if 0 <= most < connections_of_peer(snapshot, name)]
             if low and not any(one.verdict.blocks for one in met):
                 direction = low[0].packet.direction
-                blame = found.setdefault((name, direction), Blame(hosts[name], direction, rules[name].facts))
+                blame = found.setdefault((name, direction), Blame(hosts[name], direction, rules[name]))
                 for dial in _connected(mesh, name, end):
                     blame.enter(dial, low[0], first=True)
     return tuple(found.values())
@@ -368,7 +373,7 @@ def _peers_by_chance(blame: Blame, hosts: Mapping[str, Host], listens: Mapping[s
     Each connection has other ports on both sides, and a rule may be about a part of the range. What is blocked whatever
     the ports was seen to fail.
     """
-    rules, own = compiled(blame.host), blame.host
+    rules, own = blame.ruleset, blame.host
     places = {_place(rule) for rule in blame.rules}
 
     def meets(source: Host, target: Host) -> bool:

@@ -10,21 +10,7 @@ from typing import Literal, TypeVar
 
 from nccl_doctor.firewall import iptables, nft
 from nccl_doctor.firewall.iptables import Ipsets, load_iptables, table_names
-from nccl_doctor.firewall.rules import (
-    BaseChain,
-    Branch,
-    Journey,
-    Jump,
-    Origin,
-    Packet,
-    PacketVerdict,
-    Plain,
-    RuleRef,
-    Span,
-    Tri,
-    When,
-    through,
-)
+from nccl_doctor.firewall.rules import BaseChain, Journey, Origin, Packet, PacketVerdict, RuleRef, Span, Tri, through
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.report import DialOutcome
 from nccl_doctor.snapshot.network import FirewallFacts, IptablesSave
@@ -43,7 +29,7 @@ class Ruleset:
     @cached_property
     def deciding(self) -> tuple[BaseChain, ...]:
         """Base chains that can block or change a packet."""
-        return tuple(filter(_matters, self.bases))
+        return tuple(base for base in self.bases if base.matters)
 
     def rules(self) -> Iterator[RuleRef]:
         """Yield every rule and policy, once for each base chain that may reach it."""
@@ -115,24 +101,6 @@ def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ip
         *nft.load(listing, text, hidden),
         *(base for save, base in shown if (save.family, base.policy_ref.table) in hidden),
     ]
-
-
-def _matters(base: BaseChain) -> bool:
-    """Return whether any reachable action does more than accept."""
-    if base.policy == "drop":
-        return True
-    seen: set[str] = set()
-    waiting = [base.rules]
-    while waiting:
-        for step in (step for rule in waiting.pop() for step in rule.steps):
-            for action in [action for _, action in step.cases] if isinstance(step, Branch) else [step]:
-                if isinstance(action, Jump) and action.chain in base.chains:
-                    if action.chain not in seen:
-                        seen.add(action.chain)
-                        waiting.append(base.chains[action.chain])
-                elif not isinstance(action, When) and action not in {Plain.ACCEPT, Plain.RETURN}:
-                    return True
-    return False
 
 
 Side = Literal["dialler", "listener"]

@@ -131,7 +131,13 @@ def _masked(text: str) -> tuple[int, int]:
 
 def _address(end: str, values: Values) -> Test:
     net = ip_network(values[0], strict=False)
-    return lambda packet, _journey: _end(packet, end) in net
+    low, high, version = int(net.network_address), int(net.broadcast_address), net.version
+
+    def test(packet: Packet, _journey: Journey) -> Tri:
+        address = _end(packet, end)
+        return address.version == version and low <= int(address) <= high
+
+    return test
 
 
 def _address_range(end: str, values: Values) -> Test:

@@ -254,6 +254,24 @@ class BaseChain:
     rules: tuple[Rule, ...]
     chains: Mapping[str, tuple[Rule, ...]]
 
+    @cached_property
+    def matters(self) -> bool:
+        """Whether any reachable action does more than accept."""
+        if self.policy == "drop":
+            return True
+        seen: set[str] = set()
+        waiting = [self.rules]
+        while waiting:
+            for step in (step for rule in waiting.pop() for step in rule.steps):
+                for action in [action for _, action in step.cases] if isinstance(step, Branch) else [step]:
+                    if isinstance(action, Jump) and action.chain in self.chains:
+                        if action.chain not in seen:
+                            seen.add(action.chain)
+                            waiting.append(self.chains[action.chain])
+                    elif not isinstance(action, When) and action not in {Plain.ACCEPT, Plain.RETURN}:
+                        return True
+        return False
+
 
 def unsure(_packet: Packet, _journey: Journey) -> Tri:
     """Return the test for properties that are not captured: rates, times, owners."""

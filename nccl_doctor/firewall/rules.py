@@ -256,7 +256,7 @@ class BaseChain:
 
     @cached_property
     def matters(self) -> bool:
-        """Whether any reachable action does more than accept."""
+        """True if any reachable action does more than accept."""
         if self.policy == "drop":
             return True
         seen: set[str] = set()

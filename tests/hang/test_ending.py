@@ -107,3 +107,17 @@ child.communicate(b"\\n")
         assert exits.ended() == [{"pid": pid, "started": proc.started, "status": status if STATUS_IS_KEPT else None}]
         assert len([*Path("/proc/self/fd").iterdir()]) == before - 1
         process.send_signal(signal.SIGTERM)
+
+
+def test_a_job_that_starts_again_and_again_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nccl_doctor.probe.hang.exits.MOST", 3)
+    exits, pids = Exits(), []
+    for _ in range(6):
+        with subprocess.Popen(["/bin/sh", "-c", "read x"], stdin=subprocess.PIPE) as process:
+            proc = procs.read_proc(process.pid)
+            assert proc is not None
+            exits.follow(process.pid, proc.started)
+            pids.append(process.pid)
+            process.communicate(b"\n")
+        told = [one["pid"] for one in exits.ended()]
+        assert told == pids[-3:]

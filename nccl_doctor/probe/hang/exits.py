@@ -15,7 +15,7 @@ from typing import Any
 from nccl_doctor.probe import procs
 from nccl_doctor.probe.ports import requests
 
-MOST = 256  # descriptors, of the usual 1024
+MOST = 256  # descriptors, of the usual 1024; and ends that are kept
 INFO = struct.Struct("=QQ11Ii")  # struct pidfd_info in its first version: mask, control group, ids, exit status
 GET_INFO = 0xC040FF0B  # _IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)
 INFO_EXIT = 1 << 3
@@ -52,6 +52,8 @@ class Exits:
             self._ended[who] = status = _status(descriptor)
             if status is not None or procs.read_proc(who[0]) is None:  # a zombie has its status still to come
                 os.close(self._open.pop(who))
+        for who in list(self._ended)[:-MOST]:  # of jobs that started again and again
+            del self._ended[who]
         return [{"pid": pid, "started": started, "status": status} for (pid, started), status in self._ended.items()]
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.cli.program import start_in
-from tests.cli.test_hang_watch_lab import SOON, heard
+from tests.cli.test_hang_watch_lab import heard
 from tests.hang.running import STATUS_IS_KEPT
 from tests.lab.cluster import Lab
 from tests.lab.warm import interpreter
@@ -72,7 +72,8 @@ def test_an_end_is_judged_by_the_statuses_of_ranks(fresh_lab: Lab, how: str) -> 
     command, expected = ENDS[how]
     fresh_lab.controller.write("/root/hosts.yaml", fresh_lab.hosts_file())
     with training(fresh_lab):
-        words = ("hang", "hosts.yaml", "--watch", "--wait", *SOON, "-v", "-o", "json")
+        # a launcher may take longer to leave than its ranks, which is no hang
+        words = ("hang", "hosts.yaml", "--watch", "--wait", "--every", "1", "--after", "120", "-v", "-o", "json")
         with start_in(fresh_lab.controller, *words) as process:
             heard(process, "the job makes progress")
             for host in fresh_lab.hosts[1:2] if how == "killed" else fresh_lab.hosts[:2]:

@@ -165,10 +165,15 @@ class _Watch:
     def _say_hourly(self, state: str, now: float) -> None:
         idle = (
             ""
-            if state in ("moves", "no-job", "new-job")
+            if state in ("moves", "no-job", "new-job", "ending")
             else f", without progress for {_words(now - self._job.progress.since)}"
         )
-        words = {"no-job": "no job yet", "new-job": "a job is watched", "moves": "the job makes progress"}
+        words = {
+            "no-job": "no job yet",
+            "new-job": "a job is watched",
+            "moves": "the job makes progress",
+            "ending": "the ranks have ended, and their launchers still run",
+        }
         if self._out.verbose or now - self._spoke_at >= HOUR_S:
             self._spoke_at = now
             self._say(f"{words.get(state, 'the job is watched')}{idle}")

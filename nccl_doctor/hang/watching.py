@@ -15,6 +15,7 @@ from nccl_doctor.hang.evidence import HangEvidence, counted_calls, gather_eviden
 from nccl_doctor.hang.findings import sentence
 from nccl_doctor.hang.observed_rank import ObservedRank
 from nccl_doctor.hang.verdict import Judgement, judge_hang
+from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.documents import STANDS_STILL
 from nccl_doctor.snapshot.hang import HangHost, HangSnapshot, JobRank
 
@@ -23,8 +24,12 @@ CONFIRM_S = 2.0  # until a missing job is looked for once more
 LEAST_SAMPLES = 3
 """Number of samples without progress before a job is examined closely, however far apart they are."""
 
-State = Literal["no-job", "new-job", "moves", "still", "blind"]
-"""Result of a sample: no rank found; other processes than before; progress; no progress; or nothing comparable."""
+LEAVING_S = 330.0
+"""Seconds from the end of ranks to that of their launchers; torch waits up to 300 s (elastic/agent/server/api.py)."""
+
+State = Literal["no-job", "new-job", "moves", "still", "blind", "ending"]
+"""Result of a sample: no rank found; other processes than before; progress; no progress; nothing comparable; or only
+the launchers of ranks that have ended."""
 
 
 @dataclass
@@ -36,20 +41,22 @@ class JobProgress:
         samples: number of consecutive samples without progress.
         ranks: when each rank last advanced.
         began: when the watch first found a job; None before that.
+        launchers: host and PID of each launcher that had ranks.
     """
 
     since: float = 0.0
     samples: int = 0
     ranks: dict[int, float] = field(default_factory=dict)
     began: float | None = None
+    launchers: set[tuple[str, int]] = field(default_factory=set)
     _last: HangSnapshot | None = None
 
     def feed(self, sample: HangSnapshot, now: float) -> State:
         """Add a sample, and return its result compared with the previous one."""
         before, self._last = self._last, sample
         found = {(host.name, rank.pid, rank.rank) for host in sample.hosts if host.job for rank in host.job.ranks}
-        if not found and any(host.job and host.job.starters for host in sample.hosts):
-            return self._wait_for_ranks(now)
+        if not found and (starters := set(_starters(sample))):
+            return "ending" if starters <= self.launchers else self._wait_for_ranks(now)
         if not found:
             # a host that can't be observed may be the one that the others wait for
             self._last = before if any(host.failure for host in sample.hosts) else None
@@ -61,8 +68,11 @@ class JobProgress:
             if before
             else set()
         )
-        if not known & found:
+        is_new = not known & found
+        if is_new:
             self._begin_anew(now, {rank for *_, rank in found})
+        self.launchers.update(_launchers(sample))
+        if is_new:
             return "new-job"
         assert before is not None
         both = gather_evidence(paired(before, sample))
@@ -96,6 +106,7 @@ class JobProgress:
     def _begin_anew(self, now: float, ranks: set[int]) -> None:
         self.since, self.samples = now, 0
         self.ranks = dict.fromkeys(sorted(ranks), now)
+        self.launchers = set()
 
     @staticmethod
     def _advances(both: HangEvidence, before: HangSnapshot, sample: HangSnapshot) -> bool:
@@ -105,6 +116,19 @@ class JobProgress:
         known = all(one.waits is not None for one in both.present)
         nobody_waits = known and not any(one.waits for one in both.present)
         return nobody_waits and any(one.works or one.stepped for one in both.present) and not both.nccl
+
+
+def _starters(sample: HangSnapshot) -> Iterator[tuple[str, int]]:
+    for host in sample.hosts:
+        if host.job is not None and not isinstance(host.job.starters, Unknown):
+            yield from ((host.name, one.pid) for one in host.job.starters)
+
+
+def _launchers(sample: HangSnapshot) -> Iterator[tuple[str, int]]:
+    for host in sample.hosts:
+        ranks = {rank.pid for rank in host.job.ranks} if host.job is not None else set()
+        launchers = host.job.launchers if host.job is not None else ()
+        yield from ((host.name, one.pid) for one in launchers if ranks & {*one.children, *one.defunct})
 
 
 def _moved(rank: ObservedRank, both: HangEvidence) -> bool:
@@ -180,11 +204,11 @@ class JobWatch:
 
     def unseen(self) -> None:
         """Forget the samples: this machine was asleep, and the time without progress is unknown."""
-        self.progress = JobProgress(began=self.progress.began)
+        self.progress = JobProgress(began=self.progress.began, launchers=self.progress.launchers)
 
     def forget(self) -> None:
         """Forget a job that has ended."""
-        self.progress, self.ranks = JobProgress(), {}
+        self.progress, self.ranks = JobProgress(launchers=self.progress.launchers), {}
 
     def feed(self, sample: HangSnapshot, now: float) -> Event:
         """Add a sample; ``now`` in seconds on the watcher's clock."""
@@ -194,7 +218,7 @@ class JobWatch:
         self.ranks = found if state == "new-job" else self.ranks | found
         self.present_at = now if found else self.present_at
         self.in_doubt = state != "moves"
-        if state == "no-job":
+        if state == "no-job" or (state == "ending" and now - self.present_at >= max(self._after_s, LEAVING_S)):
             self._why = "end"
             return Event(state) if self.progress.began is None else Event(state, "sample", CONFIRM_S)
         if state in ("new-job", "moves"):
@@ -208,9 +232,9 @@ class JobWatch:
     def examined(self, sample: HangSnapshot | None, now: float) -> Event:
         """Add what the last event wanted; None if it could not be had."""
         if self._why == "end":
-            if sample is None or self.progress.feed(sample, now) != "no-job" or self._last is None:
+            if sample is None or self._last is None or self.progress.feed(sample, now) not in ("no-job", self._state):
                 return Event(self._state)
-            return Event("no-job", ended=ending(self.ranks.values(), (self._last, sample)))
+            return Event(self._state, ended=ending(self.ranks.values(), (self._last, sample)))
         if self._why == "gone":
             return self._gone(sample, now)
         judged = None if sample is None else self._judged(sample, patient=False)

@@ -72,8 +72,8 @@ def test_an_end_is_judged_by_the_statuses_of_ranks(fresh_lab: Lab, how: str) -> 
     command, expected = ENDS[how]
     fresh_lab.controller.write("/root/hosts.yaml", fresh_lab.hosts_file())
     with training(fresh_lab):
-        # a launcher may take longer to leave than its ranks, which is no hang
-        words = ("hang", "hosts.yaml", "--watch", "--wait", "--every", "1", "--after", "120", "-v", "-o", "json")
+        # a launcher may take longer to end than its ranks, which is no hang
+        words = ("hang", "hosts.yaml", "--watch", "--wait", "--every", "1", "--after", "3", "-v", "-o", "json")
         with start_in(fresh_lab.controller, *words) as process:
             heard(process, "the job makes progress")
             for host in fresh_lab.hosts[1:2] if how == "killed" else fresh_lab.hosts[:2]:

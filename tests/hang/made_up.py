@@ -88,6 +88,7 @@ class Job:
         self.nccl: str | None = None
         self.serves_ras = False
         self.launchers: list[dict[str, Any]] = []
+        self.launched_by: list[int] = []  # PIDs of launchers on the first host, whether or not a rank is left
         self.killed: list[dict[str, Any]] = []
         self.gpus: list[dict[str, Any]] = []
         self.looks: list[dict[int, dict[str, Any]]] = [
@@ -173,7 +174,8 @@ class Job:
             "node": self._node(number),
             "job": {
                 "ranks": [{**self.row(rank), **self.told.get(rank, {})} for rank in ranks],
-                "launchers": [],
+                "launchers": self._launchers(ranks) if number == 0 and ranks else [],
+                "starters": self._starters() if number == 0 and not ranks else [],
                 "hidden": 0,
                 "py_spy": True,
                 "machine": "x86_64",
@@ -183,6 +185,15 @@ class Job:
             "looks": looks,
             "ras": self.ras.get(name, []),
         }
+
+    def _launchers(self, ranks: list[int]) -> list[dict[str, Any]]:
+        below = [self.pid(rank) for rank in ranks]
+        rest = {"state": "S", "program": "torchrun", "children": below, "defunct": []}
+        return [{"pid": pid, **rest} for pid in self.launched_by]
+
+    def _starters(self) -> list[dict[str, Any]]:
+        rest = {"state": idle(), "program": "torchrun", "age_s": 600.0, "asked": {}, "dials": []}
+        return [{"pid": pid, **rest} for pid in self.launched_by]
 
     def row(self, rank: int) -> dict[str, Any]:
         """What its process tells."""

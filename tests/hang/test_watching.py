@@ -252,6 +252,36 @@ def test_the_end_is_confirmed_and_judged() -> None:
     assert event.ended.verdict == "unknown"
 
 
+def launched(job: Job, *pids: int) -> Job:
+    job.launched_by = list(pids)
+    return job
+
+
+def test_launchers_that_are_left_are_no_new_job() -> None:
+    watched = Watched()
+    watched.feed(launched(linked(0), 900))
+    for _ in range(5):
+        event = watched.feed(launched(nobody(), 900))
+        assert (event.state, event.ended) == ("ending", None)
+    event = watched.feed(launched(nobody(), 900), launched(nobody(), 900))
+    assert event.ended is not None
+    watched.watch.forget()
+    assert [watched.feed(launched(nobody(), 900)).ended for _ in range(9)] == [None] * 9
+
+
+def test_ranks_that_a_launcher_starts_again_are_a_new_job() -> None:
+    again = launched(linked(0), 900)
+    again.pid = lambda rank: 7000 + rank  # type: ignore[method-assign]
+    for rank, look in again.looks[0].items():
+        look["pid"] = again.pid(rank)
+    jobs = launched(linked(0), 900), launched(nobody(), 900), again, launched(nobody(), 900)
+    assert fed(*jobs)[1] == ["new-job", "ending", "new-job", "ending"]
+
+
+def test_another_launcher_is_a_new_job() -> None:
+    assert fed(launched(linked(0), 900), launched(nobody(), 900, 901))[1] == ["new-job", "new-job"]
+
+
 @pytest.mark.parametrize("again", [None, linked(0)])
 def test_an_end_that_is_not_confirmed_is_none(again: Job | None) -> None:
     watched = Watched()

@@ -104,8 +104,11 @@ def sentence(judged: Judgement) -> str:
     evidence = judged.evidence
     culprits = [evidence.ranks[rank] for rank in judged.culprits if rank in evidence.ranks]
     if judged.verdict == "slow":
+        if not evidence.waiting:
+            return f"The job makes progress: no rank waits for another, and at work: {rank_words(culprits, 4)}."
         work = "; ".join(f"{named([one])} {doing(one)}" for one in culprits[:4])
-        return f"The job makes progress, slowly: {_waiting(judged, 'rank')} for {work}, which is working."
+        verb = "is" if len(culprits) == 1 else "are"
+        return f"The job makes progress, slowly: {_waiting(judged, 'rank')} for {work}, which {verb} working."
     if judged.verdict == "not-hanging":
         return "The job makes progress: ranks advanced between the two samples."
     return _unknown(judged) if judged.verdict == "unknown" else findings(judged)[0][1].message
@@ -191,7 +194,7 @@ def _outside(judged: Judgement) -> Iterator[tuple[str, Finding]]:
     culprits = [evidence.ranks[rank] for rank in judged.culprits]
     waiting = f" while {_waiting(judged)} in a collective" if evidence.waiting else ""
     where = "; ".join(
-        f"{named([evidence.ranks[rank] for rank in ranks])} is {words}"
+        f"{named([evidence.ranks[rank] for rank in ranks])} {'is' if len(ranks) == 1 else 'are'} {words}"
         for words, ranks in list(folded(culprits).items())[:3]
     )
     finding = Finding(

@@ -49,7 +49,7 @@ def _judge(evidence: HangEvidence, *, patient: bool) -> Judgement:
         if is_busy and not patient and _all_others_wait(evidence):
             outside = tuple(one.rank for one in evidence.outside)
             return Judgement("outside-nccl", outside, evidence)
-        if found is not None:
+        if found is not None and not (patient and _is_unawaited(found)):
             return found
     # If nothing is certain, look first at the few ranks that differ from most.
     hint, groups = "", list(folded(evidence.present).values())
@@ -57,6 +57,11 @@ def _judge(evidence: HangEvidence, *, patient: bool) -> Judgement:
         few = [evidence.ranks[rank] for ranks in groups[1:] for rank in ranks]
         hint = f"look at {named(few)} first: most ranks do the same, and these do not"
     return Judgement("unknown", (), evidence, hint)
+
+
+def _is_unawaited(found: Judgement) -> bool:
+    """Return whether ranks are outside of NCCL and no rank waits for them: within seconds, slow looks like stuck."""
+    return found.verdict == "outside-nccl" and not found.evidence.waiting and not found.evidence.unseen
 
 
 def _all_others_wait(evidence: HangEvidence) -> bool:

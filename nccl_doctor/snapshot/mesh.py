@@ -124,12 +124,13 @@ class LostConnections(Observed):
     @property
     def by_port(self) -> bool:
         """True if the path loses all packets of some connections, and none of the others."""
-        return self.lost >= LEAST_LOST and self.resent <= RESENT * (self.tried - self.lost)
+        return self.lost >= LEAST_LOST and self.resent <= min(self.lost, RESENT * (self.tried - self.lost))
 
 
 LEAST_LOST = 2
 LEAST_LATE = 4
-RESENT = 0.2  # share of the answered connections; more is loss at random, or a limit on new connections
+RESENT = 0.2  # share of the answered connections; more is loss at random, or a limit on new connections. At random,
+# fewer first packets are lost twice, which loses the connection, than once.
 
 
 # by host and address, the hosts that reached its listener there

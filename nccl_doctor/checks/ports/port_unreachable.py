@@ -19,9 +19,10 @@ dials itself: the master its own port, and a host with several ranks its own por
 The smallest set of hosts that explains all failures is named: one host that is cut off from four others, not the four.
 If several sets are equally small, all are named. If only one direction of a pair fails, the host that reports it is
 named, since the report of one host does not accuse another. If a host reports that a connection failed and the other
-end accepted it, the pair is unknown. If only some of a host's ports do not answer, or a port answers only later, 32
-connections are made to it at once: if some get no answer and others do, the path loses connections by their ports, as a
-bond with a dead member or one dead route of several does, or it loses packets at random.
+end accepted it, the pair is unknown. Each host also makes 64 connections at once to the next one (32 with more than 16
+hosts), and to a host of which only some ports answer, or only later: if some get no answer and others do, the path
+loses connections by their ports, as a bond with a dead member or one dead route of several does, or it loses packets at
+random.
 
 Fix: ask whoever runs the network between the two hosts to let all TCP ports through among the cluster's addresses, both
 ways. In a cloud that is the security group of both instances (a rule whose source is the group itself) and the network

@@ -185,15 +185,15 @@ class Dialling:
         def again(session: ProbeSession, wanted: list[plan.Target]) -> Dialled:
             return dial_targets(session, wanted, self.nonce, AGAIN * self.dial_s)
 
-        def many(session: ProbeSession, wanted: list[plan.Target]) -> Dialled:
-            return dial_targets(session, wanted, self.nonce, self.dial_s)
+        def many(session: ProbeSession, wanted: list[plan.Target], seconds: float) -> Dialled:
+            return dial_targets(session, wanted, self.nonce, seconds)
 
         dialled = ask_all(first, self.sessions, on_done, Window())
         answers = retry(self.sessions, targets, dialled, again)
         master = self.cluster.nodes[0].name, self.cluster.master_port
         if not trials:
             return targets, answers
-        answers, lost = ConnectionTrials(self.sessions, targets, dialled, answers, many, master).run()
+        answers, lost = ConnectionTrials(self.sessions, targets, dialled, answers, many, self.dial_s, master).run()
         self.lost_connections += lost
         return targets, answers
 

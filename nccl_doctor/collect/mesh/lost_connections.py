@@ -20,10 +20,13 @@ from nccl_doctor.collect.probe_answers import Dialled, DialRow
 from nccl_doctor.snapshot.mesh import LostConnections
 from nccl_doctor.text.hostlist import grouped
 
-DIALS = 32  # dials at once, each from a source port of its own; one dead route of eight loses four of them
-FEW_HOSTS = 16  # with more, each host has dials enough: three ports of every other one
+DIALS = 64  # dials at once, each from a source port of its own; one dead route of sixteen loses four of them
+MANY_DIALS = 32  # the same in a larger mesh, in which many pairs share a route
+FEW_HOSTS = 16
 REPEATS = 8  # dials to a port that was late on a path that loses packets: a closed port loses them all
-MOST_PAIRS = 64  # pairs that are tried at once
+MOST_LATE = 64  # late dials of a host that are repeated
+MOST_TRIALS = 16  # trials of one host at once
+SILENT_S = 1.5  # seconds for a dial where nothing answered: a connection is there at once, or after a second
 MOST_PEERS = 4  # trials of one listener, which keeps a limited number of connections (probe/mesh/mesh.py)
 Answers = list[Dialled | Exception]
 
@@ -43,6 +46,8 @@ class ConnectionTrials:
 
     Attributes:
         first: the answers before lost dials were repeated, ``answers`` those after it.
+        dial: makes the dials of a host, each within this number of seconds.
+        dial_s: seconds for one dial.
         master: the master's name and port, which proves nothing since a firewall often opens only that port.
     """
 
@@ -50,7 +55,8 @@ class ConnectionTrials:
     targets: dict[str, list[plan.Target]]
     first: Answers
     answers: Answers
-    dial: Callable[[ProbeSession, list[plan.Target]], Dialled]
+    dial: Callable[[ProbeSession, list[plan.Target], float], Dialled]
+    dial_s: float
     master: tuple[str, int]
 
     def run(self) -> tuple[Answers, tuple[LostConnections, ...]]:
@@ -63,6 +69,7 @@ class ConnectionTrials:
         for trial in (*self._doubtful(), *self._neighbours()):
             trials.setdefault((trial.place, trial.index), trial)
         found = self._losses(trials.values())
+        found += self._losses(self._silent(), min(self.dial_s, SILENT_S))
         ends = {(one.src, one.dst) for one, _, _ in found}
         found += self._losses(trial for trial in self._beside(ends) if (trial.place, trial.index) not in trials)
         answered = self._answered_later({name for one, *_ in found if not one.by_port for name in (one.src, one.dst)})
@@ -84,11 +91,11 @@ class ConnectionTrials:
             rows = () if isinstance(after, Exception) else after.failed
             ends = (Trial(place, row.target, row.port) for row in rows if _is_late(row))
             if mine := [trial for trial in ends if not hosts.isdisjoint((name, self._target(trial).dst))]:
-                late[place] = mine[:MOST_PAIRS]
+                late[place] = mine[:MOST_LATE]
 
         def repeated(again: list[Trial]) -> list[Trial]:
             wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in again]
-            told = self.dial(self.sessions[again[0].place], [target for target in wanted for _ in range(REPEATS)])
+            told = self.dial(self.sessions[again[0].place], [to for to in wanted for _ in range(REPEATS)], self.dial_s)
             vain = Counter(row.target // REPEATS for row in told.failed)
             return [trial for at, trial in enumerate(again) if vain[at] < REPEATS]
 
@@ -121,9 +128,22 @@ class ConnectionTrials:
             for row in {row.target: row for row in rows if row.target in reached}.values():
                 yield Trial(place, row.target, row.port)
 
+    def _silent(self) -> Iterator[Trial]:
+        """Yield, between only two hosts, trials of targets that no dial reached.
+
+        A path that loses half of its connections loses three of three in one mesh of eight, and no other pair shows it.
+        """
+        for place, after in enumerate(self.answers if len(self._names) == 2 else ()):
+            reached = {index for index, _ in self._reached(place)}
+            rows = [] if isinstance(after, Exception) else [row for row in after.failed if _is_unanswered(row)]
+            for row in {row.target: row for row in rows if row.target not in reached}.values():
+                trial = Trial(place, row.target, row.port)
+                if (self._target(trial).dst, row.port) != self.master and self._target(trial).dst != self._names[place]:
+                    yield trial
+
     def _neighbours(self) -> Iterator[Trial]:
-        """Yield, in a small mesh, trials from each host to the addresses of the next host that it reached."""
-        for place, name in enumerate(self._names if len(self._names) <= FEW_HOSTS else ()):
+        """Yield trials from each host to the addresses of the next host that it reached: each is tried both ways."""
+        for place, name in enumerate(self._names):
             near = (*self._names[place + 1 :], *self._names[:place])
             reached = grouped((self.targets[name][index].dst, (index, ports)) for index, ports in self._reached(place))
             following = next((other for other in near if other in reached), name)
@@ -138,33 +158,62 @@ class ConnectionTrials:
                 if is_beside and to.dst != name and (name, to.dst) not in ends:
                     yield Trial(place, index, to.ports[-1])
 
-    def _losses(self, trials: Iterable[Trial]) -> list[tuple[LostConnections, Trial, DialRow | None]]:
+    def _losses(
+        self, trials: Iterable[Trial], seconds: float | None = None
+    ) -> list[tuple[LostConnections, Trial, DialRow | None]]:
         chosen: dict[int, list[Trial]] = {}
         peers: Counter[str] = Counter()
         for trial in trials:
             dst = self._target(trial).dst
-            if peers[dst] < MOST_PEERS and peers.total() < MOST_PAIRS:
-                chosen.setdefault(trial.place, []).append(trial)
+            mine = chosen.setdefault(trial.place, [])
+            if peers[dst] < MOST_PEERS and len(mine) < MOST_TRIALS:
+                mine.append(trial)
                 peers[dst] += 1
-        told = fan_out(self._tried, list(chosen.values()), window=Window())
+        some = [mine for mine in chosen.values() if mine]
+        told = fan_out(lambda mine: self._tried(mine, seconds or self.dial_s), some, window=Window())
         return [loss for each in told if not isinstance(each, Exception) for loss in each]
 
-    def _tried(self, trials: list[Trial]) -> list[tuple[LostConnections, Trial, DialRow | None]]:
+    def _tried(self, trials: list[Trial], seconds: float) -> list[tuple[LostConnections, Trial, DialRow | None]]:
+        found = []
+        first = self._dialled(trials, seconds)
+        # a single lost connection may be chance, or a dead route of many
+        unsure = [one.trial for one in first if (one.loss.lost, one.loss.resent, len(one.failed)) == (1, 0, 1)]
+        second = {one.trial: one for one in (self._dialled(unsure, seconds) if unsure else ())}
+        for one in first:
+            tried = one.and_again(second[one.trial]) if one.trial in second else one
+            loss, rows = tried.loss, [row for row in tried.failed if _is_unanswered(row)]
+            # a dial that the listener answered late shows no loss by itself, but none by ports either
+            late = loss.model_copy(update={"resent": loss.resent + len(tried.failed) - len(rows)})
+            if loss.is_unusual and len(tried.failed) < loss.tried and all(map(_is_late, tried.failed)):
+                found.append((late, one.trial, rows[0]._replace(target=one.trial.index) if rows else None))
+        return found
+
+    def _dialled(self, trials: list[Trial], seconds: float) -> list[_Tried]:
+        """Return the connections that were lost of many to each of these ports of one host's targets."""
         wanted = [replace(self._target(trial), ports=(trial.port,)) for trial in trials]
-        session = self.sessions[trials[0].place]
-        told = self.dial(session, [target for target in wanted for _ in range(DIALS)])
-        resent = Counter(trip.target // DIALS for trip in told.trips if trip.again)
+        session, count = self.sessions[trials[0].place], DIALS if len(self._names) <= FEW_HOSTS else MANY_DIALS
+        told = self.dial(session, [target for target in wanted for _ in range(count)], seconds)
+        resent = Counter(trip.target // count for trip in told.trips if trip.again)
         found = []
         for at, (trial, to) in enumerate(zip(trials, wanted, strict=True)):
-            failed = [row for row in told.failed if row.target // DIALS == at]
-            rows = [row for row in failed if _is_unanswered(row)]
+            failed = tuple(row for row in told.failed if row.target // count == at)
             ends = {"src": session.node.name, "dst": to.dst, "address": to.address, "port": trial.port}
-            loss = LostConnections(**ends, tried=DIALS, lost=len(rows), resent=resent[at])
-            # a dial that the listener answered late shows no loss by itself, but none by ports either
-            late = loss.model_copy(update={"resent": resent[at] + len(failed) - len(rows)})
-            if loss.is_unusual and len(failed) < DIALS and all(map(_is_late, failed)):
-                found.append((late, trial, rows[0]._replace(target=trial.index) if rows else None))
+            lost = sum(map(_is_unanswered, failed))
+            found.append(_Tried(trial, LostConnections(**ends, tried=count, lost=lost, resent=resent[at]), failed))
         return found
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A trial with its lost connections, and all dials that failed."""
+
+    trial: Trial
+    loss: LostConnections
+    failed: tuple[DialRow, ...]
+
+    def and_again(self, other: _Tried) -> _Tried:
+        counts = {name: getattr(self.loss, name) + getattr(other.loss, name) for name in ("tried", "lost", "resent")}
+        return replace(self, loss=self.loss.model_copy(update=counts), failed=(*self.failed, *other.failed))
 
 
 def _is_unanswered(row: DialRow) -> bool:

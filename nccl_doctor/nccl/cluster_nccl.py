@@ -22,11 +22,14 @@ from nccl_doctor.nccl.suggest import Suggestion, suggest
 from nccl_doctor.nccl.versions import Version
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.mesh import Mesh
-from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.hostlist import fold, listed
 from nccl_doctor.text.inet import Address, address_of, network_of, numeric, prefix_length
 
 if TYPE_CHECKING:  # no check needs them
     from nccl_doctor.model.documents import Exports, InterfaceAnswer, InterfaceAnswers
+
+
+MOST_NAMED = 4  # interfaces of a host in one sentence
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def _no_interface(nccl: ClusterNccl, side: HostNccl) -> Fault | None:
     idle = [name for name, link in down if wanted is None or parse_spec(wanted).accepts(link)]
     seen = f"finds {idle[0]} not running" if idle else "finds no interface"
     problem = f"{seen}, and fails with “{failure.words}”"
-    names = ", ".join(dict.fromkeys(entry.interface for entry in side.interfaces.addresses)) or "none"
+    names = listed(dict.fromkeys(entry.interface for entry in side.interfaces.addresses)) or "none"
     evidence = {f"{failure.reason}; with an address: {names}": (side.host,)}
     kind = Kind.DOWN if idle else Kind.NO_MATCH
     return Fault(side.host, kind, Severity.ERROR, wanted, None, problem, evidence, idle[0] if idle else None)
@@ -184,10 +187,10 @@ def _bad_interface(nccl: ClusterNccl, side: HostNccl, chosen: Chosen) -> Fault |
         return Fault(side.host, kind, Severity.ERROR, wanted, chosen, problem, evidence)
     devices = nccl.lost_devices(side.host)
     if devices:
-        names = ", ".join(f"{use.name} ({use.address})" for use in devices)
+        names = listed((f"{use.name} ({use.address})" for use in devices), MOST_NAMED)
         problem = f"will also move data over {names}, which no other host can reach"
         kind = Kind.NEEDED if wanted is None else Kind.AMBIGUOUS
-        all_used = ", ".join(f"{use.name} ({use.address})" for use in side.choice.net_socket)
+        all_used = listed(f"{use.name} ({use.address})" for use in side.choice.net_socket)
         evidence = {f"NCCL uses {all_used}": (side.host,)}
         return Fault(side.host, kind, Severity.WARNING, wanted, devices[0], problem, evidence)
     return None

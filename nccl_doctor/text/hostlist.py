@@ -44,6 +44,13 @@ def figure(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
+def listed(words: Iterable[str], most: int = 8) -> str:
+    """Return words separated by commas, and how many more there are."""
+    some = list(words)
+    more = f" and {len(some) - most} more" if len(some) > most else ""
+    return ", ".join(some[:most]) + more
+
+
 def plural(count: int, noun: str) -> str:
     """Return a number with its noun: ``1 error``, ``2 errors``."""
     return f"{count} {nouns(count, noun)}"

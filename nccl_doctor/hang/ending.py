@@ -65,26 +65,30 @@ def _of(statuses: dict[tuple[str, int, int], int | None], host: str, rank: JobRa
 def _words(some: list[tuple[str, JobRank, int]]) -> str:
     """Return the ranks by host and status: "rank 1 on node2 was killed by SIGKILL; ranks 2-3 on node3 exited …"."""
     groups = grouped(((host, status), rank.rank) for host, rank, status in some)
-    parts = [f"{ranks_of(ranks)} on {host} {how(status)}" for (host, status), ranks in groups.items()]
+    parts = [f"{ranks_of(ranks)} on {host} {how(status, len(ranks))}" for (host, status), ranks in groups.items()]
     more = [f"and {len(parts) - 4} more groups of ranks"] if len(parts) > 4 else []
     return "; ".join((*parts[:4], *more))
 
 
-def how(status: int) -> str:
-    """Return an exit status in words: "exited with status 1", "was killed by SIGKILL"."""
+def how(status: int, count: int = 1) -> str:
+    """Return the exit status of so many ranks in words: "exited with status 1", "was killed by SIGKILL"."""
     if status >= 0:
         return f"exited with status {status}"
-    return f"was killed by {NAMES.get(-status, f'signal {-status}')}"
+    return f"{'was' if count == 1 else 'were'} killed by {NAMES.get(-status, f'signal {-status}')}"
 
 
 def _failure(failed: list[tuple[str, JobRank, int]], known: list[tuple[str, JobRank, int]]) -> Finding:
     # an exception may be the consequence of a rank that was killed, never the reverse
     killed = [one for one in failed if one[2] < 0]
     first = killed or failed
+    # a launcher ends the ranks beside one that failed; on another host somebody else may have done it, and before
+    where = {host for host, *_ in failed}
+    asked = [one for one in known if one[2] in ON_REQUEST and one[0] not in where]
+    doubt = f" {capital(_words(asked))}, which may have come first." if asked else ""
     out_of_memory = any(status == -9 for *_, status in first)
     return Finding(
         hosts=tuple(dict.fromkeys(host for host, *_ in first)),
-        message=f"{capital(_words(first))}, and the job ended.",
+        message=f"{capital(_words(first))}, and the job ended.{doubt}",
         evidence=tuple(
             f"rank {rank.rank} on {host} (pid {rank.pid}) {how(status)}" for host, rank, status in known[:16]
         ),

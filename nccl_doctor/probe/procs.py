@@ -77,6 +77,7 @@ def open_files(pids: set[int] | None = None, first: int = 0, most: int = MOST_FI
 
 PF_KTHREAD = 0x00200000  # include/linux/sched.h
 STARTED = 19  # index of starttime, field 22 of /proc/PID/stat (proc_pid_stat(5)), after the command's parenthesis
+STACK = 25  # index of startstack, field 28, which is 0 for those who may not trace the process
 COMMAND_LIMIT = 500
 TEXT_LIMIT = 1 << 18
 """Most bytes of a file in /proc/PID. A process may declare any amount of its memory as its variables (PR_SET_MM_MAP of
@@ -99,7 +100,8 @@ class Proc(NamedTuple):
     kernel: bool  # is a kernel thread
     started: int  # clock ticks since boot
     cpu_s: float = 0.0  # CPU seconds of all its threads
-    status: int = 0  # of a zombie, as waitpid(2) returns it
+    status: int = 0  # of a zombie, as waitpid(2) returns it, if ``is_readable``
+    is_readable: bool = False  # shows what its user alone may see, its stack's start; never of a zombie
 
 
 def read_proc(pid: int) -> Proc | None:
@@ -129,6 +131,7 @@ def read_proc(pid: int) -> Proc | None:
         started=int(fields[STARTED]),
         cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         status=int(fields[-1]),
+        is_readable=fields[STACK] not in (b"0", b"1"),
     )
 
 

@@ -71,9 +71,7 @@ def _run(host: LabHost, command: str) -> None:
 
 
 def signalled(name: str) -> Job:
-    # torchrun ends the others at once; that a rank ended on request is no failure
-    on_request = name in ("TERM", "INT", "HUP")
-    return Job(end=frozenset({"unknown"}) if on_request else GONE, act=at_rank_1(f"pkill -{name} -f '{RANK}'"))
+    return Job(end=GONE, act=at_rank_1(f"pkill -{name} -f '{RANK}'"))
 
 
 BUSY = "deadline = time.monotonic() + {}\nwhile time.monotonic() < deadline: sum(range(1000))"
@@ -116,8 +114,8 @@ JOBS = {
     "loader stuck on rank 1": Job(on(1, "loaded(86400)"), STUCK),
     "file stuck on rank 1": Job(on(1, "open('/run/fifo')"), STUCK),
     "all loaders stuck": Job("loaded(86400)", frozenset({"outside-nccl", "unknown"})),
-    "rank 1 skips": Job("time.sleep(0.1)\nif rank == 1 and number == 5: return True", frozenset({"different-collectives"})),
-    "stopped": Job(hang=STUCK, act=at_rank_1(f"pkill -STOP -f '{RANK}'")),
+    "rank 1 skips": Job("time.sleep(0.1)\nif rank == 1 and number == 5: dist.barrier()", frozenset({"different-collectives"})),
+    "stopped": Job(hang=GONE, act=at_rank_1(f"pkill -STOP -f '{RANK}'")),
     "host lost": Job(hang=frozenset({"transport"}), settle_s=8.0),
     **{f"SIG{name}": signalled(name) for name in ("KILL", "SEGV", "ABRT", "BUS", "TERM", "INT", "HUP")},
     "exception of rank 1": Job("time.sleep(0.1)\nif rank == 1 and os.path.exists('/run/go'): raise ValueError(number)",

@@ -60,6 +60,16 @@ def test_statuses_say_how_it_ended(statuses: tuple[int | None, ...], verdict: st
         assert found.finding.hosts == (("node2",) if -9 in statuses else ("node1",))
 
 
+def test_a_rank_that_was_ended_on_another_host_may_have_been_the_first() -> None:
+    job = Job(hosts=2, looks=1).snapshot
+    found = ending(found_ranks(job), [left(job, (1, -15, -15, -15))]).finding
+    assert found is not None
+    assert found.message == (
+        "Rank 0 on node1 exited with status 1, and the job ended. Ranks 2-3 on node2 were killed by SIGTERM, which may "
+        "have come first."
+    )
+
+
 def test_another_process_of_the_same_number_is_none_of_the_job() -> None:
     job = Job(hosts=2, looks=1).snapshot
     after = left(job, (0,) * 4)
@@ -77,15 +87,26 @@ def test_another_process_of_the_same_number_is_none_of_the_job() -> None:
     assert ending(found_ranks(job), [after.model_copy(update={"hosts": tuple(hosts)})]).verdict == "unknown"
 
 
+def never(_descriptor: int) -> None:
+    """An older kernel, which keeps no status."""
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
 @pytest.mark.parametrize(("code", "status"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", -9)])
-def test_the_status_of_somebody_elses_child(code: str, status: int) -> None:
-    """The kernel keeps it for an open descriptor, after the parent has waited."""
+def test_the_status_of_somebody_elses_child(
+    code: str, status: int, is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel keeps it for an open descriptor, after the parent has waited, or it is read before that."""
+    if not is_kept or not STATUS_IS_KEPT:
+        monkeypatch.setattr("nccl_doctor.probe.hang.exits._status", never)
     parent = f"""
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "input(); " + {code!r}], stdin=subprocess.PIPE)
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read(); " + {code!r}], stdin=subprocess.PIPE)
 print(child.pid, flush=True)
 input()
-child.communicate(b"\\n")
+child.stdin.close()
+time.sleep({0 if is_kept else 2})  # torch's launchers wait after 0.1 s
+child.wait()
 """
     with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -104,7 +125,7 @@ child.communicate(b"\\n")
         deadline = time.monotonic() + LONG_S
         while (procs.read_proc(pid) is not None or not exits.ended()) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert exits.ended() == [{"pid": pid, "started": proc.started, "status": status if STATUS_IS_KEPT else None}]
+        assert exits.ended() == [{"pid": pid, "started": proc.started, "status": status}]
         assert len([*Path("/proc/self/fd").iterdir()]) == before - 1
         process.send_signal(signal.SIGTERM)
 
@@ -119,5 +140,7 @@ def test_a_job_that_starts_again_and_again_takes_no_memory(monkeypatch: pytest.M
             exits.follow(process.pid, proc.started)
             pids.append(process.pid)
             process.communicate(b"\n")
-        told = [one["pid"] for one in exits.ended()]
-        assert told == pids[-3:]
+        deadline = time.monotonic() + LONG_S
+        while [one["pid"] for one in exits.ended()] != pids[-3:]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

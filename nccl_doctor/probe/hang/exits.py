@@ -1,7 +1,8 @@
 """Exit statuses of ranks, which are nobody's children here.
 
 A pidfd that is open while its process ends keeps the status, also after the parent has waited for it: PIDFD_GET_INFO
-with PIDFD_INFO_EXIT, Linux 6.15 (include/uapi/linux/pidfd.h, fs/pidfs.c). An older kernel shows only that it ended.
+with PIDFD_INFO_EXIT, Linux 6.15 (include/uapi/linux/pidfd.h, fs/pidfs.c). An older kernel shows the status of a zombie
+(proc_pid_stat(5), exit_code), so a thread waits for the end: torch's launchers look for ended ranks only every 0.1 s.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import fcntl
 import os
 import select
 import struct
+import threading
 from typing import Any
 
 from nccl_doctor.probe import procs
@@ -27,6 +29,10 @@ class Exits:
     def __init__(self) -> None:
         self._open: dict[tuple[int, int], int] = {}
         self._ended: dict[tuple[int, int], int | None] = {}
+        self._zombies: dict[tuple[int, int], int] = {}
+        self._awaited: dict[int, tuple[int, int]] = {}  # by descriptor; only the thread removes them
+        self._waiting = select.epoll()
+        self._thread: threading.Thread | None = None
 
     def follow(self, pid: int, started: int) -> None:
         """Note the end of a process from now on; ``started`` in clock ticks since boot."""
@@ -43,18 +49,48 @@ class Exits:
             os.close(descriptor)
         else:
             self._open[pid, started] = descriptor
+            if proc.is_readable:
+                self._await(descriptor, (pid, started))
+
+    def _await(self, descriptor: int, who: tuple[int, int]) -> None:
+        self._awaited[descriptor] = who
+        self._waiting.register(descriptor, select.EPOLLIN | select.EPOLLONESHOT)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._note_zombies, daemon=True)
+            self._thread.start()
+
+    def _note_zombies(self) -> None:
+        while True:
+            for descriptor, _ in self._waiting.poll():
+                who = self._awaited[descriptor]
+                proc = procs.read_proc(who[0])
+                if proc is not None and (proc.started, proc.state) == (who[1], "Z"):
+                    self._zombies[who] = _of_wait(proc.status)
+                self._waiting.unregister(descriptor)
+                del self._awaited[descriptor]
 
     def ended(self) -> list[dict[str, Any]]:
         """Return a snapshot.Exit for each that has ended."""
         for who, descriptor in list(self._open.items()):
-            if not select.select([descriptor], [], [], 0)[0]:
+            if descriptor in self._awaited or not _is_ready(descriptor):
                 continue
-            self._ended[who] = status = _status(descriptor)
+            status = _status(descriptor)
+            self._ended[who] = self._zombies.get(who) if status is None else status
             if status is not None or procs.read_proc(who[0]) is None:  # a zombie has its status still to come
                 os.close(self._open.pop(who))
+                self._zombies.pop(who, None)
         for who in list(self._ended)[:-MOST]:  # of jobs that started again and again
             del self._ended[who]
         return [{"pid": pid, "started": started, "status": status} for (pid, started), status in self._ended.items()]
+
+
+def _is_ready(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
+
+
+def _of_wait(status: int) -> int:
+    """Return the exit status, negative for a signal, of a status of waitpid(2)."""
+    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
 
 
 def _status(descriptor: int) -> int | None:
@@ -67,4 +103,4 @@ def _status(descriptor: int) -> int | None:
     mask, *_, status = INFO.unpack(answer)
     if not mask & INFO_EXIT:
         return None
-    return os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status)
+    return _of_wait(status)

@@ -94,8 +94,10 @@ def _iptables(save: IptablesSave, sets: Ipsets) -> tuple[BaseChain, ...]:
 def _nft(facts: FirewallFacts, ruleset: str, saves: list[IptablesSave], sets: Ipsets) -> list[BaseChain]:
     listing = nft.objects(ruleset)
     text = facts.nft_text if isinstance(facts.nft_text, str) else ""
-    # tables whose matches nft hides behind ``xt`` are read from iptables-save
-    hidden = nft.xtables(listing) & {(save.family, table) for save in saves for table in table_names(save.text)}
+    # tables whose matches nft hides behind ``xt`` are read from iptables-save, also if nft was not asked about them
+    listed = {(body.get("family"), body.get("table")) for kind, body in listing if kind == "chain"}
+    saved = {(save.family, table) for save in saves for table in table_names(save.text)}
+    hidden = {table for table in saved if table not in listed} | (nft.xtables(listing) & saved)
     shown = [(save, base) for save in saves for base in _iptables(save, sets)]
     return [
         *nft.load(listing, text, hidden),

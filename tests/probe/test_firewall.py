@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import stat
 import time
@@ -90,6 +91,33 @@ def test_for_the_counters_nobody_but_the_kernel_is_asked(host: Host) -> None:
     assert (facts.nft, facts.nft_text, facts.ipsets, facts.firewalld, facts.ufw) == (XT + "\n", None, None, None, None)
     assert isinstance(facts.iptables, tuple)
     assert len(facts.iptables) == 1
+
+
+CHAINS = """{"nftables": [{"metainfo": {}},
+{"chain": {"family": "ip", "table": "filter", "name": "INPUT", "hook": "input"}},
+{"chain": {"family": "ip", "table": "nat", "name": "PREROUTING", "hook": "prerouting"}},
+{"chain": {"family": "inet", "table": "filter", "name": "input", "hook": "input"}}]}"""
+LISTS = f"""
+case "$*" in
+  "-j list chains") echo '{CHAINS}' ;;
+  "-j list table "*) echo "{{\\"nftables\\": [\\"$4 $5\\"]}}" ;;
+  "-a list table "*) echo "table $4 $5" ;;
+  *) exit 1 ;;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("saved", "listed"),
+    [("*filter\\n*nat", ["inet filter"]), ("*nat\\n# Table filter is incompatible", ["ip filter", "inet filter"])],
+)
+def test_nft_lists_no_table_that_iptables_shows(host: Host, saved: str, listed: list[str]) -> None:
+    """It takes three times as long for the rules of a Kubernetes node."""
+    host.program("nft", LISTS)
+    host.program("iptables-nft-save", f'printf %b "{saved}\\n"')
+    facts = collect()
+    assert isinstance(facts.nft, str)
+    assert json.loads(facts.nft) == {"nftables": listed}
+    assert facts.nft_text == "".join(f"table {name}\n" for name in listed)
 
 
 MANAGED = "-A INPUT -m set --match-set s src -j DROP\\n-A INPUT -j INPUT_ZONES\\n-A INPUT -j ufw-before-input\\n"

@@ -7,6 +7,7 @@ for only in the system's folders, since root runs them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -115,6 +116,8 @@ FIREWALLD_DOWN = 252
 """NOT_RUNNING: firewall-cmd's exit status if the daemon is not running (firewall/errors.py of firewalld)."""
 XTABLES = ('"xt"', '"PREROUTING"', '"INPUT"', '"OUTPUT"', '"POSTROUTING"')
 """Words in a table that iptables-nft wrote; nft can't show such rules completely."""
+XT_TABLES = ("filter", "nat", "mangle", "raw", "security")
+FEW_TABLES = 16  # tables that nft lists one by one
 FIREWALLD = ("firewalld", "_ZONES", "_direct")
 """firewalld's table in nftables, and its chains in iptables (firewall/core/nftables.py, ipXtables.py)."""
 UFW = ("ufw-", "ufw6-")  # beginnings of ufw's chains (/usr/share/ufw)
@@ -129,9 +132,16 @@ LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
     """Return snapshot.FirewallFacts' fields, each known or ``$unknown``; ``again``: only the kernel's, for counters."""
     root = Root(deadline, sudo)
-    nft = _part(lambda: _nft(root, "-j"))
-    hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)
-    iptables = _part(lambda: _iptables(root, hidden))
+    tables = _tables(root) if find("iptables-nft-save") or find("iptables-save") else {}
+    written = {table for table, is_written in tables.items() if is_written}
+    iptables = _part(lambda: _iptables(root, hidden=True)) if written else None
+    # nft takes three times as long for such tables as iptables-save, and prints four times as much
+    others = [table for table in tables if table not in written & _saved(iptables)]
+    few = others if len(others) <= FEW_TABLES and len(others) < len(tables) else None
+    nft = _part(lambda: _nft(root, "-j", few))
+    if iptables is None:
+        hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)
+        iptables = _part(lambda: _iptables(root, hidden))
     brief = again or (isinstance(nft, str) and not any(sign in nft for sign in RULES) and iptables == [])
     wants_sets = not again and isinstance(iptables, list) and any("--match-set" in save["text"] for save in iptables)
     try:
@@ -140,7 +150,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
         interfaces = []
     return {
         "nft": nft,
-        "nft_text": _part(lambda: None if brief else _nft(root, "-a")),
+        "nft_text": _part(lambda: None if brief else _nft(root, "-a", few)),
         "iptables": iptables,
         "ipsets": _part(lambda: root.output("ipset", "save") if wants_sets else None),
         "firewalld": _part(
@@ -167,7 +177,38 @@ def _part(reader: Callable[[], object]) -> object:
         return {"$unknown": str(error)}
 
 
-def _nft(root: Root, form: str) -> str | None:
+def _tables(root: Root) -> dict[tuple[str, str], bool]:
+    """Return family and name of each table with chains, and whether iptables-nft wrote it; empty if not known.
+
+    It is known by the names of its base chains: INPUT at the hook "input" (iptables/nft.c).
+    """
+    try:
+        told = json.loads(root.output("nft", "-j", "list", "chains"))["nftables"]
+        chains = [entry["chain"] for entry in told if "chain" in entry]
+        found: dict[tuple[str, str], bool] = {}
+        for one in chains:
+            table = one["family"], one["table"]
+            is_base = one["table"] in XT_TABLES and one["name"] == one.get("hook", "").upper()
+            found[table] = found.get(table, False) or is_base
+    except (Unavailable, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return found
+
+
+def _saved(iptables: object) -> set[tuple[str, str]]:
+    """Return family and name of each table that iptables-nft-save printed."""
+    saves = iptables if isinstance(iptables, list) else []
+    lines = ((save["family"], line) for save in saves if save["backend"] == "nft" for line in save["text"].splitlines())
+    return {(family, line[1:].strip()) for family, line in lines if line.startswith("*")}
+
+
+def _nft(root: Root, form: str, tables: list[tuple[str, str]] | None = None) -> str | None:
+    """Return what nft lists in this form, of all tables or of these."""
+    if tables is not None:
+        told = [root.output("nft", form, "list", "table", *table) for table in tables]
+        if form != "-j":
+            return "".join(told)
+        return json.dumps({"nftables": [entry for text in told for entry in json.loads(text)["nftables"]]})
     if find("nft"):
         return root.output("nft", form, "list", "ruleset")
     if not os.path.exists(NF_TABLES):

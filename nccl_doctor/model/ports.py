@@ -234,4 +234,4 @@ def age_words(seconds: float) -> str:
     for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return f"{int(seconds)} s"  # as the probe words the age of a process that is too young to be ended

@@ -125,7 +125,7 @@ class _Fix:
     def __init__(
         self, request: Request, connections: Connections, wanted: FixOptions, out: Out, cluster: Cluster
     ) -> None:
-        from nccl_doctor.launch.launched import Hosts
+        from nccl_doctor.inventory.last_check import Hosts
 
         self._request, self._connections, self._wanted, self._out = request, connections, wanted, out
         self._cluster = cluster

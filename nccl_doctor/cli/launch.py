@@ -70,6 +70,7 @@ def launch(
         import time
 
         from nccl_doctor.errors import UsageError
+        from nccl_doctor.inventory.last_check import Hosts, last_results
         from nccl_doctor.launch.launched import Wishes, launched, split
         from nccl_doctor.text.shell import clean
 
@@ -84,7 +85,8 @@ def launch(
         wishes = Wishes(
             chosen, form, use_env=use_env, diagnosable=diagnosable, diagnostics=diagnostics, batch_size=batch_size
         )
-        result = launched(cluster, hosts, script, wishes, os.environ, time.time())
+        last = last_results(Hosts.named(hosts, cluster), os.environ, time.time())
+        result = launched(cluster, script, wishes, last)
         for warning in result.warnings:
             sys.stderr.write(f"warning: {clean(out.hidden(warning))}\n")
         if any(out.hidden(one.command) != one.command for one in result.commands):

@@ -25,9 +25,9 @@ from nccl_doctor.collect.run import Run, open_run
 from nccl_doctor.collect.smoke.plan import SmokeLimits
 from nccl_doctor.errors import UnwrittenError, UsageError
 from nccl_doctor.inventory.build import Overrides
+from nccl_doctor.inventory.last_check import Hosts, remember
 from nccl_doctor.judge.diagnose import judge
 from nccl_doctor.judge.summary import decided
-from nccl_doctor.launch.launched import Hosts, remember
 from nccl_doctor.launch.line import LaunchLine, joined, read_line
 from nccl_doctor.launch.shell_variables import is_of_shell
 from nccl_doctor.model.base import Skipped

@@ -18,8 +18,8 @@ from nccl_doctor.errors import UsageError
 from nccl_doctor.inventory import values
 from nccl_doctor.inventory.build import training_python
 from nccl_doctor.inventory.hostfiles import expanded, named
+from nccl_doctor.inventory.slurm_port import master_port
 from nccl_doctor.inventory.sources import Entry, ParsedInventory, Settings, Sourced, SourceLocation
-from nccl_doctor.launch.slurm_job import master_port
 from nccl_doctor.model.engines.slurm import SlurmOptions
 from nccl_doctor.text.hostlist import expand, fold, quoted
 

@@ -18,7 +18,7 @@ from nccl_doctor.checks.rates import link_gbps
 from nccl_doctor.firewall.manager import managed_by
 from nccl_doctor.firewall.route_lookup import interface_of
 from nccl_doctor.judge.remedies import can_be_run
-from nccl_doctor.launch.line import joined, line_to_judge, own_lines
+from nccl_doctor.launch.line import LaunchLine, line_to_judge, own_lines, pasteable
 from nccl_doctor.model.base import NOT_SELECTED, PENDING, Skipped, Unknown
 from nccl_doctor.model.engine import ClusterSource, reaching
 from nccl_doctor.model.finding import CheckResult, Diagnosis, Outcome, Severity
@@ -123,15 +123,20 @@ def _next_step(snapshot: Snapshot, report: Report) -> str | None:
     if any("--no-smoke" not in what for what in report.left_out):
         return f"Full check:  nccl-doctor check {words}"
     line = line_to_judge(snapshot)
-    if line is not None and line.nested:
-        return f"Start with:  {snapshot.cluster.line}"
     if line is not None:
-        lines = own_lines(line, snapshot.cluster, rank_counts(snapshot), gpu_counts(snapshot))
-        alike = len({*lines.values()}) == 1
-        each = (f"  {name}:  {joined(words)}" for name, words in lines.items())
-        return f"Start with:  {joined(next(iter(lines.values())))}" if alike else "\n".join(("Start with:", *each))
+        return _start_with(snapshot, line)
     started = {"vllm": " -- MODEL", "sglang": " -- MODEL", "ray": ""}.get(snapshot.cluster.engine or "", " -- train.py")
     return f"Start with:  nccl-doctor launch {words}{started}"
+
+
+def _start_with(snapshot: Snapshot, line: LaunchLine) -> str:
+    """Return the user's own line, with each host's place in the job."""
+    if line.nested:
+        return f"Start with:  {snapshot.cluster.line}"
+    lines = pasteable(own_lines(line, snapshot.cluster, rank_counts(snapshot), gpu_counts(snapshot)))
+    if lines[0].host is None:
+        return f"Start with:  {lines[0].command}"
+    return "\n".join(("Start with:", *(f"  {one.host}:  {one.command}" for one in lines)))
 
 
 def _mending(snapshot: Snapshot, report: Report) -> str | None:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.plan import LaunchPlan, Start, secrets
+from nccl_doctor.launch.launchers import written
+from nccl_doctor.launch.line import meeting_place, place_of
+from nccl_doctor.launch.plan import LaunchPlan, Start
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import plural
@@ -57,7 +59,7 @@ def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Comma
         raise UsageError(f"which {what}? nccl-doctor launch hosts.yaml --engine {engine} -- {what.upper()} OPTIONS")
     made = [on(one.node.name, forms[engine](job, one, own.get(one.node.name))) for one in job.starts]
     if engine == "ray" and job.script:
-        made.append(on(job.starts[0].node.name, _line(job.starts[0], {}, (), job.script)))
+        made.append(on(job.starts[0].node.name, written(job.starts[0], "script", (), {}, job.script)))
     return tuple(one for line in made for one in line)
 
 
@@ -84,60 +86,48 @@ def _asked(script: Sequence[str], engine: str) -> bool:
     return any(word.partition("=")[0] in _SIZES[engine] for word in script)
 
 
-def _line(start: Start, own: Mapping[str, str], program: Sequence[str], rest: Sequence[str]) -> Line:
-    front = shell.assignments({**start.variables, **own}, secrets(start.variables))
-    python = [] if program else [shell.program(start.node.python)]
-    words = [*map(shell.argument, program), *shell.words(rest, {})]
-    return shell.script("{line}", line=[*front, *python, *words])
-
-
-def _placed(job: LaunchPlan, start: Start) -> list[str]:
-    return [f"--nnodes={len(job.starts)}", f"--node-rank={start.node.node_rank}"] if len(job.starts) > 1 else []
+def _placed(job: LaunchPlan, start: Start, *, static: bool = True) -> dict[str, str]:
+    """Return the settings of a node among several, by torchrun's names."""
+    if len(job.starts) == 1:
+        return {}
+    return {**place_of(start.node, len(job.starts)), **meeting_place(job.cluster, static=static)}
 
 
 def _vllm(job: LaunchPlan, start: Start, own: str | None) -> Line:
-    sizes = []
+    settings = _placed(job, start)
     if not _asked(job.script, "vllm"):
-        sizes = [f"--tensor-parallel-size={job.even('vLLM', 'its tensor parallel size is that of each node')}"]
-        sizes += [f"--pipeline-parallel-size={len(job.starts)}"] if len(job.starts) > 1 else []
-    placed = _placed(job, start)
-    if placed:
-        placed += [f"--master-addr={job.cluster.master_addr}", f"--master-port={job.cluster.master_port}"]
-        placed += ["--headless"] if start.node.node_rank else []
-    model, *rest = job.script
-    return _line(start, _variable("VLLM_HOST_IP", own), ("vllm", "serve"), [model, *sizes, *placed, *rest])
+        each = str(job.even("vLLM", "its tensor parallel size is that of each node"))
+        across = {"pipeline": str(len(job.starts))} if settings else {}
+        settings = {"tensor": each, **across, **settings}
+    if start.node.node_rank:
+        settings["headless"] = ""
+    return written(start, "vllm", ("vllm", "serve"), settings, job.script, _variable("VLLM_HOST_IP", own))
 
 
 def _sglang(job: LaunchPlan, start: Start, own: str | None) -> Line:
-    sizes = [] if _asked(job.script, "sglang") else [f"--tp-size={job.world_size}"]
-    placed = _placed(job, start)
-    placed += [f"--dist-init-addr={endpoint(job.cluster.master_addr, job.cluster.master_port)}"] if placed else []
-    model, *rest = job.script
-    named = [model] if model.startswith("-") else ["--model-path", model]
-    words = ["-m", "sglang.launch_server", *named, *sizes, *placed, *rest]
-    return _line(start, _variable("SGLANG_HOST_IP", own), (), words)
+    sizes = {} if _asked(job.script, "sglang") else {"tensor": str(job.world_size)}
+    script = job.script if job.script[0].startswith("-") else ("--model-path", *job.script)
+    settings = {**sizes, **_placed(job, start, static=False)}
+    return written(start, "sglang", ("-m", "sglang.launch_server"), settings, script, _variable("SGLANG_HOST_IP", own))
 
 
 def _ray(job: LaunchPlan, start: Start, own: str | None) -> Line:
-    where = (
-        [f"--address={endpoint(job.cluster.master_addr, GCS_PORT)}"]
-        if start.node.node_rank
-        else ["--head", f"--port={GCS_PORT}"]
-    )
-    where += [f"--node-ip-address={own}"] if own is not None else []
-    return _line(start, {}, ("ray", "start"), [*where, *([f"--num-gpus={len(start.gpus)}"] if start.gpus else [])])
+    head = {"head": "", "port": str(GCS_PORT)}
+    settings = {"address": endpoint(job.cluster.master_addr, GCS_PORT)} if start.node.node_rank else head
+    settings |= _variable("node_ip_address", own) | ({"num_gpus": str(len(start.gpus))} if start.gpus else {})
+    return written(start, "ray", ("ray", "start"), settings, ())
 
 
 def _deepspeed(job: LaunchPlan, start: Start, own: str | None) -> Line:
     del own  # only the master's address is used
     if len(job.starts) == 1:
-        return _line(start, {}, ("deepspeed", f"--num_gpus={start.nproc}"), job.script)
+        return written(start, "deepspeed", ("deepspeed",), {"num_gpus": str(start.nproc)}, job.script)
     if len({one.node.address for one in job.starts}) < len(job.starts):
         raise UsageError("DeepSpeed's hostfile names each machine once; make the nodes of one machine one node")
     slots = [shell.argument(f"{one.node.address} slots={one.nproc}") for one in job.starts]
-    place = [f"--hostfile={HOSTFILE}", "--no_ssh", f"--node_rank={start.node.node_rank}"]
-    master = [f"--master_addr={job.cluster.master_addr}", f"--master_port={job.cluster.master_port}"]
-    line = _line(start, {}, ("deepspeed", *place, *master), job.script)
+    settings = {"hostfile": HOSTFILE, "no_ssh": "", **_placed(job, start)}
+    del settings["nnodes"]
+    line = written(start, "deepspeed", ("deepspeed",), settings, job.script)
     return shell.script(
         "printf '%s\\n' {slots} > {file} && {line}", slots=slots, file=shell.argument(HOSTFILE), line=line
     )
@@ -146,11 +136,10 @@ def _deepspeed(job: LaunchPlan, start: Start, own: str | None) -> Line:
 def _accelerate(job: LaunchPlan, start: Start, own: str | None) -> Line:
     del own
     job.even("accelerate", "it divides all processes by the machines")
-    options = [*(["--cpu"] if start.gpus == () else ["--multi_gpu"]), f"--num_processes={job.world_size}"]
-    if len(job.starts) > 1:
-        options += [f"--num_machines={len(job.starts)}", f"--machine_rank={start.node.node_rank}", "--same_network"]
-        options += [f"--main_process_ip={job.cluster.master_addr}", f"--main_process_port={job.cluster.master_port}"]
-    return _line(start, {}, ("accelerate", "launch", *options), job.script)
+    settings = {"cpu" if start.gpus == () else "multi_gpu": "", "world_size": str(job.world_size)}
+    placed = _placed(job, start)
+    settings |= {**placed, "same_network": ""} if placed else {}
+    return written(start, "accelerate", ("accelerate", "launch"), settings, job.script)
 
 
 def _variable(name: str, own: str | None) -> dict[str, str]:

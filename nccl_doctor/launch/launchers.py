@@ -10,14 +10,17 @@ allows uneven nproc_per_node; c10d, which numbers nodes by itself), torch/distri
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from nccl_doctor.errors import UsageError
+from nccl_doctor.launch.line import LaunchLine, joined, literal, meeting_place, place_of
 from nccl_doctor.launch.plan import LaunchPlan, Start, secrets
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engines.ssh import SshOptions
 from nccl_doctor.model.finding import Command, on
 from nccl_doctor.nccl.versions import release
+from nccl_doctor.probe.options import MODULES
 from nccl_doctor.text import shell
 from nccl_doctor.text.inet import endpoint, is_loopback
 from nccl_doctor.text.shell import Line
@@ -40,11 +43,11 @@ def commands(job: LaunchPlan, launcher: str, *, use_env: bool = False) -> tuple[
     """Return the line of each node; UsageError if this launcher can't express it."""
     if launcher == "launch":
         job.even("torch.distributed.launch", "it takes nodes times processes for the world size")
-    own = ["--use_env"] if use_env else []
+    own = {"use_env": ""} if use_env else {}
     forms: dict[str, Callable[[LaunchPlan, Start], Line]] = {
-        "torchrun": lambda job, start: _module(job, start, "torch.distributed.run", _static(job, start)),
-        "c10d": _c10d,
-        "launch": lambda job, start: _module(job, start, "torch.distributed.launch", [*_static(job, start), *own]),
+        "torchrun": lambda job, start: _torch_line(job, start, "torchrun", torch_settings(job, start)),
+        "c10d": lambda job, start: _torch_line(job, start, "torchrun", torch_settings(job, start, static=False)),
+        "launch": lambda job, start: _torch_line(job, start, "launch", {**torch_settings(job, start), **own}),
         "env": _env,
         "tcp": _tcp,
     }
@@ -63,36 +66,48 @@ def takes_local_addr(job: LaunchPlan) -> bool:
     return job.torch is None or release(job.torch) >= LOCAL_ADDR
 
 
-def _c10d(job: LaunchPlan, start: Start) -> Line:
-    # Otherwise its workers' master is whatever the host's own name resolves to.
-    here = start.node.address == "localhost" or is_loopback(start.node.address)
-    own = [f"--local_addr={start.node.address}"] if takes_local_addr(job) and not here else []
-    options = [
-        f"--nnodes={len(job.starts)}",
-        f"--nproc_per_node={start.nproc}",
-        "--rdzv_backend=c10d",
-        f"--rdzv_endpoint={endpoint(job.cluster.master_addr, job.cluster.master_port)}",
-        f"--rdzv_id=job-{job.digest}",
-        # by itself torchrun compares the endpoint with what the host's own name resolves to, which may be 127.0.1.1
-        f"--rdzv_conf=is_host={int(start is job.starts[0])}",
-        *own,
-    ]
-    return _module(job, start, "torch.distributed.run", options)
+def torch_settings(job: LaunchPlan, start: Start, *, static: bool = True) -> dict[str, str]:
+    """Return torchrun's options for a node, by name."""
+    count = {"nproc_per_node": str(start.nproc)}
+    placed, meeting = place_of(start.node, len(job.starts)), meeting_place(job.cluster, static=static)
+    if static:
+        return {**placed, **count, **meeting}
+    # by itself torchrun compares the endpoint with what the host's own name resolves to, which may be 127.0.1.1
+    own = {"rdzv_id": f"job-{job.digest}", "rdzv_conf": f"is_host={int(start is job.starts[0])}"}
+    # otherwise its workers' master is whatever the host's own name resolves to
+    if takes_local_addr(job) and start.node.address != "localhost" and not is_loopback(start.node.address):
+        own["local_addr"] = start.node.address
+    del placed["node_rank"]
+    return {**placed, **count, "rdzv_backend": "c10d", **meeting, **own}
 
 
-def _static(job: LaunchPlan, start: Start) -> list[str]:
-    return [
-        f"--nnodes={len(job.starts)}",
-        f"--node_rank={start.node.node_rank}",
-        f"--nproc_per_node={start.nproc}",
-        f"--master_addr={job.cluster.master_addr}",
-        f"--master_port={job.cluster.master_port}",
-    ]
+def _torch_line(job: LaunchPlan, start: Start, launcher: str, settings: Mapping[str, str]) -> Line:
+    module = next(name for name, (called, _) in MODULES.items() if called == launcher)
+    return written(start, launcher, ("-m", module), settings, job.script)
 
 
-def _module(job: LaunchPlan, start: Start, module: str, options: list[str]) -> Line:
-    rest = [*map(shell.argument, (module, *options)), *shell.words(job.script, {})]
-    return shell.script("{start} -m {rest}", start=_start(start.variables, start), rest=rest)
+def written(
+    start: Start,
+    launcher: str,
+    program: Sequence[str],
+    settings: Mapping[str, str],
+    script: Sequence[str],
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Line:
+    """Return a node's line: its variables and these, the program and its options by torchrun's names, the script.
+
+    Without a program, or if it begins with an option, it is the node's Python.
+    """
+    exported = secrets(start.variables)
+    told = {**start.variables, **variables}
+    python = start.node.python
+    python = f"$HOME/{literal(python[2:])}" if python.startswith("~/") else literal(python)
+    line = LaunchLine(
+        launcher,
+        {name: f"${name}" if name in exported else literal(value) for name, value in told.items()},
+        (*([python] if not program or program[0].startswith("-") else []), *program),
+    )
+    return joined(line.written(settings, [*map(literal, script)], {}))
 
 
 def _start(variables: Mapping[str, str], start: Start) -> list[Line]:

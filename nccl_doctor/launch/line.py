@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import starmap, takewhile
 from pathlib import Path, PurePath
 
 from nccl_doctor.errors import UsageError
@@ -18,6 +18,7 @@ from nccl_doctor.launch.shell_variables import is_of_shell, known_options
 from nccl_doctor.launch.wrappers import ASSIGNMENT, SHELLS, front_of, the_start
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.cluster import Cluster, Node
+from nccl_doctor.model.finding import Command, on
 from nccl_doctor.probe.options import LAUNCHERS, Launcher, Option, find_launcher, read_words
 from nccl_doctor.snapshot.hosts import Snapshot
 from nccl_doctor.snapshot.network import Engines
@@ -119,14 +120,14 @@ class LaunchLine:
                 kept += (
                     [written] if new is None else [f"{written}={new}"] if written.startswith("--") else [written, new]
                 )
-        more = [(self.table.written(name), value) for name, value in left.items()] if self.is_placed else []
+        more = [(self.table.written(name), value) for name, value in left.items()]
         added = [f"{name}={value}" if value else name for name, value in more]
         front = {name: value for name, value in {**self.variables, **variables}.items() if name not in self.wrapped}
         start = list(self.start)
         for name in self.wrapped & variables.keys():
             start = [word.replace(f"{name}={self.variables[name]}", f"{name}={variables[name]}") for word in start]
         words = (*script, *added, *kept) if self.table.engine else (*added, *kept, *script)
-        return (*(f"{name}={value}" for name, value in front.items()), *start, *words)
+        return (*starmap(assignment, front.items()), *start, *words)
 
     def spans(self, count: int) -> bool:
         """Return whether the line's number of nodes, "2" or for c10d "1:4", includes this one."""
@@ -208,9 +209,26 @@ def _out_of_script(words: Sequence[str]) -> Sequence[str]:
         raise UsageError(f"{shell.word(path)}: {error}") from None
 
 
+def literal(text: str) -> str:
+    """Return a word in which no shell replaces a variable."""
+    return shell.Literal(text) if "$" in text else text
+
+
+def assignment(name: str, value: str) -> str:
+    """Return ``NAME=value`` as a word, in which variables are replaced unless the value is literal."""
+    return type(value)(f"{name}={value}")
+
+
 def joined(words: Sequence[str]) -> Line:
     """Return the words as one line, quoted for a shell, which replaces the variables in them."""
     return shell.script("{line}", line=[*map(shell.with_variables, words)])
+
+
+def pasteable(lines: Mapping[str, tuple[str, ...]]) -> tuple[Command, ...]:
+    """Return the hosts' lines as commands: one for all of them if they are alike."""
+    if len({*lines.values()}) == 1:
+        return on(None, joined(next(iter(lines.values()))))
+    return tuple(command for host, words in lines.items() for command in on(host, joined(words)))
 
 
 def _split(words: Sequence[str]) -> list[str]:
@@ -434,16 +452,24 @@ def _placed(
 
 def _of_all(line: LaunchLine, cluster: Cluster, counts: Mapping[str, int]) -> dict[str, str]:
     """Return the options that each host's line must have; none for an engine that each host can start alone."""
-    if line.table.engine and not (line.is_placed and ("nnodes" in line.options or needs_all(line, counts))):
+    if not line.is_placed or (line.table.engine and "nnodes" not in line.options and not needs_all(line, counts)):
         return {}
     options = {} if line.spans(len(cluster.nodes)) else {"nnodes": str(len(cluster.nodes))}
     if (total := meant_total(line, counts.values())) is not None:
         options["world_size"] = str(total)
-    if line.is_static:
-        options |= {"master_addr": cluster.master_addr, "master_port": str(cluster.master_port)}
-    elif line.is_placed and not line.meets_elsewhere:
-        options |= {"rdzv_endpoint": endpoint(cluster.master_addr, cluster.master_port)}
-    return options
+    return options if line.meets_elsewhere else options | meeting_place(cluster, static=line.is_static)
+
+
+def meeting_place(cluster: Cluster, *, static: bool) -> dict[str, str]:
+    """Return the settings of the place at which the ranks of a job meet, by torchrun's names."""
+    if static:
+        return {"master_addr": cluster.master_addr, "master_port": str(cluster.master_port)}
+    return {"rdzv_endpoint": endpoint(cluster.master_addr, cluster.master_port)}
+
+
+def place_of(node: Node, nodes: int) -> dict[str, str]:
+    """Return the settings of a node's place among so many, by torchrun's names."""
+    return {"nnodes": str(nodes), "node_rank": str(node.node_rank)}
 
 
 def _better_script(line: LaunchLine, cluster: Cluster, ranks: int) -> list[str]:

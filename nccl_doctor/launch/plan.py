@@ -53,6 +53,14 @@ class CheckedHost(FrozenModel):
     variables: dict[str, str] = Field(default_factory=dict)
 
 
+class LastResults(NamedTuple):
+    """The results of the last check of a cluster: its hosts, the oldest torch on them, and what makes them doubtful."""
+
+    hosts: Mapping[str, CheckedHost]
+    torch: str | None
+    doubts: tuple[str, ...]
+
+
 def secrets(variables: Mapping[str, str]) -> frozenset[str]:
     """Return the names of variables that no printed line may hold: the shell that runs it has them."""
     said = {name: f"{name}={value}" for name, value in variables.items()}

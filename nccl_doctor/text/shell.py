@@ -99,6 +99,9 @@ def argument(text: str) -> Line:
 _VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*(?::?-[\w.,:@%/+-]*)?\})", re.ASCII)
 
 
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
+
+
 class Literal(str):
     """A word of a user's line in which no shell replaces a variable, since the user quoted it."""
 
@@ -112,10 +115,14 @@ def with_variables(text: str) -> Line:
     rest = _VARIABLE.sub("", text)
     if rest == text or "$" in rest or "`" in rest:
         return argument(text)
-    if _PLAIN.fullmatch(rest.replace("=", "") or "x"):
+    assigned = _ASSIGNED.match(text)
+    if assigned is None and _PLAIN.fullmatch(rest.replace("=", "") or "x"):
         return Line(text)
-    pieces = zip(_VARIABLE.split(text), [*_VARIABLE.findall(text), ""], strict=True)
-    return Line("".join((_quoted(plain) if plain else "") + (f'"{name}"' if name else "") for plain, name in pieces))
+    front = assigned[0] if assigned else ""
+    value = text[len(front) :]
+    pieces = zip(_VARIABLE.split(value), [*_VARIABLE.findall(value), ""], strict=True)
+    quoted = ((_quoted(plain) if plain else "") + (f'"{name}"' if name else "") for plain, name in pieces)
+    return Line(front + "".join(quoted))
 
 
 def split(text: str) -> list[str]:

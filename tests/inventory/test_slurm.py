@@ -14,7 +14,7 @@ from nccl_doctor.inventory import slurm
 from nccl_doctor.inventory.build import Overrides
 from nccl_doctor.inventory.load import load
 from nccl_doctor.inventory.slurm import SlurmRequest, request
-from nccl_doctor.launch.slurm_job import master_port
+from nccl_doctor.inventory.slurm_port import master_port
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engine import ClusterSource
 from nccl_doctor.model.engines.slurm import SlurmOptions

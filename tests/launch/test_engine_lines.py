@@ -197,14 +197,14 @@ def test_what_the_tables_say_of_engines_is_so(engine: str, line: str, own_parser
 def test_vllms_and_sglangs_lines() -> None:
     first, second = lines(job("org/model", "--port", "8000"), "vllm")
     assert second == (
-        "VLLM_HOST_IP=10.0.0.2 vllm serve org/model --tensor-parallel-size=2 --pipeline-parallel-size=2 --nnodes=2 "
-        "--node-rank=1 --master-addr=10.0.0.1 --master-port=29500 --headless --port 8000"
+        "VLLM_HOST_IP=10.0.0.2 vllm serve org/model --port 8000 --tensor-parallel-size=2 "
+        "--pipeline-parallel-size=2 --nnodes=2 --node-rank=1 --master-addr=10.0.0.1 --master-port=29500 --headless"
     )
     assert "--headless" not in first
     assert lines(job("org/model", "-tp", "4"), "vllm")[0].count("-tp") == 1
     assert "parallel" not in lines(job("org/model", "-tp", "4"), "vllm")[0]
     assert lines(job("org/model"), "sglang") == [
-        f"SGLANG_HOST_IP=10.0.0.{rank + 1} python3 -m sglang.launch_server --model-path org/model --tp-size=4 "
+        f"SGLANG_HOST_IP=10.0.0.{rank + 1} python3 -m sglang.launch_server --model-path org/model --tensor-parallel-size=4 "
         f"--nnodes=2 --node-rank={rank} --dist-init-addr=10.0.0.1:29500"
         for rank in range(2)
     ]

@@ -84,7 +84,7 @@ PROSE = {
     "act/record.py": "with the words that named the hosts, quoted when the record was written",
     "checks/interfaces/interface_down.py": "evidence, with what the kernel answered",
     "collect/probe_answers.py": "a sentence that begins with our name",
-    "launch/launched.py": "named in a sentence, with the user's own file",
+    "inventory/last_check.py": "named in a sentence, with the user's own file",
     "probe/facts/firewall.py": "a sentence that begins with sudo",
     "probe/guard.py": "a sentence that begins with our name",
 }

@@ -26,12 +26,20 @@ from nccl_doctor.checks.environment.job_variable_conflict import planned_nodes
 from nccl_doctor.checks.view import Findings, View, check, pasted
 from nccl_doctor.engines.advertise import PORTS
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import batch_notes, host_options, joined, line_to_judge, meeting_name, own_lines, read_line
+from nccl_doctor.launch.line import (
+    batch_notes,
+    host_options,
+    line_to_judge,
+    meeting_name,
+    own_lines,
+    pasteable,
+    read_line,
+)
 from nccl_doctor.launch.plan import is_number
 from nccl_doctor.logs.rule import USAGE, root
 from nccl_doctor.logs.signs import Advice, Case, LogSigns, advise
 from nccl_doctor.model.base import Unknown
-from nccl_doctor.model.finding import Command, Finding, Severity, on
+from nccl_doctor.model.finding import Command, Finding, Severity
 from nccl_doctor.model.register import Absent, Unjudged
 from nccl_doctor.snapshot.hosts import gpu_counts
 from nccl_doctor.snapshot.network import Engines, Interfaces, Names
@@ -146,11 +154,7 @@ def _commands(judged: Judged, meeting: Sequence[str]) -> tuple[Command, ...]:
     line = replace(judged.line, own=tuple(option for option in judged.line.own if option.written not in lacking))
     gpus, cluster = gpu_counts(judged.view.snapshot), judged.view.snapshot.cluster
     lines = own_lines(line, cluster, counts, gpus, spelled_out=bool(meeting))
-    if not all(_passes(judged, one) for one in lines.values()):
-        return ()
-    if len({*lines.values()}) == 1:
-        return on(None, joined(next(iter(lines.values()))))
-    return tuple(command for host, words in lines.items() for command in on(host, joined(words)))
+    return pasteable(lines) if all(_passes(judged, one) for one in lines.values()) else ()
 
 
 def _passes(judged: Judged, words: Sequence[str]) -> bool:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from nccl_doctor.inventory.last_check import OLD_S, Hosts, LastCheck, doubts, recall, recommended, remember
 from nccl_doctor.judge.diagnose import judge
-from nccl_doctor.launch.launched import OLD_S, Hosts, LastCheck, doubts, recall, recommended, remember
 from nccl_doctor.model.finding import Command, Diagnosis, Fix, Severity
 from nccl_doctor.nccl.suggest import setting
 from tests.checks.snapshots import patched

@@ -1,0 +1,157 @@
+"""The last check of a list of hosts, kept for ``nccl-doctor launch`` and ``fix``.
+
+It is a small file for each hosts file (or list of names) under ``$XDG_STATE_HOME/nccl-doctor`` (XDG Base Directory
+Specification). It holds host names, counts and recommended variables, and is readable only by its owner.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from nccl_doctor.launch.plan import CheckedHost, LastResults
+from nccl_doctor.model.base import FrozenModel, Unknown, Version
+from nccl_doctor.model.cluster import Cluster
+from nccl_doctor.model.engine import ClusterSource
+from nccl_doctor.model.finding import Diagnosis, Severity
+from nccl_doctor.model.report import Report
+from nccl_doctor.nccl.host_nccl import nccl_interface
+from nccl_doctor.nccl.versions import release
+from nccl_doctor.snapshot.hosts import Snapshot, rank_counts
+from nccl_doctor.snapshot.system import TorchInfo
+from nccl_doctor.text import shell
+from nccl_doctor.text.hostlist import fold
+from nccl_doctor.text.inet import is_loopback
+from nccl_doctor.text.machine import state_folder, write_atomically
+
+OLD_S = 86_400.0
+
+
+class LastCheck(FrozenModel):
+    """The last check: SHA-256 of its hosts file or names, time in seconds (UTC), errors by name with their hosts."""
+
+    digest: str
+    checked_at: float
+    complete: bool
+    errors: tuple[str, ...]
+    torch: Version | None
+    hosts: dict[str, CheckedHost]
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The list of hosts of a check: the hosts file, otherwise names."""
+
+    file: str | None
+    cluster: Cluster
+
+    @classmethod
+    def named(cls, file: str | None, cluster: Cluster) -> Hosts:
+        """Return the arguments for these hosts on a command line; a pipe is replaced by the names."""
+        return cls(None if file is None else ClusterSource(cluster).file, cluster)
+
+    def __str__(self) -> str:
+        """Return the arguments with which ``nccl-doctor check`` names these hosts."""
+        names = fold([node.name for node in self.cluster.nodes])
+        return f"-w {shell.word(names)}" if self.file is None else shell.word(self.file)
+
+    @property
+    def key(self) -> str:
+        """The identity of this list: the file's absolute path, or the names."""
+        return str(self) if self.file is None else str(Path(self.file).resolve())
+
+    @property
+    def identifier(self) -> str:
+        """The name of files for this list, 16 hexadecimal digits."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:16]
+
+    @property
+    def digest(self) -> str | None:
+        """SHA-256 of the list's content; None if the file is gone."""
+        if self.file is None:
+            return hashlib.sha256(str(self).encode()).hexdigest()
+        path = Path(self.file)
+        try:
+            return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+        except OSError:
+            return None
+
+
+def remember(hosts: Hosts, snapshot: Snapshot, report: Report, checked_at: float, environ: Mapping[str, str]) -> None:
+    """Store a check's result, if the state folder can be written."""
+    digest = hosts.digest
+    if digest is None:
+        return
+    ranks = rank_counts(snapshot)
+    variables = recommended(report.diagnoses)
+    checked = {}
+    for host in snapshot.reached:
+        gpus = host.facts.gpus if host.facts is not None else ()
+        count = None if isinstance(gpus, Unknown) else len(gpus)
+        own, used = variables.get(host.name, {}), nccl_interface(host)
+        address = used.address if used is not None and not is_loopback(used.address) else None
+        checked[host.name] = CheckedHost(nproc=ranks[host.name], gpus=count, address=address, variables=own)
+    torch = [h.facts.torch.version for h in snapshot.hosts if h.facts and isinstance(h.facts.torch, TorchInfo)]
+    errors = tuple(f"{d.name} ({', '.join(d.hosts)})" for d in report.diagnoses if d.severity is Severity.ERROR)
+    oldest, path = min(torch, key=release, default=None), _path(hosts, environ)
+    whole = report.complete
+    last = LastCheck(digest=digest, checked_at=checked_at, complete=whole, errors=errors, torch=oldest, hosts=checked)
+    if path is None:
+        return
+    # If it can't be written, launch says that the cluster has not been checked, which is then true for it.
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(path, last.model_dump_json().encode(), private=True)
+
+
+def recall(hosts: Hosts, environ: Mapping[str, str]) -> LastCheck | None:
+    """Return the last check of a list; None if there is none, or it is from another release."""
+    path = _path(hosts, environ)
+    try:
+        return LastCheck.model_validate_json(path.read_bytes()) if path is not None else None
+    except (OSError, ValidationError):
+        return None
+
+
+def last_results(hosts: Hosts, environ: Mapping[str, str], now: float) -> LastResults:
+    """Return the results of the last check of a list, with doubts; ``now`` is in seconds since the epoch."""
+    last = recall(hosts, environ)
+    found = doubts(last, hosts, now)
+    return LastResults({}, None, found) if last is None else LastResults(last.hosts, last.torch, found)
+
+
+def doubts(last: LastCheck | None, hosts: Hosts, now: float) -> tuple[str, ...]:
+    """Return warnings about the last check: failed, incomplete, old, or of other hosts."""
+    again = f"nccl-doctor check {hosts}"
+    if last is None:
+        return (f"{hosts} has not been checked yet; run: {again}",)
+    found = []
+    if last.errors:
+        found.append(f"the last check of {hosts} failed: {'; '.join(last.errors)}; {again} says what to do")
+    elif not last.complete:
+        found.append(f"the last check of {hosts} could not judge everything; {again} says what was missing")
+    if hosts.digest != last.digest:
+        found.append(f"{hosts} was changed since its last check; {again} checks it as it is")
+    elif now - last.checked_at > OLD_S:
+        found.append(f"the last check of {hosts} is {(now - last.checked_at) / 3600:.0f} h old; {again} renews it")
+    return tuple(found)
+
+
+def recommended(diagnoses: tuple[Diagnosis, ...]) -> dict[str, dict[str, str]]:
+    """Return the variables that a check recommended, by host."""
+    found: dict[str, dict[str, str]] = {}
+    for diagnosis in diagnoses:
+        for host, variables in diagnosis.fix.variables.items():
+            found.setdefault(host, {}).update(variables)
+    return found
+
+
+def _path(hosts: Hosts, environ: Mapping[str, str]) -> Path | None:
+    """Return the file of this list; None without a home directory (containers with a foreign uid)."""
+    folder = state_folder(environ)
+    return None if folder is None else folder / f"{hosts.identifier}.json"

@@ -1,0 +1,59 @@
+"""The master port in a user's Slurm script: a number, or a common expression with the job's ID."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable
+
+_VALUE = r"""(?P<value>"[^"\n]*"|'[^'\n]*'|\$\(\(.*?\)\)|\$\(.*\)|[^\s;&]+)"""
+_SET = re.compile(rf"^[^#\n]*?\bMASTER_PORT={_VALUE}", re.MULTILINE)
+_ID = re.compile(r"\$?\{?\bSLURM_JOB_?ID\b\}?")
+_TAIL = re.compile(r"\$\(\s*echo\s+(?P<bare>-n\s+)?[\"']?(?P<id>[0-9]+)[\"']?\s*\|\s*tail\s+-c\s*(?P<count>[0-9])\s*\)")
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Mod: operator.mod,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def master_port(script: str, job: int) -> int | None:
+    """Return the port of the last assignment, if it follows from the script alone.
+
+    Recipes compute it from the job's ID: ``$((10000 + SLURM_JOB_ID % 50000))`` and ``$(expr 10000 + $(echo -n
+    $SLURM_JOBID | tail -c 4))``.
+    """
+    assigned = [found["value"] for found in _SET.finditer(script)]
+    if not assigned:
+        return None
+    text = _ID.sub(str(job), assigned[-1].strip("\"'"))
+    text = _TAIL.sub(_tail, text)
+    for opening, closing in (("$((", "))"), ("$(expr ", ")")):
+        if text.startswith(opening) and text.endswith(closing):
+            text = text[len(opening) : -len(closing)]
+    port = _value(text.replace("\\*", "*"))
+    return port if port is not None and 1 <= port <= 65535 else None
+
+
+def _tail(found: re.Match[str]) -> str:
+    """Return the last characters, as tail -c does, which counts the newline of an echo without -n."""
+    digits = int(found["count"]) - (found["bare"] is None)
+    return str(int(found["id"][-digits:])) if digits > 0 else "0"
+
+
+def _value(text: str) -> int | None:
+    try:
+        return _computed(ast.parse(text.replace("/", "//").strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
+
+
+def _computed(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_computed(node.left), _computed(node.right))
+    raise ValueError("more than arithmetic")

@@ -14,6 +14,7 @@ from nccl_doctor.launch.launchers import written
 from nccl_doctor.launch.line import meeting_place, place_of
 from nccl_doctor.launch.plan import LaunchPlan, Start
 from nccl_doctor.model.finding import Command, on
+from nccl_doctor.probe.options import find_launcher
 from nccl_doctor.text import shell
 from nccl_doctor.text.hostlist import plural
 from nccl_doctor.text.inet import endpoint, is_loopback, numeric
@@ -34,15 +35,6 @@ _SIZES = {"vllm": ("-tp", "--tensor-parallel-size", "-pp", "--pipeline-parallel-
 Addresses = Mapping[str, str]  # by host, its address in the cluster's network, if known
 
 
-_WHOLE = {
-    "vllm": (("vllm", "serve"),),
-    "sglang": (("python", "-m", "sglang.launch_server"), ("python3", "-m", "sglang.launch_server")),
-    "deepspeed": (("deepspeed",),),
-    "accelerate": (("accelerate", "launch"),),
-}
-"""Beginnings of whole lines, as a guide has them: the printed lines have their own."""
-
-
 def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Command, ...]:
     """Return the line of each node; UsageError if this engine can't be started like this."""
     forms: dict[str, Callable[[LaunchPlan, Start, str | None], Line]] = {
@@ -52,8 +44,9 @@ def engine_commands(job: LaunchPlan, engine: str, own: Addresses) -> tuple[Comma
         "deepspeed": _deepspeed,
         "accelerate": _accelerate,
     }
-    begins = next((words for words in _WHOLE.get(engine, ()) if job.script[: len(words)] == words), ())
-    job = replace(job, script=job.script[len(begins) :])
+    named, count = find_launcher(job.script or ("",))
+    if named.name == engine != "ray":  # a whole line, as guides have it
+        job = replace(job, script=job.script[count:])
     if not job.script and engine != "ray":
         what = "model" if engine in _SIZES else "script"
         raise UsageError(f"which {what}? nccl-doctor launch hosts.yaml --engine {engine} -- {what.upper()} OPTIONS")
@@ -136,7 +129,9 @@ def _deepspeed(job: LaunchPlan, start: Start, own: str | None) -> Line:
 def _accelerate(job: LaunchPlan, start: Start, own: str | None) -> Line:
     del own
     job.even("accelerate", "it divides all processes by the machines")
-    settings = {"cpu" if start.gpus == () else "multi_gpu": "", "world_size": str(job.world_size)}
+    # --cpu starts a single rank, also of several; with --multi_gpu ranks compute on CPUs where there is no GPU
+    kind = {"multi_gpu": ""} if job.world_size > 1 else {"cpu": ""} if start.gpus == () else {}
+    settings = {**kind, "world_size": str(job.world_size)}
     placed = _placed(job, start)
     settings |= {**placed, "same_network": ""} if placed else {}
     return written(start, "accelerate", ("accelerate", "launch"), settings, job.script)

@@ -77,7 +77,7 @@ def launched(cluster: Cluster, script: Sequence[str], wishes: Wishes, last: Last
         notes.append(f"after a failure, on each host: nccl-doctor logs {shell.word(traces)}.*")
     if wishes.diagnostics:
         job = job.with_variables(DIAGNOSTICS)
-    if wishes.form != "shell" and any(map(place_of, cluster.nodes)):
+    if wishes.form in ("slurm", "ssh") and any(map(place_of, cluster.nodes)):
         why = "starts no job in a container, where it would outlive its connection"
         hint = "start each host's line in its container, as --format shell prints them"
         raise UsageError(f"--format {wishes.form} {why}; {hint}")
@@ -106,7 +106,7 @@ def _unprinted(job: LaunchPlan, form: str) -> list[str]:
 
 
 def _of_engine(job: LaunchPlan, engine: str, wishes: Wishes, last: LastResults) -> Launch:
-    if wishes.form != "shell":
+    if wishes.form in ("slurm", "ssh"):
         raise UsageError(f"--format {wishes.form} starts no engine; each host has a line of its own, in its own shell")
     known = {name: one.address for name, one in last.hosts.items() if one.address is not None}
     own = own_addresses(job, known)

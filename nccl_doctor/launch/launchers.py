@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from nccl_doctor.errors import UsageError
-from nccl_doctor.launch.line import LaunchLine, joined, literal, meeting_place, place_of
+from nccl_doctor.launch.line import LaunchLine, c10d_place, joined, meeting_place, place_of
 from nccl_doctor.launch.plan import LaunchPlan, Start, secrets
 from nccl_doctor.model.cluster import Cluster
 from nccl_doctor.model.engines.ssh import SshOptions
@@ -72,13 +72,11 @@ def torch_settings(job: LaunchPlan, start: Start, *, static: bool = True) -> dic
     placed, meeting = place_of(start.node, len(job.starts)), meeting_place(job.cluster, static=static)
     if static:
         return {**placed, **count, **meeting}
-    # by itself torchrun compares the endpoint with what the host's own name resolves to, which may be 127.0.1.1
-    own = {"rdzv_id": f"job-{job.digest}", "rdzv_conf": f"is_host={int(start is job.starts[0])}"}
-    # otherwise its workers' master is whatever the host's own name resolves to
-    if takes_local_addr(job) and start.node.address != "localhost" and not is_loopback(start.node.address):
-        own["local_addr"] = start.node.address
+    own = c10d_place(start.node, job.cluster)
+    if not takes_local_addr(job) or start.node.address == "localhost" or is_loopback(start.node.address):
+        del own["local_addr"]
     del placed["node_rank"]
-    return {**placed, **count, "rdzv_backend": "c10d", **meeting, **own}
+    return {**placed, **count, "rdzv_backend": "c10d", **meeting, "rdzv_id": f"job-{job.digest}", **own}
 
 
 def _torch_line(job: LaunchPlan, start: Start, launcher: str, settings: Mapping[str, str]) -> Line:
@@ -101,13 +99,13 @@ def written(
     exported = secrets(start.variables)
     told = {**start.variables, **variables}
     python = start.node.python
-    python = f"$HOME/{literal(python[2:])}" if python.startswith("~/") else literal(python)
+    python = f"$HOME/{shell.literal(python[2:])}" if python.startswith("~/") else shell.literal(python)
     line = LaunchLine(
         launcher,
-        {name: f"${name}" if name in exported else literal(value) for name, value in told.items()},
+        {name: f"${name}" if name in exported else shell.literal(value) for name, value in told.items()},
         (*([python] if not program or program[0].startswith("-") else []), *program),
     )
-    return joined(line.written(settings, [*map(literal, script)], {}))
+    return joined(line.written(settings, [*map(shell.literal, script)], {}))
 
 
 def _start(variables: Mapping[str, str], start: Start) -> list[Line]:

@@ -127,7 +127,7 @@ class LaunchLine:
         for name in self.wrapped & variables.keys():
             start = [word.replace(f"{name}={self.variables[name]}", f"{name}={variables[name]}") for word in start]
         words = (*script, *added, *kept) if self.table.engine else (*added, *kept, *script)
-        return (*starmap(assignment, front.items()), *start, *words)
+        return (*starmap(shell.assignment, front.items()), *start, *words)
 
     def spans(self, count: int) -> bool:
         """Return whether the line's number of nodes, "2" or for c10d "1:4", includes this one."""
@@ -207,16 +207,6 @@ def _out_of_script(words: Sequence[str]) -> Sequence[str]:
         ) from None
     except UsageError as error:
         raise UsageError(f"{shell.word(path)}: {error}") from None
-
-
-def literal(text: str) -> str:
-    """Return a word in which no shell replaces a variable."""
-    return shell.Literal(text) if "$" in text else text
-
-
-def assignment(name: str, value: str) -> str:
-    """Return ``NAME=value`` as a word, in which variables are replaced unless the value is literal."""
-    return type(value)(f"{name}={value}")
 
 
 def joined(words: Sequence[str]) -> Line:
@@ -389,6 +379,15 @@ def meant_total(line: LaunchLine, counts: Collection[int]) -> int | None:
     return total if per_machine and total > int(told) else None
 
 
+def starts_no_ranks(line: LaunchLine) -> bool:
+    """Return whether accelerate starts one script on each machine, without a rank: ``simple_launcher`` for --cpu.
+
+    accelerate/commands/launch.py of 1.15.
+    """
+    several = is_number(line.options.get("nnodes", "")) and int(line.options["nnodes"]) > 1
+    return line.launcher == "accelerate" and several and "cpu" in line.options and "mpirun_hostfile" not in line.options
+
+
 def needs_all(line: LaunchLine, counts: Mapping[str, int]) -> bool:
     """Return whether an engine's line needs more GPUs than any single host has."""
     return line.table.engine and (model_size(line) or 0) > max(counts.values(), default=1)
@@ -405,6 +404,11 @@ def own_lines(
     ranked = line.is_ranked and not (line.table.engine and not options)
     if line.launcher == "vllm":
         line = replace(line, own=tuple(one for one in line.own if one.notion != "headless"))
+    if starts_no_ranks(line):  # with --multi_gpu ranks compute on CPUs where there is no GPU
+        line, options = (
+            replace(line, own=tuple(one for one in line.own if one.name != "cpu")),
+            {**options, "multi_gpu": ""},
+        )
     script = _better_script(line, cluster, sum(counts.values()))
     found = {}
     for node in cluster.nodes:
@@ -412,7 +416,7 @@ def own_lines(
         if line.launcher == "vllm" and ranked and node.node_rank:
             own["headless"] = ""
         if line.is_of_c10d and spelled_out:
-            own |= _of_c10d(line, node, is_host=node is cluster.nodes[0])
+            own |= c10d_place(node, cluster, line.options.get("rdzv_conf", ""))
         most = node.nproc_per_node or gpus.get(node.name)
         if is_number(told) and most is not None and (node.nproc_per_node or int(told) > most):
             own["nproc_per_node"] = str(most)
@@ -426,10 +430,13 @@ def own_lines(
     return found
 
 
-def _of_c10d(line: LaunchLine, node: Node, *, is_host: bool) -> dict[str, str]:
-    """Return a node's own options of torchrun's c10d rendezvous: whose store it is, and the address to be met at."""
-    given = [item for item in line.options.get("rdzv_conf", "").split(",") if item and not item.startswith("is_host=")]
-    return {"rdzv_conf": ",".join([*given, f"is_host={int(is_host)}"]), "local_addr": node.address}
+def c10d_place(node: Node, cluster: Cluster, conf: str = "") -> dict[str, str]:
+    """Return a node's own settings of torchrun's c10d rendezvous: whose store it is, and the address to be met at.
+
+    By itself torchrun takes what the host's own name resolves to, for both, and that may be 127.0.1.1.
+    """
+    given = [item for item in conf.split(",") if item and not item.startswith("is_host=")]
+    return {"rdzv_conf": ",".join([*given, f"is_host={int(node is cluster.nodes[0])}"]), "local_addr": node.address}
 
 
 def _placed(

@@ -108,6 +108,16 @@ class Literal(str):
     __slots__ = ()
 
 
+def literal(text: str) -> str:
+    """Return a word in which no shell replaces a variable."""
+    return Literal(text) if "$" in text else text
+
+
+def assignment(name: str, value: str) -> str:
+    """Return ``NAME=value`` as a word, in which variables are replaced unless the value is literal."""
+    return type(value)(f"{name}={value}")
+
+
 def with_variables(text: str) -> Line:
     """Return the user's own text as one shell word in which the shell replaces variables, and runs nothing."""
     if isinstance(text, Literal):

@@ -155,8 +155,8 @@ def test_accelerates_own_parser_reads_its_lines(parsed: Parse) -> None:
         assert (one["main_process_ip"], one["main_process_port"], one["same_network"]) == ("10.0.0.1", 29500, True)
         assert (one["multi_gpu"], one["cpu"]) == (True, False)
         assert (one["training_script"], one["training_script_args"]) == ("train.py", ["--x", "1"])
-    (alone, _) = parsed("accelerate", lines(job("train.py", gpus=0), "accelerate"))
-    assert (alone["cpu"], alone["multi_gpu"], alone["num_processes"]) == (True, False, 2)
+    (on_cpus, _) = parsed("accelerate", lines(job("train.py", gpus=0), "accelerate"))
+    assert (on_cpus["cpu"], on_cpus["multi_gpu"], on_cpus["num_processes"]) == (False, True, 2)
 
 
 def test_deepspeeds_own_parser_reads_its_lines_and_its_hostfile(parsed: Parse, tmp_path: Path) -> None:

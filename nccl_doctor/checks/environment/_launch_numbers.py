@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from nccl_doctor.checks.view import View
-from nccl_doctor.launch.line import LaunchLine, meant_total, model_size
+from nccl_doctor.launch.line import LaunchLine, meant_total, model_size, starts_no_ranks
 from nccl_doctor.launch.plan import PlannedNode, is_number
 from nccl_doctor.model.base import Unknown
 from nccl_doctor.model.register import Unjudged
@@ -74,6 +74,8 @@ def own_ways(judged: Judged) -> Iterator[str]:
     """Yield faults in options and variables that only one launcher has: filters, totals."""
     line, count = judged.line, judged.count
     total, machines, rank = (line.options.get(name, "") for name in ("world_size", "nnodes", "node_rank"))
+    if starts_no_ranks(line):
+        yield "accelerate's --cpu starts one script on each machine, without a rank (--multi_gpu is for CPUs, too)"
     if line.launcher == "deepspeed":
         known = {name for node in judged.view.snapshot.cluster.nodes for name in (node.name, node.address)}
         for option in ("include", "i", "exclude", "e"):

@@ -89,6 +89,7 @@ TABLE: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str]
     (ELASTIC, {"hosts": 3}, {"n": "3", "g": 2, "k": "c10d", "a": f"{MASTER}:29500"}, {"a": "localhost:29500"}, "would never connect", "endpoint=10.0.0.1:29500"),
     ("torchrun --nproc_per_node={g} --nnodes={n} --node_rank=0 --master_addr=10.0.0.1 --master_port=29500 train.py", {"hosts": 2, "gpus": 1}, {"g": "gpu", "n": 2}, {"n": 4}, "the line says 4 nodes", "--nnodes=2"),
     ("accelerate launch --multi_gpu --num_machines {n} --num_processes 4 --machine_rank 0 --main_process_ip {a} --main_process_port 29500 train.py", {"hosts": 2}, {"n": 2, "a": MASTER}, {"a": "127.0.0.1"}, "would never connect", "--main_process_ip=10.0.0.1"),
+    ("accelerate launch {k} --num_machines 2 --num_processes 4 --machine_rank 0 --main_process_ip 10.0.0.1 --main_process_port 29500 train.py", {"hosts": 2}, {"k": "--multi_gpu"}, {"k": "--cpu"}, "without a rank", "--multi_gpu"),
     ("accelerate launch --num_machines {n} --machine_rank 0 --main_process_ip 10.0.0.1 --main_process_port 29500{x} train.py", {"hosts": 2}, {"n": 2, "x": ""}, {"x": " --mixed_precison bf16"}, "did you mean --mixed_precision?", "--mixed_precision"),
     (ACCELERATE, {"hosts": 2, "gpus": 8}, {"g": 16, "p": 29500}, {"g": 8}, "--num_processes 8 counts the ranks of all hosts, which can have 16 together", "--num_processes=16"),
     (ACCELERATE, {"hosts": 2, "gpus": 8}, {"g": 16, "p": 29500}, {"p": 0}, "goes with port 0, which is any free port", "--main_process_port=29500"),

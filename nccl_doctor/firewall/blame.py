@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from ipaddress import ip_address
 from typing import Any, Literal
 
@@ -285,9 +285,28 @@ def compiled(host: Host, *, after: bool = False) -> Ruleset:
     assert host.facts
     facts = host.facts.firewall_after if after else host.facts.firewall
     if isinstance(facts, FirewallFacts):
-        return compile_rules(facts)
+        return _rules_of(_Captured(facts))
     reason = facts.reason if isinstance(facts, Unknown) else "the rules were not read again"
     return Ruleset(FirewallFacts(nft=None, iptables=()), (), (reason,))
+
+
+class _Captured:
+    """Captured rules as a key, by identity: comparing all of them would take longer than to parse them."""
+
+    def __init__(self, facts: FirewallFacts) -> None:
+        self.facts = facts
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Captured) and other.facts is self.facts
+
+    def __hash__(self) -> int:
+        return id(self.facts)
+
+
+@lru_cache(maxsize=128)
+def _rules_of(captured: _Captured) -> Ruleset:
+    """Return the parsed rules of a host, which are asked for before and after further queries."""
+    return compile_rules(captured.facts)
 
 
 def _unexpected_passes(

@@ -15,6 +15,7 @@ from tests.cli.program import start_in
 from tests.cli.test_fix_lab import PASSWORD, RULES, broken, fix, rejecting, slow_nft, typed
 from tests.lab.cluster import Lab, MakeLab
 from tests.lab.faults.ssh import stop_sshd
+from tests.lab.host import LabHost
 from tests.lab.odd.users import AS_ALICE
 
 pytestmark = pytest.mark.lab
@@ -48,20 +49,15 @@ def test_what_was_set_at_run_time_alone_is_no_trap(fresh_lab: Lab) -> None:
     assert fix(fresh_lab, "--dry-run").code == 1
 
 
-CLOSES = """
-while :; do
-  if nft list ruleset | grep -q nccl-doctor; then
-    nft insert rule inet filter input tcp dport 22 ct state new drop
-    touch /tmp/closed; exit
-  fi
-done
-"""
+def closing_after(host: LabHost, count: int) -> None:
+    """Have a host accept so many further connections of SSH, and no other ones: the door closes behind the step."""
+    host.run(["nft", f"insert rule inet filter input tcp dport 22 ct state new numgen inc mod 10000 >= {count} drop"])
 
 
 def test_a_step_after_which_no_ssh_comes_in_is_taken_back(fresh_lab: Lab) -> None:
     """3: whatever closes the door, the open connection is kept until a second one stands."""
     host = rejecting(fresh_lab)
-    host.background(["sh", "-c", CLOSES])
+    closing_after(host, 1)
     closed = fix(fresh_lab, "--yes", "--connect-timeout", "3")
     assert (closed.code, closed.outcomes) == (1, ["failed"]), closed
     assert closed.document["results"][0]["reason"] == (
@@ -74,11 +70,11 @@ def test_a_step_after_which_no_ssh_comes_in_is_taken_back(fresh_lab: Lab) -> Non
 def test_a_closed_door_opens_again_without_us(fresh_lab: Lab, ends: tuple[signal.Signals, ...]) -> None:
     """The end comes while it is tried whether SSH still comes in: the host itself takes the step back."""
     host = rejecting(fresh_lab)
-    host.background(["sh", "-c", CLOSES])
+    closing_after(host, 1)
     with start_in(
         fresh_lab.controller, "fix", "hosts.yaml", "--no-smoke", "--yes", "--connect-timeout", "9"
     ) as process:
-        host.wait_until(lambda: host.run("test -e /tmp/closed", check=False).returncode == 0, "the closed door")
+        host.wait_until(lambda: "nccl-doctor" in host.run(RULES).stdout, "the step")
         time.sleep(0.5)
         for number in ends:
             process.signal(number)
@@ -97,7 +93,7 @@ def test_a_shared_connection_is_no_second_one(fresh_lab: Lab) -> None:
     controller.write("/root/.ssh/config", SHARED, 0o600)
     with controller.popen(["ssh", "-MNn", "node1"]):
         controller.wait_until(lambda: controller.run("ls /root/.ssh/shared-*", check=False).returncode == 0, "a master")
-        host.background(["sh", "-c", CLOSES])
+        closing_after(host, 0)
         closed = fix(fresh_lab, "--yes", "--connect-timeout", "3")
         controller.run("ssh -O exit node1")
     assert (closed.code, closed.outcomes) == (1, ["failed"]), closed

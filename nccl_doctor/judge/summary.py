@@ -344,6 +344,7 @@ FAULTS = {
     "shm-small": "shared memory is small",
     "stale-process": "leftover processes",
     "step-limits-low": "job step limits are low",
+    "temporary-noexec": "temporary folder is mounted with noexec",
     "torch-missing": "no torch",
     "version-mismatch": "versions differ",
 }

@@ -48,10 +48,11 @@ class Outside(Observed):
 
 
 class StepLimits(Observed):
-    """The resources of a node that a process of a Slurm job may use."""
+    """The resources of a node that a process of a Slurm job may use, or of a container or login that limits memory."""
 
     cpus: Count  # CPUs that it may run on, or its CPU quota, whichever is less
     memory_bytes: Count | None = None  # for all processes of the step or the job together; None if unlimited
+    is_job: bool = True  # of Slurm
 
 
 Label = Annotated[str, Field(max_length=320)]

@@ -130,6 +130,8 @@ class ResourceLimits(Observed):
     # CmaTotal and CmaFree of /proc/meminfo, for memory that can't be pinned for long; None if the kernel has none
     cma_kib: tuple[Count, Count] | None = None
     address_space: Count | None = None  # soft limit on virtual memory (ulimit -v) in bytes
+    # bytes that all processes together may still allocate, with vm.overcommit_memory=2; None if that is not limited
+    commit_bytes: Count | None = None
 
 
 class Shm(Observed):
@@ -149,6 +151,7 @@ class TemporaryFolder(Observed):
     path: Path
     free_bytes: Count
     free_files: Count | None = None
+    noexec: bool = False  # no program and no library is loaded from there (mount(8))
 
 
 class TaskLimit(Observed):

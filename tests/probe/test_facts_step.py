@@ -40,7 +40,7 @@ def test_version_2_the_least_of_all_above(tmp_path: Path) -> None:
             f"{scope}/job_7/cpu.max": "50000 100000",
         },
     )
-    assert read_step(str(tmp_path), {}) == {"cpus": 1, "memory_bytes": 8000000000}
+    assert read_step(str(tmp_path), {}) == {"cpus": 1, "memory_bytes": 8000000000, "is_job": True}
 
 
 def test_version_1_no_limit_is_a_huge_number(tmp_path: Path) -> None:
@@ -55,12 +55,17 @@ def test_version_1_no_limit_is_a_huge_number(tmp_path: Path) -> None:
             "sys/fs/cgroup/cpu/slurm/cpu.cfs_period_us": "100000",
         },
     )
-    assert read_step(str(tmp_path), JOB) == {"cpus": CPUS, "memory_bytes": 4294967296}
+    assert read_step(str(tmp_path), JOB) == {"cpus": CPUS, "memory_bytes": 4294967296, "is_job": True}
+
+
+def test_a_container_that_limits_memory(tmp_path: Path) -> None:
+    write(tmp_path, **{"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": "1073741824"})
+    assert read_step(str(tmp_path), {}) == {"cpus": CPUS, "memory_bytes": 1073741824, "is_job": False}
 
 
 def test_a_job_that_nothing_bounds(tmp_path: Path) -> None:
     write(tmp_path, **{"proc/self/cgroup": "0::/"})
-    assert read_step(str(tmp_path), JOB) == {"cpus": CPUS, "memory_bytes": None}
+    assert read_step(str(tmp_path), JOB) == {"cpus": CPUS, "memory_bytes": None, "is_job": True}
 
 
 def test_processes_are_limited_by_every_control_group_above(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The Slurm step has fewer resources on a node than the job's ranks need.
+"""The Slurm step, container or login has fewer resources on a node than the job's ranks need.
 
 What it means: Slurm gives a step only what the job requested. With one CPU (`--ntasks-per-node=1` without
 `--cpus-per-task`) all ranks of a node, their data loaders and NCCL's threads share it, and the GPUs wait. If the memory
@@ -9,20 +9,24 @@ How we know: the CPUs that a process of our step may run on (sched_getaffinity(2
 allows), the lowest memory limit of its control group and those above it, and the GPUs that nvidia-smi shows there,
 compared with those that `scontrol -d show job` counts for the node. Our step gets all that the job has on the node
 (srun's default without `--exact`), without CPU binding. Less than one CPU or 2 GiB per rank is a warning; 512 MiB are
-not enough to load torch and CUDA.
+not enough to load torch and CUDA. Memory is also judged outside of Slurm: the limit of a container's or a login's
+control group, and what processes may still allocate with vm.overcommit_memory=2 (CommitLimit less Committed_AS).
 
 Fix: request more: `#SBATCH --cpus-per-task=N`, repeated for srun (which has ignored sbatch's since 22.05), `--mem=0`
-for all of a node's memory, `--gpus-per-node=N`.
+for all of a node's memory, `--gpus-per-node=N`. For a container, `docker run --memory` or the pod's
+`resources.limits.memory`.
 
-References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainDevices, ConstrainRAMSpace.
+References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainDevices, ConstrainRAMSpace. proc(5):
+/proc/sys/vm/overcommit_memory.
 """
 
 from nccl_doctor.checks.effects import CUDA, SLOW
-from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.model.base import known
 from nccl_doctor.model.effect import Effect, Reach
 from nccl_doctor.model.engine import engines_of
 from nccl_doctor.model.finding import Finding, Severity
+from nccl_doctor.model.operations.system import SysctlSet
 from nccl_doctor.text.hostlist import fold, grouped, plural
 
 GIB = 1 << 30
@@ -36,27 +40,37 @@ MEMORY = Effect(
     "the kernel kills a process of a control group that is full (kernel: cgroup-v2, memory.max)",
 )
 
+OVERCOMMIT = Effect(
+    ("out-of-memory",),
+    Reach.OWN,
+    "the kernel grants no memory beyond its limit (kernel: Documentation/mm/overcommit-accounting.rst)",
+)
+
 
 @check(
     "NCD607",
     severity=Severity.WARNING,
-    needs=("step", "gpus"),
-    explains=("gpu-count-low", MEMORY, CUDA, SLOW),
+    needs=("step", "gpus", "limits"),
+    explains=("gpu-count-low", MEMORY, OVERCOMMIT, CUDA, SLOW),
     row="limits",
 )
 def step_limits_low(view: View) -> Findings:
     """Yield one finding for each resource that is too small."""
     low: list[tuple[tuple[str, int, int], str]] = []
     for host, facts in view.facts:
-        limits = known(facts.step)
+        limits, ranks, seen = known(facts.step), view.nproc(host, facts), known(facts.gpus)
+        room = known(facts.limits).commit_bytes
+        if room is not None and room < ENOUGH * ranks:
+            low.append((("overcommit", room, ranks), host.name))
         if limits is None:
             continue
-        ranks, seen = view.nproc(host, facts), known(facts.gpus)
+        if limits.memory_bytes is not None and limits.memory_bytes < ENOUGH * ranks:
+            low.append((("memory" if limits.is_job else "group", limits.memory_bytes, ranks), host.name))
+        if not limits.is_job:
+            continue
         given = sum(engine.gpus(host.node) for engine in engines_of(host.node))
         if limits.cpus < ranks:
             low.append((("cpus", limits.cpus, ranks), host.name))
-        if limits.memory_bytes is not None and limits.memory_bytes < ENOUGH * ranks:
-            low.append((("memory", limits.memory_bytes, ranks), host.name))
         if len(seen) < given:
             low.append((("gpus", len(seen), given), host.name))
     for (what, has, wants), names in grouped(low).items():
@@ -88,6 +102,37 @@ def _little_memory(names: list[str], has: int, ranks: int) -> Finding:
     )
 
 
+def _little_group(names: list[str], has: int, ranks: int) -> Finding:
+    return Finding(
+        hosts=tuple(names),
+        message=f"Processes on {fold(names)} may use {has / GIB:.2g} GiB of memory for {plural(ranks, 'rank')}; beyond "
+        "that, the kernel kills a rank.",
+        evidence=(f"control group: {has} bytes",),
+        facts={"memory_bytes": has, "nproc_per_node": ranks},
+        severity=Severity.ERROR if has < FATAL * ranks else None,
+        explains=(MEMORY,),
+        fix="Raise the memory limit of the container (docker run --memory, a pod's resources.limits.memory), or of the "
+        "login (systemctl show -p MemoryMax user.slice, and that of the user's own slice).",
+    )
+
+
+def _strict(names: list[str], has: int, ranks: int) -> Finding:
+    return Finding(
+        hosts=tuple(names),
+        message=f"With vm.overcommit_memory=2, processes on {fold(names)} may allocate {has / GIB:.2g} GiB more, for "
+        f"{plural(ranks, 'rank')}: torch and CUDA reserve more than they use, and then fail: “Cannot allocate memory”.",
+        evidence=(f"CommitLimit less Committed_AS (/proc/meminfo): {has} bytes",),
+        facts={"commit_bytes": has, "nproc_per_node": ranks},
+        severity=Severity.ERROR if has < FATAL * ranks else None,
+        explains=(OVERCOMMIT,),
+        fix=pasted(
+            "Allow more (for good: in /etc/sysctl.d):",
+            on_each(names, SysctlSet((("vm.overcommit_memory", "0"),), ("2",))),
+            needs_root=True,
+        ),
+    )
+
+
 def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
     return Finding(
         hosts=tuple(names),
@@ -102,4 +147,10 @@ def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
     )
 
 
-_FINDINGS = {"cpus": _few_cpus, "memory": _little_memory, "gpus": _missing_gpus}
+_FINDINGS = {
+    "cpus": _few_cpus,
+    "memory": _little_memory,
+    "group": _little_group,
+    "overcommit": _strict,
+    "gpus": _missing_gpus,
+}

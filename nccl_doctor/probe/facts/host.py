@@ -77,8 +77,11 @@ CAP_IPC_LOCK = 14  # linux/capability.h
 ALL_USERS = ["0", "0", "4294967295"]  # /proc/PID/uid_map in the machine's first user namespace
 
 
+OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
+
+
 @fact("limits")
-def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self") -> dict[str, Any]:
+def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self", overcommit: str = OVERCOMMIT) -> dict[str, Any]:
     """Return snapshot.ResourceLimits."""
     kinds = (resource.RLIMIT_NOFILE, resource.RLIMIT_MEMLOCK, resource.RLIMIT_AS)
     values = [value for kind in kinds for value in resource.getrlimit(kind)]
@@ -89,7 +92,10 @@ def limits(meminfo: str = "/proc/meminfo", own: str = "/proc/self") -> dict[str,
     powers = re.search(r"^CapEff:\s+([0-9a-f]{16})$", read(f"{own}/status") or "", re.MULTILINE)
     whole = (read(f"{own}/uid_map") or "").split() == ALL_USERS  # the kernel checks this in the first user namespace
     may = whole and bool(int(powers[1], 16) >> CAP_IPC_LOCK & 1) if powers else None
-    return {**found, "cma_kib": pages, "ipc_lock": may}
+    sums = dict(re.findall(r"^(CommitLimit|Committed_AS): +(\d{1,15}) kB$", read(meminfo) or "", re.MULTILINE))
+    strict = (read(overcommit) or "").strip() == "2" and len(sums) == 2
+    room = max(0, int(sums["CommitLimit"]) - int(sums["Committed_AS"])) << 10 if strict else None
+    return {**found, "cma_kib": pages, "ipc_lock": may, "commit_bytes": room}
 
 
 @fact("shm")
@@ -117,7 +123,9 @@ def temporary(folders: tuple[str, ...] = FOLDERS) -> list[dict[str, Any]]:
         except FileNotFoundError:
             continue
         free_files = room.f_favail if room.f_files else None  # btrfs does not count files
-        found.append({"path": path, "free_bytes": room.f_frsize * room.f_bavail, "free_files": free_files})
+        noexec = bool(room.f_flag & os.ST_NOEXEC)
+        free = room.f_frsize * room.f_bavail
+        found.append({"path": path, "free_bytes": free, "free_files": free_files, "noexec": noexec})
     return found
 
 
@@ -224,18 +232,19 @@ UNBOUNDED = 1 << 60  # version 1 of control groups writes the largest number of 
 
 @fact("step")
 def read_step(root: str = "", environ: Mapping[str, str] = os.environ) -> dict[str, Any] | None:
-    """Return snapshot.StepLimits; None outside any job. ``root`` is put before every path."""
-    if "SLURM_JOB_ID" not in environ and not SLURM.search(read(root + "/proc/self/cgroup") or ""):
-        return None
+    """Return snapshot.StepLimits; None outside any job and without a limit. ``root`` is put before every path."""
+    is_job = "SLURM_JOB_ID" in environ or bool(SLURM.search(read(root + "/proc/self/cgroup") or ""))
     memory = [
         int(told)
         for folder in _groups("memory", root)
         for name in ("memory.max", "memory.limit_in_bytes")
         if (told := read(f"{folder}/{name}") or "").isdigit() and int(told) < UNBOUNDED
     ]
+    if not is_job and not memory:
+        return None
     quotas = [_quota(folder) for folder in _groups("cpu", root)]
     cpus = [len(os.sched_getaffinity(0)), *(quota for quota in quotas if quota is not None)]
-    return {"cpus": min(cpus), "memory_bytes": min(memory, default=None)}
+    return {"cpus": min(cpus), "memory_bytes": min(memory, default=None), "is_job": is_job}
 
 
 def _groups(controller: str, root: str) -> Iterator[str]:

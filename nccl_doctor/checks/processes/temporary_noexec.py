@@ -1,0 +1,43 @@
+"""The folder for temporary files is mounted with noexec.
+
+What it means: `torch.compile` writes the libraries that it builds into TMPDIR (by default /tmp), and can't load them
+from there: "failed to map segment from shared object: Operation not permitted". Other jobs are not affected.
+
+How we know: the mount option of TMPDIR, or of /tmp if it is not set, as the SSH user has it (statvfs(3), ST_NOEXEC).
+
+Fix: set TMPDIR to a folder on another file system, such as /var/tmp, or TORCHINDUCTOR_CACHE_DIR alone.
+
+References: torch/_inductor/runtime/cache_dir_utils.py (`default_cache_dir`); mount(8).
+"""
+
+from nccl_doctor.checks.view import Findings, View, check
+from nccl_doctor.model.base import known
+from nccl_doctor.model.finding import Finding, Fix, Severity
+from nccl_doctor.nccl.suggest import setting
+from nccl_doctor.text.hostlist import fold, grouped
+
+BETTER = "/var/tmp"  # noqa: S108 - the other folder for temporary files
+
+
+@check("NCD609", severity=Severity.WARNING, needs=("temporary",), row="limits")
+def temporary_noexec(view: View) -> Findings:
+    """Yield one finding for all hosts whose first folder for temporary files is mounted with noexec."""
+    rows = ((host.name, known(facts.temporary)) for host, facts in view.facts)
+    found = {
+        name: any(one.path == BETTER and not one.noexec for one in folders)
+        for name, folders in rows
+        if folders and folders[0].noexec
+    }
+    for has_better, hosts in grouped((better, name) for name, better in found.items()).items():
+        summary = (
+            "Set TMPDIR, or TORCHINDUCTOR_CACHE_DIR alone, to a folder whose file system is mounted without noexec"
+        )
+        yield Finding(
+            hosts=tuple(hosts),
+            message=f"The folder for temporary files on {fold(hosts)} is mounted with noexec: torch.compile can't load "
+            "what it builds there.",
+            facts={"hosts": hosts},
+            fix=setting(f"{summary}:", "TMPDIR", dict.fromkeys(hosts, BETTER))
+            if has_better
+            else Fix(summary=f"{summary}."),
+        )

@@ -1,4 +1,4 @@
-"""``nccl-doctor fix``: run the commands that a check proposes, after one answer, and check again."""
+"""``nccl-doctor fix``: run the commands that a check proposes, after one confirmation, then check again."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def fix(
     no_smoke: options.NoSmoke = False,
     smoke_timeout: options.SmokeTimeout = 60.0,
 ) -> None:
-    """Run the commands that check proposes, after one answer, and check again."""
+    """Run the commands that check proposes, after one confirmation, then check again."""
     out = shown.out("fix", output)
 
     def work() -> int:

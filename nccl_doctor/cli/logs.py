@@ -32,7 +32,11 @@ Summary = Annotated[
 ]
 With = Annotated[
     Path | None,
-    typer.Option("--with", metavar="SNAPSHOT", help="Use the names of the RDMA ports in this snapshot (check --save)."),
+    typer.Option(
+        "--with",
+        metavar="SNAPSHOT",
+        help="Resolve RDMA ports in the log to hosts and names with this snapshot (made by check --save).",
+    ),
 ]
 Follow = Annotated[bool, typer.Option("--follow", help="Report as soon as a fatal line appears.")]
 

@@ -150,14 +150,14 @@ ConnectTimeout = Annotated[
     float | None,
     of_hosts(
         "--connect-timeout",
-        help="Time to wait for a host; three times that once a login has begun.",
+        help="Time to wait for a host to accept the connection; the login may take three times as long.",
         show_default="10, or ConnectTimeout in ~/.ssh/config",
         **_SECONDS,
     ),
 ]
 _timeout = partial(of_run, "--timeout", help="Time limit for the whole run.", **_SECONDS)
 Timeout = Annotated[float, _timeout()]
-TimeoutWithSmoke = Annotated[float | None, _timeout(show_default="300; at least 240 more than --smoke-timeout")]
+TimeoutWithSmoke = Annotated[float | None, _timeout(show_default="300, or --smoke-timeout + 240 if that is more")]
 SmokeTimeout = Annotated[float, of_run("--smoke-timeout", help="Time limit for the all-reduce.", **_SECONDS)]
 Sudo = Annotated[bool, of_hosts("--sudo", help="Read firewall rules with sudo -n; never asks for a password.")]
 NoSmoke = Annotated[bool, of_run("--no-smoke", help="Skip the all-reduce.")]
@@ -165,7 +165,12 @@ NoDiagnostics = Annotated[
     bool, of_run("--no-diagnostics", help="Run the all-reduce without NCCL's own diagnostics (NCCL 2.31 and later).")
 ]
 Rate = Annotated[
-    bool, of_run("--rate", help="Measure the TCP throughput of each pair and rail. Loads the network, 1 s per round.")
+    bool,
+    of_run(
+        "--rate",
+        help="Measure the TCP throughput of each pair and rail. Loads the network: each round takes about 1 s, half of "
+        "it at full load.",
+    ),
 ]
 RateBesideJobs = Annotated[
     bool, of_run("-y", "--yes", help="With --rate, measure although training jobs run on the hosts, which it slows.")
@@ -438,4 +443,4 @@ class WatchOptions:
             help="Run this program after the report, with NCDOCTOR_REPORT and NCDOCTOR_VERDICT set; no shell.",
         ),
     ] = None
-    keep_watching: Annotated[bool, of_watch("--keep-watching", help="Go on after a report.")] = False
+    keep_watching: Annotated[bool, of_watch("--keep-watching", help="Keep watching after a report.")] = False

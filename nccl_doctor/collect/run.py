@@ -167,7 +167,7 @@ class Run:
         self._clock.busy(name, "connect", 0.0)
         asked = [name for name in self._opened if name not in self._answered]
         if self._awaited == {name} and asked:
-            self._progress.phase("asking", asked)
+            self._progress.phase("querying", asked)
         self._awaited.discard(name)
 
     def _looked(self, name: str) -> None:

@@ -146,7 +146,7 @@ def _mending(snapshot: Snapshot, report: Report) -> str | None:
         return None
     alone = len(snapshot.cluster.nodes) == 1 and snapshot.cluster.nodes[0].local
     words = () if alone else ClusterSource(snapshot.cluster).check_words
-    return f"Mend it:  nccl-doctor fix {' '.join(map(shell.word, words))}".rstrip()
+    return f"To fix it:  nccl-doctor fix {' '.join(map(shell.word, words))}".rstrip()
 
 
 def _without(snapshot: Snapshot) -> str | None:
@@ -322,7 +322,7 @@ FAULTS = {
     "mtu-blackhole": "large packets are lost",
     "mtu-mismatch": "MTUs differ",
     "neighbour-table-small": "neighbour table is small",
-    "conntrack-table-full": "table of tracked connections is full",
+    "conntrack-table-full": "conntrack table is full",
     "nccl-installed-twice": "NCCL is installed twice",
     "nccl-known-bad": "NCCL version with a known fault",
     "nofile-low": "open files limit is low",
@@ -514,9 +514,9 @@ class _Texts:
         how = f"NCCL over {way(smoke)}" if smoke.backend == "nccl" and way(smoke) else smoke.backend
         ranks, rate, speed = plural(smoke.world_size, "rank"), best(smoke), link(self._snapshot)
         if smoke.world_size == 1:
-            return f"{ranks} over {how}, right sums"  # nothing was sent
+            return f"{ranks} over {how}, sums correct"  # nothing was sent
         if speed is None:
             most = f"{figure(rate)} GB/s" if rate >= 0.1 else f"{figure(rate * 1e3)} MB/s"
-            return f"{ranks} over {how}, right sums, up to {most}"
+            return f"{ranks} over {how}, sums correct, up to {most}"
         share = f"{100 * rate / speed.gb_per_s:.0f} % of {speed.name}"
         return f"{ranks} over {how}, {figure(rate)} of {figure(speed.gb_per_s, 3)} GB/s ({share})"

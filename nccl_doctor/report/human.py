@@ -86,7 +86,7 @@ def diagnosis(found: Diagnosis, screen: Screen) -> Iterator[str]:
     most = len(follows) if screen.verbose else _CONSEQUENCES
     for (code, name, message), hosts in islice(follows.items(), most):
         on = f" on {hosts}" if hosts else ""
-        yield from wrap(f"What follows: {message} ({code} {name}{on})", screen.prose, "  ", "    ")
+        yield from wrap(f"As a result: {message} ({code} {name}{on})", screen.prose, "  ", "    ")
     if most < len(follows):
         yield f"  … and {len(follows) - most} more; -v shows them"
     yield from _fix(found.fix, screen)
@@ -275,7 +275,7 @@ def verdict(report: Report, cause: Diagnosis | None) -> tuple[bool, list[str], s
     ready = report.complete and outcomes[Outcome.PASS] > 0 and not gaps and not grave and not report.left_out
     counts = _counts(report.diagnoses, outcomes)
     if not ready and cause is None:
-        counts.insert(0, "Nothing found")
+        counts.insert(0, "No faults found")
     total = report.timings.get("total")
     took = "" if total is None else f"{',' if gaps else ''} in {total:.1f} s"
     line = ("Ready. " if ready else "") + ", ".join(counts) + took + "."

@@ -361,7 +361,7 @@ PortSpan = Annotated[tuple[SocketPort, SocketPort], AfterValidator(_ordered)]  #
 
 
 class ConntrackTable(Observed):
-    """The kernel's table of tracked connections: its limit, and the number of entries of this network namespace."""
+    """The kernel's conntrack table: its limit, and the number of entries of this network namespace."""
 
     most: Count
     used: Count

@@ -321,7 +321,7 @@ def test_steps_run_over_the_connections_of_the_check(fresh_lab: Lab) -> None:
 def test_check_offers_it(fresh_lab: Lab) -> None:
     rejecting(fresh_lab)
     shown = run_in(fresh_lab.controller, "check", "hosts.yaml", "--no-smoke")
-    assert shown.stdout.splitlines()[-1] == "Mend it:  nccl-doctor fix hosts.yaml"
+    assert shown.stdout.splitlines()[-1] == "To fix it:  nccl-doctor fix hosts.yaml"
     mine, theirs = os.openpty()
     try:
         with start_in(fresh_lab.controller, "check", "hosts.yaml", "--no-smoke", "--fix", stdin=theirs) as process:

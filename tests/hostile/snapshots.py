@@ -81,7 +81,7 @@ OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [[]], {"a": {"b": [1]}}, [
 
 PROGRAMS = {
     "export": r"(NCCL|GLOO)_SOCKET_IFNAME==?[^\s/]{1,60}|NCCL_IB_HCA==[\w.:,-]+|NCCL_IB_GID_INDEX=-?\d+"
-    r"|NCCL_IB_SUBNET_AWARE_ROUTING=1"
+    r"|NCCL_IB_SUBNET_AWARE_ROUTING=1|TMPDIR=/var/tmp"
     r"|(VLLM_HOST_IP|SGLANG_HOST_IP|VLLM_NIXL_SIDE_CHANNEL_HOST|MOONCAKE_LOCAL_HOSTNAME)=[0-9a-f.:]+",
     "ray": r"start (--head --node-ip-address=[0-9a-f.:]+ --port=6379|--address=\S+:6379 --node-ip-address=[0-9a-f.:]+)",
     "eval": r"",

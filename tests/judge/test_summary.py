@@ -36,7 +36,7 @@ def test_a_machine_with_one_gpu() -> None:
     assert report.diagnoses == ()
     assert shown["software"] == ("ok", "python 3.12.3, torch 2.11.0+cu130, NCCL 2.28.9")
     assert shown["GPUs"] == ("ok", "1 H200 on vm")
-    assert shown["all-reduce"] == ("ok", "1 rank over nccl, right sums")
+    assert shown["all-reduce"] == ("ok", "1 rank over nccl, sums correct")
     assert report.smoke is not None
     assert report.smoke.sizes == ()
 

@@ -82,6 +82,7 @@ SILENT = {
     "rdma-hca-no-match": "NCCL goes on over sockets, with the INFO line of a host without RDMA",
     "rdma-link-slow": "a slow run prints no fault",
     "round-trip-long": "a slow run prints no fault",
+    "temporary-noexec": "torch.compile's ImportError is the script's own",
     "transport-fallback": "NCCL goes on, with INFO lines alone",
 }
 

@@ -29,9 +29,9 @@ def unjudged(*gaps: list[Gap]) -> str:
         ({}, "Ready. 57 checks passed in 6.2 s."),
         ({"timings": {}}, "Ready. 57 checks passed."),
         ({"checks": passed(1)}, "Ready. 1 check passed in 6.2 s."),
-        ({"checks": ()}, "Nothing found in 6.2 s."),
-        ({"checks": (), "timings": {}}, "Nothing found."),
-        ({"complete": False}, "Nothing found, 57 checks passed in 6.2 s. Not everything could be checked."),
+        ({"checks": ()}, "No faults found in 6.2 s."),
+        ({"checks": (), "timings": {}}, "No faults found."),
+        ({"complete": False}, "No faults found, 57 checks passed in 6.2 s. Not everything could be checked."),
         ({"diagnoses": (NOTE,)}, "Ready. 1 note, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601"),
         ({"diagnoses": (STALE,)}, "1 warning, 57 checks passed in 6.2 s. More: nccl-doctor explain NCD601"),
         (
@@ -44,15 +44,15 @@ def unjudged(*gaps: list[Gap]) -> str:
         ),
         (
             {"checks": (*passed(3), check(Outcome.UNKNOWN, "no root"), check(Outcome.SKIP)), "complete": False},
-            "Nothing found, 3 checks passed, 1 could not be judged, in 6.2 s.",
+            "No faults found, 3 checks passed, 1 could not be judged, in 6.2 s.",
         ),
         (
             {"checks": (*passed(3), check(Outcome.SKIP, "not asked for (--mesh none)"))},
-            "Nothing found, 3 checks passed in 6.2 s. Not checked: the ports between hosts\n(--mesh none).",
+            "No faults found, 3 checks passed in 6.2 s. Not checked: the ports between hosts\n(--mesh none).",
         ),
         (
             {"checks": (*passed(3), *(check(Outcome.SKIP, "not selected", f"NCD30{n}") for n in range(5)))},
-            "Nothing found, 3 checks passed in 6.2 s. Not checked: 5 checks that were not\nselected.",
+            "No faults found, 3 checks passed in 6.2 s. Not checked: 5 checks that were not\nselected.",
         ),
         (
             {"checks": (*passed(3), check(Outcome.SKIP, "not selected")), "command": "smoke"},
@@ -60,7 +60,7 @@ def unjudged(*gaps: list[Gap]) -> str:
         ),
         (
             {"checks": (*passed(3), check(Outcome.CRASH, "KeyError: 'x'"))},
-            "Nothing found, 3 checks passed, 1 crashed, in 6.2 s.",
+            "No faults found, 3 checks passed, 1 crashed, in 6.2 s.",
         ),
     ],
 )

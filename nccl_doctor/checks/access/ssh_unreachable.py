@@ -8,7 +8,7 @@ sshd must greet. The message shows which of these failed: the name does not reso
 host is up, but no sshd listens); "no route to host" (the host is down, or a firewall's REJECT); no answer at all (down,
 or a firewall's DROP); connected but silent; an sshd so old that it has only algorithms that ssh no longer accepts;
 connected and closed before the greeting. The last is sshd's MaxStartups: with its default 10:30:100 it drops
-connections once ten wait for their login. It is tried again, with growing pauses, before this is reported. If this
+connections once ten wait for their login. It is tried again, with increasing delays, before this is reported. If this
 machine gets no answer at all, two of the other hosts dial its SSH port; if they get an answer, the host is up and only
 this machine is cut off from it.
 

@@ -1,4 +1,4 @@
-"""A host's table of tracked connections is full, or too full for the job.
+"""A host's conntrack table is full, or too full for the job.
 
 What it means: a kernel with a stateful firewall, NAT or kube-proxy keeps an entry for each connection, at most
 `net.netfilter.nf_conntrack_max` of them for all programs and containers together. If the table is full, packets of new
@@ -51,7 +51,7 @@ def conntrack_table_full(view: View) -> Findings:
         end = f"; the job can need {need} more" if need > most - used else ""
         yield Finding(
             hosts=tuple(hosts),
-            message=f"The table of tracked connections on {fold(hosts)} is {state}: {used} of {most} entries"
+            message=f"The conntrack table on {fold(hosts)} is {state}: {used} of {most} entries"
             f"{', so the kernel drops new connections' if full else end}.",
             evidence=(f"net.netfilter.nf_conntrack_count is {used}, {MAX} is {most}",),
             facts={"used": used, "most": most, "needed": need, "failed": failed_where(view, lost.__contains__)},
@@ -66,7 +66,7 @@ def conntrack_table_full(view: View) -> Findings:
 
 
 ADVICE = make_advice(
-    "The kernel of {who} has no room for more tracked connections, and drops packets of new ones.",
+    "The kernel of {who} has a full conntrack table, and drops packets of new connections.",
     f"Raise {MAX} there, and look for what has so many connections (conntrack -L).",
     command=None,
 )

@@ -9,7 +9,7 @@ socket tables then explain its result:
 - `listener`: a process listens there, on all addresses or on one: a stale rank, a second job, another service.
 - `bound`: a process has bound the port and does not listen; `ss -l` does not show it.
 - `outbound`: the port is the source port of an outgoing connection, since `ip_local_port_range` contains it.
-- `time-wait`: a connection of a program without SO_REUSEADDR has ended less than a minute ago. A TIME_WAIT that torch
+- `time-wait`: a connection of a program without SO_REUSEADDR ended less than a minute ago. A TIME_WAIT that torch
   itself left does not prevent torch's bind, and is not reported.
 
 Fix: `nccl-doctor fix-port` shows the holder with its whole job, and ends a leftover of yours with `--kill`: a rank that

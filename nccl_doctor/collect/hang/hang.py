@@ -242,7 +242,7 @@ class Observation:
                 return unknown(f"NCCL's RAS: {error}")
             return told
 
-        began = self._phase("asking NCCL's RAS", [session.node.name for session in asked])
+        began = self._phase("querying NCCL's RAS", [session.node.name for session in asked])
         for session in asked:
             try:
                 told = ask(session)

@@ -61,7 +61,7 @@ def _headline(report: Report) -> tuple[View, str]:
     """Return the verdict in two words, its colour, its hosts, and the rest of the sentence."""
     cause = max(report.diagnoses, key=lambda found: found.severity.rank, default=None)
     ready, counts, line = verdict(report, cause)
-    words = "Ready" if ready else counts[0] if counts else "Nothing found"
+    words = "Ready" if ready else counts[0] if counts else "No faults found"
     kind = cause.severity.value if cause else "ok" if ready or report.complete else "unknown"
     grave = [found for found in report.diagnoses if cause and found.severity is cause.severity]
     where = "" if ready else short(fold(host for found in grave for host in found.hosts), 40)

@@ -199,7 +199,7 @@ NO_GPU = "no GPU on any host"
 SUBJECTS = {  # facts that are lists of things to judge, and the reason if they are empty on every host
     **dict.fromkeys(("gpus", "gpu_health", "gpu_driver"), NO_GPU),
     "rdma": "no RDMA device on any host",
-    "step": "no Slurm job, and no limit on memory",
+    "step": "no Slurm job, and no limit on memory was found",
     "same": "no files to compare were named (same)",
     "surroundings": "no container on any host",
 }

@@ -100,17 +100,22 @@ def test_the_status_of_somebody_elses_child(
     if not is_kept or not STATUS_IS_KEPT:
         monkeypatch.setattr("nccl_doctor.probe.hang.exits._status", never)
     parent = f"""
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read(); " + {code!r}], stdin=subprocess.PIPE)
+import subprocess, sys
+program = "import sys; print('ready', flush=True); sys.stdin.read(); " + {code!r}
+child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+input()
 print(child.pid, flush=True)
 input()
 child.stdin.close()
-time.sleep({0 if is_kept else 2})  # torch's launchers wait after 0.1 s
+input()
 child.wait()
 """
     with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.stdin.write(b"\n")
+        process.stdin.flush()
         pid = int(process.stdout.readline())
         proc = procs.read_proc(pid)
         assert proc is not None
@@ -123,6 +128,10 @@ child.wait()
         process.stdin.write(b"\n")
         process.stdin.flush()
         deadline = time.monotonic() + LONG_S
+        while not is_kept and not exits.ended() and time.monotonic() < deadline:
+            time.sleep(0.01)  # its launcher looks later
+        process.stdin.write(b"\n")
+        process.stdin.flush()
         while (procs.read_proc(pid) is not None or not exits.ended()) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert exits.ended() == [{"pid": pid, "started": proc.started, "status": status}]

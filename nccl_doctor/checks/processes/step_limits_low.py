@@ -20,6 +20,9 @@ References: srun(1): --cpus-per-task, --exact, --mem. cgroup.conf(5): ConstrainD
 /proc/sys/vm/overcommit_memory.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from nccl_doctor.checks.effects import CUDA, SLOW
 from nccl_doctor.checks.view import Findings, View, check, on_each, pasted
 from nccl_doctor.model.base import known
@@ -89,30 +92,23 @@ def _few_cpus(names: list[str], has: int, ranks: int) -> Finding:
     )
 
 
-def _little_memory(names: list[str], has: int, ranks: int) -> Finding:
+OF_A_JOB = "Request more memory: --mem=0 for all of a node, --mem-per-gpu or --mem for a part."
+OF_OTHERS = (
+    "Raise the memory limit of the container (docker run --memory, a pod's resources.limits.memory), or of the login "
+    "(systemctl show -p MemoryMax user.slice, and that of the user's own slice)."
+)
+
+
+def _little_memory(names: list[str], has: int, ranks: int, who: str = "The job", advice: str = OF_A_JOB) -> Finding:
     return Finding(
         hosts=tuple(names),
-        message=f"The job may use {has / GIB:.2g} GiB of memory on {fold(names)} for {plural(ranks, 'rank')}; beyond "
+        message=f"{who} may use {has / GIB:.2g} GiB of memory on {fold(names)} for {plural(ranks, 'rank')}; beyond "
         "that, the kernel kills a rank.",
         evidence=(f"control group: {has} bytes",),
         facts={"memory_bytes": has, "nproc_per_node": ranks},
         severity=Severity.ERROR if has < FATAL * ranks else None,
         explains=(MEMORY,),
-        fix="Request more memory: --mem=0 for all of a node, --mem-per-gpu or --mem for a part.",
-    )
-
-
-def _little_group(names: list[str], has: int, ranks: int) -> Finding:
-    return Finding(
-        hosts=tuple(names),
-        message=f"Processes on {fold(names)} may use {has / GIB:.2g} GiB of memory for {plural(ranks, 'rank')}; beyond "
-        "that, the kernel kills a rank.",
-        evidence=(f"control group: {has} bytes",),
-        facts={"memory_bytes": has, "nproc_per_node": ranks},
-        severity=Severity.ERROR if has < FATAL * ranks else None,
-        explains=(MEMORY,),
-        fix="Raise the memory limit of the container (docker run --memory, a pod's resources.limits.memory), or of the "
-        "login (systemctl show -p MemoryMax user.slice, and that of the user's own slice).",
+        fix=advice,
     )
 
 
@@ -147,10 +143,10 @@ def _missing_gpus(names: list[str], has: int, given: int) -> Finding:
     )
 
 
-_FINDINGS = {
+_FINDINGS: dict[str, Callable[[list[str], int, int], Finding]] = {
     "cpus": _few_cpus,
     "memory": _little_memory,
-    "group": _little_group,
+    "group": partial(_little_memory, who="Processes", advice=OF_OTHERS),
     "overcommit": _strict,
     "gpus": _missing_gpus,
 }

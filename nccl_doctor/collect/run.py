@@ -230,7 +230,10 @@ class Run:
 
             mesh = run_mesh(self._sessions, self._facts, self._cluster, limits, done)
             # the counters show which rule the failed dials matched
-            ends = {name for dial in mesh.failed for name in (dial.src, dial.dst)}
+            pairs = {(dial.src, dial.dst) for dial in mesh.failed} | {
+                (lost.src, lost.dst) for lost in mesh.lost_connections
+            }
+            ends = {name for pair in pairs for name in pair}
             hosts = [session for session in self._sessions if session.node.name in ends]
             filtered = [one for one in hosts if isinstance(self._facts[one.node.name].firewall, FirewallFacts)]
             self._facts.update(firewalls_again(filtered, self._facts, self._options.facts_limits))

@@ -134,7 +134,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
     """Compare each failed dial with the rules on its path; ``listens`` are NCCL's addresses."""
     mesh = known(snapshot.mesh)
     hosts = {host.name: host for host in snapshot.reached}
-    rules = {name: compiled(host) for name, host in hosts.items()}
+    rules = cache(lambda name: compiled(hosts[name]))  # a Kubernetes node has 10,000 rules: only where they matter
     blames: dict[tuple[str, Direction], Blame] = {}
     gaps: dict[Gap, None] = {}
 
@@ -149,12 +149,12 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
         if way is None or dial.outcome == "no-source-address":
             continue  # that packet never left the program
         stopping, doubtful = _in_the_way(
-            way.syn_to(dial.port, dial.source_port), way.ends, rules[dial.src], rules[dial.dst]
+            way.syn_to(dial.port, dial.source_port), way.ends, rules(dial.src), rules(dial.dst)
         )
         sides = {"dialler": dial.src, "listener": dial.dst}
         for objection in stopping:
             place = (sides[objection.side], objection.packet.direction)
-            blame = blames.setdefault(place, Blame(hosts[place[0]], place[1], rules[place[0]]))
+            blame = blames.setdefault(place, Blame(hosts[place[0]], place[1], rules(place[0])))
             blame.enter(dial, _by_counters(objection, later(place[0])), first=objection is stopping[0])
         for objection in doubtful:
             rule, reason = objection.verdict.rule, objection.verdict.reason
@@ -168,10 +168,10 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
             gaps[Gap(dial, (sides[objection.side],), f"{reason}: {text}" if text else unread, text)] = None
     for blame in blames.values():
         if blame.direction == "input" and mesh.tested == mesh.pairs:
-            blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules[blame.host.name], path))
+            blame.unexpected_passes.extend(_unexpected_passes(blame, mesh, rules(blame.host.name), path))
     ways = {one: path(one.src, one.dst, one.address) for one in mesh.intercepted}
     stops = {
-        one: _in_the_way(way.syn_to(one.port), way.ends, rules[one.src], rules[one.dst])[0]
+        one: _in_the_way(way.syn_to(one.port), way.ends, rules(one.src), rules(one.dst))[0]
         for one, way in ways.items()
         if way
     }
@@ -182,7 +182,7 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
         one: objection.verdict.rule
         for one in mesh.lost_connections
         if (way := path(one.src, one.dst, one.address)) is not None
-        for objection in handshake(way.syn_to(one.port), way.ends, rules[one.src], rules[one.dst])
+        for objection in handshake(way.syn_to(one.port), way.ends, rules(one.src), rules(one.dst))
         if objection.verdict.rule is not None
     }
     return ExplainedDials(tuple(blames.values()), tuple(gaps), redirected, limits, doubted)
@@ -191,25 +191,25 @@ def judge_dials(snapshot: Snapshot, listens: Mapping[str, str]) -> ExplainedDial
 def _limits(
     snapshot: Snapshot,
     hosts: Mapping[str, Host],
-    rules: Mapping[str, Ruleset],
+    rules: Callable[[str], Ruleset],
     path: Callable[[str, str, str], Path | None],
 ) -> tuple[Blame, ...]:
     """Return the hosts whose rules admit fewer connections at a time, from or to a peer, than the job can need."""
     mesh = known(snapshot.mesh)
     found: dict[tuple[str, Direction], Blame] = {}
-    for name in (name for name in hosts if _has_rates(rules[name].facts)):
+    for name in (name for name, host in hosts.items() if _has_rates(host)):
         for end, side in (("dst", "listener"), ("src", "dialler")):
             # one peer stands for all: a limit for a single peer is unusual
             first = next(_connected(mesh, name, end), None)
             way = path(first.src, first.dst, first.address) if first is not None else None
             if first is None or way is None:
                 continue
-            met = handshake(way.syn_to(first.port), way.ends, rules[first.src], rules[first.dst])
+            met = handshake(way.syn_to(first.port), way.ends, rules(first.src), rules(first.dst))
             limits = [(one, admits(one.verdict.rule)) for one in met if one.side == side]
             low = [one for one, most in limits if 0 <= most < connections_of_peer(snapshot, name)]
             if low and not any(one.verdict.blocks for one in met):
                 direction = low[0].packet.direction
-                blame = found.setdefault((name, direction), Blame(hosts[name], direction, rules[name]))
+                blame = found.setdefault((name, direction), Blame(hosts[name], direction, rules(name)))
                 for dial in _connected(mesh, name, end):
                     blame.enter(dial, low[0], first=True)
     return tuple(found.values())
@@ -235,8 +235,12 @@ def admits(rule: RuleRef | None) -> int:
     return max((0 if one["slow"] else whole_number(one["number"]) for one in found), default=-1)
 
 
-def _has_rates(facts: FirewallFacts) -> bool:
+def _has_rates(host: Host) -> bool:
     """Return whether a rule may limit a rate or a number, quickly, since a Kubernetes node has 10,000 rules."""
+    assert host.facts
+    facts = host.facts.firewall
+    if not isinstance(facts, FirewallFacts):
+        return False
     saves = facts.iptables if isinstance(facts.iptables, tuple) else ()
     printed = (facts.nft, facts.nft_text, *(save.text for save in saves))
     words = ("limit", "hitcount", "ct count")

@@ -95,7 +95,7 @@ def load_ipsets(text: str) -> dict[str, Ipset]:
     found: dict[str, Ipset] = {}
     for line in text.splitlines():
         try:
-            words = shlex.split(line)
+            words = _words(line)
         except ValueError:  # an unclosed quote, in a comment: use what precedes it
             words = line.partition('"')[0].split()
         if words[:1] == ["create"] and len(words) > 2:

@@ -65,7 +65,11 @@ CHAIN = "iptables-legacy -w -N GUARD; iptables-legacy -w -A GUARD -p tcp -m mult
 IPSET = (
     "ipset create peers hash:net; ipset add peers 10.77.0.0/29; iptables-nft -w -A INPUT -m set --match-set peers src"
 )
+MANY = (
+    "{ echo 'table ip many { chain services {'; seq 9000 | sed 's/.*/tcp dport & accept/'; echo '} }'; } | nft -f -; "
+)
 REJECTS = {
+    "among-many": Rules(MANY + nft(f"tcp dport 29500 {RESET}"), "tcp dport 29500 reject with tcp reset"),
     "tcp-reset": Rules(nft(f"tcp dport 29500 {RESET}"), "chain input, handle"),
     **{
         f"icmpx-{code}": Rules(nft(f"tcp dport 29500 reject with icmpx {code}"), "reject", outcome)

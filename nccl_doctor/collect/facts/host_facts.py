@@ -31,7 +31,7 @@ from nccl_doctor.model.ports import TcpSocket
 from nccl_doctor.probe.tools import SYSTEM
 from nccl_doctor.snapshot.access import AnyAccessFailure
 from nccl_doctor.snapshot.hosts import HostFacts
-from nccl_doctor.snapshot.network import Names, ResolverAnswer, literal
+from nccl_doctor.snapshot.network import FirewallFacts, Names, ResolverAnswer, literal
 from nccl_doctor.snapshot.surroundings import Outside
 from nccl_doctor.snapshot.system import Clock, GpuProcess, ResourceLimits, TrainingJob
 from nccl_doctor.text.inet import numeric
@@ -198,12 +198,16 @@ class Asking:
 def firewalls_again(
     sessions: list[ProbeSession], facts: dict[str, HostFacts], limits: FactLimits
 ) -> dict[str, HostFacts]:
-    """Return the facts with the current firewall rules, whose counters have advanced since."""
+    """Return the facts with the current firewall rules, whose counters have advanced since, and the text of many."""
 
     def ask(session: ProbeSession) -> HostFacts:
         deadline = time.monotonic() + limits.timeout_s + GRACE_S
         told = session.ask(probe_answers.RULES, "firewall", deadline, deadline_s=limits.timeout_s, sudo=limits.sudo)
-        return facts[session.node.name].model_copy(update={"firewall_after": told.firewall})
+        own, after = facts[session.node.name], told.firewall
+        before = own.firewall
+        if isinstance(before, FirewallFacts) and isinstance(after, FirewallFacts) and before.nft_text is None:
+            before = before.model_copy(update={"nft_text": after.nft_text})
+        return own.model_copy(update={"firewall": before, "firewall_after": after})
 
     found = zip(sessions, ask_all(ask, sessions, window=Window()), strict=True)
     return {session.node.name: result for session, result in found if isinstance(result, HostFacts)}

@@ -122,6 +122,11 @@ FIREWALLD = ("firewalld", "_ZONES", "_direct")
 """firewalld's table in nftables, and its chains in iptables (firewall/core/nftables.py, ipXtables.py)."""
 UFW = ("ufw-", "ufw6-")  # beginnings of ufw's chains (/usr/share/ufw)
 RULES = ('"table"', '"chain"', '"rule"')  # found in nft's JSON of every rule set that has an effect
+MANY = 1 << 20
+"""Characters of nft's JSON from which its text is read only if needed, which takes as long once more."""
+RATES = ('"limit"', '"ct count"')
+FLAGS = re.compile(r'"table": \{[^}]*"flags"')
+"""A table with flags in nft's JSON, which garbles them (nft 1.0.6); the text shows which table is dormant."""
 INTERFACES = "/sys/class/net"
 NF_TABLES = "/sys/module/nf_tables"
 LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables_names"}
@@ -130,7 +135,11 @@ LEGACY_TABLES = {"ip": "/proc/net/ip_tables_names", "ip6": "/proc/net/ip6_tables
 
 @fact("firewall", slow=True)
 def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> dict[str, object]:
-    """Return snapshot.FirewallFacts' fields, each known or ``$unknown``; ``again``: only the kernel's, for counters."""
+    """Return snapshot.FirewallFacts' fields, each known or ``$unknown``.
+
+    The text of many rules is read only in the second look, ``again``, at rules that matter: for the remedy. Otherwise
+    that look reads what the kernel has, for the counters.
+    """
     root = Root(deadline, sudo)
     tables = _tables(root) if find("iptables-nft-save") or find("iptables-save") else {}
     written = {table for table, is_written in tables.items() if is_written}
@@ -142,6 +151,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
     if iptables is None:
         hidden = not isinstance(nft, str) or any(sign in nft for sign in XTABLES)
         iptables = _part(lambda: _iptables(root, hidden))
+    many = isinstance(nft, str) and len(nft) > MANY and not any(sign in nft for sign in RATES) and not FLAGS.search(nft)
     brief = again or (isinstance(nft, str) and not any(sign in nft for sign in RULES) and iptables == [])
     wants_sets = not again and isinstance(iptables, list) and any("--match-set" in save["text"] for save in iptables)
     try:
@@ -150,7 +160,7 @@ def read_firewall(deadline: float, sudo: bool = True, again: bool = False) -> di
         interfaces = []
     return {
         "nft": nft,
-        "nft_text": _part(lambda: None if brief else _nft(root, "-a", few)),
+        "nft_text": _part(lambda: _nft(root, "-a", few) if again == many and (again or not brief) else None),
         "iptables": iptables,
         "ipsets": _part(lambda: root.output("ipset", "save") if wants_sets else None),
         "firewalld": _part(

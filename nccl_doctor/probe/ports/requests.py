@@ -35,8 +35,8 @@ GPU_PATIENCE_S = 5.0  # nvidia-smi takes seconds if no daemon keeps the driver l
 SERVICES = "/etc/services"
 RULES_PATIENCE_S = 5.0
 MOST_NAMED = 64
-NAMED = re.compile(r"(?:\bdports?|\belements =)\s*\{?\s*(\d[\d,:\s-]*)")
-"""Destination ports in the output of nft and iptables-save, and elements of sets."""
+NAMED = re.compile(r"(?:\bdports?|\belements =|\"dport\"\}\}, \"right\":)\s*\{?\s*(\d[\d,:\s-]*)")
+"""Destination ports in the output of nft, also in its JSON, and of iptables-save, and elements of sets."""
 SPAN = re.compile(r"(\d{1,5})(?:[:-]\d+)?")
 
 
@@ -286,7 +286,7 @@ def free(request: dict[str, Any]) -> dict[str, Any]:
 def named(rules: dict[str, Any]) -> dict[str, Any]:
     """Return the first port of each range of destination ports in a firewall's rules."""
     saves = rules["iptables"] if isinstance(rules["iptables"], list) else []
-    text = "\n".join([str(rules["nft_text"] or ""), *(save["text"] for save in saves)])
+    text = "\n".join([str(rules["nft_text"] or rules["nft"] or ""), *(save["text"] for save in saves)])
     first = (int(span) for found in NAMED.findall(text) for span in SPAN.findall(found))
     return {"ports": list(dict.fromkeys(port for port in first if 0 < port < 1 << 16))[:MOST_NAMED]}
 
